@@ -169,9 +169,9 @@ impl Scrape {
     fn port(&self, out: &mut String, family: usize, at: usize) -> Step {
         let Some(family_of) = self.families.get(family) else { return Step::Worker(0) };
         let Some(port) = self.ports.get(at) else { return Step::Port(family + 1, 0) };
-        let Family { name, kind, help, at: which, say } = family_of;
+        let Family { name, help, at: which, say } = family_of;
         if at == 0 {
-            head(out, name, kind, help);
+            head(out, name, help);
         }
         say(port, *which, &mut |labels, value| {
             let _ = writeln!(out, "{name}{{port=\"{}\"{labels}}} {value}", port.name);
@@ -187,7 +187,7 @@ impl Scrape {
             Some(state) => format!("vioswitch_worker_{state}_seconds_total"),
             None => format!("vioswitch_worker_{counter}_total"),
         };
-        head(out, &name, "counter", help);
+        head(out, &name, help);
         for (number, counts) in self.workers.iter().enumerate() {
             let count = counts[family];
             // Writing to a string cannot fail.
@@ -207,7 +207,6 @@ type Say<'a> = &'a mut dyn FnMut(&str, u64);
 #[derive(Debug)]
 struct Family {
     name: String,
-    kind: &'static str,
     help: String,
     /// Which of several figures of one sort it is of.
     at: usize,
@@ -216,20 +215,17 @@ struct Family {
 
 /// The families of ports.
 fn families() -> Vec<Family> {
-    let family = |kind, name: &str, help: &str, at, say| {
+    let family = |name: &str, help: &str, at, say| {
         let name = format!("vioswitch_port_{name}");
-        Family { name, kind, help: help.to_owned(), at, say }
+        Family { name, help: help.to_owned(), at, say }
     };
-    let gauge = |name, help, say| family("gauge", name, help, 0, say);
-    let counter = |name: &str, help: &str, at, say| {
-        family("counter", &format!("{name}_total"), help, at, say)
-    };
+    let counter = |name: &str, help: &str, at, say| family(&format!("{name}_total"), help, at, say);
     let help = "1 while frames pass: a front-end or peer is attached, or the TAP is up.";
     let mut all = vec![
-        gauge("info", "1, with the port's kind and settings as labels.", |port, _, say| {
+        family("info", "1, with the port's kind and settings as labels.", 0, |port, _, say| {
             say(&port.info, 1);
         }),
-        gauge("up", help, |port, _, say| say("", port.is_up.into())),
+        family("up", help, 0, |port, _, say| say("", port.is_up.into())),
     ];
     for way in Direction::ALL {
         let (at, name) = (way as usize, way.name());
@@ -252,13 +248,8 @@ fn families() -> Vec<Family> {
             }
         }));
     }
-    all.push(gauge(
-        "addresses",
-        "Entries of the forwarding table for the port.",
-        |port, _, say| {
-            say("", port.addresses);
-        },
-    ));
+    let help = "Entries of the forwarding table for the port.";
+    all.push(family("addresses", help, 0, |port, _, say| say("", port.addresses)));
     let rules = GuardStats::TABLE.iter();
     let told = rules.map(|(rule, help)| format!("{rule} ({})", help.trim_end_matches('.')));
     let told = told.collect::<Vec<_>>().join("; ");
@@ -287,15 +278,16 @@ impl Figures {
     }
 }
 
-fn head(out: &mut String, name: &str, kind: &str, help: &str) {
+fn head(out: &mut String, name: &str, help: &str) {
+    let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
     let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }
 
 /// What there is one of.
 fn switch(view: &View, health: &Health) -> String {
     let mut out = String::new();
-    let mut say = |name: &str, kind: &str, help: &str, series: &[(String, String)]| {
-        head(&mut out, name, kind, help);
+    let mut say = |name: &str, help: &str, series: &[(String, String)]| {
+        head(&mut out, name, help);
         for (labels, value) in series {
             let _ = writeln!(out, "{name}{labels} {value}");
         }
@@ -303,33 +295,32 @@ fn switch(view: &View, health: &Health) -> String {
     let one = |value: u64| [(String::new(), value.to_string())];
     let version = env!("CARGO_PKG_VERSION");
     let build = [(format!("{{version=\"{version}\"}}"), "1".to_owned())];
-    say("vioswitch_build_info", "gauge", "The version that runs.", &build);
+    say("vioswitch_build_info", "The version that runs.", &build);
     let started = [(String::new(), format!("{:.3}", view.started_micros as f64 / 1e6))];
-    let help = "When the process started, in seconds since 1970.";
-    say("process_start_time_seconds", "gauge", help, &started);
+    say("process_start_time_seconds", "When the process started, in seconds since 1970.", &started);
     let table = view.ports.present();
     let kinds = ["vm", "tap", "xdp", "stream"].map(|kind| {
         let count = table.iter().filter(|port| port.kind_name() == kind).count();
         (format!("{{kind=\"{kind}\"}}"), count.to_string())
     });
-    say("vioswitch_ports", "gauge", "Ports, by kind.", &kinds);
+    say("vioswitch_ports", "Ports, by kind.", &kinds);
     let help = "Ports, TAPs and streams that cannot be served.";
-    say("vioswitch_ports_degraded", "gauge", help, &one(health.ports()));
-    say("vioswitch_degraded", "gauge", &health_help(), &health.series());
+    say("vioswitch_ports_degraded", help, &one(health.ports()));
+    say("vioswitch_degraded", &health_help(), &health.series());
     let help = "1 while a reload waits for config confirm.";
-    say("vioswitch_reload_unconfirmed", "gauge", help, &one(health.unconfirmed.into()));
+    say("vioswitch_reload_unconfirmed", help, &one(health.unconfirmed.into()));
     let help = "Addresses in the forwarding table.";
-    say("vioswitch_fdb_addresses", "gauge", help, &one(view.fdb.len() as u64));
+    say("vioswitch_fdb_addresses", help, &one(view.fdb.len() as u64));
     let help = "Addresses that the forwarding table can hold.";
-    say("vioswitch_fdb_addresses_limit", "gauge", help, &one(FDB_MAX_ENTRIES.into()));
+    say("vioswitch_fdb_addresses_limit", help, &one(FDB_MAX_ENTRIES.into()));
     if let Some(snooping) = table.snooping() {
         let (groups, memberships) = snooping.sizes();
         let help = "Groups that multicast snooping knows.";
-        say("vioswitch_multicast_groups", "gauge", help, &one(groups as u64));
+        say("vioswitch_multicast_groups", help, &one(groups as u64));
         let help = "Groups that multicast snooping can know, those reserved for segments apart.";
-        say("vioswitch_multicast_groups_limit", "gauge", help, &one(MAX_GROUPS as u64));
+        say("vioswitch_multicast_groups_limit", help, &one(MAX_GROUPS as u64));
         let help = "Memberships of ports in these groups.";
-        say("vioswitch_multicast_memberships", "gauge", help, &one(memberships));
+        say("vioswitch_multicast_memberships", help, &one(memberships));
     }
     let mirrors = table.mirrors().iter().zip(table.mirror_stats());
     let mirrors = |of: fn(&MirrorStats) -> u64| -> Vec<_> {
@@ -337,20 +328,20 @@ fn switch(view: &View, health: &Health) -> String {
         mirrors.clone().map(|(one, stats)| (label(&one.name), of(stats).to_string())).collect()
     };
     let help = "Copies of frames that reached the port of a mirror.";
-    say("vioswitch_mirror_copies_total", "counter", help, &mirrors(|stats| stats.copies.get()));
+    say("vioswitch_mirror_copies_total", help, &mirrors(|stats| stats.copies.get()));
     let help = "Copies of frames that the port of a mirror lost.";
-    say("vioswitch_mirror_lost_total", "counter", help, &mirrors(|stats| stats.lost.get()));
-    say("vioswitch_events_total", "counter", "Events so far.", &one(view.events.last()));
+    say("vioswitch_mirror_lost_total", help, &mirrors(|stats| stats.lost.get()));
+    say("vioswitch_events_total", "Events so far.", &one(view.events.last()));
     let clients = &view.clients;
     let help = "Clients connected to the control socket.";
-    say("vioswitch_control_clients", "gauge", help, &one(clients.connected.get()));
+    say("vioswitch_control_clients", help, &one(clients.connected.get()));
     let help = "Clients that have connected to the control socket.";
-    say("vioswitch_control_clients_accepted_total", "counter", help, &one(clients.accepted.get()));
+    say("vioswitch_control_clients_accepted_total", help, &one(clients.accepted.get()));
     let closed = clients.closed();
     let closed = closed.map(|(why, count)| (format!("{{reason=\"{why}\"}}"), count.to_string()));
     let closed: Vec<_> = closed.collect();
     let help = "Clients that the switch closed, by reason.";
-    say("vioswitch_control_clients_closed_total", "counter", help, &closed);
+    say("vioswitch_control_clients_closed_total", help, &closed);
     out
 }
 
@@ -358,7 +349,7 @@ fn switch(view: &View, health: &Health) -> String {
 fn wrong(findings: &[Finding]) -> String {
     let mut out = String::new();
     let help = "1 for each present finding of vioswitchctl doctor, by code.";
-    head(&mut out, "vioswitch_finding", "gauge", help);
+    head(&mut out, "vioswitch_finding", help);
     let series = findings.iter().map(|one| (one.code, one.port.as_deref().unwrap_or("")));
     for (code, port) in series.collect::<BTreeSet<_>>() {
         let _ = writeln!(out, "vioswitch_finding{{code=\"{code}\",port=\"{port}\"}} 1");
