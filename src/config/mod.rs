@@ -177,19 +177,12 @@ impl Endpoint {
 }
 
 /// Why nothing can be run: print `lines` to standard error and exit with status 2.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}", .lines.join("\n"))]
 pub struct UsageError {
     /// One line for a bad argument; one for each error of a bad file. None contains a newline.
     pub lines: Vec<String>,
 }
-
-impl fmt::Display for UsageError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.lines.join("\n"))
-    }
-}
-
-impl std::error::Error for UsageError {}
 
 /// What a configuration may ask of the machine.
 #[derive(Debug, Clone, Copy)]

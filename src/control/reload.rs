@@ -14,7 +14,7 @@ use super::parameters::number;
 use super::parts::{Part, Stream, found, list};
 use crate::config::{Difference, Effect, Entry, Origin};
 use crate::daemon::desired::Changed;
-use crate::daemon::{Busy, Confirm, Step, Summary};
+use crate::daemon::{Busy, Confirm, Step, summary};
 use crate::limits::{
     CONTROL_CHANGES_BYTES, CONTROL_CONFIRM_SECONDS, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_CHANGES,
     CONTROL_WAIT_STEP,
@@ -154,7 +154,7 @@ impl Switch {
             Some(Ok(steps)) => {
                 let told = some(steps.iter().map(|step| switch.step(step)));
                 let untold = Some((steps.len() - told.len()) as u64).filter(|untold| *untold > 0);
-                let (summary, confirm_seconds) = (Summary(&steps).to_string(), confirm);
+                let (summary, confirm_seconds) = (summary(&steps), confirm);
                 let reloaded = Reloaded { summary, steps: told, untold, confirm_seconds };
                 Ok(Part::reply(&reloaded, false))
             }

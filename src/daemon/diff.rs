@@ -5,7 +5,6 @@
 //! with addresses.
 
 use std::collections::HashSet;
-use std::fmt;
 
 use super::desired::Desired;
 use crate::config::{Config, Difference, Effect, Entry, Origin, Settings};
@@ -57,24 +56,14 @@ impl Step {
 }
 
 /// How many of each kind, in words.
-pub struct Summary<'a>(pub &'a [Step]);
-
-impl fmt::Display for Summary<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let count = |of: fn(&Step) -> bool| self.0.iter().filter(|step| of(step)).count();
-        let (added, removed) = (
-            count(|step| matches!(step, Step::Add(_))),
-            count(|step| matches!(step, Step::Remove(_))),
-        );
-        let changed = count(|step| {
-            matches!(step, Step::Change(..) | Step::Template(_) | Step::Address { .. })
-        });
-        write!(f, "{added} added, {changed} changed, {removed} deleted")?;
-        match count(|step| matches!(step, Step::Scalar(_))) {
-            0 => Ok(()),
-            waits => write!(f, ", {waits} with a restart"),
-        }
-    }
+pub fn summary(steps: &[Step]) -> String {
+    let count = |of: fn(&Step) -> bool| steps.iter().filter(|step| of(step)).count();
+    let added = count(|step| matches!(step, Step::Add(_)));
+    let removed = count(|step| matches!(step, Step::Remove(_)));
+    let restart = count(|step| matches!(step, Step::Scalar(_)));
+    let changed = steps.len() - added - removed - restart;
+    let waits = if restart > 0 { format!(", {restart} with a restart") } else { String::new() };
+    format!("{added} added, {changed} changed, {removed} deleted{waits}")
 }
 
 /// Everything that a configuration changes; `started` is the one of the start.

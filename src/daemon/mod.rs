@@ -78,7 +78,7 @@ use crate::worker::{Shared, Workers};
 pub use check::check;
 use degraded::Code;
 use desired::Desired;
-pub use diff::{Step, Summary};
+pub use diff::{Step, summary};
 use handover::{Handover, Received};
 pub use latency::start_latency;
 use missing::Missing;

@@ -294,7 +294,7 @@ impl Watcher {
                     if same && !left || !self.remove(&text) {
                         self.known.insert(name, known);
                     } else if same && let Some(error) = failed {
-                        self.tell(&name, &known.file, &Unreachable(&error));
+                        self.tell(&name, &known.file, &unreachable(&error));
                         known =
                             Known { file: file.copied().unwrap_or(known.file), state: State::Done };
                         self.known.insert(name, known);
@@ -442,18 +442,14 @@ fn candidate<'a>(
     None
 }
 
-/// Nobody was met at a socket for some time.
-struct Unreachable<'a>(&'a io::Error);
-
-impl fmt::Display for Unreachable<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seconds = PLUG_GRACE.as_secs();
-        write!(f, "it cannot be connected to for {seconds} s ({})", self.0)?;
-        match self.0.kind() {
-            io::ErrorKind::PermissionDenied => {
-                f.write_str(": the switch needs write permission, by the directory's group")
-            }
-            _ => f.write_str(": the file is left, and one made anew is another port"),
+/// No process was met at a socket for some time.
+fn unreachable(error: &io::Error) -> String {
+    let advice = match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "the switch needs write permission, by the directory's group"
         }
-    }
+        _ => "the file is left, and one made anew is another port",
+    };
+    let seconds = PLUG_GRACE.as_secs();
+    format!("it cannot be connected to for {seconds} s ({error}): {advice}")
 }

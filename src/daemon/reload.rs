@@ -16,7 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::desired::Desired;
-use super::diff::{Step, Summary, apply, diff};
+use super::diff::{Step, apply, diff, summary};
 use super::opening::{Opens, Places};
 use super::reconcile::{Next, Reconciled};
 use super::state_store::NotSaved;
@@ -220,7 +220,7 @@ impl Reloader {
         };
         match &applied {
             Ok(Applied { steps, .. }) => {
-                events.tell(What::Reloaded { summary: Summary(steps).to_string() });
+                events.tell(What::Reloaded { summary: summary(steps) });
             }
             Err(errors) => {
                 errors.iter().for_each(|error| log::error!("reload: {error}"));

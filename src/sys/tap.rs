@@ -301,7 +301,7 @@ fn set_offload(file: &impl AsRawFd, offloads: Offloads) -> Result<(), TapError> 
 }
 
 /// An `ifreq` for a name that [`is_valid_name`].
-fn request_for(name: &str, flags: libc::c_int) -> libc::ifreq {
+pub(super) fn request_for(name: &str, flags: libc::c_int) -> libc::ifreq {
     // SAFETY: all-zero bytes are a valid `ifreq`.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {

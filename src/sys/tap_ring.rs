@@ -42,23 +42,14 @@ words! {
 }
 
 /// Why there is no ring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// The kernel refuses a call, by this errno.
+    #[error("{0}: {error}", error = io::Error::from_raw_os_error(*.1))]
     Call(&'static str, i32),
     /// The kernel hands writes to threads of its own, or answers them otherwise than `write`.
+    #[error("this kernel does not write to a TAP at once")]
     SelfTest,
-}
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Refused::Call(call, errno) => {
-                write!(f, "{call}: {}", io::Error::from_raw_os_error(errno))
-            }
-            Refused::SelfTest => f.write_str("this kernel does not write to a TAP at once"),
-        }
-    }
 }
 
 fn refused(call: &'static str) -> impl Fn(io::Error) -> Refused {

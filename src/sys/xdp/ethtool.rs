@@ -5,6 +5,8 @@ use std::os::fd::AsRawFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
+use crate::sys::tap::request_for;
+
 const GFLAGS: u32 = 0x25;
 const GCHANNELS: u32 = 0x3c;
 /// A tag of a VLAN is taken out of a frame on its way in.
@@ -19,10 +21,7 @@ fn ask<const N: usize>(interface: &str, mut question: [u32; N]) -> Option<[u32; 
     // Any socket passes the request on to the network.
     let (family, kind) = (AddressFamily::UNIX, SocketType::DGRAM);
     let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None).ok()?;
-    // SAFETY: all-zero bytes are a valid `ifreq`.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    let name = request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1);
-    name.zip(interface.bytes()).for_each(|(to, from)| *to = from as libc::c_char);
+    let mut request = request_for(interface, 0);
     request.ifr_ifru.ifru_data = question.as_mut_ptr().cast();
     // SAFETY: the request lives here, and so does what it leads to, of the length that the command
     // has.
