@@ -1,6 +1,6 @@
-//! What proves what: docs/testing.md names each file of tests; `UPDATE_DOCS=1 cargo test --test
-//! layering` writes that. Each page that names a test names one that exists; each promise of
-//! docs/threat-model.md names one at least.
+//! What proves what: docs/testing.md names each directory of tests with its claim; `UPDATE_DOCS=1
+//! cargo test --test layering` writes that. Each page that names a test names one that exists; each
+//! promise of docs/threat-model.md names one at least.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -70,45 +70,39 @@ fn claim(text: &str) -> String {
     claim.trim().replace("[`", "`").replace("`]", "`")
 }
 
-/// The files of one directory, and what its `main.rs` begins with.
-#[derive(Default)]
-struct Group {
-    about: String,
-    files: Vec<String>,
+/// The directory below `tests` that a file stands in, or the file itself.
+fn place(source: &Source) -> PathBuf {
+    source.path.iter().take(2).collect()
 }
 
-/// Where a file stands: its directory, and its name there.
-fn place(source: &Source) -> (String, String) {
-    let module = module(source);
-    let (top, rest) = module.split_once("::").unwrap_or((&module, ""));
-    let (group, name) = rest.split_once("::").unwrap_or((rest, rest));
-    (format!("{top}/{group}"), name.to_owned())
-}
-
-/// The part of the page that is made of the tests: the files of each directory.
+/// The part of the page that is made of the tests: each directory, and what its `main.rs` begins
+/// with.
 fn listed(tests: &[Source]) -> String {
-    let mut found: BTreeMap<String, Group> = BTreeMap::new();
+    let mut found: BTreeMap<PathBuf, String> = BTreeMap::new();
     for source in tests {
-        let (group, name) = place(source);
+        let place = place(source);
         let is_target = source.path.starts_with("tests/fuzz/targets")
             && source.text.contains("pub fn run(data: &[u8])");
-        let group = found.entry(group).or_default();
-        if source.path.ends_with("main.rs") {
-            group.about = claim(&source.text);
-        }
         if is_target || !tests_of(source).is_empty() {
-            group.files.push(format!("[`{name}`](../{})", source.path.display()));
+            found.entry(place).or_default();
         }
     }
-    let scripts = SCRIPTS.map(|name| format!("[`{name}`](../scripts/{name})"));
-    let about = "What is installed, each in a machine of its own".to_owned();
-    found.insert("scripts".to_owned(), Group { about, files: scripts.to_vec() });
-    found.retain(|_, group| !group.files.is_empty());
-    let one = |(name, Group { about, files }): (String, Group)| {
-        let about = if about.is_empty() { about } else { about + ":\n" };
-        format!("\n### {name}\n\n{about}{}.\n", files.join(",\n"))
+    for source in tests {
+        let is_head = source.path.ends_with("main.rs") || source.path == place(source);
+        if let Some(about) = found.get_mut(&place(source)).filter(|_| is_head) {
+            *about = format!(": {}", claim(&source.text));
+        }
+    }
+    let one = |(place, about): (&PathBuf, &String)| {
+        let place = place.display();
+        format!("- [`{place}`](../{place}){about}\n")
     };
-    found.into_iter().map(one).collect()
+    let scripts = SCRIPTS.map(|name| format!("[`{name}`](../scripts/{name})"));
+    let scripts = format!(
+        "- `scripts`: What is installed, each in a machine of its own: {}\n",
+        scripts.join(",\n  ")
+    );
+    format!("\n{scripts}") + &found.iter().map(one).collect::<String>()
 }
 
 fn root() -> &'static Path {
@@ -118,7 +112,7 @@ fn root() -> &'static Path {
 #[test]
 fn the_page_of_tests_says_what_the_tests_say() {
     let made = listed(&sources("tests"));
-    assert!(made.matches("\n[`").count() > 130, "the scan is broken:\n{made}");
+    assert!(made.matches("\n- [`").count() > 10, "the scan is broken:\n{made}");
     let path = root().join(PAGE);
     let page = fs::read_to_string(&path).expect(PAGE);
     let (written, old) = page.split_once(MARK).expect("the mark");
@@ -262,9 +256,9 @@ fn names_stand_for_what_they_say() {
     assert_eq!((told, bare), (expected.to_vec(), vec![5, 6]));
 }
 
-/// What the page has of a directory: what its `main.rs` begins with, and its files with tests.
+/// What the page has of a directory: what its `main.rs` begins with, if any file has tests.
 #[test]
-fn a_directory_is_listed_with_its_claim_and_its_files() {
+fn a_directory_is_listed_with_its_claim() {
     let source = |path: &str, text: &str| Source {
         path: path.into(),
         code: super::code_only(text),
@@ -274,12 +268,12 @@ fn a_directory_is_listed_with_its_claim_and_its_files() {
     let tests = [
         source("tests/p/main.rs", "//! All\n//! of [`Rings`]: not\n//! this.\n\nmod a;\n"),
         source("tests/p/a/b.rs", test),
-        source("tests/p/help.rs", "//! No test.\n"),
-        source("tests/p/z.rs", test),
+        source("tests/kit/src/lib.rs", "//! No test.\n"),
+        source("tests/z.rs", test),
     ];
     let made = listed(&tests);
-    let expected = "\n### tests/p\n\nAll of `Rings`:\n\
-                    [`a::b`](../tests/p/a/b.rs),\n[`z`](../tests/p/z.rs).\n";
-    assert!(made.contains(expected), "{made}");
+    let expected = "\n- [`tests/p`](../tests/p): All of `Rings`\n\
+                    - [`tests/z.rs`](../tests/z.rs): Of one\n";
+    assert!(made.ends_with(expected), "{made}");
     assert_eq!(claim("//! One. Two.\n//!\n//! Three.\n"), "One");
 }
