@@ -235,8 +235,7 @@ counters! {
         session_errors "Sessions that ended with an error; see the log.",
         rings_broken "Rings ignored because the driver broke a rule; see the log.",
         learn_refused
-            "Frames whose source was not learned because of a limit; a bridge with more addresses \
-             belongs behind a TAP.",
+            "Frames whose source was not learned because of a limit.",
         learn_static
             "Frames whose source was not learned because it is static on another port.",
         learn_held
@@ -245,13 +244,12 @@ counters! {
             "Frames whose source was not learned because another thread held the table; the next \
              frame learns.",
         mac_moves "Addresses that moved here from another port.",
-        rate_waits "Times that frames of the port began to wait for its rate-in.",
+        rate_waits "Times that frames began to wait for rate-in.",
         multicast_messages "Reports and queries of IGMP and MLD that snooping read.",
         multicast_malformed
             "Those that are malformed, or that no host obeys.",
         multicast_refused
-            "Those for which there was no room, or no time: the port gets the frames of all \
-             groups until the next query.",
+            "Those without room, or time: the port gets all groups until the next query.",
         multicast_limited "Frames from the port that went to members of their group only.",
         panics "Bursts that ended in a contained panic; report the bug.",
     }
@@ -290,13 +288,11 @@ counters! {
         signals "Notifications sent to guests.",
         signals_suppressed "Bursts after which a guest needed no notification.",
         signals_failed "Notifications that a descriptor refused.",
-        lock_misses
-            "Receive rings found locked by another worker; many: use fewer workers.",
+        lock_misses "Receive rings found locked by another worker: use fewer workers.",
         lock_parks "Sleeps for such a lock, 8 ms at most: give the workers more CPUs.",
-        moves "Transmit rings that came from another worker to spread the load.",
+        moves "Transmit rings that came from another worker.",
         stalls
-            "Times that a reserve thread took the worker's place, mostly because of a guest's \
-             memory.",
+            "Times that a reserve took its place, mostly because of a guest's memory.",
         busy_turns "Passes that found frames.",
         busy_cycles "Seconds in passes that found frames.",
         idle_cycles "Seconds in other passes, spins included; sleep is in neither.",

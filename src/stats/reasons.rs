@@ -40,20 +40,19 @@ macro_rules! drop_reasons {
 // Name in the log, where it is counted, what it means; what to do.
 drop_reasons! {
     BadAddress, "bad_address", "in",
-    "a descriptor of the transmit ring points outside the guest's memory",
-    "a broken or hostile driver, unless the log says that memory was left out: see \
-     docs/troubleshoot.md";
+    "a transmit descriptor points outside the guest's memory",
+    "a broken or hostile driver; or memory was left out: see docs/troubleshoot.md";
 
     BadChain, "bad_chain", "in",
     "a loop, too many descriptors, or a malformed indirect table on the transmit ring",
     "a broken or hostile driver";
 
     BadDirection, "bad_direction", "in",
-    "a descriptor that the device may write, on the transmit ring",
+    "a transmit descriptor that the device may write",
     "a broken or hostile driver";
 
     TooShort, "too_short", "in",
-    "no room for the virtio-net header and an Ethernet header",
+    "no room for the virtio-net and Ethernet headers",
     "a broken or hostile driver";
 
     TooLong, "too_long", "in",
@@ -61,7 +60,7 @@ drop_reasons! {
     "a broken or hostile driver, or peer of a stream";
 
     BadOffload, "bad_offload", "in, out",
-    "the frame needs an offload that was not negotiated, or its headers contradict it",
+    "its offload was not negotiated, or its headers contradict it",
     "a broken or hostile driver: try offload=off";
 
     BadSource, "bad_source", "in",
@@ -70,44 +69,43 @@ drop_reasons! {
 
     Reserved, "reserved", "in",
     "the destination is 01:80:c2:00:00:00 to 0f, which a bridge must not forward",
-    "nothing: spanning tree, LLDP and the like end at a switch, except with pass= at both ports";
+    "nothing, or pass= at both ports";
 
     Hairpin, "hairpin", "in",
-    "the destination is on the port that the frame came from",
-    "nothing, where the guest bridges between several addresses of its own";
+    "for the port that it came from",
+    "nothing, where the guest bridges";
 
     Vlan, "vlan", "in, port",
-    "its VLAN may not come in by its port, or leave by the one that it is for",
-    "compare vlan, trunk and native of both ports with what the guest sends: vioswitchctl trace";
+    "its VLAN is none of the port that it came from, or that it is for",
+    "compare vlan, trunk and native of both ports: vioswitchctl trace";
 
     AdminDown, "admin_down", "in",
-    "the port that the frame came from, or that it is for, has admin=down",
-    "vioswitchctl port set NAME admin=up, unless that is intended";
+    "the port that it came from, or that it is for, has admin=down",
+    "vioswitchctl port set NAME admin=up";
 
     Guard, "guard", "in",
-    "the sender's addresses in the frame are not the port's, it is a server's, or its headers \
-     cannot be read (guard=on)",
-    "the event guard_violation names the rule and the address: see docs/network.md";
+    "its sender's addresses are not the port's, it is a server's, or its headers cannot be read",
+    "see the event guard_violation, and docs/network.md";
 
     Observer, "observer", "in",
-    "the port that the frame came from gets the copies of a mirror",
-    "nothing: vioswitchctl mirror list names the mirror";
+    "from a port that gets the copies of a mirror",
+    "nothing: see vioswitchctl mirror list";
 
     Mirror, "mirror", "port, out",
-    "a copy for the observer of a mirror, which had no free buffer, was not ready, or was in use",
-    "the observer is too slow: larger rings, a snaplen, or a mirror of one direction";
+    "a mirror's copy: the observer had no free buffer, was not ready, or was in use",
+    "larger rings for the observer, a snaplen, or a mirror of one direction";
 
     UplinkToUplink, "uplink_to_uplink", "in",
     "from one uplink to another",
-    "--uplink-to-uplink, if the two are to be joined and are no loop";
+    "--uplink-to-uplink, if they are no loop";
 
     Isolated, "isolated", "in",
     "from one isolated port to another",
-    "vioswitchctl port set NAME isolated=off for one of them, unless that is intended";
+    "vioswitchctl port set NAME isolated=off for one of them";
 
     NoReceiver, "no_receiver", "in",
-    "a flood, and no other port may receive it, or is a member of its group; or a query for \
-     members of a port without multicast-router",
+    "a flood, and no other port may receive it or is in its group; or a query from a port without \
+     multicast-router",
     "nothing";
 
     Disabled, "disabled", "in",
@@ -123,24 +121,24 @@ drop_reasons! {
     "the receiver is overloaded: larger rings (rx_queue_size=1024), more queue pairs, more CPU";
 
     SlowMemory, "slow_memory", "out",
-    "the receiver's buffers lie on pages that took long to come, or did a moment ago",
-    "the VM's memory is sparse, or is being reclaimed: prealloc=on, on huge pages above all";
+    "the receiver's buffers lie on pages that take long to come",
+    "the VM's memory is sparse or being reclaimed: prealloc=on";
 
     NoFit, "no_fit", "out",
     "the frame does not fit the receiver's buffers",
-    "the guest's driver has neither mergeable buffers nor large ones: mrg_rxbuf=on";
+    "mergeable buffers for the guest's driver: mrg_rxbuf=on";
 
     TooBig, "too_big", "port",
-    "longer than the MTU of the port it was going to",
+    "longer than the MTU of the port that it is for",
     "make the MTUs agree: see docs/configuration.md";
 
     Rate, "rate", "port",
-    "the port's rate-out was used up, and the frame could not wait: a flood, one from a TAP or a \
-     stream, or one in front of others",
-    "a higher rate-out or burst-out, unless that is intended";
+    "rate-out was used up, and it could not wait: a flood, from a TAP or stream, or in front of \
+     others",
+    "a higher rate-out or burst-out";
 
     Storm, "storm", "in",
-    "the port's storm limit for frames that are flooded was used up",
+    "the port's storm limit was used up",
     "a loop, or a guest that scans: vioswitchctl capture NAME; or a higher storm=";
 
     RingBroken, "ring_broken", "out",
@@ -149,8 +147,8 @@ drop_reasons! {
 
     RingBusy, "ring_busy", "port",
     "another worker or the session held the receiver's ring for too long",
-    "the VM's memory is sparse, or is being reclaimed: prealloc=on; or the machine has too few \
-     CPUs: fewer workers, and cpus=";
+    "the VM's memory is sparse or being reclaimed: prealloc=on; or too few CPUs: fewer workers, \
+     and cpus=";
 
     TapFull, "tap_full", "out",
     "the TAP's queue is full, or the kernel is out of memory",
@@ -161,34 +159,34 @@ drop_reasons! {
     "ip link set IFNAME up";
 
     TapGone, "tap_gone", "port, out",
-    "the TAP's interface is gone and not attached again yet",
+    "the TAP's interface is gone",
     "make the interface again";
 
     TapRejected, "tap_rejected", "in, out",
-    "the kernel refused this frame, on its way to a TAP or from it",
+    "the kernel refused it, on its way to a TAP or from it",
     "nothing, for single frames";
 
     XdpFull, "xdp_full", "in, out",
-    "in: the kernel had no room for the frame, or it is longer than 3,840 bytes; out: there was no \
-     room, or the interface dropped the frame: its queue is full, or it has no carrier",
+    "in: the kernel had no room, or it is longer than 3,840 bytes; out: there was no room, or the \
+     interface dropped it: its queue is full, or it has no carrier",
     "in: the worker has too little CPU, or gro and large MTUs beyond the interface; out: see ip -s \
      link show IFNAME";
 
     XdpDown, "xdp_down", "out",
-    "the interface of the XDP uplink is down",
+    "the XDP uplink's interface is down",
     "ip link set IFNAME up";
 
     XdpGone, "xdp_gone", "port, out",
-    "the interface of the XDP uplink is gone and not attached again yet",
+    "the XDP uplink's interface is gone",
     "make the interface again";
 
     XdpRejected, "xdp_rejected", "out",
-    "the kernel refused this frame, or it is longer than 4,084 bytes",
+    "the kernel refused it, or it is longer than 4,084 bytes",
     "make the MTUs agree: see docs/configuration.md";
 
     StreamFull, "stream_full", "out",
-    "the stream's peer does not read fast enough: 64 KiB wait for it",
-    "the process at the other end is overloaded, or stopped";
+    "64 KiB wait for the stream's peer",
+    "the process at the other end is slow, or stopped";
 
     StreamGone, "stream_gone", "port, out",
     "no process is connected to the stream",
@@ -196,7 +194,7 @@ drop_reasons! {
 
     Panicked, "panicked", "in",
     "a worker panicked in the middle of the burst",
-    "report this bug with the lines around it in the log";
+    "report this bug with the log";
 }
 
 impl DropReason {
@@ -233,11 +231,11 @@ mod tests {
 
     #[test]
     fn the_page_of_counters_has_the_table() {
-        let mut made = "where | drop | meaning | what to do\n---|---|---|---\n".to_owned();
+        let mut made = "drop (where) | meaning | what to do\n---|---|---\n".to_owned();
         for reason in DropReason::ALL {
             let (place, name) = (reason.place(), reason.name());
             let (meaning, advice) = (reason.meaning(), reason.advice());
-            made += &format!("{place} | `{name}` | {meaning} | {advice}\n");
+            made += &format!("`{name}` ({place}) | {meaning} | {advice}\n");
         }
         hold_table(env!("CARGO_MANIFEST_DIR"), "docs/counters.md", FROM, &made);
     }

@@ -85,7 +85,7 @@ pub enum Command {
               value_parser = duration)]
         watch: Option<Duration>,
     },
-    /// Show rates, drops and workers on a screen, again and again
+    /// Show rates, drops and workers on a screen
     Top {
         /// The interval
         #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = duration)]
@@ -97,11 +97,11 @@ pub enum Command {
         #[arg(value_name = "NAME")]
         port: Option<String>,
     },
-    /// Check that all that is configured is served, and that no finding is FAIL; else status 1
+    /// Check that all is served, and that no finding is FAIL; else status 1
     Health,
     /// Show the workers, and how busy they are
     Worker {
-        /// Measure for a second instead of since the start of the switch
+        /// Measure for a second, not since the start of the switch
         #[arg(long)]
         rate: bool,
     },
@@ -208,7 +208,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 
 #[derive(Debug, Subcommand)]
 pub enum Port {
-    /// List ports; tap list, xdp list and stream list only those of their kind
+    /// List ports, or those of a kind
     List {
         /// Print only names
         #[arg(long)]
@@ -222,7 +222,7 @@ pub enum Port {
         /// The state
         #[arg(long = "for", value_name = "STATE", value_enum, default_value = "attached")]
         state: State,
-        /// How long to wait, such as 500ms, 30s or 5m
+        /// How long to wait, such as 500ms or 30s
         #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
         timeout: Duration,
     },
@@ -240,7 +240,7 @@ pub enum Port {
         /// Wait for this state
         #[arg(long, value_name = "STATE", value_enum)]
         wait: Option<State>,
-        /// How long to wait, such as 500ms, 30s or 5m
+        /// How long to wait, such as 500ms or 30s
         #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
         timeout: Duration,
     },
@@ -278,19 +278,19 @@ pub enum Mirror {
 
 #[derive(Debug, Subcommand)]
 pub enum Config {
-    /// Show the configuration in force, in the form of a file
+    /// Show the configuration in force as a file
     Show,
     /// Show what a reload would change, and when each change takes effect
     Diff,
     /// Read the files again and apply the differences; an error changes nothing
     Reload {
-        /// Undo the reload after so many seconds, or at the next start, unless config confirm runs
+        /// Undo it after so many seconds, or at the next start, unless config confirm runs
         #[arg(long, value_name = "SECONDS")]
         confirm: Option<u32>,
     },
     /// Keep the changes of config reload --confirm
     Confirm,
-    /// Write changes that were made while the switch runs into the files
+    /// Write changes made while the switch runs into the files
     ///
     /// Added ports go to conf.d/saved.toml, other changes where the entry stands. Keeps comments,
     /// and the old file as FILE~.
@@ -310,7 +310,7 @@ pub enum Fdb {
     /// Delete a static address
     Del {
         mac: String,
-        /// The port, where several have it, each in a bridge or VLAN of its own
+        /// The port, where several have it
         #[arg(value_name = "NAME")]
         port: Option<String>,
     },

@@ -48,15 +48,15 @@ pub struct Network {
     /// A name: at most 11 letters, digits, "_" and "-"
     #[arg(value_name = "NETWORK", value_parser = plan::name)]
     name: Option<String>,
-    /// The host's address in the network, such as 10.77.0.1/24, with NAT for other destinations;
-    /// one of IPv6 may be added
+    /// The host's address, such as 10.77.0.1/24, with NAT for other destinations; one of IPv6 may
+    /// be added
     #[arg(long, value_name = "ADDR/LEN", value_parser = address::of_host, requires = "name",
           conflicts_with_all = ["bridge", "remove"])]
     nat: Vec<Cidr>,
     /// Serve DHCP
     #[arg(long, requires = "nat")]
     dhcp: bool,
-    /// Allow DHCP although another network of the switch serves it
+    /// Allow DHCP beside another network of the switch
     #[arg(long, requires = "dhcp")]
     second_dhcp: bool,
     /// DNS servers for guests, by default those of the host (repeatable)
@@ -66,7 +66,7 @@ pub struct Network {
     #[arg(long, value_name = "N", requires = "nat", default_value_t = 1,
           value_parser = clap::value_parser!(u16).range(1..=64))]
     queues: u16,
-    /// Print the commands that put this network card and the TAP into a bridge; change nothing
+    /// Print commands that put this network card and the TAP into a bridge
     #[arg(long, value_name = "NIC", value_parser = interface, requires = "name",
           conflicts_with = "remove")]
     bridge: Option<String>,

@@ -44,7 +44,7 @@ const MAX_FILE: u64 = 1 << 20;
 /// What of it is wanted.
 #[derive(Debug, clap::Args)]
 pub struct Save {
-    /// Print the changes of the files in the form of diff -u, and write nothing
+    /// Print the changes as diff -u does, and write nothing
     #[arg(long)]
     diff: bool,
     /// The file of the switch's --config
