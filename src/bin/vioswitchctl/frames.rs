@@ -32,7 +32,7 @@ pub struct Capture {
     /// Only dropped frames, with the reason
     #[arg(long)]
     drops: bool,
-    /// Only frames of this expression of pcap-filter(7), by tcpdump
+    /// Only frames that match this expression of pcap-filter(7), which tcpdump compiles
     #[arg(long, value_name = "EXPRESSION")]
     filter: Option<String>,
     /// Keep so many bytes of each frame

@@ -66,7 +66,7 @@ pub struct Network {
     #[arg(long, value_name = "N", requires = "nat", default_value_t = 1,
           value_parser = clap::value_parser!(u16).range(1..=64))]
     queues: u16,
-    /// Print commands that put this network card and the TAP into a bridge
+    /// Print the commands that put this network card and the TAP into a bridge
     #[arg(long, value_name = "NIC", value_parser = interface, requires = "name",
           conflicts_with = "remove")]
     bridge: Option<String>,
