@@ -95,6 +95,32 @@ pub fn vlan_tag(bytes: &[u8]) -> Option<u16> {
         .then(|| word(14).filter(|_| bytes.len() >= 18).unwrap_or(0x0fff))
 }
 
+/// What of a frame says in what VLAN it is and how it may leave: the type and value of its tag, and
+/// the type behind it. [`vlan_tag`] and [`is_tagged`] answer the same for two frames that have the
+/// same.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TagBytes(u64);
+
+impl TagBytes {
+    /// Those of a frame without a tag.
+    pub const NONE: TagBytes = TagBytes(0);
+    /// Those of no frame.
+    pub const UNKNOWN: TagBytes = TagBytes(u64::MAX);
+
+    /// Of a frame of `len` bytes, at least 14.
+    #[inline(always)]
+    pub fn of(snapshot: &Snapshot, len: u32) -> TagBytes {
+        let [a, b, c, d, e, f] = bytes_at(snapshot, 12);
+        if !matches!(u16::from_be_bytes([a, b]), ETHERTYPE_VLAN | ETHERTYPE_QINQ) {
+            return TagBytes::NONE;
+        }
+        // What is behind the end of a frame is not its own.
+        let is_cut_off = len < 14 + VLAN_TAG_LEN as u32;
+        let bytes = if is_cut_off { [0, 1, a, b, 0, 0, 0, 0] } else { [0, 0, a, b, c, d, e, f] };
+        TagBytes(u64::from_be_bytes(bytes))
+    }
+}
+
 /// What becomes of the tag of a frame that leaves by a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TagEdit {

@@ -14,7 +14,7 @@ use super::multicast::{Reach, Snooped};
 use super::plan::Plan;
 use super::screen::{Passage, admit};
 use crate::capture::outcomes::Outcomes;
-use crate::frame::ethernet::{self, Addresses, Snapshot, l3_offset};
+use crate::frame::ethernet::{self, Addresses, Snapshot, TagBytes, l3_offset};
 use crate::frame::{MacAddr, VnetHdr, flow_hash};
 use crate::limits::{BURST_FLOOD_COPIES, BURST_FRAMES, LOOKS_PER_COPY, MIN_FRAME_LEN};
 use crate::port::guest::Receivers;
@@ -39,6 +39,8 @@ struct Classifier<'a> {
     /// What is asked of the port, and where the frame before came in.
     asked: &'a PortPolicy,
     segment: Segment,
+    /// The tag of the last frame that came in there.
+    tag: TagBytes,
     /// Read before the first learning, as the memo's rule demands.
     generation: u64,
     /// Addresses of the last frame that was admitted, and what was decided about it.
@@ -78,6 +80,7 @@ impl<'a> Classifier<'a> {
             now,
             asked,
             segment: asked.segment(0),
+            tag: TagBytes::UNKNOWN,
             generation,
             last: Addresses::NONE,
             decision: Decision::Flood(Flood::Group),
@@ -94,13 +97,10 @@ impl<'a> Classifier<'a> {
     #[inline(always)]
     fn decide<const SCREENED: bool>(&mut self, frame: &Frame) -> Result<Decision, DropReason> {
         if SCREENED {
-            if !self.asked.forwards {
-                return Err(DropReason::AdminDown);
-            }
-            let segment = self.asked.segment(admit(self.asked, frame)?);
-            if segment != self.segment {
-                // The same addresses are others there.
-                (self.segment, self.last) = (segment, Addresses::NONE);
+            let tag = frame.tag();
+            if tag != self.tag {
+                self.enter(frame)?;
+                self.tag = tag;
             }
         }
         let addresses = ethernet::addresses(&frame.snapshot);
@@ -108,6 +108,26 @@ impl<'a> Classifier<'a> {
             self.turn_to(addresses, frame)?;
         }
         Ok(self.decision)
+    }
+
+    /// A frame with another tag than the one before, in a VLAN of its own.
+    #[inline(never)]
+    fn enter(&mut self, frame: &Frame) -> Result<(), DropReason> {
+        if !self.asked.forwards {
+            return Err(DropReason::AdminDown);
+        }
+        let segment = self.asked.segment(admit(self.asked, frame)?);
+        if segment != self.segment {
+            // The same addresses are others there.
+            (self.segment, self.last) = (segment, Addresses::NONE);
+        }
+        Ok(())
+    }
+
+    /// True if a frame is of the same stream as the one before, which was admitted.
+    #[inline(always)]
+    fn goes_on<const SCREENED: bool>(&self, frame: &Frame) -> bool {
+        ethernet::addresses(&frame.snapshot) == self.last && (!SCREENED || frame.tag() == self.tag)
     }
 
     /// A frame of another stream than the one before.
@@ -249,7 +269,7 @@ impl BurstContext {
         let mut stretch = false;
         for (i, frame) in burst.frames().iter().enumerate() {
             if stretch {
-                if ethernet::addresses(&frame.snapshot) == classifier.last {
+                if classifier.goes_on::<SCREENED>(frame) && (!SCREENED || refused >> i & 1 == 0) {
                     continue;
                 }
                 plan.stretch(i as u8);
@@ -262,7 +282,7 @@ impl BurstContext {
             match classifier.decide::<SCREENED>(frame) {
                 Ok(Decision::Unicast(egress)) => {
                     plan.unicast(i as u8, egress, classifier.queue(i, frame));
-                    stretch = !classifier.choice && !SCREENED;
+                    stretch = !classifier.choice;
                 }
                 Ok(Decision::Flood(flood)) => {
                     let from = (ingress, classifier.segment);
@@ -401,7 +421,7 @@ fn drop_unfit(
     }
     let mut kept = [0; BURST_FRAMES];
     for run in plan.runs() {
-        let (port, passage) = (&ports[run.port], Passage::new(ports, from, run.port));
+        let (port, mut passage) = (&ports[run.port], Passage::new(ports, from, run.port));
         if longest <= port.mtu.max_len() && passage.takes(burst, run.left()) {
             continue;
         }
@@ -439,7 +459,7 @@ pub fn longest(burst: &Burst, frames: &[u8]) -> u32 {
 pub fn keep_fit<'k>(
     burst: &Burst,
     (from, frames): (PortId, &[u8]),
-    (port, passage): (&Port, Passage<'_>),
+    (port, mut passage): (&Port, Passage<'_>),
     kept: &'k mut [u8; BURST_FRAMES],
     outcomes: &mut Outcomes,
 ) -> &'k [u8] {

@@ -427,7 +427,7 @@ impl Delivery<'_> {
         let mut kept = [0; BURST_FRAMES];
         for &target in fan.targets() {
             let port = &ports[target];
-            let passage = Passage::new(ports, from, target);
+            let mut passage = Passage::new(ports, from, target);
             let fitting = match longest <= port.mtu.max_len() && passage.takes(burst, frames) {
                 true => frames,
                 false => keep_fit(burst, (from, frames), (port, passage), &mut kept, self.outcomes),

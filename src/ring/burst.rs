@@ -10,7 +10,7 @@ use virtio_queue::desc::split::Descriptor;
 
 use super::chain::{Piece, PieceBuf};
 use super::retag::Tags;
-use crate::frame::ethernet::Snapshot;
+use crate::frame::ethernet::{Snapshot, TagBytes};
 use crate::frame::offload::{self, DATA_VALID, Offloads, Refused, Request};
 use crate::frame::vnet::VnetHdr;
 use crate::frame::{Load, VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
@@ -51,6 +51,12 @@ impl Frame {
         &self.snapshot[..SNAPSHOT_LEN.min(self.len as usize)]
     }
 
+    /// What says in what VLAN it is.
+    #[inline(always)]
+    pub fn tag(&self) -> TagBytes {
+        TagBytes::of(&self.snapshot, self.len)
+    }
+
     /// What it is on a wire.
     pub fn load(&self) -> Load {
         Load::of(self.header, self.len)
@@ -76,7 +82,7 @@ const NO_FRAME: Frame = Frame {
 /// Frames taken from one source and not completed yet; allocated once per worker.
 #[derive(Debug)]
 pub struct Burst {
-    frames: Box<[Frame; BURST_FRAMES]>,
+    pub(super) frames: Box<[Frame; BURST_FRAMES]>,
     count: usize,
     pub(super) heads: [u16; BURST_FRAMES],
     pub(super) taken: usize,

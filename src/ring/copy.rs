@@ -27,17 +27,18 @@ pub struct EgressFrame<'a> {
 
 impl Burst {
     /// From here on the listed frames leave as `edit` says, and no others leave.
-    pub fn retag(&mut self, frames: &[u8], edit: impl Fn(&Frame) -> TagEdit) {
-        let (asks, mut are_other) = (self.needs_offloads(), false);
-        for &index in frames {
-            let frame = self.frames()[usize::from(index)];
-            let edit = edit(&frame);
-            are_other |= edit != TagEdit::Keep;
-            let request = if asks { frame.request() } else { Request::NONE };
-            self.tags.heads[usize::from(index)] =
-                Retagged::new(frame.head(), frame.len, request, edit);
+    pub fn retag(&mut self, frames: &[u8], mut edit: impl FnMut(&Frame) -> TagEdit) {
+        let frame = |index: &u8| &self.frames[usize::from(*index)];
+        self.tags.are_other = frames.iter().any(|index| edit(frame(index)) != TagEdit::Keep);
+        if !self.tags.are_other {
+            return;
         }
-        self.tags.are_other = are_other;
+        let asks = self.needs_offloads();
+        for index in frames {
+            let frame = &self.frames[usize::from(*index)];
+            let request = if asks { frame.request() } else { Request::NONE };
+            self.tags.heads[usize::from(*index)].set(frame, request, edit(frame));
+        }
     }
 
     /// From here on frames leave as they came.
@@ -173,9 +174,9 @@ impl<'a> EgressFrame<'a> {
     #[inline(always)]
     pub(super) unsafe fn copy_to(self, to: *mut u8) {
         let EgressFrame { burst, frame, retagged } = self;
-        if retagged.is_some() {
+        if let Some(other) = retagged {
             // SAFETY: the caller's promise.
-            return unsafe { copy_retagged(to, self) };
+            return unsafe { copy_retagged(to, other, self) };
         }
         // SAFETY: the caller's promise.
         unsafe {
@@ -436,16 +437,28 @@ unsafe fn copy_pieces(mut to: *mut u8, pieces: &[Piece]) {
 ///
 /// # Safety
 /// As for [`EgressFrame::copy_to`].
-#[inline(never)]
-unsafe fn copy_retagged(to: *mut u8, frame: EgressFrame<'_>) {
-    let head = frame.head();
-    // SAFETY: the caller's promise; head and pieces add up to the frame's length.
+#[inline(always)]
+unsafe fn copy_retagged(to: *mut u8, other: &Retagged, frame: EgressFrame<'_>) {
+    let EgressFrame { burst, frame, .. } = frame;
+    let (from, len) = (other.head().as_ptr(), other.head().len());
+    // SAFETY: the caller's promise; head and pieces add up to the frame's length. Every branch
+    // writes bytes 0..len of the head only; see `copy_front` for the overlapping moves.
     unsafe {
-        std::ptr::copy_nonoverlapping(head.as_ptr(), to, head.len());
-        let mut to = to.add(head.len());
-        for piece in frame.payload() {
-            std::ptr::copy_nonoverlapping(piece.at, to, piece.len as usize);
-            to = to.add(piece.len as usize);
+        if len >= 32 {
+            std::ptr::copy_nonoverlapping(from, to, 32);
+            if len >= 64 {
+                std::ptr::copy_nonoverlapping(from.add(32), to.add(32), 32);
+            }
+            std::ptr::copy_nonoverlapping(from.add(len - 32), to.add(len - 32), 32);
+        } else {
+            std::ptr::copy_nonoverlapping(from, to, len);
+        }
+        let rest = frame.rest.len as usize;
+        if rest > 0 {
+            std::ptr::copy_nonoverlapping(frame.rest.at, to.add(len), rest);
+        }
+        if frame.more.1 != 0 {
+            copy_pieces(to.add(len + rest), burst.more(frame));
         }
     }
 }

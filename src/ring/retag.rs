@@ -4,6 +4,7 @@
 //! more or less, made once for each port that the frame goes to, in front of the payload where it
 //! lies. What the virtio-net header says of offsets moves with it.
 
+use super::burst::Frame;
 use crate::frame::VnetHdr;
 use crate::frame::ethernet::{TagEdit, VLAN_TAG_LEN};
 use crate::frame::offload::{NEEDS_CSUM, Offloads, Request};
@@ -11,6 +12,7 @@ use crate::limits::{BURST_FRAMES, SNAPSHOT_LEN};
 
 /// Where a tag stands: behind the addresses.
 const TAG_AT: usize = 12;
+const TAG_END: usize = TAG_AT + VLAN_TAG_LEN;
 /// The type of the tag that is pushed.
 const TAG_TYPE: [u8; 2] = [0x81, 0];
 
@@ -52,41 +54,43 @@ impl Tags {
 }
 
 impl Retagged {
-    /// A frame of `len` bytes that begins with `head` and asks for this.
-    pub(super) fn new(head: &[u8], len: u32, request: Request, edit: TagEdit) -> Retagged {
-        let (skipped, tag) = match edit {
-            TagEdit::Keep => (0, None),
-            TagEdit::Push(tag) => (0, Some(tag)),
-            TagEdit::Pop => (VLAN_TAG_LEN, None),
-            TagEdit::Rewrite(tag) => (VLAN_TAG_LEN, Some(tag)),
+    /// Becomes a frame that asks for this. Its head is copied in moves of fixed sizes, as much as
+    /// a snapshot has: what is behind the frame's end is not sent.
+    #[inline(always)]
+    pub(super) fn set(&mut self, frame: &Frame, request: Request, edit: TagEdit) {
+        const BY: i32 = VLAN_TAG_LEN as i32;
+        let (snapshot, bytes) = (&frame.snapshot, &mut self.bytes);
+        let by = match edit {
+            TagEdit::Push(_) => {
+                bytes[TAG_END..].copy_from_slice(&snapshot[TAG_AT..]);
+                BY
+            }
+            TagEdit::Pop => {
+                bytes[TAG_AT..SNAPSHOT_LEN - VLAN_TAG_LEN].copy_from_slice(&snapshot[TAG_END..]);
+                -BY
+            }
+            TagEdit::Keep | TagEdit::Rewrite(_) => {
+                bytes[TAG_AT..SNAPSHOT_LEN].copy_from_slice(&snapshot[TAG_AT..]);
+                0
+            }
         };
-        let mut new = Retagged { request, ..NOTHING };
-        let (addresses, behind) = head.split_at(TAG_AT.min(head.len()));
-        let mut at = new.append(0, addresses);
-        if let Some(tag) = tag {
-            at = new.append(at, &TAG_TYPE);
-            at = new.append(at, &tag.to_be_bytes());
+        bytes[..TAG_AT].copy_from_slice(&snapshot[..TAG_AT]);
+        if let TagEdit::Push(tag) | TagEdit::Rewrite(tag) = edit {
+            let ([a, b], [c, d]) = (TAG_TYPE, tag.to_be_bytes());
+            bytes[TAG_AT..TAG_END].copy_from_slice(&[a, b, c, d]);
         }
-        at = new.append(at, behind.get(skipped..).unwrap_or_default());
-        new.head = at as u8;
-        new.len = len - head.len() as u32 + at as u32;
-        new.move_offsets(at as i32 - head.len() as i32);
-        new
-    }
-
-    /// Adds bytes to the head behind the first `at`; where it ends then.
-    fn append(&mut self, at: usize, bytes: &[u8]) -> usize {
-        let end = at + bytes.len();
-        self.bytes[at..end].copy_from_slice(bytes);
-        end
+        self.head = (frame.head().len() as i32 + by) as u8;
+        self.len = frame.len.wrapping_add_signed(by);
+        self.request = request;
+        if !request.needs.is_empty() {
+            self.move_offsets(by);
+        }
     }
 
     /// Everything behind the tag has moved by so many bytes.
+    #[inline(never)]
     fn move_offsets(&mut self, by: i32) {
-        let Request { needs, l3, header } = &mut self.request;
-        if needs.is_empty() {
-            return;
-        }
+        let Request { l3, header, .. } = &mut self.request;
         let moved = |offset: [u8; 2]| {
             let offset = i32::from(u16::from_le_bytes(offset)) + by;
             u16::try_from(offset).unwrap_or(u16::MAX).to_le_bytes()

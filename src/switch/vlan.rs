@@ -171,6 +171,8 @@ impl Membership {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::frame::ethernet::TagBytes;
+    use crate::limits::SNAPSHOT_LEN;
 
     /// The first bytes of a frame with these tags.
     fn frame(tags: &[(u16, u16)]) -> Vec<u8> {
@@ -262,6 +264,42 @@ mod tests {
         let zero = trunk(&[10], Some(0));
         assert_eq!((zero.edit(0, &plain), zero.edit(0, &priority)), (keep, Some(TagEdit::Pop)));
         assert_eq!(zero.edit(0, &own), None, "it would be one of VLAN 10 out there");
+    }
+
+    /// What is remembered of one is true of the next.
+    #[test]
+    fn frames_with_the_same_tag_bytes_have_the_same_answers() {
+        let ports = [
+            Membership::Opaque,
+            Membership::Access(10),
+            trunk(&[10, 20], None),
+            trunk(&[20], Some(10)),
+            trunk(&[10], Some(0)),
+        ];
+        let (mut known, mut count) = (Vec::new(), 0);
+        let kinds = [C, S, 0x0800];
+        for (outer, inner) in kinds.iter().flat_map(|a| kinds.map(|b| (*a, b))) {
+            for (tag, len) in [0, 0xe000, 10, 0x600a, 20, 4095]
+                .into_iter()
+                .flat_map(|tag| [14, 15, 16, 17, 18, 60].map(|len| (tag, len)))
+            {
+                let mut bytes = [len as u8; SNAPSHOT_LEN];
+                for (at, word) in [(12, outer), (14, tag), (16, inner)] {
+                    bytes[at..at + 2].copy_from_slice(&word.to_be_bytes());
+                }
+                let head = &bytes[..len];
+                let answers = ports.each_ref().map(|port| {
+                    (port.classify(head), [0, 10, 20].map(|vlan| port.edit(vlan, head)))
+                });
+                let tag = TagBytes::of(&bytes, len as u32);
+                match known.iter().find(|(before, _)| *before == tag) {
+                    Some((_, before)) => assert_eq!(answers, *before, "{head:x?}"),
+                    None => known.push((tag, answers)),
+                }
+                count += 1;
+            }
+        }
+        assert!(known.len() < count / 2 && known[0].1 != known[1].1, "{}", known.len());
     }
 
     #[test]

@@ -211,6 +211,60 @@ fn frames_leave_where_and_as_the_rules_say() {
     d.stop();
 }
 
+/// Frames of different tags in one burst, many of one kind and one of each in turn: nothing that is
+/// remembered of one holds for another.
+#[test]
+fn frames_of_a_burst_have_their_own_tags() {
+    let keys: Vec<&str> = PORTS.iter().map(|port| port.0).collect();
+    let (d, mut vms) = daemon(&keys);
+    let kinds: [Tags; 8] = [
+        vec![],
+        vec![(0x8100, 10)],
+        vec![(0x8100, 0xe00a)],
+        vec![(0x8100, 20)],
+        vec![(0x8100, 0)],
+        vec![(0x88a8, 10)],
+        vec![(0x8100, 10), (0x8100, 20)],
+        vec![(0x8100, 30)],
+    ];
+    let turns = (0..kinds.len()).flat_map(|a| [a, a, a, (a + 3) % kinds.len(), a]);
+    let order: Vec<usize> = turns.collect();
+    for from in 0..PORTS.len() {
+        // To all, and to each that is known by then.
+        for to in std::iter::once(BROADCAST).chain((0..PORTS.len() as u8).map(mac_of)) {
+            let sent = |n: usize| frame(to, mac_of(from as u8), &kinds[order[n]], 46 + n);
+            for n in 0..order.len() {
+                assert!(vms[from].tx[0].queue(&sent(n)));
+            }
+            vms[from].tx[0].ring.publish();
+            vms[from].tx[0].drain(SOON);
+            for there in (0..PORTS.len()).filter(|there| *there != from) {
+                if PORTS[there].1 != PORTS[from].1 {
+                    continue;
+                }
+                let mut wanted = Vec::new();
+                for n in 0..order.len() {
+                    let inside = comes_in(PORTS[from].2, &kinds[order[n]]);
+                    let left = inside.and_then(|inside| leaves(PORTS[there].2, &inside));
+                    wanted.extend(left.map(|tags| frame(to, mac_of(from as u8), &tags, 46 + n)));
+                }
+                let mut got = Vec::new();
+                vms[there].rx[0].recv(64, |_, frame| got.push(frame.to_vec()));
+                // What is for another port reaches this one where that one is not known.
+                let is_own = to == BROADCAST || to == mac_of(there as u8);
+                let missed = wanted.iter().position(|frame| !got.contains(frame));
+                let what = format!("{to:x?} from {:?} to {:?}", PORTS[from], PORTS[there]);
+                assert!(!is_own || missed.is_none(), "{what}: {missed:?}, {} came", got.len());
+                let foreign = got.iter().find(|frame| !wanted.contains(frame));
+                assert_eq!(foreign, None, "{what}");
+            }
+            vms.iter_mut().for_each(|vm| assert_eq!(vm.rx[0].recv(64, |_, _| {}), 0));
+        }
+    }
+    d.counters().balance();
+    d.stop();
+}
+
 /// One address in several VLANs and bridges is as many stations, and unicast finds each of them.
 #[test]
 fn one_address_lives_in_each_vlan() {

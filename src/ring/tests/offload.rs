@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::frame::VnetHdr;
+use crate::frame::ethernet::TagEdit;
 use crate::frame::offload::DATA_VALID;
 use crate::frame::samples::{asking, check_whole, l4, ones, pseudo, tcp};
 use crate::limits::{MAX_MERGED_BUFFERS, MAX_SEGMENTS, SNAPSHOT_LEN};
@@ -202,6 +203,38 @@ fn headers_are_private_from_the_first_look_on() {
                 assert_eq!(all.len(), packet.len());
                 assert!(all[..256] == packet[..256], "{cuts:?}");
                 assert!(all[256..].iter().all(|&byte| byte == 0xee), "{cuts:?}");
+            }
+        }
+    }
+}
+
+/// Beside one that keeps its own, whatever its sender wrote into the header.
+#[test]
+fn a_frame_leaves_with_the_tag_that_it_should_have() {
+    let unknown = VnetHdr { flags: 0x80, hdr_len: [9; 2], ..VnetHdr::plain(7) };
+    for len in (18..90).chain([300, 1500]) {
+        let kept: Vec<u8> = (0..len).map(|at| at as u8 | 1).collect();
+        let frame = [&[0][..], &kept[1..]].concat();
+        for (edit, tag, skipped) in [
+            (TagEdit::Push(0x600a), &[0x81, 0, 0x60, 10][..], 0),
+            (TagEdit::Rewrite(0x600a), &[0x81, 0, 0x60, 10], 4),
+            (TagEdit::Pop, &[], 4),
+        ] {
+            let expected = [&frame[..12], tag, &frame[12 + skipped..]].concat();
+            for (cuts, size) in layouts(len).iter().zip([1600, 64].iter().cycle()) {
+                let guest = Guest::new();
+                let mut pair = Pair::new(&guest, Offloads::NONE, true);
+                pair.send(unknown, &frame, cuts);
+                pair.send(unknown, &kept, &[]);
+                pair.take();
+                let is_first = |frame: &Frame| frame.snapshot[0] == 0;
+                pair.burst.retag(&[0, 1], |f| if is_first(f) { edit } else { TagEdit::Keep });
+                pair.post(SIZE - 1, *size);
+                assert_eq!(pair.deliver(Cut::Whole).settled, 2);
+                let got = pair.received(*size).into_iter();
+                let got: Vec<_> = got.map(|(header, bytes)| (header.flags, bytes)).collect();
+                let what = format!("{edit:?} {len} {cuts:?} {size}");
+                assert!(got == [(0, expected.clone()), (0, kept.clone())], "{what}: {got:x?}");
             }
         }
     }
