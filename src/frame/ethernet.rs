@@ -110,14 +110,16 @@ impl TagBytes {
     /// Of a frame of `len` bytes, at least 14.
     #[inline(always)]
     pub fn of(snapshot: &Snapshot, len: u32) -> TagBytes {
-        let [a, b, c, d, e, f] = bytes_at(snapshot, 12);
-        if !matches!(u16::from_be_bytes([a, b]), ETHERTYPE_VLAN | ETHERTYPE_QINQ) {
+        // The first byte is the lowest, whatever the machine's byte order.
+        const TYPES: [u64; 2] =
+            [ETHERTYPE_VLAN.swap_bytes() as u64, ETHERTYPE_QINQ.swap_bytes() as u64];
+        let word = u64_at(snapshot, 12);
+        if !TYPES.contains(&(word & 0xffff)) {
             return TagBytes::NONE;
         }
         // What is behind the end of a frame is not its own.
         let is_cut_off = len < 14 + VLAN_TAG_LEN as u32;
-        let bytes = if is_cut_off { [0, 1, a, b, 0, 0, 0, 0] } else { [0, 0, a, b, c, d, e, f] };
-        TagBytes(u64::from_be_bytes(bytes))
+        TagBytes(if is_cut_off { word & 0xffff | 1 << 48 } else { word & 0xffff_ffff_ffff })
     }
 }
 

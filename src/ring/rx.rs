@@ -148,20 +148,23 @@ impl SplitRing {
         let mut done = Delivered::default();
         scratch.gathered.start(run.len());
         match self.look_ahead(run.len(), &mut scratch.ahead) {
-            Ok(()) if burst.needs_offloads() || burst.tags.are_other => {
-                self.put_run::<true>(burst, run, scratch, &mut done, cut)
+            Ok(()) if burst.needs_offloads() => {
+                self.put_run::<true, true>(burst, run, scratch, &mut done, cut)
             }
-            Ok(()) => self.put_run::<false>(burst, run, scratch, &mut done, cut),
+            Ok(()) if burst.tags.are_other => {
+                self.put_run::<false, true>(burst, run, scratch, &mut done, cut)
+            }
+            Ok(()) => self.put_run::<false, false>(burst, run, scratch, &mut done, cut),
             Err(error) => done.broken = Some(error),
         }
         done.signal = self.publish();
         done
     }
 
-    /// With `OFFLOADS` each frame's own header and head are delivered, else a header that asks for
-    /// nothing, and the head that came.
+    /// With `OFFLOADS` each frame's own header is delivered, else one that asks for nothing; with
+    /// `TAGS` the head with which it leaves, else that which came.
     #[inline(always)]
-    fn put_run<const OFFLOADS: bool>(
+    fn put_run<const OFFLOADS: bool, const TAGS: bool>(
         &mut self,
         burst: &Burst,
         run: &[u8],
@@ -173,9 +176,9 @@ impl SplitRing {
         while done.settled < run.len() {
             let left = &run[done.settled..];
             if usize::from(self.header_len) == VNET_HDR_LEN {
-                self.put_plain::<VNET_HDR_LEN, OFFLOADS>(burst, left, ahead, done);
+                self.put_plain::<VNET_HDR_LEN, OFFLOADS, TAGS>(burst, left, ahead, done);
             } else {
-                self.put_plain::<VNET_HDR_LEN_LEGACY, OFFLOADS>(burst, left, ahead, done);
+                self.put_plain::<VNET_HDR_LEN_LEGACY, OFFLOADS, TAGS>(burst, left, ahead, done);
             }
             let Some(&index) = run.get(done.settled) else { return };
             let frame = burst.egress(index);
@@ -251,7 +254,7 @@ impl SplitRing {
 
     /// The common case, for as many frames as it lasts: each into one plain buffer.
     #[inline(always)]
-    fn put_plain<const HEADER_LEN: usize, const OFFLOADS: bool>(
+    fn put_plain<const HEADER_LEN: usize, const OFFLOADS: bool, const TAGS: bool>(
         &mut self,
         burst: &Burst,
         run: &[u8],
@@ -264,7 +267,7 @@ impl SplitRing {
         let ready = ahead.buffers.get(ahead.next..ahead.count).unwrap_or_default();
         let (mut count, mut bytes) = (0u16, 0u64);
         for (&index, buffer) in run.iter().zip(ready) {
-            let frame = match OFFLOADS {
+            let frame = match TAGS {
                 true => burst.egress(index),
                 false => EgressFrame::new(burst, &frames[usize::from(index)]),
             };
