@@ -181,7 +181,7 @@ impl Switch {
                 let mut events = EventStream::new(given, &self.view.events)?;
                 Answer::parts(move |switch| Ok(switch.events(&mut events)))
             }
-            Request::Trace(given) => Answer::reply(&self.trace(given)?),
+            Request::Trace(given) => Answer::reply(&self.trace(&given)?),
             Request::GetWorkers(_) => Answer::reply(&self.workers()),
             Request::GetDropReasons(_) => Answer::reply(&show::reasons()),
             Request::ListAddresses(given) => {

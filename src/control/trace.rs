@@ -2,21 +2,23 @@
 
 use std::net::IpAddr;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+
 use super::methods::{Switch, unknown_port};
-use super::parameters::{ip, mac, number};
+use super::parameters::{ip, mac, number, wrong};
 use super::show;
 use crate::config::limit_word;
-use crate::frame::MacAddr;
-use crate::frame::ethernet::TagEdit;
-use crate::limits::MAX_VLAN;
-use crate::limits::{MAX_FRAME_LEN, MIN_FRAME_LEN};
+use crate::frame::ethernet::{self, Snapshot, TagEdit};
+use crate::frame::{MacAddr, multicast};
+use crate::limits::{MAX_FRAME_LEN, MAX_HEADERS_LEN, MAX_VLAN, MIN_FRAME_LEN, SNAPSHOT_LEN};
 use crate::port::{Behind, Port, PortTable};
 use crate::stats::DropReason;
 use crate::switch::mirror::Watch;
 use crate::switch::port_security::{self, Headers, Refused};
 use crate::switch::{
     Bridge, Decision, DropCause, Flood, FloodClass, Ingress, Membership, Policy, PortId,
-    PortPolicy, Reserved, ReservedSet, Segment, Source, Station, VlanId,
+    PortPolicy, Reach, Reserved, ReservedSet, Rule, Segment, Snooping, Source, Station, VlanId,
 };
 use crate::sys::clock;
 use crate::wire::{Fault, State, Trace, Traced};
@@ -36,20 +38,10 @@ struct Told {
 
 impl Switch {
     /// `Trace`.
-    pub(super) fn trace(&self, given: Trace) -> Result<Traced, Fault> {
-        let name = given.port;
-        let (source, destination) = (mac(&given.src, "src")?, mac(&given.dst, "dst")?);
-        let ip = given.ip.as_deref().map(|word| ip(word, "ip")).transpose()?;
-        let range = MIN_FRAME_LEN.into()..=MAX_FRAME_LEN.into();
-        let length = number(given.len, "len", range)?.unwrap_or(LENGTH) as u32;
+    pub(super) fn trace(&self, given: &Trace) -> Result<Traced, Fault> {
+        let sample = &Sample::new(given)?;
         let ports = self.view.ports.present();
-        let port = ports.named(&name).ok_or_else(|| unknown_port(&ports, &name))?;
-        let tag = number(given.vlan, "vlan", 0..=MAX_VLAN.into())?.map(|vlan| vlan as VlanId);
-        let protocol = Reserved::usual(destination);
-        let rest = protocol.map_or(&[8, 0][..], |(_, rest)| rest);
-        let bytes = head(destination, source, tag, rest);
-        let ingress = Ingress { port: port.id, kind: port.kind() };
-        let policy = Policy { fdb: &self.view.fdb, ports: &*ports, rules: self.view.rules };
+        let port = ports.named(&given.port).ok_or_else(|| unknown_port(&ports, &given.port))?;
         let mut told = Told::default();
         told.coming(port);
         let asked = ports.policy(port.id);
@@ -57,25 +49,36 @@ impl Switch {
             told.reason = Some(DropReason::AdminDown);
             return Ok(told.answer());
         }
-        if told.mirrored(&ports, port) || told.guard(port, asked, source, ip) {
+        if told.mirrored(&ports, port) || told.guard(port, asked, sample) {
             return Ok(told.answer());
         }
-        let Some(vlan) = told.admitted(port, asked, &bytes, tag) else {
+        let Some(vlan) = told.admitted(port, asked, &sample.bytes) else {
             return Ok(told.answer());
         };
+        self.forwarded(&mut told, &ports, port, Way { vlan, sample });
+        told.mirrored_out(&ports);
+        Ok(told.answer())
+    }
+
+    /// What becomes of a frame that came in.
+    fn forwarded(&self, told: &mut Told, ports: &PortTable, port: &Port, way: Way<'_>) {
+        let Way { vlan, sample } = way;
+        let (source, destination) = sample.addresses();
+        let ingress = Ingress { port: port.id, kind: port.kind() };
+        let policy = Policy { fdb: &self.view.fdb, ports, rules: self.view.rules };
+        let asked = ports.policy(port.id);
         let segment = asked.segment(vlan);
-        let way = Way { vlan, bytes: &bytes, length };
         let [from, to] = [source, destination].map(|mac| Station::new(segment, mac));
         let trace = policy.trace(ingress, from, to, clock::coarse_seconds());
         if let Some(limit) = port.rates.input.limit() {
             let limit = limit_word(&limit);
             told.step(format!("its rate-in is {limit}: what exceeds it waits there"));
         }
-        told.source(&ports, source, trace.source);
+        told.source(ports, source, trace.source);
         let mut decision = trace.decision;
-        if let (Some((protocol, _)), true) = (protocol, trace.is_reserved()) {
-            told.reserved(port, asked.passes, (destination, protocol));
-            decision = policy.decide_reserved(ingress, &bytes);
+        if let (Some(protocol), true) = (Reserved::of(&sample.bytes), trace.is_reserved()) {
+            told.reserved(port, asked.passes, (destination, protocol), sample.is_given);
+            decision = policy.decide_reserved(ingress, &sample.bytes);
         }
         match decision {
             Decision::Unicast(to) => {
@@ -97,8 +100,6 @@ impl Switch {
             }
             Decision::Drop(cause) => told.dropped(destination, cause),
         }
-        told.mirrored_out(&ports);
-        Ok(told.answer())
     }
 }
 
@@ -123,11 +124,11 @@ impl Told {
         let (ports, from) = (policy.ports, policy.ports.policy(port.id));
         let ingress = Ingress { port: port.id, kind: port.kind() };
         let segment = from.segment(way.vlan);
-        let limited = self.limited(ports, segment, destination);
+        let limited = self.limited(ports, (port, segment), way.sample);
         for to in ports.iter().filter(|to| ports.policy(to.id).is_member(segment)) {
             let asked = ports.policy(to.id);
-            let why = if limited.as_ref().is_some_and(|reached| !reached.contains(&to.id)) {
-                "it is no member of the group".to_owned()
+            let why = if limited.as_ref().is_some_and(|(reached, _)| !reached.contains(&to.id)) {
+                limited.as_ref().map_or("", |(_, why)| why).to_owned()
             } else if !policy.rules.flood_reaches(ingress, to.id, to.kind()) {
                 "both are uplinks".to_owned()
             } else if !from.reaches(asked) {
@@ -153,33 +154,48 @@ impl Told {
         port: &Port,
         passes: ReservedSet,
         (address, protocol): (MacAddr, Reserved),
+        is_given: bool,
     ) {
         let (port, word) = (quote(port), protocol.name());
         let does = if passes.has(protocol) { "passes" } else { "does not pass" };
-        self.step(format!(
-            "taken for a frame of {word}, which {address} is for: {port} {does} {word}"
-        ));
+        let taken = match is_given {
+            true => format!("it is a frame of {word}"),
+            false => format!("taken for a frame of {word}, which {address} is for"),
+        };
+        self.step(format!("{taken}: {port} {does} {word}"));
     }
 
-    /// The ports that frames of the group with this address reach, if these are limited.
+    /// The ports that a frame for a group reaches, if not all do, and why the others do not.
     fn limited(
         &mut self,
         ports: &PortTable,
-        segment: Segment,
-        destination: MacAddr,
-    ) -> Option<Vec<PortId>> {
-        let now = clock::coarse_seconds();
-        let groups = ports.snooping()?.limited_by_mac(segment, destination.0, now);
-        let &(group, limited) = groups.first()?;
+        (port, segment): (&Port, Segment),
+        sample: &Sample,
+    ) -> Option<(Vec<PortId>, &'static str)> {
+        let snooping = ports.snooping()?;
+        let (group, reach) = sample.reach(snooping, segment, ports.may_route(port.id))?;
         let members = ports.iter().filter(|to| ports.policy(to.id).is_member(segment));
         let mut reached: Vec<PortId> = members.map(|to| to.id).collect();
-        ports.keep_members(limited, &mut reached);
-        let names: Vec<String> = reached.iter().map(|id| quote(&ports[*id])).collect();
-        self.step(format!(
-            "group {group}: members, routers, and ports not asked yet are {}",
-            names.join(", ")
-        ));
-        Some(reached)
+        ports.keep_reached(reach, &mut reached);
+        let (what, why) = match (group, reach) {
+            (Some(group), _) => {
+                let names: Vec<String> = reached.iter().map(|id| quote(&ports[*id])).collect();
+                let names = names.join(", ");
+                let what = format!("group {group}: members, routers, and ports not asked yet are ");
+                (what + &names, "it is no member of the group")
+            }
+            (None, Reach::Routers) => (
+                "it is a report of IGMP or MLD, which is for multicast routers".to_owned(),
+                "no multicast router is there",
+            ),
+            (None, Reach::All) => ("it is a message of IGMP or MLD, which is for all".into(), ""),
+            (None, _) => (
+                format!("it is a query, and {} has multicast-router=off", quote(port)),
+                "the query does not count",
+            ),
+        };
+        self.step(what);
+        Some((reached, why))
     }
 
     fn coming(&mut self, port: &Port) {
@@ -232,9 +248,9 @@ impl Told {
         port: &Port,
         PortPolicy { bridge, vlans, .. }: &PortPolicy,
         bytes: &[u8],
-        tag: Option<VlanId>,
     ) -> Option<VlanId> {
         let vlan = vlans.classify(bytes);
+        let tag = ethernet::vlan_tag(bytes).map(|tag| tag & 0xfff);
         match (vlan, bridge.name()) {
             (Some(0), Bridge::DEFAULT_NAME) => {}
             (Some(0), bridge) => self.step(format!("it is in bridge {bridge}")),
@@ -250,6 +266,9 @@ impl Told {
                 };
                 let frame = match tag {
                     Some(tag) => format!("a frame with the tag of VLAN {tag}"),
+                    None if ethernet::is_service_tagged(bytes, 12) => {
+                        "a frame with a provider's tag".to_owned()
+                    }
                     None => "a frame without a tag".to_owned(),
                 };
                 self.step(format!("{} {is}: {frame} does not come in", quote(port)));
@@ -259,30 +278,44 @@ impl Told {
         vlan
     }
 
-    /// What the port's guard says of a frame with these addresses; true if it drops it.
-    fn guard(
-        &mut self,
-        port: &Port,
-        asked: &PortPolicy,
-        source: MacAddr,
-        ip: Option<IpAddr>,
-    ) -> bool {
+    /// What the port's guard says of a frame; true if it drops it.
+    fn guard(&mut self, port: &Port, asked: &PortPolicy, sample: &Sample) -> bool {
         let Some(rules) = &asked.security else { return false };
-        let bytes = headers(source, ip);
-        let frame = Headers { bytes: &bytes, len: bytes.len(), sum_at: None, is_cut: false };
+        let bytes = &sample.guarded[..sample.guarded.len().min(MAX_HEADERS_LEN)];
+        let len = if sample.is_given { sample.length as usize } else { bytes.len() };
+        let frame = Headers { bytes, len, sum_at: None, is_cut: false };
         let guard = if rules.enforced { "guard=on" } else { "guard=log" };
-        let Err(Refused::Broken(violation)) = port_security::check(rules, &frame) else {
-            let servers = rules.servers.names().join(",");
-            let servers = match servers.is_empty() {
-                true => String::new(),
-                false => format!(", allow-server={servers}"),
-            };
-            self.step(format!("its source addresses are allowed ({guard}{servers})"));
-            return false;
+        let violation = match port_security::check(rules, &frame) {
+            Err(Refused::Broken(violation)) => violation,
+            Err(Refused::Short) => {
+                self.step(format!("{guard} needs more of its bytes to say whether it is allowed"));
+                return false;
+            }
+            Ok(()) => {
+                let servers = rules.servers.names().join(",");
+                let servers = match servers.is_empty() {
+                    true => String::new(),
+                    false => format!(", allow-server={servers}"),
+                };
+                let what = if sample.is_given { "it is" } else { "its source addresses are" };
+                self.step(format!("{what} allowed ({guard}{servers})"));
+                return false;
+            }
         };
         let (address, to) = (violation.address, quote(port));
         let alone = if rules.enforced { "" } else { ", which counts it alone" };
-        self.step(format!("{address} is not allowed as a source address of {to} ({guard}{alone})"));
+        let what = match violation.rule {
+            Rule::Mac | Rule::Ip => {
+                format!("{address} is not allowed as a source address of {to}")
+            }
+            Rule::Server => format!("it is from a server, which {to} may not have"),
+            Rule::Headers => "its headers are not allowed, as they cannot be followed".to_owned(),
+            rule => {
+                let rule = rule.name().to_uppercase();
+                format!("{address} is not allowed inside {rule} from {to}")
+            }
+        };
+        self.step(format!("{what} ({guard}{alone})"));
         self.reason = rules.enforced.then_some(DropReason::Guard);
         rules.enforced
     }
@@ -315,7 +348,7 @@ impl Told {
 
     /// Whether it gets out of a port.
     fn leaving(&mut self, port: &Port, asked: &PortPolicy, way: Way<'_>) {
-        let Way { vlan, bytes, length } = way;
+        let Way { vlan, sample: Sample { bytes, length, .. } } = way;
         let (to, state, most) = (quote(port), show::state(port), port.mtu.max_len());
         let edit = asked.vlans.edit(vlan, bytes);
         let alone = |why: &str, reason| (why.to_owned(), reason);
@@ -336,7 +369,7 @@ impl Told {
             alone("no process is connected to it", DropReason::StreamGone)
         } else if state != State::Attached {
             (format!("it is {state}, no driver takes frames there"), DropReason::PortDown)
-        } else if length > most {
+        } else if *length > most {
             let most = most - MIN_FRAME_LEN;
             let why = format!("{length} bytes are too long for an MTU of {most}");
             (why, DropReason::TooBig)
@@ -396,18 +429,100 @@ impl Told {
     }
 }
 
-/// The first bytes of such a frame, of which `rest` are behind its addresses and tag.
-fn head(destination: MacAddr, source: MacAddr, tag: Option<VlanId>, rest: &[u8]) -> Vec<u8> {
-    let tag = tag.map(|vlan| [[0x81, 0], vlan.to_be_bytes()].concat());
-    [&destination.0[..], &source.0, &tag.unwrap_or_default(), rest].concat()
+/// The frame that is traced.
+struct Sample {
+    /// Its first bytes.
+    bytes: Vec<u8>,
+    /// The first bytes of one that a guard looks at.
+    guarded: Vec<u8>,
+    length: u32,
+    /// It was given, and not made of what was given.
+    is_given: bool,
+}
+
+impl Sample {
+    fn new(given: &Trace) -> Result<Sample, Fault> {
+        let Some(frame) = &given.frame else { return Sample::made(given) };
+        let parts = [("src", &given.src), ("dst", &given.dst), ("ip", &given.ip)];
+        let beside = parts.iter().find(|part| part.1.is_some()).map(|part| part.0);
+        if let Some(key) = beside.or(given.vlan.as_ref().map(|_| "vlan")) {
+            return Err(wrong(key, format!("{key} is part of frame"), ""));
+        }
+        let bytes = BASE64_STANDARD.decode(frame).unwrap_or_default();
+        let (least, most) = (u64::from(MIN_FRAME_LEN), u64::from(MAX_FRAME_LEN));
+        let known = bytes.len() as u64;
+        if !(least..=most).contains(&known) {
+            let text = format!("frame must be {least} to {most} bytes in base64");
+            return Err(wrong("frame", text, frame));
+        }
+        let length = number(given.len.clone(), "len", known..=most)?.unwrap_or(known) as u32;
+        Ok(Sample { guarded: bytes.clone(), bytes, length, is_given: true })
+    }
+
+    /// Of addresses, tag and length.
+    fn made(given: &Trace) -> Result<Sample, Fault> {
+        let address = |word: &Option<String>, key| match word {
+            Some(word) => mac(word, key),
+            None => Err(Fault::parameter(key, None)),
+        };
+        let (source, to) = (address(&given.src, "src")?, address(&given.dst, "dst")?);
+        let ip = given.ip.as_deref().map(|word| ip(word, "ip")).transpose()?;
+        let range = MIN_FRAME_LEN.into()..=MAX_FRAME_LEN.into();
+        let length = number(given.len.clone(), "len", range)?.unwrap_or(LENGTH) as u32;
+        let tag = number(given.vlan.clone(), "vlan", 0..=MAX_VLAN.into())?;
+        let tag = tag.map(|vlan| [[0x81, 0], (vlan as VlanId).to_be_bytes()].concat());
+        let rest = Reserved::usual(to).map_or(&[8, 0][..], |(_, rest)| rest);
+        let bytes = [&to.0[..], &source.0, &tag.unwrap_or_default(), rest].concat();
+        Ok(Sample { bytes, guarded: headers(source, ip), length, is_given: false })
+    }
+
+    /// Its source and its destination.
+    fn addresses(&self) -> (MacAddr, MacAddr) {
+        let snapshot = self.snapshot();
+        (ethernet::source(&snapshot), ethernet::destination(&snapshot))
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let mut snapshot = [0; SNAPSHOT_LEN];
+        snapshot.iter_mut().zip(&self.bytes).for_each(|(to, byte)| *to = *byte);
+        snapshot
+    }
+
+    /// The ports that it reaches of those of its segment, if not all, as it is for a group or a
+    /// message about groups.
+    fn reach(
+        &self,
+        snooping: &Snooping,
+        segment: Segment,
+        may_query: bool,
+    ) -> Option<(Option<IpAddr>, Reach)> {
+        let (now, snapshot) = (clock::coarse_seconds(), self.snapshot());
+        let (_, to) = self.addresses();
+        if !self.is_given {
+            let groups = snooping.limited_by_mac(segment, to.0, now);
+            let &(group, limited) = groups.first()?;
+            return Some((Some(group), Reach::Members(limited)));
+        }
+        if !to.is_group() || !multicast::is_of_vlan(&snapshot, segment.vlan()) {
+            return None;
+        }
+        if multicast::may_be_message(&snapshot) {
+            let message = (&self.bytes[..], multicast::parse(&self.bytes, true));
+            if let Some(reach) = snooping.reach(segment, message, may_query, now) {
+                return Some((None, reach));
+            }
+        }
+        let group = multicast::group(&snapshot, self.length)?;
+        let limited = snooping.limited(segment, group, now)?;
+        Some((Some(group), Reach::Members(limited)))
+    }
 }
 
 /// A frame on its way out.
 #[derive(Clone, Copy)]
 struct Way<'a> {
     vlan: VlanId,
-    bytes: &'a [u8],
-    length: u32,
+    sample: &'a Sample,
 }
 
 /// The first bytes of a frame from there, of TCP if it is one of IP.

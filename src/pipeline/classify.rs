@@ -10,7 +10,7 @@
 //! decision cost every frame 5 of 290.
 
 use super::burst::{BurstContext, bytes_of};
-use super::multicast::{Reach, Snooped};
+use super::multicast::Snooped;
 use super::plan::Plan;
 use super::screen::{Passage, admit};
 use crate::capture::outcomes::Outcomes;
@@ -23,7 +23,7 @@ use crate::port::{Endpoint, Port, PortTable};
 use crate::ring::{Burst, Frame, prefetch_read};
 use crate::stats::DropReason;
 use crate::switch::{
-    BurstMemo, Decision, DropCause, Fdb, Flood, Ingress, Learn, Policy, PortId, PortPolicy,
+    BurstMemo, Decision, DropCause, Fdb, Flood, Ingress, Learn, Policy, PortId, PortPolicy, Reach,
     ReservedSet, Segment, SourceMemo, Station,
 };
 
@@ -340,7 +340,7 @@ fn flood_frame(
     };
     let fan = plan.fan(key, |targets| {
         find_targets(policy, from, flood, targets);
-        reach.keep(policy.ports, targets);
+        policy.ports.keep_reached(reach, targets);
         // A frame to each of many VLANs has all ports looked at as often.
         *copies +=
             if plain && reach == Reach::All { 0 } else { policy.ports.numbers() / LOOKS_PER_COPY };

@@ -15,46 +15,10 @@ use crate::frame::offload::NEEDS_CSUM;
 use crate::limits::{BURST_FRAMES, MAX_MEMBERSHIP_MESSAGE_BYTES};
 use crate::port::{Port, PortTable};
 use crate::ring::Burst;
-use crate::switch::{Limited, Noted, PortId, Segment, Snooping};
+use crate::switch::{Limited, Noted, Reach, Segment, Snooping};
 
 // A bit for each frame.
 const _: () = assert!(BURST_FRAMES <= u64::BITS as usize);
-
-/// Which ports a flooded frame reaches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reach {
-    /// All of its segment.
-    All,
-    /// Those with multicast routers.
-    Routers,
-    /// All others.
-    Hosts,
-    /// None.
-    None,
-    /// These, and the members of its group.
-    Members(Limited),
-}
-
-impl Reach {
-    /// Keeps of the ports that a flood reaches those that this frame reaches.
-    #[inline]
-    pub fn keep(self, ports: &PortTable, targets: &mut Vec<PortId>) {
-        if self != Reach::All {
-            self.keep_some(ports, targets);
-        }
-    }
-
-    #[inline(never)]
-    fn keep_some(self, ports: &PortTable, targets: &mut Vec<PortId>) {
-        match self {
-            Reach::All => {}
-            Reach::Routers => targets.retain(|id| ports.may_route(*id)),
-            Reach::Hosts => targets.retain(|id| !ports.may_route(*id)),
-            Reach::None => targets.clear(),
-            Reach::Members(of) => ports.keep_members(of, targets),
-        }
-    }
-}
 
 /// What snooping has to do with frames of a burst: bits of their indices.
 #[derive(Debug, Default)]
@@ -85,22 +49,11 @@ impl Snooped {
             return Reach::All;
         }
         if multicast::may_be_message(&frame.snapshot) {
-            let is_v4 = frame.snapshot[0] == 1;
-            let has_querier = || snooping.has_querier(segment, is_v4, now);
             let mut room = [0; MAX_MEMBERSHIP_MESSAGE_BYTES];
             let (bytes, message) = read(burst, index, &mut room);
             self.messages |= u64::from(message != Ok(None)) << index;
-            let is_query = match message {
-                Ok(Some(Message::Report(_))) if has_querier() => return Reach::Routers,
-                Ok(Some(Message::Report(_))) => return Reach::All,
-                Ok(Some(Message::Query(_))) if may_query => return Reach::All,
-                Ok(Some(Message::Query(_))) => true,
-                Ok(None) | Err(Malformed) => !may_query && multicast::may_be_query(bytes),
-            };
-            // One that does not count is not heard by queriers, which would yield to a lower
-            // address, nor makes hosts speak another version.
-            if is_query {
-                return if has_querier() { Reach::None } else { Reach::Hosts };
+            if let Some(reach) = snooping.reach(segment, (bytes, message), may_query, now) {
+                return reach;
             }
         }
         let Some(group) = multicast::group(&frame.snapshot, frame.len) else { return Reach::All };

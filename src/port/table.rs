@@ -21,7 +21,7 @@ use crate::limits::{MAX_CAPTURES, MAX_PORTS};
 use crate::stats::MirrorStats;
 use crate::switch::mirror::{Mirror, Watch};
 use crate::switch::{
-    Limited, PortId, PortKind, PortPolicy, PortView, ReservedSet, Segment, Snooping,
+    Limited, PortId, PortKind, PortPolicy, PortView, Reach, ReservedSet, Segment, Snooping,
 };
 
 /// The ports of one moment, by number.
@@ -140,8 +140,27 @@ impl PortTable {
         self.policy(id).may_route(self[id].kind())
     }
 
+    /// Keeps of the ports that a flood reaches those that a frame reaches.
+    #[inline]
+    pub fn keep_reached(&self, reach: Reach, ports: &mut Vec<PortId>) {
+        if reach != Reach::All {
+            self.keep_some(reach, ports);
+        }
+    }
+
+    #[inline(never)]
+    fn keep_some(&self, reach: Reach, ports: &mut Vec<PortId>) {
+        match reach {
+            Reach::All => {}
+            Reach::Routers => ports.retain(|id| self.may_route(*id)),
+            Reach::Hosts => ports.retain(|id| !self.may_route(*id)),
+            Reach::None => ports.clear(),
+            Reach::Members(of) => self.keep_members(of, ports),
+        }
+    }
+
     /// Keeps of these ports those that get the frames of a limited group.
-    pub fn keep_members(&self, of: Limited, ports: &mut Vec<PortId>) {
+    fn keep_members(&self, of: Limited, ports: &mut Vec<PortId>) {
         let Some(snooping) = self.snooping() else { return };
         snooping.members(of, |takes| {
             let since = |id: PortId| self[id].since.load(Ordering::Relaxed);

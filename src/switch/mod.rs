@@ -27,7 +27,7 @@ pub mod vlan;
 pub use fdb::{Entry, EntryAge, Fdb, FdbConfig, Learn, PortId, StaticError};
 pub use memo::{BurstMemo, SourceMemo};
 pub use meter::{Booking, Limit, Meter, Rate, Room, Size};
-pub use multicast::{Known, Limited, Noted, Snooping};
+pub use multicast::{Known, Limited, Noted, Reach, Snooping};
 pub use policy::{
     Decision, DropCause, Flood, Ingress, Policy, PortKind, PortPolicy, PortView, Rules,
 };

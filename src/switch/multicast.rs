@@ -28,7 +28,9 @@ use std::sync::{
 
 use super::fdb::PortId;
 use super::segment::Segment;
-use crate::frame::multicast::{Query, is_limitable, mac as address_of};
+use crate::frame::multicast::{
+    Malformed, Message, Query, is_limitable, mac as address_of, may_be_query,
+};
 use crate::limits::{
     MAX_GROUPS, MAX_GROUPS_PER_PORT, MAX_GROUPS_PER_SEGMENT, MAX_PORTS, MAX_QUERY_INTERVAL_SECONDS,
     MAX_QUERY_RESPONSE_SECONDS, MAX_SNOOPED_SEGMENTS, MEMBERSHIP_SECONDS, QUERIER_SECONDS,
@@ -46,6 +48,21 @@ const _: () = assert!(PLACES <= u16::MAX as usize && MAX_PORTS.is_multiple_of(64
 /// Groups and their members; shared by all workers.
 #[derive(Debug)]
 pub struct Snooping(RwLock<Table>);
+
+/// Which ports a flooded frame reaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// All of its segment.
+    All,
+    /// Those with multicast routers.
+    Routers,
+    /// All others.
+    Hosts,
+    /// None.
+    None,
+    /// These, and the members of its group.
+    Members(Limited),
+}
 
 /// A group that is limited to its members, as a worker remembers it through a burst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -240,6 +257,29 @@ impl Snooping {
         let side = table.segments.get(&segment);
         let querier = side.and_then(|side| if is_v4 { side.v4.as_ref() } else { side.v6.as_ref() });
         querier.is_some_and(|querier| querier.is_present(now))
+    }
+
+    /// Which ports a frame reaches that may be a message about groups, from a port that may have a
+    /// querier or not; nothing if it is none. It begins with these bytes, which say this.
+    pub fn reach(
+        &self,
+        segment: Segment,
+        (bytes, message): (&[u8], Result<Option<Message<'_>>, Malformed>),
+        may_query: bool,
+        now: u32,
+    ) -> Option<Reach> {
+        let is_v4 = bytes.first() == Some(&1);
+        let has_querier = || self.has_querier(segment, is_v4, now);
+        let is_query = match message {
+            Ok(Some(Message::Report(_))) if has_querier() => return Some(Reach::Routers),
+            Ok(Some(Message::Report(_))) => return Some(Reach::All),
+            Ok(Some(Message::Query(_))) if may_query => return Some(Reach::All),
+            Ok(Some(Message::Query(_))) => true,
+            Ok(None) | Err(Malformed) => !may_query && may_be_query(bytes),
+        };
+        // One that does not count is not heard by queriers, which would yield to a lower address,
+        // nor makes hosts speak another version.
+        is_query.then(|| if has_querier() { Reach::None } else { Reach::Hosts })
     }
 
     /// Notes a query from a port that may have a querier.

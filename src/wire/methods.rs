@@ -154,10 +154,12 @@ methods! {
     [admin] DeleteAddress { mac: String, port?: String } -> Untied { port: String }
     /// Explains what the switch would do with a frame of len bytes, 98 by default, that enters by a
     /// port, with the tag of this VLAN if one is given: each step in a sentence, and the verdict.
-    /// ip: its source address of IP, if it has one. ports: its receivers. reason: of drops. Sends
-    /// and learns nothing.
+    /// ip: its source address of IP, if it has one. frame: its first bytes in base64, as in data of
+    /// Packet, in place of src, dst, vlan and ip. ports: its receivers. reason: of drops. Sends and
+    /// learns nothing.
     Trace {
-        port: String, src: String, dst: String, len?: Number, vlan?: Number, ip?: String,
+        port: String, src?: String, dst?: String, len?: Number, vlan?: Number, ip?: String,
+        frame?: String,
     } -> Traced {
         steps: Vec<String>, verdict: String, ports: Vec<String>, reason?: String,
     }

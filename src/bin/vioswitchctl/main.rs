@@ -289,7 +289,7 @@ fn delete(
     }
 }
 
-/// `trace PORT src=MAC dst=MAC vlan=VLAN ip=IP len=BYTES`.
+/// `trace PORT src=MAC dst=MAC vlan=VLAN ip=IP len=BYTES`, or `trace PORT frame=BASE64`.
 fn trace(client: &mut Client, port: &str, settings: &[String]) -> Result<wire::Traced, Failure> {
     let frame: Result<Trace, _> = wire::read(parameters(("port", port), settings)?);
     client.call(&frame.map_err(|fault| Failure::answered(fault.message()))?)

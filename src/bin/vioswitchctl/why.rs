@@ -160,9 +160,9 @@ fn one_way(
     let (Some(source), Some(destination)) = (&from.address, &to.address) else { return Ok(()) };
     let (vlan, from, to) = (from.tag().map(Into::into), &from.port.name, &to.port.name);
     for (length, what) in [(SHORT, "frames"), (LONG, "long frames")] {
-        let (src, dst, len) = (source.clone(), destination.clone(), Some(length.into()));
-        let (port, vlan) = (from.clone(), vlan.clone());
-        let traced = client.call(&Trace { port, src, dst, len, vlan, ip: None })?;
+        let (src, dst) = (Some(source.clone()), Some(destination.clone()));
+        let (port, vlan, len) = (from.clone(), vlan.clone(), Some(length.into()));
+        let traced = client.call(&Trace { port, src, dst, len, vlan, ip: None, frame: None })?;
         if traced.ports.contains(to) {
             continue;
         }

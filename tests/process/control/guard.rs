@@ -1,6 +1,8 @@
 //! A port with a guard sends what its owner may send, and nothing else, to any receiver, and says
 //! so wherever it is looked for; one that only logs sends all of it.
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use testkit::vm::mac_of;
 
 use super::*;
@@ -224,6 +226,45 @@ fn a_trace_knows_the_guard() {
     let (status, line) = pair.lab.fails(&["trace", "p0", own, "dst=ff:ff:ff:ff:ff:ff", "ip=x"]);
     assert!(status == 1 || status == 2, "{status}");
     assert!(line.contains("ip must be an IP address"), "{line}");
+    pair.lab.d.stop();
+}
+
+/// What a frame carries is traced if the frame is given, as `capture --json` has it.
+#[test]
+fn a_trace_of_a_frame_looks_at_what_it_carries() {
+    let pair = Pair::new(&keys("on"));
+    let trace = |frame: &[u8]| {
+        let frame = format!("frame={}", BASE64_STANDARD.encode(frame));
+        pair.lab.done(&["trace", "p0", &frame])
+    };
+    for frame in honest() {
+        let told = trace(&frame);
+        assert!(told.contains("it is allowed (guard=on)"), "{told}");
+        assert!(told.ends_with("it reaches 'p1'\n"), "{told}");
+    }
+    for (rule, frame) in spoofed() {
+        let told = trace(&frame);
+        let why = match rule {
+            "mac" | "ip" => "is not allowed as a source address of 'p0'".to_owned(),
+            "server" => "it is from a server, which 'p0' may not have".to_owned(),
+            "headers" => "its headers are not allowed".to_owned(),
+            rule => format!("is not allowed inside {} from 'p0'", rule.to_uppercase()),
+        };
+        assert!(told.contains(&why) && told.ends_with("it is dropped: guard\n"), "{rule}: {told}");
+    }
+    let cut = BASE64_STANDARD.encode(&discover(OWN)[..64]);
+    let told = pair.lab.done(&["trace", "p0", &format!("frame={cut}"), "len=292"]);
+    assert!(told.contains("guard=on needs more of its bytes"), "{told}");
+    for (more, wanted) in [
+        (&["frame=AAAA"][..], "frame must be 14 to 65557 bytes in base64"),
+        (&["frame=//////8CVlMAAAAICAA=", "len=13"], "len must be a number from 14"),
+        (&["frame=//////8CVlMAAAAICAA=", "vlan=3"], "vlan is part of frame"),
+        (&["frame=//////8CVlMAAAAICAA=", "dst=02:00:00:00:00:01"], "dst is part of frame"),
+        (&["src=02:00:00:00:00:01"], "dst"),
+    ] {
+        let (status, line) = pair.lab.fails(&[&["trace", "p0"], more].concat());
+        assert!(status != 0 && line.contains(wanted), "{more:?}: {line}");
+    }
     pair.lab.d.stop();
 }
 

@@ -213,7 +213,7 @@ fn send(vm: &mut Vm, frame: &[u8]) {
 }
 
 /// A message of IGMP about 239.1.1.1 or all groups: sums of both headers are what is left of ones.
-fn igmp(to: [u8; 4], message: &[u8]) -> Vec<u8> {
+pub fn igmp(to: [u8; 4], message: &[u8]) -> Vec<u8> {
     let sum = |bytes: &[u8]| {
         let words = bytes.chunks(2).map(|two| u32::from(u16::from_be_bytes([two[0], two[1]])));
         let sum: u32 = words.sum();
@@ -230,7 +230,7 @@ fn igmp(to: [u8; 4], message: &[u8]) -> Vec<u8> {
 }
 
 /// Port p1 asks who is a member, and is one itself.
-fn ask(vm: &mut Vm) {
+pub fn ask(vm: &mut Vm) {
     std::thread::sleep(ATTACHED);
     send(vm, &igmp([224, 0, 0, 1], &[0x11, 0, 0, 0, 0, 0, 0, 0, 2, 125, 0, 0]));
     send(vm, &igmp([239, 1, 1, 1], &[0x16, 0, 0, 0, 239, 1, 1, 1]));

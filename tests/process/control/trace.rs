@@ -1,7 +1,10 @@
 //! A trace is what happens to the frame.
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use testkit::vm::mac_of;
 
+use super::tenant_keys::{ask, igmp};
 use super::*;
 
 const SOON: Duration = Duration::from_secs(5);
@@ -137,6 +140,41 @@ fn why_finds_what_is_in_the_way() {
     let text = lab.done(&["why", "p0", "wide"]);
     let first = text.lines().next().expect("a line");
     assert_eq!(first, "nothing in the switch is in the way between 'p0' and 'wide'", "{text}");
+}
+
+/// Where reports and queries of multicast go is traced if the frame is given.
+#[test]
+fn a_trace_of_a_frame_knows_what_snooping_does() {
+    let lab = Lab::with_ports(&["", ",multicast-router=on", ""], &["--multicast-snooping"]);
+    let mut vms = [0, 1, 2].map(|id| Vm::connect(&lab.d.socket(id.into()), VmConfig::new(id)));
+    let trace = |port: &str, frame: &[u8]| {
+        let frame = format!("frame={}", BASE64_STANDARD.encode(frame));
+        lab.done(&["trace", port, &frame])
+    };
+    let report = igmp([239, 1, 1, 1], &[0x16, 0, 0, 0, 239, 1, 1, 1]);
+    let query = igmp([224, 0, 0, 1], &[0x11, 0, 0, 0, 0, 0, 0, 0, 2, 125, 0, 0]);
+    let told = trace("p0", &report);
+    assert!(told.contains("it is a message of IGMP or MLD, which is for all"), "{told}");
+    let told = trace("p0", &query);
+    assert!(told.contains("it is a query, and 'p0' has multicast-router=off"), "{told}");
+    assert!(told.contains("not to 'p1': the query does not count"), "{told}");
+    assert!(told.ends_with("it reaches 'p2'\n"), "{told}");
+    ask(&mut vms[1]);
+    let heard = || trace("p0", &report).contains("which is for multicast routers");
+    assert!(wait_for(SOON, heard), "{}", trace("p0", &report));
+    let told = trace("p0", &report);
+    assert!(told.contains("not to 'p2': no multicast router is there"), "{told}");
+    assert!(told.ends_with("it reaches 'p1'\n"), "{told}");
+    assert!(trace("p0", &query).ends_with("it is dropped: no_receiver\n"));
+    assert!(trace("p1", &query).ends_with("it reaches 2 ports\n"));
+    // A frame of the group itself, once hosts had the time to answer.
+    let mut frame = igmp([239, 1, 1, 1], &[0; 30]);
+    frame[23] = 17;
+    let limited = || trace("p0", &frame).contains("group 239.1.1.1: members, routers");
+    assert!(wait_for(SOON, limited), "{}", trace("p0", &frame));
+    let told = trace("p0", &frame);
+    assert!(told.contains("not to 'p2': it is no member of the group"), "{told}");
+    lab.d.stop();
 }
 
 /// Of a reserved address a trace takes the protocol that it is mostly for.
