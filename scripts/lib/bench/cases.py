@@ -26,10 +26,20 @@ class Case:
     long: bool = False
     # Whether there is work for all of the time.
     busy: bool = True
+    # What each port is of VLAN 10: "access" or "trunk".
+    vlans: tuple = ()
 
 
 def pairs(name, title, *arguments, **rest):
     return Case(name, title, 2, ("--pattern", "pairs", *arguments), **rest)
+
+
+def of_vlan(name, title, first, second):
+    """60 bytes without the tag that a trunk's frames have behind their addresses."""
+    vlans = (first, second)
+    heads = [word for port, kind in enumerate(vlans) if kind == "trunk"
+             for word in ("--head", f"{port}:8100000a")]
+    return pairs(name, title, "--len", "60", *heads, vlans=vlans)
 
 
 CASES = [
@@ -53,6 +63,12 @@ CASES = [
     pairs("ring-1024", "60 B, two ports, rings of 1024", "--ring", "1024", series="ring", at=1024),
     Case("workers-1", "60 B, four ports in pairs, one worker", 4, ours=True),
     Case("workers-2", "60 B, four ports in pairs, two workers", 4, ours=True, workers=2),
+]
+
+CASES += [
+    of_vlan("trunk", "60 B and a tag, two trunks of a VLAN, both ways", "trunk", "trunk"),
+    of_vlan("access-trunk", "60 B, an access port and a trunk of a VLAN, both ways",
+            "access", "trunk"),
 ]
 
 CASES += [

@@ -119,6 +119,8 @@ class Bench:
             return f"at most {switch.most_ports} ports"
         if case.learning and not switch.learns:
             return "does not learn"
+        if case.vlans and not switch.has_vlans:
+            return "has no VLANs here"
         if case.workers > len(self.switch_cpus):
             return f"needs {case.workers + 1} CPUs"
         if case.driver:
@@ -151,7 +153,9 @@ class Bench:
     def once(self, switch, case):
         """One run of a case: the generator's figures, flat."""
         directory = tempfile.mkdtemp(dir=self.work)
-        started = switch.start(directory, case.ports, self.switch_cpus[:case.workers], case.workers)
+        more = {"vlans": case.vlans} if case.vlans else {}
+        started = switch.start(directory, case.ports, self.switch_cpus[:case.workers], case.workers,
+                               **more)
         try:
             result = (driver.measure(started, case, self.generator_cpu, self.chosen.seconds)
                       if case.driver else self.generate(started, case))

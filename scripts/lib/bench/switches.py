@@ -2,6 +2,7 @@
 
 A started switch has `pid`, the process whose CPU time counts (None: the generator's own time in
 the kernel), `arguments` for the generator, and `stop()`. `has_sockets`: its ports are vhost-user.
+`has_vlans`: `start` takes what each port is of VLAN 10.
 """
 
 import os
@@ -59,6 +60,7 @@ class Vioswitch:
     most_ports = 1024
     sleeps_when_idle = True
     has_sockets = True
+    has_vlans = True
 
     # For cases alone in which there is not work for all of the time.
     only_unbusy = False
@@ -75,14 +77,16 @@ class Vioswitch:
     def version(self):
         return " ".join([first_line(self.binary, "--version"), *self.options])
 
-    def command(self, directory, ports, workers=1):
+    def command(self, directory, ports, workers=1, vlans=()):
         command = [self.binary, "--workers", str(workers), *self.options]
         for i, path in enumerate(sockets(directory, ports)):
-            command += ["--port", f"p{i},socket={path}"]
+            keys = {"access": ",vlan=10", "trunk": ",trunk=10"}[vlans[i]] if vlans else ""
+            command += ["--port", f"p{i},socket={path}{keys}"]
         return command
 
-    def start(self, directory, ports, cpus, workers=1):
-        process = Process(self.command(directory, ports, workers), f"{directory}/log", cpus)
+    def start(self, directory, ports, cpus, workers=1, vlans=()):
+        command = self.command(directory, ports, workers, vlans)
+        process = Process(command, f"{directory}/log", cpus)
         started = StartedOurs([process], socket_arguments(directory, ports))
         started.log, started.workers = process.log, workers
         try:
@@ -116,6 +120,7 @@ class Testpmd:
     most_ports = 32  # RTE_MAX_ETHPORTS of the usual builds
     sleeps_when_idle = False
     has_sockets = True
+    has_vlans = False
 
     def missing(self):
         return None if shutil.which("dpdk-testpmd") else "not installed (package dpdk-dev)"
@@ -153,6 +158,7 @@ class OpenVSwitch:
     most_ports = 1024
     sleeps_when_idle = False
     has_sockets = True
+    has_vlans = True
     SCHEMA = "/usr/share/openvswitch/vswitch.ovsschema"
 
     def __init__(self):
@@ -174,7 +180,7 @@ class OpenVSwitch:
         dpdk = first_line("sh", "-c", f"{self.daemon} --version | grep DPDK")
         return f"{version.replace('ovs-vswitchd ', '')}, {dpdk}, NORMAL action"
 
-    def start(self, directory, ports, cpus, workers=1):
+    def start(self, directory, ports, cpus, workers=1, vlans=()):
         database = f"unix:{directory}/db.sock"
         env = dict(os.environ, OVS_RUNDIR=directory, OVS_DBDIR=directory, OVS_LOGDIR=directory,
                    OVS_SYSCONFDIR=directory)
@@ -199,8 +205,9 @@ class OpenVSwitch:
                   "other_config:mac-table-size=131072")
             words = []
             for i in range(ports):
-                words += ["--", "add-port", "br0", f"s{i}", "--", "set", "Interface", f"s{i}",
-                          "type=dpdkvhostuser"]
+                keys = [{"access": "tag=10", "trunk": "trunks=10"}[vlans[i]]] if vlans else []
+                words += ["--", "add-port", "br0", f"s{i}", *keys,
+                          "--", "set", "Interface", f"s{i}", "type=dpdkvhostuser"]
             vsctl(*words[1:])
             processes[1].wait_for(lambda: all(map(os.path.exists, sockets(directory, ports))),
                                   READY_SECONDS)
@@ -222,6 +229,7 @@ class Bridge:
     most_ports = 1024
     sleeps_when_idle = True
     has_sockets = False
+    has_vlans = False
     SETUP = """set -e
 echo 1 >/proc/sys/net/ipv6/conf/default/disable_ipv6
 ip link add br0 type bridge forward_delay 0 mcast_snooping 0
