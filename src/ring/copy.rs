@@ -37,7 +37,8 @@ impl Burst {
         for index in frames {
             let frame = &self.frames[usize::from(*index)];
             let request = if asks { frame.request() } else { Request::NONE };
-            self.tags.heads[usize::from(*index)].set(frame, request, edit(frame));
+            let head = &mut self.tags.heads[usize::from(*index)];
+            head.set((&frame.snapshot, frame.len), request, edit(frame));
         }
     }
 

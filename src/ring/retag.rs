@@ -4,9 +4,8 @@
 //! more or less, made once for each port that the frame goes to, in front of the payload where it
 //! lies. What the virtio-net header says of offsets moves with it.
 
-use super::burst::Frame;
 use crate::frame::VnetHdr;
-use crate::frame::ethernet::{TagEdit, VLAN_TAG_LEN};
+use crate::frame::ethernet::{Snapshot, TagEdit, VLAN_TAG_LEN};
 use crate::frame::offload::{NEEDS_CSUM, Offloads, Request};
 use crate::limits::{BURST_FRAMES, SNAPSHOT_LEN};
 
@@ -54,12 +53,17 @@ impl Tags {
 }
 
 impl Retagged {
-    /// Becomes a frame that asks for this. Its head is copied in moves of fixed sizes, as much as
-    /// a snapshot has: what is behind the frame's end is not sent.
+    /// Becomes a frame of `len` bytes that asks for this. Its head is copied in moves of fixed
+    /// sizes, as much as a snapshot has: what is behind the frame's end is not sent.
     #[inline(always)]
-    pub(super) fn set(&mut self, frame: &Frame, request: Request, edit: TagEdit) {
+    pub(super) fn set(
+        &mut self,
+        (snapshot, len): (&Snapshot, u32),
+        request: Request,
+        edit: TagEdit,
+    ) {
         const BY: i32 = VLAN_TAG_LEN as i32;
-        let (snapshot, bytes) = (&frame.snapshot, &mut self.bytes);
+        let bytes = &mut self.bytes;
         let by = match edit {
             TagEdit::Push(_) => {
                 bytes[TAG_END..].copy_from_slice(&snapshot[TAG_AT..]);
@@ -79,8 +83,8 @@ impl Retagged {
             let ([a, b], [c, d]) = (TAG_TYPE, tag.to_be_bytes());
             bytes[TAG_AT..TAG_END].copy_from_slice(&[a, b, c, d]);
         }
-        self.head = (frame.head().len() as i32 + by) as u8;
-        self.len = frame.len.wrapping_add_signed(by);
+        self.head = len.min(SNAPSHOT_LEN as u32).wrapping_add_signed(by) as u8;
+        self.len = len.wrapping_add_signed(by);
         self.request = request;
         if !request.needs.is_empty() {
             self.move_offsets(by);
