@@ -39,8 +39,10 @@ struct Classifier<'a> {
     /// What is asked of the port, and where the frame before came in.
     asked: &'a PortPolicy,
     segment: Segment,
-    /// The tag of the last frame that came in there.
+    /// The tag of the last frame that came in there, and how many came in with another one than
+    /// the frame before.
     tag: TagBytes,
+    turns: u32,
     /// Read before the first learning, as the memo's rule demands.
     generation: u64,
     /// Addresses of the last frame that was admitted, and what was decided about it.
@@ -81,6 +83,7 @@ impl<'a> Classifier<'a> {
             asked,
             segment: asked.segment(0),
             tag: TagBytes::UNKNOWN,
+            turns: 0,
             generation,
             last: Addresses::NONE,
             decision: Decision::Flood(Flood::Group),
@@ -100,7 +103,7 @@ impl<'a> Classifier<'a> {
             let tag = frame.tag();
             if tag != self.tag {
                 self.enter(frame)?;
-                self.tag = tag;
+                (self.tag, self.turns) = (tag, self.turns + 1);
             }
         }
         let addresses = ethernet::addresses(&frame.snapshot);
@@ -306,7 +309,8 @@ impl BurstContext {
             plan.stretch(burst.frames().len() as u8);
         }
         plan.close();
-        let Classifier { least, keeps_tags, .. } = classifier;
+        let Classifier { least, keeps_tags, turns, .. } = classifier;
+        burst.are_alike = SCREENED && turns < 2;
         if let Some(at) = cut {
             burst.cut(at);
         }

@@ -103,6 +103,8 @@ pub struct Burst {
     pub(super) staging: Box<[u8]>,
     /// Frames that leave with other tags than they came with.
     pub(super) tags: Tags,
+    /// All frames that may go anywhere have the same tag, or none.
+    pub are_alike: bool,
 }
 
 // SAFETY: the pointers in frames and pieces are only dereferenced while the source's lock is held,
@@ -126,6 +128,7 @@ impl Default for Burst {
             chains: Box::new([Descriptor::default(); BURST_FRAMES]),
             staging: Box::default(),
             tags: Tags::default(),
+            are_alike: false,
         }
     }
 }
@@ -140,6 +143,7 @@ impl Burst {
         self.rejects = 0;
         self.pieces.truncate(0);
         self.pieces.linked = 0;
+        self.are_alike = false;
         self.keep_tags();
     }
 

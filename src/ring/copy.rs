@@ -28,17 +28,19 @@ pub struct EgressFrame<'a> {
 impl Burst {
     /// From here on the listed frames leave as `edit` says, and no others leave.
     pub fn retag(&mut self, frames: &[u8], mut edit: impl FnMut(&Frame) -> TagEdit) {
-        let frame = |index: &u8| &self.frames[usize::from(*index)];
-        self.tags.are_other = frames.iter().any(|index| edit(frame(index)) != TagEdit::Keep);
+        let mut edit = |index: &u8| edit(&self.frames[usize::from(*index)]);
+        let (same, mut rest) = (frames.first().map(&mut edit), frames.iter().skip(1));
+        let are_same = self.are_alike || rest.all(|index| Some(edit(index)) == same);
+        self.tags.are_other = !are_same || same.is_some_and(|edit| edit != TagEdit::Keep);
         if !self.tags.are_other {
             return;
         }
-        let asks = self.needs_offloads();
+        let (asks, same) = (self.needs_offloads(), same.filter(|_| are_same));
         for index in frames {
             let frame = &self.frames[usize::from(*index)];
             let request = if asks { frame.request() } else { Request::NONE };
             let head = &mut self.tags.heads[usize::from(*index)];
-            head.set((&frame.snapshot, frame.len), request, edit(frame));
+            head.set((&frame.snapshot, frame.len), request, same.unwrap_or_else(|| edit(index)));
         }
     }
 
