@@ -72,6 +72,12 @@ fn ports_move_between_vlans_and_bridges() {
     lab.done(&["port", "set", "p2", "bridge=blue"]);
     pass(&mut vms, true);
     assert!(static_at("p2", "blue 20 static"), "{}", lab.done(&["fdb", "show"]));
+    // What is elsewhere stays.
+    for (bridge, vlan, count) in [("blue", 10, 0), ("default", 20, 0), ("blue", 20, 2)] {
+        let of = [format!("--bridge={bridge}"), format!("--vlan={vlan}")];
+        let told = lab.done(&["fdb", "flush", &of[0], &of[1]]);
+        assert_eq!(told, format!("{count} addresses forgotten\n"), "{of:?}");
+    }
 
     // As one of a client: it goes with the port.
     lab.done(&["fdb", "add", "02:00:00:00:00:08", "p3"]);
