@@ -164,7 +164,19 @@ pub(super) fn overlay(
                     [[stream]], or --control or --plug to add them later";
         complaints.push(Complaint::new(&Place::Command, text));
     }
+    complaints.extend(missing_workers(&all));
     (config(all.scalars, all.entries, places), complaints)
+}
+
+/// Entries that ask for a worker that there will not be.
+fn missing_workers(all: &Validated) -> impl Iterator<Item = Complaint> {
+    let workers = all.scalars.workers.unwrap_or(limits::DEFAULT_WORKERS);
+    let ports = all.entries.iter().map(|entry| (&entry.at, &entry.settings));
+    let template = all.scalars.template.iter().map(|settings| (&Place::Command, settings));
+    ports.chain(template).filter_map(move |(at, settings)| {
+        let wrong = settings.check_worker(workers).err()?;
+        Some(Complaint::new(at, wrong.text))
+    })
 }
 
 /// The values, with defaults where nothing was given.

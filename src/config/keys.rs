@@ -17,7 +17,7 @@ use super::raw::Setting;
 use super::types::{
     ADDRESSES, ADMIN, ALLOW_SERVER, ALLOWED_IPS, ALLOWED_MACS, BRIDGE, BURST, GROUP, GUARD,
     INHERITED, INTERFACE, IO, LABEL, MAC, MEMORY, MODE, MTU, NAME, NATIVE, OFFLOAD, ON_OFF, PASS,
-    PEER, PERMISSIONS, QUEUES, RATE, SNAPLEN, SOCKET, STORM, SWITCHED, TRUNK, VLAN, WAY,
+    PEER, PERMISSIONS, QUEUES, RATE, SNAPLEN, SOCKET, STORM, SWITCHED, TRUNK, VLAN, WAY, WORKER,
 };
 use super::types::{
     Admin, AllowedMac, Guard, Memory, Mode, Offload, Server, Slot, is_list, words_of,
@@ -367,6 +367,8 @@ port_keys! { |kind|
         "Copy what comes from the port (`in`), what was delivered to it (`out`), or both.";
     "snaplen" snaplen: Option<u32> = None, SNAPLEN, MIRRORS, Now, "128",
         "Copy so many bytes of each frame, without a request for offloads; without it all.";
+    "worker" worker: Option<u16> = None, WORKER, VMS, Now, "\"auto\"",
+        "The worker that serves the port's rings, by its number, or `auto`: by their load.";
     "memory" memory: Memory = Memory::Any, MEMORY, VMS, Reconnect, "\"any\"",
         "`prealloc`: refuse a VM without QEMU's prealloc=on.";
     "label" label: Option<String> = None, LABEL, ALL, Now, "\"tenant 7\"",

@@ -229,6 +229,18 @@ impl Settings {
         said.into_iter().map(|text| format!("port {}: {text}", self.name)).collect()
     }
 
+    /// What is wrong where there are so many workers, and not the one that is asked for.
+    pub fn check_worker(&self, workers: usize) -> Result<(), Wrong> {
+        match self.worker.filter(|number| usize::from(*number) >= workers) {
+            None => Ok(()),
+            Some(number) => {
+                let text =
+                    format!("worker must be auto or below workers ({workers}), not {number}");
+                Err(Wrong { key: "worker".to_owned(), text })
+            }
+        }
+    }
+
     /// The mirror that they are of.
     pub fn mirror(&self) -> Option<Mirror> {
         let (from, to) = self.from.clone().zip(self.to.clone())?;

@@ -9,7 +9,7 @@ use super::keys::Kind;
 use super::raw::Setting;
 use super::value::{
     group, inherited_socket, interface_name, label, number, one_of, permissions, port_name, prefix,
-    protocols, socket_path, station_address, text as text_of, vlan_set,
+    protocols, socket_path, station_address, text as text_of, vlan_set, worker, worker_word,
 };
 use crate::frame::offload::Offloads;
 use crate::frame::{MacAddr, Prefix};
@@ -349,6 +349,7 @@ types! {
     STORM FloodRates: "CLASS:RATE", storm, storm_word, is_shown: true, has_commas: true;
     PASS ReservedSet: "PROTOCOLS", protocols, ReservedSet::to_string, is_shown: true,
         has_commas: true;
+    WORKER Option<u16>: "auto|N", worker, worker_word, is_number: true, is_shown: true;
     LABEL String: "TEXT", label, String::clone, is_shown: true;
     ALLOWED_MACS AllowedMac: "own|vrrp|MAC", AllowedMac::read, AllowedMac::word;
     ALLOWED_IPS Prefix: "IP[/LENGTH]", prefix, Prefix::to_string;

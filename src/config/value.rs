@@ -68,13 +68,32 @@ fn digits(word: &str) -> Option<u64> {
 /// `workers=`: how many, or as many as suit a machine with `cpus` CPUs.
 pub(super) fn workers(setting: &Setting, cpus: usize) -> Result<usize, String> {
     if let Value::Word(word) | Value::Text(word) = &setting.value
-        && word == "auto"
+        && word == AUTO
     {
         return Ok(cpus.clamp(1, limits::AUTO_WORKERS));
     }
     let count = number(setting, 1, limits::MAX_WORKERS as u64);
     count.map_err(|text| text.replacen("must be", "must be auto or", 1))
 }
+
+/// `worker=`: its number; none for `auto`.
+pub(super) fn worker(setting: &Setting) -> Result<Option<u16>, String> {
+    if let Value::Word(word) | Value::Text(word) = &setting.value
+        && word == AUTO
+    {
+        return Ok(None);
+    }
+    let number = number(setting, 0, limits::MAX_WORKERS as u64 - 1).map(Some);
+    number.map_err(|text| text.replacen("must be", "must be auto or", 1))
+}
+
+/// As it is written.
+pub(super) fn worker_word(worker: &Option<u16>) -> String {
+    worker.map_or_else(|| AUTO.to_owned(), |number| number.to_string())
+}
+
+/// What the switch chooses by itself.
+const AUTO: &str = "auto";
 
 /// Digits alone: no sign, no blanks.
 fn is_decimal(word: &str) -> bool {

@@ -26,6 +26,7 @@ impl Switch {
         }
         let wanted = Settings::parse(kind, given).map_err(|wrong| values.fault(wrong))?;
         check_endpoint(&wanted, &values)?;
+        self.check_worker(&wanted, &values)?;
         self.tell("adds", &name, caller);
         if let Some(mirror) = wanted.mirror() {
             self.named(&mirror.from)?;
@@ -99,12 +100,19 @@ impl Switch {
             }
         }
         let wanted = Settings::parse(kind, all).map_err(|wrong| values.fault(wrong))?;
+        self.check_worker(&wanted, &values)?;
         self.tell("changes", &name, caller);
         let changed = self.daemon().set(&there, &wanted);
         match changed {
             Ok(changes) => Ok(Changed { changes: changes.iter().map(change).collect() }),
             Err(error) => Err(self.fault(&name, &error)),
         }
+    }
+
+    /// Whether there is the worker that a port asks for.
+    fn check_worker(&self, wanted: &Settings, values: &Values) -> Result<(), Fault> {
+        let workers = self.view.workers.handles().len();
+        wanted.check_worker(workers).map_err(|wrong| values.fault(wrong))
     }
 
     /// `Delete`: a port of any kind, or only an entry of the one that the caller takes it for.

@@ -13,7 +13,7 @@ use std::time::Instant;
 use super::methods::Switch;
 use super::parts::Part;
 use super::show;
-use crate::daemon::Samples;
+use crate::daemon::View;
 use crate::limits::{CONTROL_INSPECT_TIMEOUT, CONTROL_LOOK_TIMEOUT};
 use crate::port::{Port, RegionFacts, RingFacts, SessionFacts};
 use crate::stats::{Direction, DropReason, QueueStats};
@@ -66,8 +66,8 @@ impl DetailsWait {
         if let Some(until) = until.filter(|until| now < *until).min() {
             return Part::Later(Some(until));
         }
-        let (shown, samples) = (switch.show(&self.port), &switch.view.samples);
-        let told = details(&self.port, facts.as_ref(), shown, samples);
+        let (shown, view) = (switch.show(&self.port), &switch.view);
+        let told = details(&self.port, facts.as_ref(), shown, view);
         let socket = self.socket.as_mut().map(SocketLook::answer);
         let lists = switch.lists(&self.port.name);
         let table = switch.view.ports.present();
@@ -135,15 +135,18 @@ fn details(
     port: &Arc<Port>,
     facts: Option<&SessionFacts>,
     shown: wire::Port,
-    samples: &Samples,
+    View { samples, workers, .. }: &View,
 ) -> PortDetails {
     let (mut rings, now) = (Vec::new(), clock::coarse_seconds());
+    let served = workers.rings().of_port(port.id);
     // Those of a TAP or stream have the indices that a guest's would.
     port.each_queue(&mut |direction, queue, stats| {
         let index = 2 * queue + usize::from(direction == Direction::In);
         let facts = facts.and_then(|facts| facts.rings.get(index));
         let idle = samples.idle(port, (direction, queue), stats.frames.get(), now).map(u64::from);
-        rings.push(Ring { index, queue, direction, idle, ..ring(stats, facts) });
+        let of = served.iter().find(|of| (of.0, of.1) == (direction, queue));
+        let worker = of.map(|of| of.2);
+        rings.push(Ring { index, queue, direction, idle, worker, ..ring(stats, facts) });
     });
     rings.sort_by_key(|ring| ring.index);
     let rules = port.stats.guard.counters();

@@ -63,6 +63,7 @@ pub fn port(id: PortId, settings: &Settings) -> Port {
     port.on_platform(settings.platform)
         .asked(settings.policy())
         .limited(settings.limits(), settings.flood_limits())
+        .served_by(settings.worker)
         .with_memory(settings.memory == Memory::Prealloc)
 }
 

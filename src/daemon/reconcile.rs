@@ -78,6 +78,7 @@ impl Daemon {
             }
         }
         self.set_mirrors();
+        self.context.workers.rings().settle();
         reconciled
     }
 

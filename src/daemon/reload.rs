@@ -283,6 +283,7 @@ impl Reloader {
             let mut desired = daemon.desired.clone();
             let mut wrong = apply(&mut desired, &steps);
             wrong.extend(misplaced);
+            wrong.extend(without_worker(&config, daemon.context.workers.handles().len()));
             if !wrong.is_empty() {
                 return Err(wrong);
             }
@@ -386,6 +387,16 @@ impl Reloader {
             silent: Cell::new(None),
         }
     }
+}
+
+/// Entries that ask for a worker that there is not before the next start.
+fn without_worker(config: &Config, workers: usize) -> impl Iterator<Item = String> {
+    let all = config.ports.iter().map(|entry| &entry.settings).chain([&config.template]);
+    all.filter_map(move |settings| {
+        let wrong = settings.check_worker(workers).err()?;
+        let of = format!("{} {}", settings.kind, settings.name);
+        Some(format!("{}: {wrong}", of.trim_end()))
+    })
 }
 
 fn named(entry: &Entry, error: &PortError) -> String {

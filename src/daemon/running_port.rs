@@ -108,6 +108,7 @@ impl RunningPort {
         }
         port.policy.set(policy);
         port.rates.set(wanted.limits(), wanted.flood_limits());
+        port.worker.set(wanted.worker);
         let waits = now.kind == Kind::Port && now != wanted;
         state.next = waits.then(|| wanted.clone());
         drop(state);

@@ -224,6 +224,7 @@ fn apply_one(
         desired.check(entry).map_err(|clash| left_out(&clash))?;
         desired.check_mirror(&entry.settings).map_err(|why| left_out(&why))?;
         let now = &entry.settings;
+        now.check_worker(config.workers).map_err(|why| left_out(&why))?;
         let new = usize::from(there.is_none());
         let of_kind = config.of(now.kind).count() + new;
         if config.ports.len() + new > MAX_PORTS || of_kind > now.kind.most().0 {

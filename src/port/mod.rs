@@ -99,6 +99,8 @@ pub struct Port {
     pub left_out: AtomicBool,
     /// It is being removed.
     pub leaving: AtomicBool,
+    /// The worker that serves its rings, if it is not chosen by load.
+    pub worker: FixedWorker,
     /// A second before which what is behind it, or its bridge and VLAN, may have been another.
     pub since: AtomicU32,
     /// The ports that it came in the place of.
@@ -142,6 +144,7 @@ impl Port {
             rates: Rates::default(),
             left_out: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
+            worker: FixedWorker::default(),
             since: AtomicU32::new(clock::coarse_seconds() + 1),
             line: Line::default(),
             mtu: Mtu::new(None),
@@ -186,6 +189,12 @@ impl Port {
     /// The port of whose frames, from it and to it, only so much may pass.
     pub fn limited(self, limits: [Limit; 2], floods: FloodLimits) -> Port {
         self.rates.set(limits, floods);
+        self
+    }
+
+    /// The port of a VM whose rings are served by this worker.
+    pub fn served_by(self, worker: Option<u16>) -> Port {
+        self.worker.set(worker);
         self
     }
 
@@ -386,6 +395,32 @@ impl Line {
     /// Its counters have that now.
     pub fn complete(&self) {
         self.behind.store(false, Ordering::Release);
+    }
+}
+
+/// The worker that an operator wants to serve a port's rings, by number; it may change while they
+/// are served.
+#[derive(Debug)]
+pub struct FixedWorker(AtomicU32);
+
+impl FixedWorker {
+    const NONE: u32 = u32::MAX;
+
+    /// The worker, of so many; none if it is chosen by load.
+    pub fn get(&self, workers: usize) -> Option<usize> {
+        let number = self.0.load(Ordering::Relaxed) as usize;
+        (number < workers).then_some(number)
+    }
+
+    /// Another one, or none.
+    pub fn set(&self, worker: Option<u16>) {
+        self.0.store(worker.map_or(Self::NONE, u32::from), Ordering::Relaxed);
+    }
+}
+
+impl Default for FixedWorker {
+    fn default() -> FixedWorker {
+        FixedWorker(AtomicU32::new(Self::NONE))
     }
 }
 

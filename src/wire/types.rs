@@ -44,12 +44,12 @@ structs! { answered [serde(default)]
     Change { key: String, from: Option<String>, to: Option<String>, effect: Effect }
     /// A port. Counters grow from the port's beginning on. offloads: what frames may reach it with;
     /// send_offloads: what its own frames may ask for. flood, isolated, learn, max_addresses,
-    /// admin, guard, bridge, vlan, trunk, native, label: its settings of these names. pending:
-    /// settings for the next front-end. owner: the user of the socket, of origin plug. io: of a
-    /// TAP, uring or write, by which frames are written now; of an XDP uplink native or generic,
-    /// where its program runs; io_refused: why not uring, or native, if its setting permits that.
-    /// dropped_from: the senders of frames that lately found no room there, the most first, five at
-    /// most.
+    /// admin, guard, bridge, vlan, trunk, native, worker, label: its settings of these names.
+    /// pending: settings for the next front-end. owner: the user of the socket, of origin plug. io:
+    /// of a TAP, uring or write, by which frames are written now; of an XDP uplink native or
+    /// generic, where its program runs; io_refused: why not uring, or native, if its setting
+    /// permits that. dropped_from: the senders of frames that lately found no room there, the most
+    /// first, five at most.
     Port {
         name: String, number: u16, kind: String as Kind, origin: String as Origin, owner?: u32,
         state: State, front_end?: FrontEnd, interface?: String, io?: String,
@@ -73,14 +73,14 @@ structs! { answered [serde(default)]
     /// One ring of a port, by its index; a TAP's queues have the indices that a guest's rings
     /// would. standing: started, and without memory for now. polled: without a kick. available:
     /// descriptor chains that the driver made available and did not get back. Fields of the session
-    /// are missing without a session, or if it did not answer in time. idle: seconds since the ring
-    /// was last used.
+    /// are missing without a session, or if it did not answer in time. worker: the number of the
+    /// one that serves it. idle: seconds since the ring was last used.
     Ring {
         index: usize, queue: usize, direction: Direction, size?: u64, started?: bool,
-        standing?: bool, enabled?: bool, broken?: bool, polled?: bool, available?: u64,
-        idle?: u64, frames: u64, bytes: u64, drops: BTreeMap<String, u64>, kicks: u64,
-        signals: u64, signals_suppressed: u64, waits: u64, bad_buffers: u64, checksummed: u64,
-        segmented: u64, segments: u64, segments_lost: u64, coalesced: u64,
+        standing?: bool, enabled?: bool, broken?: bool, polled?: bool, worker?: usize,
+        available?: u64, idle?: u64, frames: u64, bytes: u64, drops: BTreeMap<String, u64>,
+        kicks: u64, signals: u64, signals_suppressed: u64, waits: u64, bad_buffers: u64,
+        checksummed: u64, segmented: u64, segments: u64, segments_lost: u64, coalesced: u64,
     }
     /// A thread of the data path. Cycles are those of cycles_per_second in GetWorkers.
     Worker {

@@ -2,7 +2,8 @@
 //!
 //! A ring goes to the worker with the fewest of its direction. When others leave, rings move until
 //! no worker has two more than another, unless that makes a busy worker busier still; and transmit
-//! rings move for their load ([`super::balance`]).
+//! rings move for their load ([`super::balance`]). The rings of a port for which an operator chose
+//! a worker go there and stay, whatever the load.
 //!
 //! A transmit ring's state names its owner ([`Vring::owner`]); a worker that finds another
 //! name there under the ring's lock lets go of the ring. A move is therefore safe at any moment:
@@ -23,15 +24,20 @@
 //! kick descriptor takes is its session's alone ([`super::kick`]), and a ring whose lock is not to
 //! be had, as its guest's memory keeps a worker waiting, does not move.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::balance::{Move, Sample};
 use super::handle::{Token, WorkerHandle};
 use super::kick::KickFd;
+use crate::limits::LOCK_WAIT_NANOS;
 use crate::port::{Discard, Port, Ports, QueueRef};
+use crate::stats::Direction;
+use crate::switch::PortId;
 
 #[cfg(doc)]
 use crate::port::Vring;
@@ -109,8 +115,8 @@ impl Assignment {
         let ports = self.ports.present();
         let port = ring.port().and_then(|id| ports.shared(id)).ok_or(io::ErrorKind::NotFound)?;
         let mut spread = self.spread();
-        let (kind, load) = (kind(ring), &spread.load);
-        let worker = (0..load.len()).min_by_key(|&i| load[i][kind]).unwrap_or(0);
+        let kind = kind(ring);
+        let worker = choose(port.worker.get(self.workers.len()), &spread.load, kind);
         spread.count(kind, 0, None, Some(worker));
         let (port, kept) = (Arc::clone(port), kick.clone());
         let served = Served { port, worker, kick: kept, changing: true, cycles: 0 };
@@ -151,6 +157,21 @@ impl Assignment {
         watched
     }
 
+    /// The rings of a port that are served: direction, number of the queue, worker.
+    pub fn of_port(&self, port: PortId) -> Vec<(Direction, usize, usize)> {
+        let spread = self.spread();
+        let rings = spread.rings.iter().filter_map(|(ring, served)| match *ring {
+            Token::Transmit(of, queue) if of == port => {
+                Some((Direction::In, queue.into(), served.worker))
+            }
+            Token::Receive(of, queue) if of == port => {
+                Some((Direction::Out, queue.into(), served.worker))
+            }
+            _ => None,
+        });
+        rings.collect()
+    }
+
     /// Makes a ring's worker look at it once, without waiting for a kick.
     pub fn look(&self, ring: Token) {
         if let Some(served) = self.spread().rings.get(&ring) {
@@ -168,6 +189,33 @@ impl Assignment {
         self.unwatch(served.worker, served.kick.as_deref());
     }
 
+    /// Moves rings that their port's worker does not serve to it, as far as that is possible now:
+    /// what is left comes with the next look. Waits for the lock of one ring at most, in whose
+    /// guest's memory a worker may stand still.
+    pub fn settle(&self) {
+        let mut spread = self.spread();
+        let end = Instant::now() + Duration::from_nanos(LOCK_WAIT_NANOS);
+        let away = spread.rings.iter_mut().filter_map(|(ring, served)| {
+            let wanted = self.fixed(served).filter(|worker| *worker != served.worker)?;
+            Some((*ring, served, wanted))
+        });
+        let mut moved = Vec::new();
+        for (ring, served, to) in away.take_while(|_| Instant::now() < end) {
+            let (from, cycles) = (served.worker, served.cycles);
+            if self.move_to(ring, served, to) {
+                moved.push((kind(ring), cycles, from, to));
+            }
+        }
+        for (kind, cycles, from, to) in moved {
+            spread.count(kind, cycles, Some(from), Some(to));
+        }
+    }
+
+    /// The worker that a ring's port is to have, if that is not chosen by load.
+    fn fixed(&self, served: &Served) -> Option<usize> {
+        served.port.worker.get(self.workers.len())
+    }
+
     /// Moves rings until no worker has two more of a direction than another.
     pub fn rebalance(&self) {
         let mut spread = self.spread();
@@ -182,7 +230,8 @@ impl Assignment {
         let spread = self.spread();
         let cost = |(&source, served): (&Token, &Served)| {
             let queue = queue(&served.port, source).filter(|_| kind(source) == TRANSMIT)?;
-            Some(Sample { source, worker: served.worker, cycles: queue.stats().cycles.get() })
+            let (worker, may_move) = (served.worker, self.fixed(served).is_none());
+            Some(Sample { source, worker, cycles: queue.stats().cycles.get(), may_move })
         };
         spread.rings.iter().filter_map(cost).collect()
     }
@@ -200,11 +249,11 @@ impl Assignment {
     }
 
     /// Moves a ring for its load; false if it stays. One that was stopped, or that has another
-    /// worker by now, is left alone.
+    /// worker by now, or is to have, is left alone.
     pub fn shift(&self, wish: Move) -> bool {
         let mut spread = self.spread();
-        let Some(served) = spread.rings.get_mut(&wish.ring).filter(|s| s.worker == wish.from)
-        else {
+        let stays = |s: &Served| s.worker != wish.from || self.fixed(s).is_some();
+        let Some(served) = spread.rings.get_mut(&wish.ring).filter(|s| !stays(s)) else {
             return false;
         };
         let moved = self.move_to(wish.ring, served, wish.to);
@@ -215,25 +264,28 @@ impl Assignment {
         moved
     }
 
-    /// Moves one ring from the worker with the most to the one with the fewest; false if there is
-    /// no need or no ring that can move without making the latter the busier one.
+    /// Moves one ring to the worker with the fewest, from the one with the most that has a ring to
+    /// give; false if there is no need, or none that can move without making the former the busier.
     fn move_one(&self, spread: &mut Spread, ring_kind: usize) -> bool {
         let Spread { rings, load, cycles } = spread;
-        let of = |&worker: &usize| load[worker][ring_kind];
-        let (most, least) = ((0..load.len()).max_by_key(of), (0..load.len()).min_by_key(of));
-        let (Some(most), Some(least)) = (most, least) else {
-            return false;
-        };
-        if load[most][ring_kind] < load[least][ring_kind] + 2 {
-            return false;
-        }
-        let fits = |took: u64| took == 0 || cycles[least] + took <= cycles[most];
-        let mut there = rings.iter_mut().filter(|(ring, served)| {
-            served.worker == most && kind(**ring) == ring_kind && fits(served.cycles)
+        let of = |worker: &usize| load[*worker][ring_kind];
+        let Some(least) = (0..load.len()).min_by_key(of) else { return false };
+        let mut full: Vec<usize> =
+            (0..load.len()).filter(|one| of(one) >= of(&least) + 2).collect();
+        full.sort_by_key(|one| Reverse(of(one)));
+        let fits = |most: usize, took| took == 0 || cycles[least] + took <= cycles[most];
+        let moved = full.into_iter().find_map(|most| {
+            let mut there = rings.iter_mut().filter(|(ring, served)| {
+                served.worker == most
+                    && kind(**ring) == ring_kind
+                    && self.fixed(served).is_none()
+                    && fits(most, served.cycles)
+            });
+            there.find_map(|(ring, served)| {
+                self.move_to(*ring, served, least).then_some((most, served.cycles))
+            })
         });
-        let moved = there
-            .find_map(|(ring, served)| self.move_to(*ring, served, least).then_some(served.cycles));
-        if let Some(cycles) = moved {
+        if let Some((most, cycles)) = moved {
             spread.count(ring_kind, cycles, Some(most), Some(least));
         }
         moved.is_some()
@@ -308,6 +360,12 @@ fn own(queue: QueueRef<'_>, worker: usize, kick: Option<&KickFd>) {
     }
 }
 
+/// The worker of a ring of direction `kind` that starts: the one it is to have, or the one with the
+/// fewest.
+fn choose(fixed: Option<usize>, load: &[[usize; 2]], kind: usize) -> usize {
+    fixed.or_else(|| (0..load.len()).min_by_key(|&worker| load[worker][kind])).unwrap_or(0)
+}
+
 /// Index of transmit rings in a load.
 const TRANSMIT: usize = 1;
 
@@ -322,221 +380,4 @@ fn counted(kick: Option<&KickFd>) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
-    use vmm_sys_util::epoll::EpollEvent;
-    use vmm_sys_util::eventfd::EventFd;
-
-    use super::super::Note;
-    use super::*;
-    use crate::port::{Port, Queue, Tx};
-    use crate::sys::descriptor::from_eventfd;
-
-    const PORTS: u16 = 8;
-
-    fn assignment(workers: usize) -> Assignment {
-        let handles = (0..workers).map(|n| Arc::new(WorkerHandle::new(n).unwrap())).collect();
-        let guest = |id: u16| Arc::new(Port::guest(id, &id.to_string(), 1));
-        Assignment::new(handles, Arc::new(Ports::new((0..PORTS).map(guest).collect())))
-    }
-
-    fn tx(port: u16) -> Token {
-        Token::Transmit(port, 0)
-    }
-
-    fn kick() -> (EventFd, Option<Arc<KickFd>>) {
-        let kick = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-        let ours = from_eventfd(kick.try_clone().unwrap());
-        let ours = KickFd::watch(ours, &Port::guest(0, "0", 1)).unwrap();
-        (kick, Some(Arc::new(ours)))
-    }
-
-    /// Serves the transmit rings of the first `ports` ports; their kicks.
-    fn serve_first(a: &Assignment, ports: u16) -> Vec<EventFd> {
-        let serve = |port| {
-            let (kick, ours) = kick();
-            a.serve(tx(port), ours).unwrap();
-            kick
-        };
-        (0..ports).map(serve).collect()
-    }
-
-    /// Does something with the transmit queue of a port.
-    fn on<T>(a: &Assignment, id: u16, work: impl FnOnce(&Queue<Tx>) -> T) -> T {
-        work(&a.ports().present()[id].as_guest().unwrap().tx[0])
-    }
-
-    fn owner(a: &Assignment, port: u16) -> usize {
-        on(a, port, |queue| queue.lock().vring.owner.unwrap())
-    }
-
-    /// Rings whose kicks worker `worker` hears.
-    fn events(a: &Assignment, worker: usize) -> Vec<Token> {
-        let mut events = vec![EpollEvent::default(); 64];
-        let count = a.workers[worker].epoll.wait(0, &mut events).unwrap();
-        let tokens = events[..count].iter().map(|event| Token::from_bits(event.data()));
-        tokens.filter(|token| *token != Token::Wake).collect()
-    }
-
-    fn notes(a: &Assignment, worker: usize) -> Vec<Note> {
-        let mut notes = Vec::new();
-        a.workers[worker].take_notes(&mut notes);
-        notes
-    }
-
-    #[test]
-    fn rings_are_spread_evenly_and_by_direction() {
-        let a = assignment(3);
-        for port in 0..PORTS {
-            a.serve(Token::Receive(port, 0), None).unwrap();
-            a.serve(tx(port), None).unwrap();
-        }
-        let mut load = a.spread().load.clone();
-        load.sort();
-        assert_eq!(load, [[2, 2], [3, 3], [3, 3]]);
-    }
-
-    #[test]
-    fn those_that_stay_are_spread_again() {
-        let a = assignment(2);
-        let kicks = serve_first(&a, 4);
-        assert_eq!([0, 1, 2, 3].map(|port| owner(&a, port)), [0, 1, 0, 1]);
-        notes(&a, 0);
-        a.release(tx(1));
-        a.release(tx(3));
-        a.rebalance();
-        assert_eq!(a.spread().load, [[0, 1], [0, 1]]);
-        let (stays, moved) = if owner(&a, 0) == 0 { (0, 2) } else { (2, 0) };
-        assert_eq!(owner(&a, moved), 1);
-        // The new worker is told to look, and each kick has one listener.
-        assert!(notes(&a, 1).contains(&Note::Look(tx(moved))));
-        kicks.iter().for_each(|kick| kick.write(1).unwrap());
-        assert_eq!(events(&a, 0), [tx(stays)]);
-        assert_eq!(events(&a, 1), [tx(moved)]);
-        // Nothing to do, nothing moves.
-        a.rebalance();
-        assert_eq!((owner(&a, stays), owner(&a, moved)), (0, 1));
-    }
-
-    /// A ring that sends all the time has a worker for itself, and four that send little the other:
-    /// that one of them leaves is no reason to give the busy worker more.
-    #[test]
-    fn numbers_are_not_evened_out_against_the_load() {
-        let a = assignment(2);
-        serve_first(&a, 5);
-        for port in [2, 4] {
-            assert!(a.shift(Move { ring: tx(port), from: 0, to: 1 }));
-        }
-        let note = |took: u64| {
-            let mut samples = a.costs();
-            samples.retain(|sample| sample.source != tx(0));
-            let busy = Sample { source: tx(0), worker: 0, cycles: 0 };
-            let light = samples.iter().map(|sample| (sample, 100));
-            a.note_loads(light.chain([(&busy, took)]));
-        };
-        note(900);
-        a.release(tx(1));
-        a.rebalance();
-        assert_eq!(a.spread().load, [[0, 1], [0, 3]]);
-        assert_eq!(a.spread().cycles, [900, 300]);
-        // One that leaves both as busy as before is evened out.
-        note(200);
-        a.rebalance();
-        assert_eq!(a.spread().load, [[0, 2], [0, 2]]);
-        assert_eq!(a.spread().cycles, [300, 200]);
-    }
-
-    #[test]
-    fn a_kick_that_was_not_taken_before_the_move_is_seen_after_it() {
-        let a = assignment(2);
-        let kicks = serve_first(&a, 4);
-        kicks.iter().for_each(|kick| kick.write(1).unwrap());
-        a.release(tx(1));
-        a.release(tx(3));
-        a.rebalance();
-        let moved = if owner(&a, 0) == 1 { 0 } else { 2 };
-        assert_eq!(events(&a, 1), [tx(moved)]);
-    }
-
-    #[test]
-    fn a_disabled_ring_stays_where_it_is() {
-        let a = assignment(2);
-        let kicks = serve_first(&a, 6);
-        for port in [0, 4] {
-            on(&a, port, |queue| queue.lock().side.gate.discard = Discard::OnKick);
-        }
-        for port in [1, 3, 5] {
-            a.release(tx(port));
-        }
-        a.rebalance();
-        assert_eq!([0, 2, 4].map(|port| owner(&a, port)), [0, 1, 0]);
-        kicks.iter().for_each(|kick| kick.write(1).unwrap());
-        assert_eq!(events(&a, 1), [tx(2)]);
-        assert_eq!(events(&a, 0).len(), 2);
-    }
-
-    #[test]
-    fn a_ring_moves_for_its_load_if_it_is_where_it_was_seen() {
-        let a = assignment(2);
-        let kicks = serve_first(&a, 4);
-        on(&a, 2, |queue| queue.stats.cycles.add(7));
-        let mut costs: Vec<_> = a.costs().iter().map(|s| (s.source, s.worker, s.cycles)).collect();
-        costs.sort_by_key(|cost| cost.0.to_bits());
-        assert_eq!(costs, [(tx(0), 0, 0), (tx(1), 1, 0), (tx(2), 0, 7), (tx(3), 1, 0)]);
-        let wish = |port, from, to| Move { ring: tx(port), from, to };
-        assert!(!a.shift(wish(1, 0, 1)), "it is not there");
-        assert!(!a.shift(wish(7, 0, 1)), "it is with nobody");
-        on(&a, 0, |queue| queue.lock().side.gate.discard = Discard::OnKick);
-        assert!(!a.shift(wish(0, 0, 1)), "it is disabled");
-        assert_eq!(a.spread().load, [[0, 2], [0, 2]]);
-        notes(&a, 1);
-        assert!(a.shift(wish(2, 0, 1)));
-        assert_eq!(a.spread().load, [[0, 1], [0, 3]]);
-        assert_eq!(notes(&a, 1), [Note::Look(tx(2))]);
-        assert_eq!([0, 1].map(|worker| a.workers[worker].stats.moves.get()), [0, 1]);
-        kicks[2].write(1).unwrap();
-        assert_eq!((events(&a, 0), events(&a, 1)), (vec![], vec![tx(2)]));
-        a.release(tx(2));
-        assert_eq!(a.spread().load, [[0, 1], [0, 2]]);
-    }
-
-    #[test]
-    fn a_replaced_kick_is_heard_no_more() {
-        let a = assignment(1);
-        let ((old, first), (new, second)) = (kick(), kick());
-        a.serve(tx(0), first).unwrap();
-        a.set_kick(tx(0), second).unwrap();
-        old.write(1).unwrap();
-        assert!(events(&a, 0).is_empty());
-        new.write(1).unwrap();
-        assert_eq!(events(&a, 0), [tx(0)]);
-        a.set_kick(tx(0), None).unwrap();
-        new.write(1).unwrap();
-        assert!(events(&a, 0).is_empty());
-        a.release(tx(0));
-        assert_eq!(a.spread().load, [[0, 0]]);
-    }
-
-    #[test]
-    fn rings_come_go_and_move_at_once() {
-        let a = assignment(3);
-        std::thread::scope(|s| {
-            for port in 0..PORTS {
-                let a = &a;
-                s.spawn(move || {
-                    for round in 0..300 {
-                        let (_kick, ours) = kick();
-                        a.serve(tx(port), ours).unwrap();
-                        a.look(tx(port));
-                        if round % 3 == 0 {
-                            a.set_kick(tx(port), None).unwrap();
-                        }
-                        a.release(tx(port));
-                        a.rebalance();
-                    }
-                });
-            }
-        });
-        assert_eq!(a.spread().load, [[0, 0]; 3]);
-        assert!(a.spread().rings.is_empty());
-    }
-}
+mod tests;

@@ -15,7 +15,8 @@
 //!   moment nor a load that alternates by the second moves anything;
 //! * within ten seconds of its last move, and never more than four rings a second.
 //!
-//! A TAP's queues stay where they are; their load counts. Time is an argument, in cycles.
+//! A TAP's queues stay where they are, and so do rings whose port has a worker of the operator's
+//! choice; their load counts. Time is an argument, in cycles.
 
 use std::collections::HashMap;
 
@@ -25,12 +26,14 @@ use crate::limits::{BALANCE_MOVES, BALANCE_REST_SECONDS};
 /// A source of frames as a look at it found it.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample {
-    /// The source: a transmit ring, or a TAP queue, which stays.
+    /// The source: a transmit ring, or a TAP queue.
     pub source: Token,
     /// Its worker.
     pub worker: usize,
     /// Cycles that its bursts took since it exists.
     pub cycles: u64,
+    /// It may have another worker.
+    pub may_move: bool,
 }
 
 /// A ring that should change its worker.
@@ -154,7 +157,7 @@ impl Balance {
             source: sample.source,
             worker: sample.worker,
             load: seen.recent,
-            may_move: rested && matches!(sample.source, Token::Transmit(..)),
+            may_move: rested && sample.may_move,
         }
     }
 
@@ -227,6 +230,7 @@ mod tests {
                 source: ring(at),
                 worker,
                 cycles,
+                may_move: true,
             };
             self.rings.iter().enumerate().map(sample).collect()
         }
@@ -377,13 +381,16 @@ mod tests {
     }
 
     #[test]
-    fn a_tap_stays_and_its_load_counts() {
-        let tap = Token::Device(9, 0);
+    fn what_may_not_move_stays_and_its_load_counts() {
+        [Token::Device(9, 0), ring(9)].into_iter().for_each(one_that_stays);
+    }
+
+    fn one_that_stays(source: Token) {
         let mut balance = Balance::new(2, 0, SECOND);
         let look = |balance: &mut Balance, second: u64, worker: usize| {
             let samples = [
-                Sample { source: tap, worker: 0, cycles: 700 * second },
-                Sample { source: ring(1), worker, cycles: 300 * second },
+                Sample { source, worker: 0, cycles: 700 * second, may_move: false },
+                Sample { source: ring(1), worker, cycles: 300 * second, may_move: true },
             ];
             balance.look(second * SECOND, &samples)
         };

@@ -29,6 +29,7 @@ impl Workers {
         let second = clock::cycles_per_second();
         let mut balance = Balance::new(self.handles().len(), clock::cycles(), second);
         while pause(Duration::from_secs(1), stopping) {
+            self.rings().settle();
             let samples = self.samples();
             let moves = balance.look(clock::cycles(), &samples);
             self.rings().note_loads(samples.iter().map(|one| (one, balance.load(one.source))));
@@ -54,6 +55,7 @@ impl Workers {
                 source: Token::Device(port.id, index as u16),
                 worker: port.device_worker(index, self.handles().len()),
                 cycles: queue.input.cycles.get(),
+                may_move: false,
             }));
         }
         samples

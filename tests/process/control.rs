@@ -42,6 +42,7 @@ mod trace;
 mod turns;
 mod unconfirmed;
 mod wait;
+mod worker;
 mod xdp;
 
 use std::io::{BufRead, BufReader, Read, Write};

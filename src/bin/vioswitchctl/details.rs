@@ -82,6 +82,7 @@ fn rings(all: &[Ring]) -> String {
             ("DIR", &|ring| text(ring.direction.name())),
             ("SIZE", &|ring| maybe(ring.size)),
             ("STATE", &|ring| state(ring)),
+            ("WORKER", &|ring| maybe(ring.worker)),
             ("AVAILABLE", &|ring| maybe(ring.available)),
             ("IDLE", &|ring| maybe(ring.idle.map(|idle| format!("{idle} s")))),
             ("FRAMES", &|ring| ring.frames.to_string()),

@@ -201,7 +201,7 @@ pub fn same_keys(value: &Value, expected: &[&str], optional: &[&str]) {
 }
 
 /// What is always told of a port.
-const PORT: [&str; 24] = [
+const PORT: [&str; 25] = [
     "name",
     "number",
     "kind",
@@ -216,6 +216,7 @@ const PORT: [&str; 24] = [
     "admin",
     "bridge",
     "guard",
+    "worker",
     "pending",
     "addresses",
     "dropped_from",

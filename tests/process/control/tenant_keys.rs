@@ -10,7 +10,7 @@ use vioswitch::config::{Effect, KEYS, Kind};
 use super::*;
 
 /// Keys of a port that are no tenant's.
-const OTHERS: [&str; 3] = ["admin", "label", "mtu"];
+const OTHERS: [&str; 4] = ["admin", "label", "mtu", "worker"];
 const BROADCAST: [u8; 6] = [0xff; 6];
 const PEER: [u8; 6] = [0x02, 0x56, 0x53, 0, 0, 1];
 const UNKNOWN: [u8; 6] = [0x02, 0x56, 0x53, 0, 0, 77];
