@@ -26,6 +26,7 @@ mod fill;
 #[path = "parts/frame.rs"]
 mod frame;
 #[path = "parts/guest.rs"]
+#[allow(dead_code)]
 mod guest;
 #[path = "parts/memo.rs"]
 mod memo;

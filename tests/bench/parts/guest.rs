@@ -38,10 +38,56 @@ pub enum Form {
 
 /// Memory and ring of a guest.
 pub struct Guest {
-    /// The available index; inside the memory that `ring` keeps mapped.
-    idx: *const AtomicU16,
+    driver: Driver,
     /// The running ring.
     pub ring: SplitRing,
+}
+
+/// The driver's side of a ring.
+pub struct Driver {
+    /// Both indices, in this memory.
+    avail: *const AtomicU16,
+    used: *const AtomicU16,
+    _table: Arc<MemTable>,
+}
+
+// SAFETY: the indices are accessed atomically, in memory that stays mapped.
+unsafe impl Send for Driver {}
+// SAFETY: as above.
+unsafe impl Sync for Driver {}
+
+impl Driver {
+    fn avail(&self) -> &AtomicU16 {
+        // SAFETY: two bytes of the mapping that `_table` keeps, aligned to two; the device accesses
+        // them atomically too.
+        unsafe { &*self.avail }
+    }
+
+    fn used(&self) -> u16 {
+        // SAFETY: as in `avail`.
+        u16::from_le(unsafe { &*self.used }.load(Ordering::Acquire))
+    }
+
+    /// Makes `count` more slots available, if there are as many.
+    #[inline(always)]
+    pub fn send(&self, count: u16) {
+        let avail = u16::from_le(self.avail().load(Ordering::Relaxed));
+        if avail.wrapping_sub(self.used()) <= SIZE - count {
+            self.avail().store(avail.wrapping_add(count).to_le(), Ordering::Release);
+        }
+    }
+
+    /// Makes all slots available, once half of them are not. Threads may do so at once.
+    #[inline(always)]
+    pub fn refill(&self) {
+        let (avail, used) = (self.avail().load(Ordering::Relaxed), self.used());
+        if u16::from_le(avail).wrapping_sub(used) <= SIZE / 2 {
+            let full = used.wrapping_add(SIZE).to_le();
+            // Another one has done it otherwise.
+            let _ =
+                self.avail().compare_exchange(avail, full, Ordering::Release, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Guest {
@@ -53,6 +99,8 @@ impl Guest {
     /// The same of a driver that takes `offloads`.
     pub fn receiver_with(len: u64, offloads: Offloads) -> Guest {
         Guest::new(len, offloads, |memory, slot, at| {
+            // It is there from here on.
+            memory.write(at, &[0]);
             memory.descriptor(DESC, slot, at, len, WRITE);
             slot
         })
@@ -122,18 +170,26 @@ impl Guest {
             mergeable: true,
             offloads,
         };
-        let idx = table.at_user_address(AVAIL + 2, 2).expect("mapped").cast_const().cast();
+        let index = |at| table.at_user_address(at + 2, 2).expect("mapped").cast_const().cast();
+        let (avail, used) = (index(AVAIL), index(USED));
+        let driver = Driver { avail, used, _table: Arc::clone(&table) };
         let ring = SplitRing::start(table, &config).expect("ring");
-        Guest { idx, ring }
+        Guest { driver, ring }
+    }
+
+    /// Its driver, which polls, and its ring.
+    pub fn apart(self) -> (Driver, SplitRing) {
+        // VIRTQ_AVAIL_F_NO_INTERRUPT: the flags are in front of the index.
+        // SAFETY: as in `Driver::avail`.
+        unsafe { &*self.driver.avail.sub(1) }.store(1u16.to_le(), Ordering::Relaxed);
+        (self.driver, self.ring)
     }
 
     /// Makes `count` slots available, from the ring's position.
     #[inline(always)]
     pub fn offer(&self, count: u16) {
         let idx = self.ring.base().wrapping_add(count);
-        // SAFETY: two bytes of the mapping that `self.ring` keeps, aligned to two; the device reads
-        // them atomically too.
-        unsafe { &*self.idx }.store(idx.to_le(), Ordering::Release);
+        self.driver.avail().store(idx.to_le(), Ordering::Release);
     }
 
     /// A burst of up to `count` of this sender's frames. It refers to the guest's memory, which
