@@ -181,10 +181,16 @@ impl Delivery<'_> {
     fn last_try(&mut self, port: &Port, guest: &GuestPort, burst: &Burst, run: &mut Run, how: Try) {
         let mut to = Egress { port, guest, index: usize::from(run.queue) };
         let may_stay = how == Try::Last && self.backpressure.is_end(burst, run);
-        let mut state = match how {
-            Try::Mirror => to.queue().lock_soon(),
-            _ => self.lock(to.queue(), may_stay),
-        };
+        let mut state = if may_stay { to.queue().lock_again() } else { None };
+        if state.is_none() {
+            if may_stay && !to.queue().is_stalled() && self.backpressure.put_off(burst, run) {
+                return;
+            }
+            state = match how {
+                Try::Mirror => to.queue().lock_soon(),
+                _ => self.lock(to.queue(), may_stay),
+            };
+        }
         if let (Some(there), true) = (&mut state, how != Try::Mirror)
             && there.vring.running().is_none()
             && let Some(index) = guest.any_receiver()

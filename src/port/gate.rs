@@ -20,6 +20,9 @@ pub struct Gate {
     pub booked: Option<Booking>,
     /// For how long they may in front of others'.
     pub allowance: Allowance,
+    /// Frames of the burst that was last put off, as another thread had its receiver's ring; 0 if
+    /// one was completed since.
+    pub put_off: u8,
 }
 
 /// What becomes of frames that are sent on a disabled ring.

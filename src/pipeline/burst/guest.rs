@@ -183,6 +183,7 @@ impl<'p> Source<'p> for TransmitRing<'p> {
             on.account.charge(&mut state.side.deficit, &self.queue.stats, None);
             return next;
         }
+        state.side.gate.put_off = 0;
         if let Some(ring) = &mut state.vring.ring {
             let completed = Completed {
                 now: on.time.cycle,
