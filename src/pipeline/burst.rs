@@ -41,7 +41,7 @@ use crate::port::device::FrameReader;
 use crate::port::quantum::Account;
 use crate::port::steering::Steering;
 use crate::port::{Next, Port, PortTable, Queue, Tx, TxState};
-use crate::ring::Burst;
+use crate::ring::{Burst, KeptFrames};
 use crate::stats::{DropReason, QueueStats, WorkerStats};
 use crate::switch::{BurstMemo, Fdb, Ingress, Policy, Rules, SourceMemo};
 use crate::sys::clock;
@@ -64,6 +64,9 @@ trait Source<'p>: Sized {
     fn ring(&mut self) -> Option<(&mut TxState, &'p Queue<Tx>)> {
         None
     }
+
+    /// Takes what was cut off the burst, if it does not stay where it came from.
+    fn keep_cut(&mut self, _: &mut BurstContext) {}
 
     /// Gives back what was taken and delivered, and counts it. If all of it waits: `next`.
     fn complete(
@@ -252,6 +255,7 @@ impl Pipeline {
             (false, true) => context.classify::<false, true>(&policy, port, ingress, memo, now),
             (true, _) => context.classify::<true, true>(&policy, port, ingress, memo, now),
         }
+        source.keep_cut(context);
     }
 
     /// Delivers a burst but for what waits in its ring: whether there may be more to take, or what
@@ -320,6 +324,8 @@ pub struct BurstContext {
     pub violations: Violations,
     /// What snooping has to do with its frames.
     pub snooped: Snooped,
+    /// What was cut off a device's burst.
+    pub cut_off: Option<KeptFrames>,
     /// Bytes of the frames that were classified.
     pub bytes: u64,
     /// Until when it may wait for rings that another worker holds, once it does.
@@ -459,5 +465,7 @@ impl Drop for BurstGuard<'_> {
     }
 }
 
+#[cfg(test)]
+mod device_tests;
 #[cfg(test)]
 pub(crate) mod tests;

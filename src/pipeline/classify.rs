@@ -249,8 +249,7 @@ impl BurstContext {
         source: &mut SourceMemo,
         now: u32,
     ) {
-        let BurstContext { burst, plan, memo, flows, bytes, outcomes, violations, snooped, .. } =
-            self;
+        let BurstContext { burst, plan, memo, flows, outcomes, violations, snooped, .. } = self;
         memo.start_burst();
         if SNOOPED {
             *snooped = Snooped::default();
@@ -311,13 +310,23 @@ impl BurstContext {
         plan.close();
         let Classifier { least, keeps_tags, turns, .. } = classifier;
         burst.are_alike = SCREENED && turns < 2;
-        if let Some(at) = cut {
-            burst.cut(at);
-        }
-        *bytes = bytes_of(burst);
         if least < NO_LIMIT || !keeps_tags {
             let least = if keeps_tags { least } else { 0 };
             drop_unfit(burst, plan, (ingress.port, policy.ports), least, outcomes);
+        }
+        if let Some(at) = cut {
+            self.cut(at, port);
+        }
+        self.bytes = bytes_of(&self.burst);
+    }
+
+    /// Takes frame `at` and those behind it out of the burst, for the port's next one.
+    #[cold]
+    fn cut(&mut self, at: usize, port: &Port) {
+        match port.endpoint {
+            Endpoint::Guest(_) => self.burst.cut(at),
+            // What it gave it has not any more.
+            Endpoint::Device(_) => self.cut_off = Some(self.burst.cut_off(at)),
         }
     }
 }

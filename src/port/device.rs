@@ -24,7 +24,7 @@ use crate::frame::vnet::VnetHdr;
 use crate::frame::{Load, Offloads, VNET_HDR_LEN};
 use crate::guard::SignalCost;
 use crate::limits::{BURST_BYTES, BURST_FRAMES, CLOSE_TIMEOUT_MILLIS, MAX_FRAME_LEN};
-use crate::ring::Burst;
+use crate::ring::{Burst, KeptFrames};
 use crate::stats::{DropReason, QueueStats};
 use crate::switch::{Booking, PortKind, Room, SourceMemo};
 use crate::sys::clock;
@@ -44,7 +44,7 @@ const SLOT: usize = (VNET_HDR_LEN + MAX_FRAME_LEN as usize).next_multiple_of(64)
 pub type Device = Arc<dyn FrameIo>;
 
 /// What the worker that owns a queue knows of reading it.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
 pub struct Reading {
     /// The source that the queue last taught the switch.
     pub source: SourceMemo,
@@ -54,6 +54,9 @@ pub struct Reading {
     pub booked: Option<Booking>,
     /// The last frame, as long as which the next one is taken for.
     pub last: Load,
+    /// Frames that were read, and charged, but not forwarded yet: they come before what is read
+    /// next.
+    pub later: Option<KeptFrames>,
 }
 
 /// How much is read at once at most.

@@ -6,6 +6,9 @@
 //! an offload ([`Burst::examine`]) or for the port's security ([`Burst::headers`]), these become
 //! private too, and are delivered from there. The rest of the payload stays where it is.
 
+mod keep;
+
+pub use keep::KeptFrames;
 use virtio_queue::desc::split::Descriptor;
 
 use super::chain::{Piece, PieceBuf};

@@ -33,7 +33,7 @@ pub mod tx;
 pub(crate) mod tests;
 
 pub use crate::guard::CallFd;
-pub use burst::{Burst, Frame};
+pub use burst::{Burst, Frame, KeptFrames};
 pub use chain::{ChainError, Piece, PieceBuf};
 pub use copy::EgressFrame;
 pub use rx::{Cut, Delivered, RxScratch};

@@ -7,6 +7,7 @@ use crate::frame::Offloads;
 use crate::pipeline::stalls::At;
 use crate::port::device::{Bounds, Reading};
 use crate::port::{DevicePort, DeviceQueue, Endpoint, Next, Port, PortTable};
+use crate::ring::KeptFrames;
 use crate::stats::{QueueStats, WorkerStats};
 use crate::switch::{PortId, SourceMemo};
 
@@ -17,6 +18,8 @@ struct DeviceInput<'p> {
     queue: &'p DeviceQueue,
     reading: MutexGuard<'p, Reading>,
     bounds: Bounds,
+    /// What an earlier burst left, which is this one.
+    later: Option<KeptFrames>,
     /// What there is to do next.
     next: Next,
 }
@@ -38,7 +41,8 @@ impl Pipeline {
         if self.account.throttles(&mut reading.deficit) {
             return Next::Throttled;
         }
-        let bounds = match port.rates.input.is_on() {
+        let later = reading.later.take();
+        let bounds = match port.rates.input.is_on() && later.is_none() {
             true => match self.limit_device(port, &mut reading) {
                 Ok(bounds) => bounds,
                 Err(next) => return next,
@@ -46,7 +50,8 @@ impl Pipeline {
             false => Bounds::default(),
         };
         let next = Next::Empty;
-        self.forward(ports, DeviceInput { port, device, queue, reading, bounds, next }, stats)
+        let input = DeviceInput { port, device, queue, reading, bounds, later, next };
+        self.forward(ports, input, stats)
     }
 }
 
@@ -65,6 +70,13 @@ impl<'p> Source<'p> for DeviceInput<'p> {
 
     fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Next> {
         let burst = &mut context.burst;
+        if let Some(later) = &mut self.later {
+            // Examined and charged when they were read. The device may have more, and be gone.
+            burst.restore(later);
+            self.next = Next::More;
+            on.signals.note_sender(self.port.id);
+            return Ok(());
+        }
         let bounds = Bounds { end: on.account.reading_ends(), ..self.bounds };
         let state = self.queue.receive(&mut on.reader, burst, self.device, bounds);
         // What the kernel forwards comes from outside too.
@@ -85,6 +97,14 @@ impl<'p> Source<'p> for DeviceInput<'p> {
         }
         on.signals.note_sender(self.port.id);
         Ok(())
+    }
+
+    fn keep_cut(&mut self, context: &mut BurstContext) {
+        if let Some(cut_off) = context.cut_off.take() {
+            self.reading.later = Some(cut_off);
+            // Its events say nothing of them.
+            self.next = Next::More;
+        }
     }
 
     fn complete(

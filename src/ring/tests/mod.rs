@@ -127,7 +127,7 @@ impl Guest {
         self.driver.write_slice(bytes, GuestAddress(at)).unwrap();
     }
 
-    fn read(&self, at: u64, len: usize) -> Vec<u8> {
+    pub(crate) fn read(&self, at: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.driver.read_slice(&mut bytes, GuestAddress(at)).unwrap();
         bytes
