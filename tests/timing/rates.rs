@@ -291,11 +291,16 @@ fn what_cannot_wait_for_a_rate_out_is_dropped_and_counted() {
     });
 }
 
-/// A worker whose only sources wait for a rate sleeps.
+/// A worker whose only sources wait for a rate sleeps. At 1 Gbit/s it forwards 82,000 frames a
+/// second besides, and may spin for the next ones, within the budget of spinning.
 #[test]
 fn waiting_for_a_rate_costs_no_cpu() {
     let _alone = alone();
-    for keys in [[",rate-in=10mbit", ""], [",rate-in=1gbit", ""], ["", ",rate-out=10mbit"]] {
+    for (keys, most) in [
+        ([",rate-in=10mbit", ""], 0.15),
+        ([",rate-in=1gbit", ""], 0.5),
+        (["", ",rate-out=10mbit"], 0.15),
+    ] {
         in_one_of_a_few_tries("idle", || {
             let d = Daemon::with_ports(&keys, &["--workers", "1"]);
             let [mut from, mut to] = guests(&d, VmConfig::new);
@@ -314,7 +319,7 @@ fn waiting_for_a_rate_costs_no_cpu() {
             let part = (d.cpu_ticks() - before) as f64 / 100.0 / start.elapsed().as_secs_f64();
             d.stop();
             println!("{keys:?}: {:.1} % of a CPU", 100.0 * part);
-            if part < 0.15 { Ok(()) } else { Err(format!("{keys:?}: {part:.2} of a CPU")) }
+            if part < most { Ok(()) } else { Err(format!("{keys:?}: {part:.2} of a CPU")) }
         });
     }
 }
