@@ -21,6 +21,15 @@ fn passes(vms: &mut [Vm], from: usize, to: usize, dst: [u8; 6]) -> bool {
     vms[to].rx[0].recv(8, |_, got| assert_eq!(got, frame)) == 1
 }
 
+/// Has the addresses of a VLAN of a bridge forgotten; there are so many, and others stay.
+fn forgets(lab: &Lab, each: [(&str, u16, usize); 3]) {
+    for (bridge, vlan, count) in each {
+        let of = [format!("--bridge={bridge}"), format!("--vlan={vlan}")];
+        let told = lab.done(&["fdb", "flush", &of[0], &of[1]]);
+        assert_eq!(told, format!("{count} addresses forgotten\n"), "{of:?}");
+    }
+}
+
 /// A guest moves to another VLAN and bridge under load of its neighbours, its static address with
 /// it; an address may be a port's in each.
 #[test]
@@ -72,12 +81,7 @@ fn ports_move_between_vlans_and_bridges() {
     lab.done(&["port", "set", "p2", "bridge=blue"]);
     pass(&mut vms, true);
     assert!(static_at("p2", "blue 20 static"), "{}", lab.done(&["fdb", "show"]));
-    // What is elsewhere stays.
-    for (bridge, vlan, count) in [("blue", 10, 0), ("default", 20, 0), ("blue", 20, 2)] {
-        let of = [format!("--bridge={bridge}"), format!("--vlan={vlan}")];
-        let told = lab.done(&["fdb", "flush", &of[0], &of[1]]);
-        assert_eq!(told, format!("{count} addresses forgotten\n"), "{of:?}");
-    }
+    forgets(&lab, [("blue", 10, 0), ("default", 20, 0), ("blue", 20, 2)]);
 
     // As one of a client: it goes with the port.
     lab.done(&["fdb", "add", "02:00:00:00:00:08", "p3"]);
