@@ -61,9 +61,8 @@ use crate::config::{self, Config, Entry, Kind, Origin, Texts};
 use crate::events::Events;
 use crate::guard::{BlockedWriterWatch, sigbus};
 use crate::limits::{
-    COARSE_CLOCK_TICK, FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_MAX_PER_SEGMENT,
-    FDB_RESERVED_PER_PORT, FDB_RESERVED_PER_SEGMENT, MAX_PORTS, SNOOPING_SWEEP_PAUSE, SOCKET_OPENS,
-    STOP_TIMEOUT, TAP_CLOSE_MILLIS,
+    COARSE_CLOCK_TICK, MAX_PORTS, SNOOPING_SWEEP_PAUSE, SOCKET_OPENS, STOP_TIMEOUT,
+    TAP_CLOSE_MILLIS,
 };
 use crate::port::{Port, PortTable, Ports};
 use crate::stats::ClientStats;
@@ -218,16 +217,8 @@ impl Daemon {
         }
         sigbus::install()?;
         let (handover, mut received) = Handover::begin(config);
-        let fdb = Arc::new(Fdb::new(FdbConfig {
-            max_entries: FDB_MAX_ENTRIES,
-            max_per_port: FDB_MAX_PER_PORT,
-            reserved_per_port: FDB_RESERVED_PER_PORT,
-            max_per_segment: FDB_MAX_PER_SEGMENT,
-            reserved_per_segment: FDB_RESERVED_PER_SEGMENT,
-            age_seconds: config.age_seconds,
-            ports: MAX_PORTS,
-            key: random::key()?,
-        }));
+        let fdb =
+            Arc::new(Fdb::new(FdbConfig::limited(MAX_PORTS, config.age_seconds, random::key()?)));
         let news = Arc::new(Waker::new()?);
         let events = Arc::new(Events::new(&news));
         let ports = build::build(config, &desired, &fdb, &events)?;

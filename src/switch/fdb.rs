@@ -19,8 +19,9 @@ use std::sync::{PoisonError, TryLockError};
 
 use super::segment::{Segment, Station};
 use crate::limits::{
-    FDB_LOCK_ATTEMPTS, FDB_MAX_ENTRIES_LIMIT, FDB_MAX_PORTS, FDB_PREFETCH_ENTRIES, FDB_SHARDS,
-    FDB_SWEEP_BUCKETS,
+    FDB_LOCK_ATTEMPTS, FDB_MAX_ENTRIES, FDB_MAX_ENTRIES_LIMIT, FDB_MAX_PER_PORT,
+    FDB_MAX_PER_SEGMENT, FDB_MAX_PORTS, FDB_PREFETCH_ENTRIES, FDB_RESERVED_PER_PORT,
+    FDB_RESERVED_PER_SEGMENT, FDB_SHARDS, FDB_SWEEP_BUCKETS,
 };
 
 mod answers;
@@ -63,6 +64,22 @@ pub struct FdbConfig {
     pub ports: usize,
     /// Secret of the hash: random per table in service, fixed in tests.
     pub key: [u64; 2],
+}
+
+impl FdbConfig {
+    /// With the switch's limits.
+    pub fn limited(ports: usize, age_seconds: u32, key: [u64; 2]) -> FdbConfig {
+        FdbConfig {
+            max_entries: FDB_MAX_ENTRIES,
+            max_per_port: FDB_MAX_PER_PORT,
+            reserved_per_port: FDB_RESERVED_PER_PORT,
+            max_per_segment: FDB_MAX_PER_SEGMENT,
+            reserved_per_segment: FDB_RESERVED_PER_SEGMENT,
+            age_seconds,
+            ports,
+            key,
+        }
+    }
 }
 
 /// Keeps what writers change off the cache lines that lookups read.

@@ -27,10 +27,6 @@ use std::time::{Duration, Instant};
 use testkit::sys;
 use vioswitch::frame::MacAddr;
 use vioswitch::guard::BlockedWriterWatch;
-use vioswitch::limits::{
-    FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_MAX_PER_SEGMENT, FDB_RESERVED_PER_PORT,
-    FDB_RESERVED_PER_SEGMENT,
-};
 use vioswitch::pipeline::Pipeline;
 use vioswitch::port::{Port, PortTable};
 use vioswitch::stats::{Direction, WorkerStats};
@@ -75,16 +71,7 @@ impl Lab {
         let receivers = if to == To::Own { count } else { 1 };
         let port = |id: usize| Arc::new(Port::guest(id as PortId, &id.to_string(), 1));
         let ports: PortTable = (0..count + receivers).map(port).collect();
-        let fdb = Fdb::new(FdbConfig {
-            max_entries: FDB_MAX_ENTRIES,
-            max_per_port: FDB_MAX_PER_PORT,
-            reserved_per_port: FDB_RESERVED_PER_PORT,
-            max_per_segment: FDB_MAX_PER_SEGMENT,
-            reserved_per_segment: FDB_RESERVED_PER_SEGMENT,
-            age_seconds: 300,
-            ports: ports.numbers(),
-            key: [1, 2],
-        });
+        let fdb = Fdb::new(FdbConfig::limited(ports.numbers(), 300, [1, 2]));
         let sender = |n: usize| {
             let to = if to == To::Own { count + n } else { count };
             let mut frame = [&mac(to)[..], &mac(n), &[0x88, 0xb5]].concat();

@@ -6,25 +6,12 @@ use std::sync::Arc;
 use super::*;
 use crate::frame::{MacAddr, VnetHdr};
 use crate::guard::BlockedWriterWatch;
-use crate::limits::{
-    FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_MAX_PER_SEGMENT, FDB_RESERVED_PER_PORT,
-    FDB_RESERVED_PER_SEGMENT,
-};
 use crate::ring::tests::{DATA, Guest, desc, describe, offer};
 use crate::switch::FdbConfig;
 
 /// A table for so many ports.
 pub(crate) fn fdb(ports: usize) -> Fdb {
-    Fdb::new(FdbConfig {
-        max_entries: FDB_MAX_ENTRIES,
-        max_per_port: FDB_MAX_PER_PORT,
-        reserved_per_port: FDB_RESERVED_PER_PORT,
-        max_per_segment: FDB_MAX_PER_SEGMENT,
-        reserved_per_segment: FDB_RESERVED_PER_SEGMENT,
-        age_seconds: 300,
-        ports,
-        key: [1, 2],
-    })
+    Fdb::new(FdbConfig::limited(ports, 300, [1, 2]))
 }
 
 /// A guest that sends to another one, which has no buffers.

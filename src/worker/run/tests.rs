@@ -9,10 +9,6 @@ use vmm_sys_util::eventfd::EventFd;
 use super::*;
 use crate::frame::Offloads;
 use crate::guard::{BlockedWriterWatch, CallFd, Stalled};
-use crate::limits::{
-    FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_MAX_PER_SEGMENT, FDB_RESERVED_PER_PORT,
-    FDB_RESERVED_PER_SEGMENT,
-};
 use crate::port::device::{Device, fake::Fake};
 use crate::port::{DevicePort, GuestPort, Port};
 use crate::stats::QueueStats;
@@ -29,16 +25,7 @@ fn worker() -> Worker {
 }
 
 fn worker_and_reserve() -> [Worker; 2] {
-    let fdb = Fdb::new(FdbConfig {
-        max_entries: FDB_MAX_ENTRIES,
-        max_per_port: FDB_MAX_PER_PORT,
-        reserved_per_port: FDB_RESERVED_PER_PORT,
-        max_per_segment: FDB_MAX_PER_SEGMENT,
-        reserved_per_segment: FDB_RESERVED_PER_SEGMENT,
-        age_seconds: 300,
-        ports: 1,
-        key: [1, 2],
-    });
+    let fdb = Fdb::new(FdbConfig::limited(1, 300, [1, 2]));
     let shared = Shared {
         ports: Arc::new(Ports::new([Arc::new(Port::guest(0, "held", 1))].into_iter().collect())),
         fdb: Arc::new(fdb),

@@ -13,7 +13,12 @@ pub mod loomed;
 
 pub mod limits {
     pub const FDB_LOCK_ATTEMPTS: u32 = 1;
+    pub const FDB_MAX_ENTRIES: u32 = 64;
     pub const FDB_MAX_ENTRIES_LIMIT: u32 = 1 << 20;
+    pub const FDB_MAX_PER_PORT: u32 = 64;
+    pub const FDB_MAX_PER_SEGMENT: u32 = 64;
+    pub const FDB_RESERVED_PER_PORT: u32 = 1;
+    pub const FDB_RESERVED_PER_SEGMENT: u32 = 0;
     pub const FDB_FLAPS: u32 = 5;
     pub const FDB_HOLD_SECONDS: u32 = 10;
     pub const FDB_MAX_BRIDGES: usize = 2;
