@@ -19,12 +19,12 @@ use std::sync::{PoisonError, TryLockError};
 
 use super::segment::{Segment, Station};
 use crate::limits::{
-    FDB_LOCK_ATTEMPTS, FDB_MAX_ENTRIES, FDB_MAX_ENTRIES_LIMIT, FDB_MAX_PER_PORT,
-    FDB_MAX_PER_SEGMENT, FDB_MAX_PORTS, FDB_PREFETCH_ENTRIES, FDB_RESERVED_PER_PORT,
-    FDB_RESERVED_PER_SEGMENT, FDB_SHARDS, FDB_SWEEP_BUCKETS,
+    FDB_LOCK_ATTEMPTS, FDB_MAX_ENTRIES_LIMIT, FDB_MAX_PORTS, FDB_PREFETCH_ENTRIES, FDB_SHARDS,
+    FDB_SWEEP_BUCKETS,
 };
 
 mod answers;
+mod config;
 mod damping;
 mod hash;
 mod quota;
@@ -34,6 +34,7 @@ mod sync;
 mod tests;
 
 pub use answers::{Entry, EntryAge, Learn, StaticError};
+pub use config::FdbConfig;
 use damping::Moves;
 use quota::Quota;
 use slots::{Found, Home, Slots, Word};
@@ -44,43 +45,6 @@ pub type PortId = u16;
 
 /// Stamp of an entry that the ageing sweep has claimed: it can no longer be refreshed.
 const EXPIRING: u32 = u32::MAX;
-
-/// Shape of a table. Not printable: it holds the key.
-#[derive(Clone, Copy)]
-pub struct FdbConfig {
-    /// Entries the table learns; beyond it only `reserved_per_port` applies.
-    pub max_entries: u32,
-    /// Entries one port may learn, unless [`Fdb::set_port_cap`] says otherwise.
-    pub max_per_port: u32,
-    /// Entries a port may learn although the table is full.
-    pub reserved_per_port: u32,
-    /// Entries a segment may hold; the default one as many as the table.
-    pub max_per_segment: u32,
-    /// Entries a segment may hold although the table is full.
-    pub reserved_per_segment: u32,
-    /// An entry idle for more than this many seconds is removed; 0: never.
-    pub age_seconds: u32,
-    /// Ports are numbered from 0 up to this, exclusive.
-    pub ports: usize,
-    /// Secret of the hash: random per table in service, fixed in tests.
-    pub key: [u64; 2],
-}
-
-impl FdbConfig {
-    /// With the switch's limits.
-    pub fn limited(ports: usize, age_seconds: u32, key: [u64; 2]) -> FdbConfig {
-        FdbConfig {
-            max_entries: FDB_MAX_ENTRIES,
-            max_per_port: FDB_MAX_PER_PORT,
-            reserved_per_port: FDB_RESERVED_PER_PORT,
-            max_per_segment: FDB_MAX_PER_SEGMENT,
-            reserved_per_segment: FDB_RESERVED_PER_SEGMENT,
-            age_seconds,
-            ports,
-            key,
-        }
-    }
-}
 
 /// Keeps what writers change off the cache lines that lookups read.
 #[repr(align(64))]
