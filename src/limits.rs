@@ -90,8 +90,7 @@ pub const BURST_FRAMES: usize = 64;
 /// Bounds how long a sender holds a receiver's ring.
 pub const BURST_BYTES: u32 = 65_536;
 
-/// Flooded copies of a burst; the rest waits for the sender's next turn. Bounds a
-/// broadcast storm to about one turn for any number of ports.
+/// Flooded copies of a burst; the rest waits for the sender's next turn.
 pub const BURST_FLOOD_COPIES: usize = 512;
 
 /// Tuning: ports that are looked at for a flood in the time of one copy.

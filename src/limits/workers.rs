@@ -6,6 +6,16 @@ use super::{BURST_BYTES, BURST_FRAMES};
 /// that pending signals leave in time.
 pub const TURN_NANOS: u64 = 50_000;
 
+/// Receivers of a flood that are served at once; the others are in the worker's next turns. Each
+/// takes 0.1 to 0.4 µs, so that these take about a turn.
+pub const FLOOD_RECEIVERS: usize = 128;
+
+/// Bytes that a burst copies for its floods: 50 to 100 µs.
+pub const BURST_FLOOD_BYTES: usize = 1 << 20;
+
+/// Tuning: bytes that are copied in the time that a receiver takes.
+pub const FLOOD_RECEIVER_BYTES: usize = 4096;
+
 /// A transmit ring's quantum, its part of a turn while others have work too: what 64 short frames
 /// take on the fastest machine, and [`BURST_BYTES`] between warm caches on a slow one.
 pub const QUANTUM_NANOS: std::ops::RangeInclusive<u64> = 400..=2_500;

@@ -20,6 +20,7 @@ mod device;
 mod guest;
 mod mirror;
 mod rate;
+mod rest;
 
 use std::iter::repeat_n;
 use std::ops::{Deref, DerefMut};
@@ -40,7 +41,7 @@ use crate::limits::{BURST_FRAMES, RETRY_NANOS};
 use crate::port::device::FrameReader;
 use crate::port::quantum::Account;
 use crate::port::steering::Steering;
-use crate::port::{Next, Port, PortTable, Queue, Tx, TxState};
+use crate::port::{FloodPlace, Next, Port, PortTable, Queue, Remainder, Tx, TxState};
 use crate::ring::{Burst, KeptFrames};
 use crate::stats::{DropReason, QueueStats, WorkerStats};
 use crate::switch::{BurstMemo, Fdb, Ingress, Policy, Rules, SourceMemo};
@@ -67,6 +68,9 @@ trait Source<'p>: Sized {
 
     /// Takes what was cut off the burst, if it does not stay where it came from.
     fn keep_cut(&mut self, _: &mut BurstContext) {}
+
+    /// Takes the rest of a flood for the next turns.
+    fn keep(&mut self, _: Box<Remainder>) {}
 
     /// Gives back what was taken and delivered, and counts it. If all of it waits: `next`.
     fn complete(
@@ -217,7 +221,10 @@ impl Pipeline {
                     let unsettled = guard.plan.unsettled();
                     guard.burst.stage(unsettled);
                 }
-                let next = self.deliver_or_wait(ports, &mut source, &mut guard, stats);
+                let mut next = self.deliver_or_wait(ports, &mut source, &mut guard, stats);
+                if guard.flooding == Flooding::Waits {
+                    next = self.retry();
+                }
                 if !guard.violations.is_empty() {
                     let kept = guard.burst.frames().len();
                     guard.violations.count(kept, source.port());
@@ -230,6 +237,9 @@ impl Pipeline {
                     self.observe(ports, source.port().id, source.counters(), &mut guard, stats);
                 }
                 self.is_at(At::sender(source.port().id));
+                if guard.plan.is_fanned() {
+                    self.keep_rest(&mut source, &mut guard);
+                }
                 source.complete(self, guard, stats, next)
             }
         };
@@ -328,6 +338,10 @@ pub struct BurstContext {
     pub cut_off: Option<KeptFrames>,
     /// Bytes of the frames that were classified.
     pub bytes: u64,
+    /// How it is flooded.
+    pub flooding: Flooding,
+    /// The place of its port for what is left of a flood, if that needs one.
+    pub place: Option<FloodPlace>,
     /// Until when it may wait for rings that another worker holds, once it does.
     pub wait_until: Option<Instant>,
     /// What became of its copies, if it is captured.
@@ -338,6 +352,20 @@ pub struct BurstContext {
     pub beginning: Vec<u8>,
     /// Room for the frames that mirrors shorten; none before it was needed.
     pub excerpts: Option<Box<Burst>>,
+}
+
+/// How a burst is flooded that has more receivers than are served at once.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub enum Flooding {
+    /// In parts: what is left goes on in the next turns.
+    #[default]
+    Parts,
+    /// At once.
+    Whole,
+    /// Not yet, as another flood of its port goes on: the burst begins with it, and stays.
+    Waits,
+    /// It is the rest of one that was counted, and seen by captures and mirrors, when it came in.
+    Rest,
 }
 
 /// Flow hashes of a burst's frames, where its source needed them.
@@ -394,7 +422,7 @@ impl<'a> BurstGuard<'a> {
     /// `from`, and the caller is their only writer.
     #[inline(always)]
     pub fn new(context: &'a mut BurstContext, from: &'a QueueStats) -> BurstGuard<'a> {
-        (context.bytes, context.wait_until) = (0, None);
+        (context.bytes, context.wait_until, context.flooding) = (0, None, Flooding::Parts);
         BurstGuard { context, from }
     }
 
@@ -416,9 +444,14 @@ impl<'a> BurstGuard<'a> {
     /// Counts a burst that a panic ended.
     #[cold]
     fn count_lost(&mut self) {
-        let BurstContext { burst, plan, .. } = &*self.context;
+        let BurstContext { burst, plan, flooding, .. } = &*self.context;
         let (frames, copies) = plan.settled();
         let lost = burst.frames().len().saturating_sub(frames);
+        if *flooding == Flooding::Rest {
+            self.from.copies.add(copies as u64);
+            self.from.drops.add(DropReason::Panicked, lost as u64);
+            return;
+        }
         self.count(bytes_of(burst), copies, lost);
     }
 
@@ -467,5 +500,7 @@ impl Drop for BurstGuard<'_> {
 
 #[cfg(test)]
 mod device_tests;
+#[cfg(test)]
+mod flood_tests;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -9,17 +9,18 @@
 //! their lengths: 5 instructions a frame then, and none without a limit. A comparison beside each
 //! decision cost every frame 5 of 290.
 
-use super::burst::{BurstContext, bytes_of};
+use super::burst::{BurstContext, Flooding, bytes_of};
+use super::flood::Floods;
 use super::multicast::Snooped;
 use super::plan::Plan;
 use super::screen::{Passage, admit};
 use crate::capture::outcomes::Outcomes;
 use crate::frame::ethernet::{self, Addresses, Snapshot, TagBytes, l3_offset};
 use crate::frame::{MacAddr, VnetHdr, flow_hash};
-use crate::limits::{BURST_FLOOD_COPIES, BURST_FRAMES, LOOKS_PER_COPY, MIN_FRAME_LEN};
+use crate::limits::{BURST_FRAMES, MIN_FRAME_LEN};
 use crate::port::guest::Receivers;
 use crate::port::mtu::NO_LIMIT;
-use crate::port::{Endpoint, Port, PortTable};
+use crate::port::{Endpoint, Port, PortTable, Scope};
 use crate::ring::{Burst, Frame, prefetch_read};
 use crate::stats::DropReason;
 use crate::switch::{
@@ -250,6 +251,7 @@ impl BurstContext {
         now: u32,
     ) {
         let BurstContext { burst, plan, memo, flows, outcomes, violations, snooped, .. } = self;
+        let (place, flooding) = (&mut self.place, &mut self.flooding);
         memo.start_burst();
         if SNOOPED {
             *snooped = Snooped::default();
@@ -266,7 +268,7 @@ impl BurstContext {
         }
         classifier.hashes = flows.take();
         let mut cut = None;
-        let mut flood_copies = 0;
+        let mut floods = Floods::new(*flooding == Flooding::Whole);
         // The frame before may go on as a stretch: frames with its addresses go where it does.
         let mut stretch = false;
         for (i, frame) in burst.frames().iter().enumerate() {
@@ -287,15 +289,16 @@ impl BurstContext {
                     stretch = !classifier.choice;
                 }
                 Ok(Decision::Flood(flood)) => {
-                    let from = (ingress, classifier.segment);
+                    let segment = classifier.segment;
                     let reach = match flood {
                         Flood::Group if SNOOPED => {
-                            let from = (asked.may_route(ingress.kind), from.1);
+                            let from = (asked.may_route(ingress.kind), segment);
                             snooped.reach(policy.ports.snooping(), (burst, i), from, now)
                         }
                         _ => Reach::All,
                     };
-                    if !flood_frame(policy, from, (flood, reach), (i, plan), &mut flood_copies) {
+                    let scope = Scope { from: ingress, segment, flood, reach };
+                    if !floods.add(policy, scope, (i, frame.len), (plan, place)) {
                         cut = Some(i);
                         break;
                     }
@@ -323,70 +326,13 @@ impl BurstContext {
     /// Takes frame `at` and those behind it out of the burst, for the port's next one.
     #[cold]
     fn cut(&mut self, at: usize, port: &Port) {
+        if at == 0 {
+            self.flooding = Flooding::Waits;
+        }
         match port.endpoint {
             Endpoint::Guest(_) => self.burst.cut(at),
             // What it gave it has not any more.
             Endpoint::Device(_) => self.cut_off = Some(self.burst.cut_off(at)),
-        }
-    }
-}
-
-/// Adds frame `i` of the burst, or drops it if it reaches no port; false if that would be more
-/// `copies` than a burst may ask for.
-#[inline(never)]
-fn flood_frame(
-    policy: &Policy<'_, PortTable>,
-    from: (Ingress, Segment),
-    (flood, reach): (Flood, Reach),
-    (i, plan): (usize, &mut Plan),
-    copies: &mut usize,
-) -> bool {
-    // Of a table that asks for nothing both kinds are one.
-    let plain = policy.ports.is_plain();
-    let flood = if plain { Flood::Group } else { flood };
-    let key = match reach {
-        Reach::All => u64::from(from.1.to_bits()) << Flood::BITS | u64::from(flood.number()),
-        Reach::Routers => 1 << 40 | u64::from(from.1.to_bits()),
-        Reach::Members(of) => 2 << 40 | u64::from(of.serial),
-        Reach::Hosts => 3 << 40 | u64::from(from.1.to_bits()),
-        Reach::None => 4 << 40,
-    };
-    let fan = plan.fan(key, |targets| {
-        find_targets(policy, from, flood, targets);
-        policy.ports.keep_reached(reach, targets);
-        // A frame to each of many VLANs has all ports looked at as often.
-        *copies +=
-            if plain && reach == Reach::All { 0 } else { policy.ports.numbers() / LOOKS_PER_COPY };
-    });
-    let targets = fan.targets().len();
-    if i > 0 && *copies + targets > BURST_FLOOD_COPIES {
-        return false;
-    }
-    *copies += targets;
-    match targets {
-        0 => plan.drop(i as u8, DropReason::NoReceiver),
-        _ => fan.push(i as u8),
-    }
-    true
-}
-
-/// Finds the ports that a flood from `ingress` reaches and that are up.
-fn find_targets(
-    policy: &Policy<'_, PortTable>,
-    (ingress, segment): (Ingress, Segment),
-    flood: Flood,
-    targets: &mut Vec<PortId>,
-) {
-    let from = policy.ports.policy(ingress.port);
-    for port in policy.ports.iter() {
-        let up = match &port.endpoint {
-            Endpoint::Guest(guest) => guest.active() != 0,
-            Endpoint::Device(device) => device.is_up(),
-        };
-        let reached = policy.rules.flood_reaches(ingress, port.id, port.kind());
-        let asked = policy.ports.policy(port.id);
-        if up && reached && asked.takes(flood) && asked.is_member(segment) && from.reaches(asked) {
-            targets.push(port.id);
         }
     }
 }

@@ -418,7 +418,7 @@ impl Delivery<'_> {
 
     /// Delivers the floods of `plan`: one copy for each target and no retry, after all unicast of
     /// the burst.
-    fn flood(&mut self, burst: &mut Burst, plan: &mut Plan) {
+    pub fn flood(&mut self, burst: &mut Burst, plan: &mut Plan) {
         let (fans, run, settled) = plan.floods_left();
         for fan in fans {
             self.fan_out(burst, fan, run, settled);

@@ -6,6 +6,7 @@
 //! * [`guard`] frames whose sender is not the port's;
 //! * [`classify`] what becomes of each frame, too big ones included;
 //! * [`screen`] what the policies of its ports say, and its VLAN tag;
+//! * [`flood`] who receives a flood, and how many at once;
 //! * [`plan`] the burst sorted by destination;
 //! * [`backpressure`] frames that wait in their sender's ring for their receiver;
 //! * [`deliver`] the runs of a plan into their ports;
@@ -16,6 +17,7 @@ pub mod backpressure;
 pub mod burst;
 pub mod classify;
 pub mod deliver;
+pub mod flood;
 pub mod guard;
 pub mod multicast;
 pub mod plan;

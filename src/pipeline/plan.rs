@@ -2,6 +2,7 @@
 //! many ports, and drops.
 
 use crate::limits::{BURST_FRAMES, MAX_PORTS};
+use crate::port::Scope;
 use crate::stats::DropReason;
 use crate::switch::PortId;
 
@@ -102,19 +103,21 @@ pub struct Fan {
     frames: [u8; BURST_FRAMES],
     count: usize,
     targets: Vec<PortId>,
+    /// Further ports, from this one on, are served later; and what they are found by.
+    next: Option<(Scope, PortId)>,
 }
 
 impl Default for Fan {
     fn default() -> Fan {
         let targets = Vec::with_capacity(MAX_PORTS);
-        Fan { key: 0, frames: [0; BURST_FRAMES], count: 0, targets }
+        Fan { key: 0, frames: [0; BURST_FRAMES], count: 0, targets, next: None }
     }
 }
 
 impl Fan {
     /// Empties the fan, and has `find` find the ports of `key`.
     fn restart(&mut self, key: u64, find: impl FnOnce(&mut Vec<PortId>)) {
-        (self.key, self.count) = (key, 0);
+        (self.key, self.count, self.next) = (key, 0, None);
         self.targets.clear();
         find(&mut self.targets);
     }
@@ -135,6 +138,19 @@ impl Fan {
     /// The ports they go to.
     pub fn targets(&self) -> &[PortId] {
         &self.targets
+    }
+
+    /// Serves no more than `most` ports of those that `scope` finds.
+    pub fn limit(&mut self, most: usize, scope: Scope) {
+        if let Some(&next) = self.targets.get(most) {
+            self.targets.truncate(most);
+            self.next = Some((scope, next));
+        }
+    }
+
+    /// True if further ports are served later.
+    pub fn is_limited(&self) -> bool {
+        self.next.is_some()
     }
 
     /// Takes the frames from index `end` on out.
@@ -289,6 +305,22 @@ impl Plan {
         &mut self.fans[at]
     }
 
+    /// True if frames go to several ports.
+    pub fn floods(&self) -> bool {
+        self.fans().iter().any(|fan| !fan.frames().is_empty())
+    }
+
+    /// Further ports are served by another one.
+    pub fn all_served(&mut self) {
+        self.fans[..self.fanned].iter_mut().for_each(|fan| fan.next = None);
+    }
+
+    /// The fan of which further ports are to be served, what they are found by, and the first.
+    pub fn unserved(&self) -> Option<(&Fan, Scope, PortId)> {
+        let rest = |fan: &Fan| fan.next.filter(|_| !fan.frames().is_empty());
+        self.fans().iter().find_map(|fan| rest(fan).map(|(scope, next)| (fan, scope, next)))
+    }
+
     fn fans(&self) -> &[Fan] {
         &self.fans[..self.fanned]
     }
@@ -329,7 +361,7 @@ impl Plan {
     /// The frames of which copies are not settled, as bits of their indices.
     pub fn unsettled(&self) -> u64 {
         let flooded = self.flooded == self.flood_copies();
-        let fans = self.fans().iter().filter(|_| !flooded).map(Fan::frames);
+        let fans = self.fans().iter().filter(|fan| !flooded || fan.is_limited()).map(Fan::frames);
         bits(self.runs[..self.count].iter().map(Run::left).chain(fans))
     }
 

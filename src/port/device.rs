@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
+use super::flood::Remainder;
 use super::quantum::Deficit;
 use super::{FrontEnd, Next};
 use crate::frame::vnet::VnetHdr;
@@ -55,8 +56,10 @@ pub struct Reading {
     /// The last frame, as long as which the next one is taken for.
     pub last: Load,
     /// Frames that were read, and charged, but not forwarded yet: they come before what is read
-    /// next.
+    /// next, and behind the rest of a flood.
     pub later: Option<KeptFrames>,
+    /// The rest of a flood that came from it.
+    pub flood: Option<Box<Remainder>>,
 }
 
 /// How much is read at once at most.

@@ -34,6 +34,8 @@ pub struct GuestPort {
     pub rx: Box<[Queue<Rx>]>,
     /// Announcements that its front-ends may still ask for.
     pub announcements: Bucket,
+    /// A flood of its frames goes on.
+    pub floods: Arc<AtomicBool>,
     active_rx: AtomicU32,
     received: AtomicU32,
     /// Made when two receive queues are active for the first time.
@@ -83,6 +85,7 @@ impl GuestPort {
             tx: (0..pairs).map(|_| Queue::default()).collect(),
             rx: (0..pairs).map(|_| Queue::default()).collect(),
             announcements: Bucket::new(ANNOUNCEMENTS, ANNOUNCEMENT_EVERY),
+            floods: Arc::default(),
             active_rx: AtomicU32::new(0),
             received: AtomicU32::new(0),
             steering: OnceLock::new(),

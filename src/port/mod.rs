@@ -2,6 +2,7 @@
 //!
 //! * [`quantum`] equal shares of a worker's time for rings that compete for it;
 //! * [`admission`] which frames go into a receive ring, and whose, and which may wait for it;
+//! * [`flood`] what is left of a flood to many ports;
 //! * [`gate`] what keeps the frames of a transmit ring from being taken;
 //! * [`moderation`] when a guest is signalled for what it sent;
 //! * [`mtu`] the longest frame a port takes;
@@ -24,6 +25,7 @@
 pub mod admission;
 pub mod device;
 pub mod dropped_from;
+pub mod flood;
 pub mod gate;
 pub mod guest;
 pub mod inspect;
@@ -53,6 +55,7 @@ use crate::sys::clock;
 
 pub use device::{Behind, DevicePort, DeviceQueue};
 pub use dropped_from::DroppedFrom;
+pub use flood::{FloodPlace, Remainder, Scope};
 pub use gate::Discard;
 pub use guest::{Eviction, FrontEnd, GuestPort};
 pub use inspect::{RegionFacts, RingFacts, SessionFacts};

@@ -75,6 +75,11 @@ impl PortTable {
         self.slots.iter().flatten()
     }
 
+    /// Those from this number on.
+    pub fn iter_from(&self, start: PortId) -> impl Iterator<Item = &Arc<Port>> {
+        self.slots.get(usize::from(start)..).unwrap_or_default().iter().flatten()
+    }
+
     /// Ports have numbers below this.
     pub fn numbers(&self) -> usize {
         self.slots.len()

@@ -168,6 +168,17 @@ impl WorkerHandle {
         let _ = self.wake.write(1);
     }
 
+    /// Notes that were taken, for the next turn.
+    #[cold]
+    pub(super) fn put_back(&self, mut left: Vec<Note>) {
+        let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        left.append(&mut notes);
+        *notes = left;
+        self.noted.store(true, Ordering::Release);
+        drop(notes);
+        let _ = self.wake.write(1);
+    }
+
     pub(super) fn take_notes(&self, into: &mut Vec<Note>) {
         if !self.noted.load(Ordering::Relaxed) {
             return;

@@ -171,8 +171,23 @@ impl Worker {
                 self.sleep();
             }
         }
+        self.finish_floods();
         if self.is_relieving() {
             self.retire();
+        }
+    }
+
+    /// Before the thread ends: what was taken from its sources is delivered.
+    #[cold]
+    fn finish_floods(&mut self) {
+        for at in 0..self.ready.len() {
+            let token = self.ready[at].token;
+            let (Token::Transmit(id, index) | Token::Device(id, index)) = token else { continue };
+            while self.pipeline.has_rest(&self.ports, id, index.into()) {
+                self.pipeline.begin_turn(clock::cycles(), false, false);
+                self.service(token);
+                self.pipeline.end_turn(&self.ports, &self.own.stats);
+            }
         }
     }
 
@@ -399,6 +414,10 @@ impl Worker {
         let Some(queue) = guest.tx.get(usize::from(queue)) else { return false };
         // A session has the ring, and may just be enabling it: look again later.
         let Some(mut state) = queue.lock_for_burst() else { return true };
+        if state.flood.is_some() {
+            // No kick tells of it.
+            return true;
+        }
         self.pipeline.is_at(At::sender(id));
         let vring = &mut state.vring;
         if vring.owner != Some(self.index) {
@@ -434,19 +453,26 @@ impl Worker {
         // In their order, as of two announcements the later one counts; and one by one, so that
         // what is left is not lost with one that panics.
         self.notes.reverse();
+        let (mut announced, mut left) = (false, Vec::new());
         while let Some(note) = self.notes.pop() {
             match note {
                 Note::Look(token @ Token::Receive(..)) => {
                     self.contained(token, |worker| worker.kick(token, false));
                 }
                 Note::Look(token) => self.mark_ready(token),
+                // Each may be a frame to all ports: one a turn.
+                Note::Announce(_) if announced => left.push(note),
                 Note::Announce(what) => {
+                    announced = true;
                     self.contained(Token::Receive(what.port, 0), |worker| {
                         let Worker { pipeline, ports, own, .. } = worker;
                         pipeline.announce(ports, what, &own.stats);
                     });
                 }
             }
+        }
+        if !left.is_empty() {
+            self.handle.put_back(left);
         }
         self.pipeline.end_look();
     }

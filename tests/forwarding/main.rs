@@ -3,6 +3,7 @@
 
 mod coalescing;
 mod differential;
+mod flood;
 mod guard_clients;
 mod isolation;
 mod learning;

@@ -6,7 +6,7 @@ use super::{BurstContext, BurstGuard, Pipeline, Source};
 use crate::frame::Offloads;
 use crate::pipeline::stalls::At;
 use crate::port::device::{Bounds, Reading};
-use crate::port::{DevicePort, DeviceQueue, Endpoint, Next, Port, PortTable};
+use crate::port::{DevicePort, DeviceQueue, Endpoint, Next, Port, PortTable, Remainder};
 use crate::ring::KeptFrames;
 use crate::stats::{QueueStats, WorkerStats};
 use crate::switch::{PortId, SourceMemo};
@@ -41,6 +41,9 @@ impl Pipeline {
         if self.account.throttles(&mut reading.deficit) {
             return Next::Throttled;
         }
+        if reading.flood.is_some() {
+            return self.flood_from_device(ports, (port, queue), &mut reading, stats);
+        }
         let later = reading.later.take();
         let bounds = match port.rates.input.is_on() && later.is_none() {
             true => match self.limit_device(port, &mut reading) {
@@ -66,6 +69,12 @@ impl<'p> Source<'p> for DeviceInput<'p> {
 
     fn memo(&mut self) -> &mut SourceMemo {
         &mut self.reading.source
+    }
+
+    fn keep(&mut self, rest: Box<Remainder>) {
+        self.reading.flood = Some(rest);
+        // Its events say nothing of it.
+        self.next = Next::More;
     }
 
     fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Next> {

@@ -7,7 +7,7 @@ use crate::limits::DISCARD_MILLIS;
 use crate::pipeline::backpressure::Backpressure;
 use crate::pipeline::stalls::At;
 use crate::port::moderation::Completed;
-use crate::port::{Discard, GuestPort, Next, Port, PortTable, Queue, Tx, TxState};
+use crate::port::{Discard, GuestPort, Next, Port, PortTable, Queue, Remainder, Tx, TxState};
 use crate::ring::{RingError, SplitRing};
 use crate::stats::{DropReason, QueueStats, WorkerStats};
 use crate::switch::{PortId, SourceMemo};
@@ -40,6 +40,9 @@ impl Pipeline {
             let stalled = self.relieves || queue.is_stalled();
             return if stalled { self.retry() } else { Next::Locked };
         };
+        if state.flood.is_some() {
+            return self.flood_from_ring(ports, (port, queue), state, stats);
+        }
         if state.vring.owner != Some(self.worker) {
             return Next::Gone;
         }
@@ -152,6 +155,10 @@ impl<'p> Source<'p> for TransmitRing<'p> {
     #[inline(always)]
     fn ring(&mut self) -> Option<(&mut TxState, &'p Queue<Tx>)> {
         Some((&mut self.state, self.queue))
+    }
+
+    fn keep(&mut self, rest: Box<Remainder>) {
+        self.state.flood = Some(rest);
     }
 
     #[inline(always)]

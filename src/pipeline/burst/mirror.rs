@@ -8,7 +8,7 @@
 //!
 //! A burst that no mirror wants pays for one look at where its frames go.
 
-use super::{BurstContext, Pipeline};
+use super::{BurstContext, Flooding, Pipeline};
 use crate::capture::outcomes::{Outcome, Outcomes};
 use crate::limits::{BURST_FRAMES, SNAPSHOT_LEN};
 use crate::pipeline::backpressure::Backpressure;
@@ -70,7 +70,7 @@ impl Pipeline {
         }
         let mut places = Places { all: [0; BURST_FRAMES], count: 0 };
         for watch in ports.watches() {
-            if watch.takes_in(from) {
+            if watch.takes_in(from) && context.flooding != Flooding::Rest {
                 places.of_all(ports, from, watch, &context.burst);
                 context.burst.keep_tags();
                 self.mirror(ports, from, (watch, &places), source, context, stats);

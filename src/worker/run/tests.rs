@@ -10,9 +10,10 @@ use super::*;
 use crate::frame::Offloads;
 use crate::guard::{BlockedWriterWatch, CallFd, Stalled};
 use crate::port::device::{Device, fake::Fake};
-use crate::port::{DevicePort, GuestPort, Port};
+use crate::port::{DevicePort, GuestPort, Port, Remainder, Scope};
+use crate::ring::Burst;
 use crate::stats::QueueStats;
-use crate::switch::{Fdb, FdbConfig, Rules};
+use crate::switch::{Fdb, FdbConfig, Flood, Ingress, PortKind, Reach, Rules, Segment};
 use crate::sys::affinity;
 use crate::sys::descriptor::from_eventfd;
 
@@ -118,6 +119,27 @@ fn nothing_is_left_of_a_port_that_is_gone_or_another_one() {
     assert_eq!(tokens(&worker), [Token::Transmit(0, 0), Token::Transmit(3, 0)]);
     let kicked = [Token::Receive(0, 0), Token::Receive(3, 0)];
     assert_eq!(worker.kicked, kicked.map(|token| (token, true)));
+}
+
+/// A daemon that ends has delivered what it has taken.
+#[test]
+fn a_worker_ends_when_its_floods_are_over() {
+    let mut worker = worker();
+    let from = Ingress { port: 0, kind: PortKind::Guest };
+    let scope = Scope { from, segment: Segment::DEFAULT, flood: Flood::Group, reach: Reach::All };
+    let ports = Arc::clone(&worker.ports);
+    let queue = &ports[0].as_guest().unwrap().tx[0];
+    for (worker_of, over) in [(0, true), (1, false)] {
+        let frames = Burst::default().keep(&[]);
+        let rest = Remainder { worker: worker_of, frames, scope, next: 0, place: None };
+        queue.lock().flood = Some(Box::new(rest));
+        worker.mark_ready(Token::Transmit(0, 0));
+        // Before a sleep, when all sources are throttled.
+        worker.arm_all();
+        assert_eq!(worker.ready.len(), 1, "no kick tells of a flood that goes on");
+        worker.finish_floods();
+        assert_eq!(queue.lock().flood.is_none(), over, "of worker {worker_of}");
+    }
 }
 
 /// How long a look at a slow device lasts.
