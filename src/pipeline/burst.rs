@@ -46,6 +46,7 @@ use crate::ring::{Burst, KeptFrames};
 use crate::stats::{DropReason, QueueStats, WorkerStats};
 use crate::switch::{BurstMemo, Fdb, Ingress, Policy, Rules, SourceMemo};
 use crate::sys::clock;
+use rate::refund_input;
 
 /// Where a burst comes from.
 trait Source<'p>: Sized {
@@ -203,12 +204,16 @@ impl Pipeline {
                 instead
             }
             Ok(()) => {
-                if ports.is_limited()
-                    && let Some(next) = self.limit_input(&mut source, &mut guard)
-                {
-                    let next = source.complete(self, guard, stats, next);
-                    self.context = Some(context);
-                    return next;
+                let mut passed = 0;
+                if ports.is_limited() {
+                    match self.limit_input(&mut source, &mut guard) {
+                        Ok(count) => passed = count,
+                        Err(next) => {
+                            let next = source.complete(self, guard, stats, next);
+                            self.context = Some(context);
+                            return next;
+                        }
+                    }
                 }
                 if ports.is_observed() {
                     self.begin_observing(ports, &mut guard);
@@ -222,6 +227,9 @@ impl Pipeline {
                     guard.burst.stage(unsettled);
                 }
                 let mut next = self.deliver_or_wait(ports, &mut source, &mut guard, stats);
+                if passed > guard.burst.frames().len() {
+                    refund_input(source.port(), &guard.burst, passed);
+                }
                 if guard.flooding == Flooding::Waits {
                     next = self.retry();
                 }

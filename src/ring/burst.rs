@@ -198,6 +198,11 @@ impl Burst {
         }
     }
 
+    /// Those that were cut off when there were `before` frames.
+    pub fn cut_frames(&self, before: usize) -> &[Frame] {
+        &self.frames[self.count.min(before)..before]
+    }
+
     /// Adds a frame that fits the snapshot; false if the burst is full or the frame too short or
     /// too long for that.
     pub fn push_small(&mut self, header: VnetHdr, bytes: &[u8]) -> bool {

@@ -6,7 +6,7 @@ use crate::frame::Load;
 use crate::limits::{BURST_FRAMES, RATE_LOOK_NANOS};
 use crate::port::device::{Bounds, Reading};
 use crate::port::{Next, Port, Queue, Tx, TxState};
-use crate::ring::Frame;
+use crate::ring::{Burst, Frame};
 use crate::sys::clock;
 
 impl Pipeline {
@@ -40,19 +40,18 @@ impl Pipeline {
         Some(self.rate_look(until))
     }
 
-    /// Gives back what may not pass now of the burst of a ring; if that is all of it, what to do
-    /// next.
+    /// Gives back what may not pass now of the burst of a ring. How many frames passed by a rate;
+    /// if all of them wait, what to do next.
     #[cold]
     pub(super) fn limit_input<'p>(
         &mut self,
         source: &mut impl Source<'p>,
         context: &mut BurstContext,
-    ) -> Option<Next> {
+    ) -> Result<usize, Next> {
         let port = source.port();
-        if !port.rates.input.is_on() {
-            return None;
-        }
-        let (state, queue) = source.ring()?;
+        let Some((state, queue)) = source.ring().filter(|_| port.rates.input.is_on()) else {
+            return Ok(0);
+        };
         let now = self.time.cycle;
         let (passed, next) = match port.rates.input.lock() {
             Some(mut metered) => {
@@ -60,7 +59,7 @@ impl Pipeline {
                 let booked = state.side.gate.booked.take();
                 let passed = metered.meter.admit(loads, booked, true, now);
                 let left = &context.burst.frames()[passed..];
-                let first = left.first()?;
+                let Some(first) = left.first() else { return Ok(passed) };
                 let until = if state.side.gate.drain_to.is_some() {
                     drop(metered);
                     state.end_drain(queue);
@@ -80,11 +79,11 @@ impl Pipeline {
         };
         context.give_back(passed as u8);
         if context.burst.taken() > 0 {
-            return None;
+            return Ok(passed);
         }
         // They are those of this burst.
         let _ = context.flows.take();
-        Some(next)
+        Err(next)
     }
 
     /// How much may be read of a device now, or what to do instead.
@@ -132,4 +131,11 @@ impl Pipeline {
             metered.meter.spend(&room);
         }
     }
+}
+
+/// What passed by the rate of its port, the first frames of a burst, and was cut off it after all
+/// has not: it comes again.
+#[cold]
+pub fn refund_input(port: &Port, burst: &Burst, passed: usize) {
+    port.rates.input.refund(burst.cut_frames(passed).iter().map(Frame::load).sum());
 }

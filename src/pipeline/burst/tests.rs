@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::*;
 use crate::frame::{MacAddr, VnetHdr};
 use crate::guard::BlockedWriterWatch;
-use crate::ring::tests::{DATA, Guest, desc, describe, offer};
-use crate::switch::FdbConfig;
+use crate::ring::tests::{DATA, Guest, WRITE, desc, describe, offer};
+use crate::switch::{FdbConfig, FloodLimits, Limit, PortId, Rate, Size};
 
 /// A table for so many ports.
 pub(crate) fn fdb(ports: usize) -> Fdb {
@@ -19,18 +19,27 @@ struct Lab {
     pipeline: Pipeline,
     ports: PortTable,
     stats: WorkerStats,
-    _memory: [Guest; 2],
+    memory: [Guest; 2],
     _watch: BlockedWriterWatch,
 }
 
 impl Lab {
     fn new() -> Lab {
+        Lab::limited(Limit::default())
+    }
+
+    /// With a limit to what comes of the sender.
+    fn limited(input: Limit) -> Lab {
         let fdb = fdb(2);
         let [from, to] = [[2, 0, 0, 0, 0, 0], [2, 0, 0, 0, 0, 1]];
         fdb.insert_static(MacAddr(to), 1).unwrap();
         let watch = BlockedWriterWatch::start().unwrap();
         let pipeline = Pipeline::new(0, Arc::new(fdb), Rules::default(), watch.register());
-        let port = |id| Arc::new(Port::guest(id, &id.to_string(), 1));
+        let limits = [[input, Limit::default()], [Limit::default(); 2]];
+        let port = |id: PortId| {
+            let port = Port::guest(id, &id.to_string(), 1);
+            Arc::new(port.limited(limits[usize::from(id)], FloodLimits::default()))
+        };
         let ports: PortTable = (0..2).map(port).collect();
         let memory = [Guest::new(), Guest::new()];
         let [sender, receiver] = [0, 1].map(|id| ports[id].as_guest().unwrap());
@@ -51,7 +60,7 @@ impl Lab {
         drop(state);
         receiver.set_active(0, true);
         drop(queue);
-        Lab { pipeline, ports, stats: WorkerStats::default(), _memory: memory, _watch: watch }
+        Lab { pipeline, ports, stats: WorkerStats::default(), memory, _watch: watch }
     }
 
     /// One turn in which the sender's ring is looked at.
@@ -86,6 +95,29 @@ fn a_paused_ring_waits_for_no_receiver() {
     state.memory.charge(clock::cycles_in(1_000_000), clock::cycles());
     drop(state);
     assert!(matches!(lab.turn(), Next::At(_)));
+}
+
+/// What waits for its receiver has not passed by the sender's rate.
+#[test]
+fn frames_that_go_back_to_their_ring_are_not_charged() {
+    let rate = Rate { bits: 0, packets: 1 };
+    let mut lab = Lab::limited(Limit { rate, burst: Size { bytes: 0, packets: 64 } });
+    let received = |lab: &Lab| lab.ports[1].as_guest().unwrap().rx[0].stats.frames.get();
+    assert!(matches!(lab.turn(), Next::Receiver(_)));
+    for all in [10u16, 30, 64] {
+        let queue = lab.memory[1].queue();
+        let heads: Vec<u16> = (0..all).collect();
+        for &head in &heads {
+            describe(&queue, head, &[desc(DATA + 128 * u64::from(head), 128, WRITE, 0)]);
+        }
+        offer(&queue, &heads);
+        drop(queue);
+        // Few buffers are left alone for some microseconds, as more may come.
+        for _ in 0..10_000 {
+            lab.turn();
+        }
+        assert_eq!(received(&lab), u64::from(all));
+    }
 }
 
 /// A burst of four frames, of which `classified` were planned: one is dropped, one floods to
