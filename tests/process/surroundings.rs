@@ -115,3 +115,21 @@ fn tests_hold_in_any_surroundings() {
         assert_eq!(left, 0, "something was put where TMPDIR has no room");
     }
 }
+
+/// Directories that killed tests left, of a process that had our number, are not taken for new.
+#[test]
+fn a_directory_of_a_test_is_empty() {
+    let first = Dir::new();
+    let name = first.path().display().to_string();
+    let (start, number) = name.rsplit_once('-').expect("a number");
+    let number: u32 = number.parse().expect("a number");
+    let left = (number + 1..number + 9).map(|n| format!("{start}-{n}"));
+    // Those that are there are other tests'.
+    let left: Vec<String> = left.filter(|path| fs::create_dir(path).is_ok()).collect();
+    left.iter().for_each(|path| fs::write(format!("{path}/s0"), "").expect("leave it"));
+    for _ in 0..8 {
+        let files = fs::read_dir(Dir::new().path()).expect("read it").count();
+        assert_eq!(files, 0);
+    }
+    left.iter().for_each(|path| fs::remove_dir_all(path).expect("remove it"));
+}

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -24,12 +24,20 @@ const START_LIMIT: Duration = Duration::from_secs(10);
 pub struct Dir(PathBuf);
 
 impl Dir {
+    /// A new one: a test that was killed has left its own, and process numbers come again.
     pub fn new() -> Dir {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let n = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("vioswitch-{}-{n}", std::process::id()));
-        fs::create_dir_all(&path).expect("temporary directory");
-        Dir(path)
+        let all = std::env::temp_dir();
+        fs::create_dir_all(&all).expect("directory of temporary files");
+        loop {
+            let n = NEXT.fetch_add(1, Ordering::Relaxed);
+            let path = all.join(format!("vioswitch-{}-{n}", std::process::id()));
+            match fs::create_dir(&path) {
+                Ok(()) => return Dir(path),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => panic!("{}: {error}", path.display()),
+            }
+        }
     }
 
     pub fn path(&self) -> &Path {
