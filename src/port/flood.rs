@@ -26,7 +26,8 @@ pub struct Scope {
 /// The rest of a flood.
 #[derive(Debug)]
 pub struct Remainder {
-    /// The worker that goes on with it, whoever the ring belongs to by now.
+    /// The worker that began it. It goes on with it, as the owner of the ring does, which may have
+    /// stopped or moved.
     pub worker: usize,
     /// The frames; their descriptors are back in the sender's ring.
     pub frames: KeptFrames,

@@ -58,9 +58,10 @@ impl Pipeline {
         stats: &WorkerStats,
     ) -> Next {
         let TxState { vring, flood, side, .. } = &mut *state;
-        if flood.as_ref().is_some_and(|rest| rest.worker != self.worker) {
-            // The ring moved meanwhile: the worker that it came from goes on.
-            return if vring.owner == Some(self.worker) { self.retry() } else { Next::Gone };
+        let began_here = flood.as_ref().is_some_and(|rest| rest.worker == self.worker);
+        // The lock keeps the order where the ring moved meanwhile and both workers look.
+        if !began_here && vring.owner != Some(self.worker) {
+            return Next::Gone;
         }
         if self.account.throttles(&mut side.deficit) {
             return Next::Throttled;
