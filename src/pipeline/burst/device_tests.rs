@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::tests::fdb;
+use super::tests::{fdb, start_receiving};
 use super::*;
 use crate::frame::samples::{asking, tcp};
 use crate::frame::{MacAddr, Offloads, VnetHdr};
@@ -11,7 +11,7 @@ use crate::guard::BlockedWriterWatch;
 use crate::limits::BURST_FLOOD_COPIES;
 use crate::port::device::fake::Fake;
 use crate::port::{DevicePort, Endpoint};
-use crate::ring::tests::{DATA, Guest, SIZE, WRITE, desc, describe, offer};
+use crate::ring::tests::{DATA, Guest};
 use crate::switch::{FloodLimits, Limit, PortId, Rate, Size};
 use crate::sys::frame_io::Transfer;
 
@@ -59,17 +59,7 @@ impl Lab {
         device.attach(vec![Arc::clone(&fake) as _], Offloads::ALL);
         let memory: Vec<Guest> = (0..GUESTS).map(|_| Guest::new()).collect();
         for (port, memory) in ports.iter().skip(1).zip(&memory) {
-            let (guest, queue) = (port.as_guest().unwrap(), memory.queue());
-            for head in 0..SIZE {
-                let at = DATA + BUFFER * u64::from(head);
-                describe(&queue, head, &[desc(at, BUFFER as u32, WRITE, 0)]);
-                offer(&queue, &[head]);
-            }
-            let mut state = guest.rx[0].lock();
-            state.vring.ring = Some(memory.start(&queue));
-            state.vring.enabled = true;
-            drop(state);
-            guest.set_active(0, true);
+            start_receiving(port.as_guest().unwrap(), memory, BUFFER);
         }
         let (fdb, watch) = (Arc::new(fdb(ports.numbers())), BlockedWriterWatch::start().unwrap());
         let pipeline =

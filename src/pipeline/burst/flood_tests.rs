@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::tests::fdb;
+use super::tests::{fdb, start_receiving};
 use super::*;
 use crate::capture::{Capture, Wanted};
 use crate::frame::{MacAddr, Offloads, VnetHdr};
@@ -15,7 +15,7 @@ use crate::port::device::fake::Fake;
 use crate::port::quantum::Terms;
 use crate::port::table::Ports;
 use crate::port::{DevicePort, Endpoint, GuestPort, QueueRef, Scope, SessionWaker, Vring};
-use crate::ring::tests::{DATA, Guest, SIZE, WRITE, desc, describe, offer};
+use crate::ring::tests::{DATA, Guest, desc, describe, offer};
 use crate::stats::Direction;
 use crate::switch::mirror::{Copied, Mirror, Way};
 use crate::switch::{
@@ -124,22 +124,13 @@ impl Lab {
 /// Starts a guest's rings, with a full receive ring.
 fn start(port: &Port, memory: &Guest) {
     let guest = port.as_guest().unwrap();
-    let queue = memory.queue();
     if port.id == 0 {
         let mut state = guest.tx[0].lock();
-        state.vring.ring = Some(memory.start(&queue));
+        state.vring.ring = Some(memory.start(&memory.queue()));
         (state.vring.enabled, state.vring.owner) = (true, Some(0));
         return;
     }
-    for head in 0..SIZE {
-        let at = DATA + BUFFER * u64::from(head);
-        describe(&queue, head, &[desc(at, BUFFER as u32, WRITE, 0)]);
-        offer(&queue, &[head]);
-    }
-    let mut state = guest.rx[0].lock();
-    state.vring.ring = Some(memory.start(&queue));
-    state.vring.enabled = true;
-    guest.set_active(0, true);
+    start_receiving(guest, memory, BUFFER);
 }
 
 #[test]

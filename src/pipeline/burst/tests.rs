@@ -6,12 +6,28 @@ use std::sync::Arc;
 use super::*;
 use crate::frame::{MacAddr, VnetHdr};
 use crate::guard::BlockedWriterWatch;
-use crate::ring::tests::{DATA, Guest, WRITE, desc, describe, offer};
+use crate::port::GuestPort;
+use crate::ring::tests::{DATA, Guest, SIZE, WRITE, desc, describe, offer};
 use crate::switch::{FdbConfig, FloodLimits, Limit, PortId, Rate, Size};
 
 /// A table for so many ports.
 pub(crate) fn fdb(ports: usize) -> Fdb {
     Fdb::new(FdbConfig::limited(ports, 300, [1, 2]))
+}
+
+/// Starts a guest's receive ring, full of buffers of so many bytes, one behind the other.
+pub(crate) fn start_receiving(guest: &GuestPort, memory: &Guest, buffer: u64) {
+    let queue = memory.queue();
+    for head in 0..SIZE {
+        let at = DATA + buffer * u64::from(head);
+        describe(&queue, head, &[desc(at, buffer as u32, WRITE, 0)]);
+        offer(&queue, &[head]);
+    }
+    let mut state = guest.rx[0].lock();
+    state.vring.ring = Some(memory.start(&queue));
+    state.vring.enabled = true;
+    drop(state);
+    guest.set_active(0, true);
 }
 
 /// A guest that sends to another one, which has no buffers.
