@@ -33,9 +33,11 @@ start_vm() {
     exec {to}<>"$in" {from}<>"$out"
     vm_in[number]=$to
     vm_out[number]=$from
+    # maxcpus: see MAXCPUS in tests/guests/vm.rs.
     setpriv --pdeathsig KILL "${vm_enter[@]}" "$qemu" -accel "$accel" -cpu "$cpu" -m "$GUEST_MB" \
         -object "memory-backend-memfd,id=mem,size=${GUEST_MB}M,share=on" \
-        -machine pc,memory-backend=mem -nodefaults -no-user-config -display none -no-reboot \
+        -machine pc,memory-backend=mem -smp 1,maxcpus=2 -nodefaults -no-user-config \
+        -display none -no-reboot \
         -serial "file:$run/vm$number.console" \
         -chardev stdio,id=commands,signal=off -serial chardev:commands \
         -chardev "socket,id=port,path=$socket${vm_reconnect:+,$vm_reconnect}" \

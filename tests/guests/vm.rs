@@ -25,6 +25,12 @@ pub const MEMORY_KIB: u32 = 192 << 10;
 /// What a guest may grow to by hot-plugged memory.
 const MAX_MEMORY: &str = "1G";
 
+/// `maxcpus` at least. QEMU's emulator omits memory barriers from the code of a machine that can
+/// have one CPU only (before 8.1 all of them, see its commit c914d46d0a64). Then the driver may
+/// miss that the switch asks for a kick while the switch misses its frame, and the ring stands
+/// still.
+const MAXCPUS: u16 = 2;
+
 /// Waits until somebody listens on iperf3's port, 5201.
 pub const LISTENING: &str = "until grep -q ':1451 .* 0A ' /proc/self/net/tcp6; do sleep 0.1; done";
 /// For a command that does no waiting of its own.
@@ -242,7 +248,7 @@ impl VmSpec {
         let options = [
             ("accel", qemu.accel.clone()),
             ("cpu", cpu.into()),
-            ("smp", pairs.to_string()),
+            ("smp", format!("{pairs},maxcpus={}", pairs.max(MAXCPUS))),
             ("m", format!("{kib}K,slots=4,maxmem={MAX_MEMORY}")),
             ("object", format!("memory-backend-memfd,id=mem,size={kib}K,share={share}")),
             ("machine", "pc,memory-backend=mem".into()),
