@@ -9,8 +9,9 @@ use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::process::Command;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use testkit::SOON;
 use testkit::host::{HEADER_LEN, Host, in_namespace, index_of, ip, veth_up};
 use testkit::packet::payload;
 use testkit::proc::{Daemon, Dir, wait_for};
@@ -20,7 +21,6 @@ use testkit::vnet::{GSO_TCPV4, GSO_TCPV6, Header, NEEDS_CSUM};
 use testkit::{Rng, rounds, skip};
 
 const UPLINK: &str = "vio0";
-const SOON: Duration = Duration::from_secs(20);
 /// How long Linux holds a packet that may grow.
 const HELD: &str = "5000000";
 const STATION: [u8; 6] = [2, 0, 0, 0, 0, 9];

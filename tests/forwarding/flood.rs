@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use testkit::SOON;
 use testkit::counters::at_rest;
 use testkit::proc::{Daemon, Dir, wait_for};
 use testkit::rounds;
@@ -14,8 +15,6 @@ use vioswitch::limits::FLOOD_RECEIVERS;
 const PORTS: usize = FLOOD_RECEIVERS + 40;
 /// The station behind the stream.
 const FAR: u8 = 255;
-/// Longest wait for what must come.
-const SOON: Duration = Duration::from_secs(20);
 /// Frames of a sender in a round; those of all fit a receive ring.
 const FRAMES: u32 = 24;
 /// The same of the stream: as many as are flooded at once.

@@ -3,14 +3,13 @@
 
 use std::time::Duration;
 
+use testkit::SOON;
 use testkit::end::End;
 use testkit::host::{Host, in_namespace, ip};
 use testkit::proc::{Daemon, Dir, wait_for};
 use testkit::stream::Peer;
 use testkit::vm::{Vm, VmConfig, mac_of};
 
-/// Longest wait for a frame that must come.
-const SOON: Duration = Duration::from_secs(3);
 /// How long nothing may come where nothing must.
 const QUIET: Duration = Duration::from_millis(50);
 const BROADCAST: [u8; 6] = [0xff; 6];

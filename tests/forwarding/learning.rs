@@ -3,13 +3,12 @@
 
 use std::time::Duration;
 
+use testkit::SOON;
 use testkit::frontend::Frontend;
 use testkit::proc::Daemon;
 use testkit::vm::{Vm, VmConfig, mac_of};
 
 const BROADCAST: [u8; 6] = [0xff; 6];
-/// Longest wait for a frame that must come.
-const SOON: Duration = Duration::from_secs(2);
 /// How long nothing may come where nothing must: hundreds of times what a frame takes.
 const QUIET: Duration = Duration::from_millis(30);
 

@@ -6,14 +6,13 @@
 use std::process::Command;
 use std::time::Duration;
 
+use testkit::SOON;
 use testkit::host::{Host, in_namespace, ip};
 use testkit::proc::{Daemon, wait_for};
 use testkit::vm::{Vm, VmConfig, mac_of};
 
 const HOST: u8 = 9;
 const BROADCAST: [u8; 6] = [0xff; 6];
-/// Longest wait for a frame that must come.
-const SOON: Duration = Duration::from_secs(20);
 /// How long nothing may come where nothing must.
 const QUIET: Duration = Duration::from_millis(30);
 /// An interface's new MTU is told at once, to a thread that a busy machine may keep waiting.

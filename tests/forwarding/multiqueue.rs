@@ -4,6 +4,7 @@
 
 use std::time::{Duration, Instant};
 
+use testkit::SOON;
 use testkit::frontend::{Frontend, feat};
 use testkit::net::{Job, Net, Sizes};
 use testkit::proc::Daemon;
@@ -16,8 +17,6 @@ mod traffic;
 use self::traffic::{FLOWS, under_traffic};
 
 const PAIRS: [usize; 4] = [1, 2, 4, 8];
-/// Longest wait for what must come.
-const SOON: Duration = Duration::from_secs(3);
 /// How long nothing may come where nothing must: hundreds of times what a frame takes.
 const QUIET: Duration = Duration::from_millis(30);
 

@@ -7,8 +7,8 @@ mod frames;
 mod ovn;
 
 use std::collections::{BTreeMap, HashSet};
-use std::time::Duration;
 
+use testkit::SOON;
 use testkit::proc::Daemon;
 use testkit::vm::{Vm, VmConfig};
 use testkit::{Rng, long, skip};
@@ -17,7 +17,6 @@ use differences::{Direction, LIST};
 use frames::{Frame, Profile};
 use ovn::Ovn;
 
-const SOON: Duration = Duration::from_secs(10);
 /// Frames that are sent at once; a dummy device's queue has a hundred.
 const BATCH: usize = 64;
 

@@ -4,12 +4,11 @@
 
 use std::time::Duration;
 
+use testkit::SOON;
 use testkit::host::{Host, in_namespace, index_of, ip};
 use testkit::proc::{Daemon, wait_for};
 use testkit::vm::{Vm, VmConfig, mac_of};
 
-/// Longest wait for a frame that must come.
-const SOON: Duration = Duration::from_secs(5);
 const QUIET: Duration = Duration::from_millis(30);
 /// As long as a bridge takes to send several hellos.
 const HELLOS: Duration = Duration::from_secs(20);

@@ -4,6 +4,7 @@
 
 use std::time::{Duration, Instant};
 
+use testkit::SOON;
 use testkit::frontend::feat;
 use testkit::proc::{Daemon, run_queue_wait};
 use testkit::rounds;
@@ -12,8 +13,6 @@ use testkit::vnet::{GSO_TCPV4, Header, NEEDS_CSUM};
 use vioswitch::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_RESERVED_PER_PORT};
 
 const BROADCAST: [u8; 6] = [0xff; 6];
-/// Longest wait for what must come.
-const SOON: Duration = Duration::from_secs(5);
 /// How long nothing may come where nothing must.
 const QUIET: Duration = Duration::from_millis(30);
 /// Frames under way to a guest at most: half of its buffers.

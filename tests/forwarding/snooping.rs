@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use testkit::SOON;
 use testkit::host::{Host, in_namespace, index_of, ip};
 use testkit::proc::{Daemon, Dir, program, wait_for};
 use testkit::relay::{INTERFACE, Stack};
@@ -15,7 +16,6 @@ use testkit::skip;
 use testkit::stream::Peer;
 use vioswitch::limits::SNOOPING_SWEEP_PAUSE;
 
-const SOON: Duration = Duration::from_secs(20);
 const UPLINK: &str = "vio0";
 const STREAMS: [&str; 5] = ["m1", "m2", "other", "late", "raw"];
 /// The querier behind the TAP, and a guest whose frames are built here.

@@ -2,12 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use testkit::SOON;
 use testkit::host::{Host, in_namespace, index_of, ip};
 use testkit::proc::{Daemon, wait_for};
 use testkit::vm::{Vm, VmConfig, mac_of};
 
-/// Longest wait for a frame that must come.
-const SOON: Duration = Duration::from_secs(5);
 const QUIET: Duration = Duration::from_millis(50);
 const BROADCAST: [u8; 6] = [0xff; 6];
 const MULTICAST: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use testkit::SOON;
 use testkit::counters::Counters;
 use testkit::host::{Host, in_namespace};
 use testkit::packet::{Ask, Kind, Packet, payload, verify};
@@ -18,8 +19,6 @@ use testkit::vm::{Vm, VmConfig, mac_of};
 const FAR: u8 = 9;
 const FAR2: u8 = 10;
 const BROADCAST: [u8; 6] = [0xff; 6];
-/// What must come.
-const SOON: Duration = Duration::from_secs(10);
 /// How long nothing may come where nothing must.
 const QUIET: Duration = Duration::from_millis(30);
 

@@ -4,8 +4,7 @@
 //! Every frame is traced (`testkit::traffic`), every buffer is poisoned before it is posted, every
 //! used element is booked; receivers keep their rings full, so nothing may be missing.
 
-use std::time::Duration;
-
+use testkit::SOON;
 use testkit::frontend::{Acks, feat};
 use testkit::hostile::raw_avail;
 use testkit::mem::RegionSpec;
@@ -17,7 +16,6 @@ use testkit::tx::Layout;
 use testkit::vm::{Base, MODERN, Vm, VmConfig, mac_of};
 
 const MAX: usize = 65535;
-const SOON: Duration = Duration::from_secs(5);
 /// Around every size that a buffer, page, MTU or 16-bit field could trip over.
 const EDGES: [usize; 26] = [
     14, 15, 29, 30, 59, 60, 64, 1499, 1514, 1515, 1518, 1522, 2047, 2048, 2049, 4083, 4084, 4096,

@@ -6,6 +6,7 @@
 use std::process::Command;
 use std::time::Duration;
 
+use testkit::SOON;
 use testkit::host::{Host, in_namespace, index_of, ip};
 use testkit::proc::{Daemon, wait_for};
 use testkit::traffic::{self, Stream, To};
@@ -18,8 +19,6 @@ mod xdp;
 const HOST: u8 = 9;
 const HOST2: u8 = 10;
 const BROADCAST: [u8; 6] = [0xff; 6];
-/// Longest wait for a frame that must come.
-const SOON: Duration = Duration::from_secs(3);
 /// How long nothing may come where nothing must: hundreds of times what a frame takes.
 const QUIET: Duration = Duration::from_millis(30);
 /// Frames under way at once, far less than the queue of a TAP (500) holds.

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use testkit::SOON;
 use testkit::counters::Counters;
 use testkit::frontend::feat;
 use testkit::host::{Host, in_namespace};
@@ -15,8 +16,6 @@ use testkit::traffic::{Stream, Tally, To};
 use testkit::vm::{Vm, VmConfig, mac_of};
 use testkit::vnet::Header;
 
-/// Longest wait for a frame that must come.
-const SOON: Duration = Duration::from_secs(3);
 /// How long nothing may come where nothing must.
 const QUIET: Duration = Duration::from_millis(30);
 const BROADCAST: [u8; 6] = [0xff; 6];

@@ -7,6 +7,7 @@ mod book;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use testkit::SOON;
 use testkit::end::End;
 use testkit::host::{Host, in_namespace, ip};
 use testkit::openvswitch;
@@ -16,8 +17,6 @@ use testkit::vm::{Vm, VmConfig};
 
 use book::{Book, Mode, Row, Tag, Tags};
 
-/// Longest wait for a frame that must come.
-const SOON: Duration = Duration::from_secs(3);
 /// How long nothing may come where nothing must.
 const QUIET: Duration = Duration::from_millis(10);
 /// Of each frame that is sent, with and without a tag.

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use testkit::SOON;
 use testkit::hostile::{
     BAD_CHAINS, bad_chain, loop_chain, offer, raw_avail, raw_avail_idx, raw_desc,
 };
@@ -13,7 +14,6 @@ use testkit::sys::{self};
 use testkit::traffic::To;
 use testkit::vm::{Guest, Vm, VmConfig};
 
-const SOON: Duration = Duration::from_secs(2);
 /// The hostile guest's port and number; 0 and 1 are honest.
 const EVIL: usize = 2;
 

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use testkit::SOON;
 use testkit::net::{Job, Net, Sizes};
 use testkit::proc::{Daemon, Dir, wait_for};
 use testkit::stream::{Peer, packed};
@@ -15,7 +16,6 @@ use testkit::vm::mac_of;
 use testkit::{Rng, rounds};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
-const SOON: Duration = Duration::from_secs(10);
 /// A switch forwards no frame for it, so no guest gets what its checker would not know.
 const RESERVED: [u8; 6] = [1, 0x80, 0xc2, 0, 0, 0];
 

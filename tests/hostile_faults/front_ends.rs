@@ -7,15 +7,14 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::lab::{chat, plain};
-use testkit::Rng;
 use testkit::frontend::{Frontend, message, req};
 use testkit::net::{Job, Net, Sizes};
 use testkit::proc::{Daemon, wait_for};
 use testkit::sys;
 use testkit::traffic::To;
 use testkit::vm::{Guest, Vm, VmConfig};
+use testkit::{Rng, SOON};
 
-const SOON: Duration = Duration::from_secs(5);
 const SOCKET: &str = "VIOSWITCH_TEST_SOCKET";
 const MODE: &str = "VIOSWITCH_TEST_MODE";
 /// The port of the front-ends that suffer; 0 and 1 are honest.

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use vioswitch::frame::Offloads;
 use vioswitch::guard::BlockedWriterWatch;
@@ -27,8 +27,8 @@ use testkit::proc::wait_for;
 use testkit::traffic::To;
 use testkit::vm::{Vm, VmConfig};
 
-/// Longest wait for what must come.
-pub const SOON: Duration = Duration::from_secs(5);
+pub use testkit::SOON;
+
 /// The guest that is in trouble; 0 and 1 talk to each other.
 pub const EVIL: usize = 2;
 /// The TAP's port.

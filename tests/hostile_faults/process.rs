@@ -13,8 +13,7 @@ use testkit::proc::{Dir, STOP_LIMIT, wait_for};
 use testkit::sys;
 use testkit::vm::{Vm, VmConfig};
 
-/// Longest wait for what must come.
-pub const SOON: Duration = Duration::from_secs(5);
+pub use testkit::SOON;
 
 /// A daemon with ports p0, p1, … at sockets s0, s1, …
 pub struct Process {

@@ -13,6 +13,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use testkit::SOON;
 use testkit::counters::Counters;
 use testkit::frontend::{Frontend, req};
 use testkit::host::{Host, in_namespace, index_of, ip};
@@ -23,8 +24,6 @@ use testkit::stream::Peer;
 use testkit::sys;
 use testkit::traffic::To;
 use testkit::vm::{Vm, VmConfig, mac_of};
-
-const SOON: Duration = Duration::from_secs(5);
 
 /// The service: a manager, and a process of it while one runs.
 struct Service {

@@ -12,7 +12,7 @@ use testkit::sys;
 use testkit::traffic::To;
 use testkit::vm::{Vm, VmConfig};
 
-pub const SOON: Duration = Duration::from_secs(5);
+pub use testkit::SOON;
 
 pub fn vioswitchd() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vioswitchd"));

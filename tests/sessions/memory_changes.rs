@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use testkit::SOON;
 use testkit::frontend::{Acks, Error, req};
 use testkit::mem::RegionSpec;
 use testkit::proc::{Daemon, wait_for};
@@ -10,7 +11,6 @@ use testkit::ring::Ring;
 use testkit::sys::EventFd;
 use testkit::vm::{Vm, VmConfig};
 
-const SOON: Duration = Duration::from_secs(2);
 /// Long enough for a frame to come that must not.
 const WHILE: Duration = Duration::from_millis(20);
 

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use testkit::SOON;
 use testkit::frontend::{Acks, Frontend, feat, proto};
 use testkit::mem::{GuestMem, RegionSpec, Span};
 use testkit::packet::{Ask, Kind, Packet, payload};
@@ -17,7 +18,6 @@ use testkit::vm::{Guest, Vm, VmConfig};
 use testkit::vnet::Header;
 
 const PAGE: u64 = 4096;
-const SOON: Duration = Duration::from_secs(2);
 
 /// A log as QEMU makes it: one bit per page of guest-physical address space, in a memfd.
 pub struct Log {

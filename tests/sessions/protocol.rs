@@ -8,7 +8,6 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use testkit::Rng;
 use testkit::frontend::{
     Acks, Error, FLAG_NEED_REPLY, Frontend, Result, VERSION, VringAddr, feat, message, proto,
     region_body, req, state_body,
@@ -17,8 +16,7 @@ use testkit::mem::RegionSpec;
 use testkit::proc::{Daemon, wait_for};
 use testkit::sys::{self, EventFd};
 use testkit::vm::{Vm, VmConfig};
-
-const SOON: Duration = Duration::from_secs(2);
+use testkit::{Rng, SOON};
 
 fn connect(d: &Daemon) -> Frontend {
     Frontend::connect(&d.socket(0), SOON).expect("connect")
@@ -346,7 +344,7 @@ fn bad_headers_end_the_conversation() {
     ] {
         let mut fe = connect(&d);
         fe.send_raw(&bytes, &[]).expect("sent");
-        assert!(fe.closed_within(Duration::from_secs(5)), "{bytes:02x?}");
+        assert!(fe.closed_within(SOON), "{bytes:02x?}");
     }
     serves(&d);
     d.stop();

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use testkit::SOON;
 use testkit::frontend::{Acks, Error, Frontend, message, req};
 use testkit::net::{Job, Net, Sizes};
 use testkit::proc::{Daemon, Dir, wait_for};
@@ -15,7 +16,6 @@ use testkit::traffic::To;
 use testkit::vm::{Vm, VmConfig};
 use vioswitch::limits::DISCARD_MILLIS;
 
-const SOON: Duration = Duration::from_secs(2);
 /// A half-sent message times out after this.
 const HALF_LIMIT: Duration = Duration::from_secs(5);
 

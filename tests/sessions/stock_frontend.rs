@@ -3,8 +3,8 @@
 //! front-end that sets features first, as cloud-hypervisor does.
 
 use std::os::fd::{AsFd, FromRawFd, IntoRawFd};
-use std::time::Duration;
 
+use testkit::SOON;
 use testkit::proc::Daemon;
 use testkit::ring::Ring;
 use testkit::vm::{Guest, Vm, VmConfig};
@@ -12,8 +12,6 @@ use vhost::vhost_user::message::{VhostUserHeaderFlag, VhostUserProtocolFeatures}
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::EventFd;
-
-const SOON: Duration = Duration::from_secs(2);
 
 /// The same eventfd in the type the crate wants.
 fn event(fd: &impl AsFd) -> EventFd {

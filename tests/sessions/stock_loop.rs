@@ -5,8 +5,8 @@
 //! test fails, the loop can go upstream's way.
 
 use std::io;
-use std::time::Duration;
 
+use testkit::SOON;
 use testkit::frontend::{Acks, Frontend};
 use testkit::proc::Dir;
 use testkit::transcript::{Line, Replay, parse};
@@ -81,7 +81,7 @@ fn refuses(transcript: &str) -> bool {
         daemon.start(&mut listener).expect("start");
         daemon.wait()
     });
-    let fe = Frontend::connect(&path, Duration::from_secs(5)).expect("connect");
+    let fe = Frontend::connect(&path, SOON).expect("connect");
     let mut replay = Replay::new(fe, VRINGS as u64);
     let lines = parse(transcript);
     let enable = lines.iter().position(|l| l.name == "SET_VRING_ENABLE").expect("an ENABLE");
@@ -94,7 +94,7 @@ fn refuses(transcript: &str) -> bool {
     assert_eq!(replay.fe.acks, Acks::Never);
     // Sent without looking at a possible NACK: what counts is whether the daemon stays.
     let _ = replay.step(&lines[enable]);
-    let closed = replay.fe.closed_within(Duration::from_secs(2));
+    let closed = replay.fe.closed_within(SOON);
     drop(replay);
     let end = thread.join().expect("no panic");
     assert_eq!(closed, end.is_err(), "the stock loop ended with {end:?}");

@@ -6,8 +6,7 @@
 //! replayed without that bit and without SET_BACKEND_REQ_FD; as recorded it must be refused.
 //! Offload bits are masked by what GET_FEATURES offers, as a front-end does.
 
-use std::time::Duration;
-
+use testkit::SOON;
 use testkit::frontend::{Error, Frontend, proto, req};
 use testkit::net::{Job, Net, Sizes};
 use testkit::proc::{Daemon, Usage, wait_for};
@@ -26,7 +25,7 @@ fn daemon() -> Daemon {
 }
 
 fn connect(d: &Daemon) -> Replay {
-    let fe = Frontend::connect(&d.socket(0), Duration::from_secs(5)).expect("connect");
+    let fe = Frontend::connect(&d.socket(0), SOON).expect("connect");
     Replay::new(fe, 2 * PAIRS)
 }
 
@@ -46,7 +45,7 @@ fn replay(text: &str) {
         play(&mut replay, &lines);
         replay.alive().expect("still in step at the end");
     }
-    assert!(wait_for(Duration::from_secs(2), || fits(d.usage(), before)), "{:?}", d.usage());
+    assert!(wait_for(SOON, || fits(d.usage(), before)), "{:?}", d.usage());
     let vms = (0..2).map(|i| Vm::connect(&d.socket(i as usize), VmConfig::new(i))).collect();
     let mut net = Net::new(vms);
     net.announce();
@@ -90,7 +89,7 @@ fn qemu_10_0_verbatim_is_refused() {
     let lines = parse(QEMU_10);
     let set = lines.iter().position(|l| l.name == "SET_PROTOCOL_FEATURES").expect("recorded");
     play(&mut replay, &lines[..=set]);
-    assert!(replay.fe.closed_within(Duration::from_secs(2)), "bit 5 was accepted");
+    assert!(replay.fe.closed_within(SOON), "bit 5 was accepted");
     // The port serves the next front-end.
     let mut next = connect(&d);
     play(&mut next, &lines);
@@ -112,7 +111,7 @@ fn protocol_features_not_offered_are_refused() {
             Err(Error::Closed) => continue,
             Err(e) => panic!("bit {bit}: {e:?}"),
         }
-        assert!(fe.closed_within(Duration::from_secs(2)), "bit {bit}: connection kept");
+        assert!(fe.closed_within(SOON), "bit {bit}: connection kept");
     }
     d.stop();
 }

@@ -26,7 +26,7 @@ fn open_descriptors() -> usize {
 
 /// What can serve nobody is closed by another thread.
 fn soon(mut done: impl FnMut() -> bool) -> bool {
-    let end = Instant::now() + Duration::from_secs(5);
+    let end = Instant::now() + testkit::SOON;
     while !done() && Instant::now() < end {
         thread::sleep(Duration::from_millis(1));
     }

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::alone;
+use testkit::SOON;
 use testkit::frontend::{Acks, Error, Frontend, feat, proto, req};
 use testkit::hostile::refill;
 use testkit::mem::RegionSpec;
@@ -28,8 +29,6 @@ const EVIL: usize = 2;
 /// By when a front-end that harms others is dropped, on a machine too that has little time for its
 /// attack: a few slow writes a second are forgiven.
 const LATEST: Duration = Duration::from_secs(30);
-
-const SOON: Duration = Duration::from_secs(5);
 
 /// A new descriptor, which nobody else owns.
 fn owned(fd: i32) -> OwnedFd {

@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::alone;
+use testkit::SOON;
 use testkit::frontend::feat;
 use testkit::host::{Host, in_namespace};
 use testkit::hostile::{one_buffer, refill, restart_with};
@@ -13,7 +14,6 @@ use testkit::shares::{frame, whole};
 use testkit::vm::{Vm, VmConfig, mac_of};
 use testkit::vnet::{GSO_TCPV4, Header, NEEDS_CSUM};
 
-const SOON: Duration = Duration::from_secs(5);
 /// What a burst of 64 KiB and the first wake-ups take, and how long is measured after that.
 const BEFORE: Duration = Duration::from_millis(800);
 const MEASURED: Duration = Duration::from_secs(2);

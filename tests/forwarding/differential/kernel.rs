@@ -6,14 +6,12 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
+use testkit::SOON;
 use testkit::host::ip;
 use testkit::proc::wait_for;
 
 use super::{Copies, Frame, Keys, SLOTS, Switch};
-
-const SOON: Duration = Duration::from_secs(10);
 
 /// What is missing to run it.
 pub fn missing() -> Option<String> {

@@ -2,14 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::process::Command;
-use std::time::Duration;
 
+use testkit::SOON;
 use testkit::proc::{Daemon, Dir, program, wait_for};
 use testkit::vm::{Vm, VmConfig};
 
 use super::{Copies, Frame, Keys, Switch};
-
-const SOON: Duration = Duration::from_secs(10);
 
 pub struct Ours {
     guests: BTreeMap<u8, Vm>,

@@ -6,15 +6,14 @@ use std::io::{BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use serde_json::{Value, json};
+use testkit::SOON;
 use testkit::openvswitch::{self, Running, lacks};
 use testkit::proc::{Dir, wait_for};
 
 use super::{Copies, Frame, Keys, SLOTS, Switch, Tag};
 
-const SOON: Duration = Duration::from_secs(30);
 const PROGRAMS: [&str; 2] = ["ovsdb-server", "ovs-vswitchd"];
 /// Where a process of the package has its files.
 const PLACES: [&str; 3] = ["OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR"];

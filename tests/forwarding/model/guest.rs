@@ -3,7 +3,6 @@
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use testkit::frontend::{Frontend, feat, req};
 use testkit::hostile::{BAD_CHAINS, BadChain, bad_chain, offer, raw_avail, raw_avail_idx};
@@ -18,8 +17,8 @@ use testkit::vnet::Header;
 
 use super::op::{LONGEST, Make};
 
-/// Longest wait for anything; a healthy daemon needs microseconds, a busy machine some more.
-pub const SOON: Duration = Duration::from_secs(10);
+pub use testkit::SOON;
+
 /// Where memory is plugged in.
 const PLUGGED: RegionSpec =
     RegionSpec { gpa: 16 << 30, len: 1 << 20, uva: 0x7d00_0000_0000, offset: 0 };

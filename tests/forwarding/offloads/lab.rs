@@ -11,8 +11,8 @@ use testkit::proc::Daemon;
 use testkit::vm::{Vm, VmConfig};
 use testkit::vnet::Header;
 
-/// Longest wait for a frame that must come.
-pub const SOON: Duration = Duration::from_secs(3);
+pub use testkit::SOON;
+
 /// How long nothing may come where nothing must.
 pub const QUIET: Duration = Duration::from_millis(30);
 /// Receive buffers that frames under way may need: less than any receiver here has.

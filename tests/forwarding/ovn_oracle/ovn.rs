@@ -7,14 +7,12 @@ use std::io::{BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use serde_json::{Value, json};
+use testkit::SOON;
 use testkit::openvswitch::{self, Running, lacks};
 use testkit::proc::{Dir, wait_for};
 
-/// Longest wait for a program to do what it must.
-const SOON: Duration = Duration::from_secs(30);
 const PROGRAMS: [&str; 4] = ["ovsdb-server", "ovs-vswitchd", "ovn-northd", "ovn-controller"];
 /// Where a process of these packages has its files.
 const PLACES: [&str; 5] = ["OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVN_RUNDIR", "OVN_LOGDIR"];

@@ -1,8 +1,6 @@
 //! What the tests of this program share: a small guest, the states of its conversation, and the
 //! invariants that hold after each case.
 
-use std::time::Duration;
-
 use testkit::frontend::{Acks, FLAG_NEED_REPLY, Frontend, VERSION, feat, req, state_body};
 use testkit::mem::RegionSpec;
 use testkit::proc::{Daemon, Usage, wait_for};
@@ -10,8 +8,7 @@ use testkit::rx::RxConfig;
 use testkit::tx::{Layout, TxConfig};
 use testkit::vm::{Guest, Vm, VmConfig};
 
-/// Far longer than a healthy daemon needs, however busy the machine.
-pub const SOON: Duration = Duration::from_secs(5);
+pub use testkit::SOON;
 
 /// A guest that is made and brought up quickly: 4 MiB, rings of 16.
 pub fn small(id: u8) -> VmConfig {

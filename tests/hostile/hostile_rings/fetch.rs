@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use super::duo::{Duo, Stop, settled};
 use super::lab::chat;
-use testkit::Rng;
 use testkit::frontend::feat;
 use testkit::hostile::{Field, raw_avail, raw_avail_idx, raw_desc};
 use testkit::mem::Span;
 use testkit::ring::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE, Ring, Seg, put_desc};
 use testkit::vm::{MODERN, tag_of};
+use testkit::{Rng, SOON};
 
 /// The ring that is changed, and where its pieces lie.
 struct Target {
@@ -199,9 +199,9 @@ fn round(duo: &mut Duo, field: Field, tx: bool, frame: &[u8], name: &str) -> boo
     }
     if !tx {
         for _ in 0..32 {
-            duo.sender.tx[0].send_waiting(frame, Duration::from_secs(5));
+            duo.sender.tx[0].send_waiting(frame, SOON);
         }
-        duo.sender.tx[0].drain(Duration::from_secs(5));
+        duo.sender.tx[0].drain(SOON);
         return super::lab::Lab::is_broken(&duo.sink.guest.rx[0].ring);
     }
     if field == Field::AvailIdx {

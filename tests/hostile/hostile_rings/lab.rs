@@ -13,8 +13,8 @@ use testkit::sys;
 use testkit::traffic::{self, Checker, FULL_MIN, SHORT_FLOW, Stream, To};
 use testkit::vm::{Vm, VmConfig};
 
-/// What a correct switch does at once.
-pub const SOON: Duration = Duration::from_secs(5);
+pub use testkit::SOON;
+
 /// The hostile guest's port and number; 0 and 1 are honest.
 pub const EVIL: u8 = 2;
 /// Its port's name.

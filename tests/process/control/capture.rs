@@ -6,13 +6,12 @@ use std::process::{Child, Stdio};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use etherparse::PacketBuilder;
+use testkit::SOON;
 use testkit::skip;
 use testkit::vm::mac_of;
 use vioswitch::limits::CAPTURE_BATCH_PACKETS;
 
 use super::*;
-
-const SOON: Duration = Duration::from_secs(5);
 
 /// `vioswitchctl capture`, running.
 pub(super) struct Capturing {

@@ -6,6 +6,7 @@ mod steps;
 
 use std::collections::BTreeMap;
 
+use testkit::SOON;
 use testkit::openvswitch;
 use vioswitch::frame::MacAddr;
 use vioswitch::limits::{FDB_RESERVED_PER_PORT, FDB_RESERVED_PER_SEGMENT};
@@ -14,7 +15,6 @@ use vioswitch::switch::fdb::{Fdb, FdbConfig};
 use super::*;
 use steps::{Mac, Row, Step};
 
-const SOON: Duration = Duration::from_secs(5);
 /// How long nothing may come where nothing must.
 const QUIET: Duration = Duration::from_millis(20);
 

@@ -1,12 +1,11 @@
 //! An address that flaps stays with the port that had it first, and says so wherever it is looked
 //! for.
 
+use testkit::SOON;
 use testkit::vm::mac_of;
 use vioswitch::limits::FDB_HOLD_SECONDS;
 
 use super::*;
-
-const SOON: Duration = Duration::from_secs(5);
 
 fn text(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")

@@ -1,11 +1,11 @@
 //! `isolated`, `learn` and `max-addresses` at run time, in a file and on the command line: what
 //! changes for frames that pass meanwhile, what is shown, and what `trace` and `why` say.
 
+use testkit::SOON;
 use testkit::vm::mac_of;
 
 use super::*;
 
-const SOON: Duration = Duration::from_secs(5);
 /// How long nothing may come where nothing must.
 const QUIET: Duration = Duration::from_millis(50);
 const BROADCAST: [u8; 6] = [0xff; 6];

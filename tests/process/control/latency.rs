@@ -1,12 +1,12 @@
 //! `--latency`: the host's CPUs are held out of deep idle states while frames come, and only then.
 
+use testkit::SOON;
 use testkit::mounts::{cover, uncover, with_own_mounts};
 
 use super::*;
 use crate::lab::exchange;
 
 const DEVICE: &str = "/dev/cpu_dma_latency";
-const SOON: Duration = Duration::from_secs(5);
 /// What is written to end a request.
 const NOTHING: i32 = -1;
 

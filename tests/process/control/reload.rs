@@ -5,6 +5,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use testkit::SOON;
 use testkit::proc::{Dir, wait_for};
 use testkit::vm::{Vm, VmConfig};
 
@@ -168,7 +169,7 @@ fn the_last_of_many_signals_counts() {
         }
         let last = format!("f{round}b");
         let names = || filed.names() == [last.as_str(), "p0"];
-        assert!(wait_for(Duration::from_secs(5), names), "{last}\n{}", filed.lab.d.log());
+        assert!(wait_for(SOON, names), "{last}\n{}", filed.lab.d.log());
     }
 }
 

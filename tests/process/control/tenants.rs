@@ -1,12 +1,12 @@
 //! Bridges and VLANs at run time: what `port set` moves, what is refused, and how the commands tell
 //! where a port and an address are.
 
+use testkit::SOON;
 use testkit::host::in_namespace;
 use testkit::vm::mac_of;
 
 use super::*;
 
-const SOON: Duration = Duration::from_secs(5);
 /// How long nothing may come where nothing must.
 const QUIET: Duration = Duration::from_millis(50);
 const BROADCAST: [u8; 6] = [0xff; 6];

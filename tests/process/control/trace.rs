@@ -2,12 +2,12 @@
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use testkit::SOON;
 use testkit::vm::mac_of;
 
 use super::tenant_keys::{ask, igmp};
 use super::*;
 
-const SOON: Duration = Duration::from_secs(5);
 const BROADCAST: [u8; 6] = [0xff; 6];
 
 fn text(mac: [u8; 6]) -> String {

@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;
-use std::time::Duration;
 
 use super::process::{Process, SOON, port, vioswitchd};
 use testkit::frontend::Frontend;
@@ -36,7 +35,7 @@ fn one_unusable_path_costs_one_port() {
     };
     assert_eq!(state(), "READY=1\nSTATUS=degraded, ports left out: 2 (p1, p2)");
     let served = |path: &std::path::Path| {
-        let mut frontend = Frontend::connect(path, Duration::from_secs(5)).expect("connect");
+        let mut frontend = Frontend::connect(path, SOON).expect("connect");
         frontend.get_features().expect("served");
     };
     served(&d.path("p0"));

@@ -3,13 +3,11 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
 
 use testkit::proc::{Dir, wait_for};
 use testkit::sys;
 
-/// What must not take long, on a machine that is busy with other things.
-pub const SOON: Duration = Duration::from_secs(20);
+pub use testkit::SOON;
 
 pub fn vioswitchd() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vioswitchd"));

@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
+use crate::SOON;
 use crate::host::Host;
 use crate::stream::Peer;
 use crate::vm::Vm;
-
-/// A frame of a guest must be taken within this.
-const SOON: Duration = Duration::from_secs(5);
 
 pub enum End {
     Guest(Box<Vm>),

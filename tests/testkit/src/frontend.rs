@@ -10,6 +10,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use super::SOON;
 use super::mem::RegionSpec;
 use super::sys;
 
@@ -96,9 +97,6 @@ pub const FLAG_REPLY: u32 = 4;
 pub const FLAG_NEED_REPLY: u32 = 8;
 /// In the u64 of KICK, CALL and ERR: no descriptor comes along.
 pub const NO_FD: u64 = 1 << 8;
-
-/// Longest wait for a reply; a healthy daemon needs microseconds.
-const REPLY_LIMIT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub enum Error {
@@ -205,8 +203,8 @@ impl Frontend {
     }
 
     pub fn from_stream(sock: UnixStream) -> Frontend {
-        sock.set_read_timeout(Some(REPLY_LIMIT)).expect("read timeout");
-        sock.set_write_timeout(Some(REPLY_LIMIT)).expect("write timeout");
+        sock.set_read_timeout(Some(SOON)).expect("read timeout");
+        sock.set_write_timeout(Some(SOON)).expect("write timeout");
         Frontend { sock, acks: Acks::Never, protocol: 0 }
     }
 

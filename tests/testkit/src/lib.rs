@@ -59,6 +59,11 @@ pub mod vm;
 pub mod vnet;
 
 use std::io::Write;
+use std::time::Duration;
+
+/// Longest wait for what must come. Only a test that fails waits for so long, so that no machine is
+/// too busy for one that passes.
+pub const SOON: Duration = Duration::from_secs(30);
 
 /// A small generator (xorshift64*): the same numbers in each run, so a failure repeats.
 pub struct Rng(u64);

@@ -8,14 +8,12 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::Rng;
 use super::proc::Daemon;
 use super::sys;
 use super::traffic::{self, Checker, SHORT_FLOW, Stream, To};
 use super::vm::{Vm, VmConfig, tag_of};
+use super::{Rng, SOON};
 
-/// Longest silence while frames are under way.
-const STALL: Duration = Duration::from_secs(3);
 /// Frames one stream sends before the next has its turn.
 const TURN: usize = 32;
 /// Frames taken from one ring before the next has its turn.
@@ -169,7 +167,7 @@ impl Net {
             if moved > 0 {
                 last = Instant::now();
             } else {
-                assert!(last.elapsed() < STALL, "stalled: {}", self.state(&active));
+                assert!(last.elapsed() < SOON, "stalled: {}", self.state(&active));
                 self.sleep(&active);
             }
         }
@@ -264,7 +262,7 @@ impl Net {
                 self.polls.push(pollfd(tx.ring.call.raw()));
             }
         }
-        if !ready && !sys::poll_set(&mut self.polls, STALL) {
+        if !ready && !sys::poll_set(&mut self.polls, SOON) {
             let lost = self.vms.iter().any(|v| v.rings().any(|r| r.has_used()));
             panic!("{}: {}", if lost { "lost notification" } else { "stall" }, self.state(active));
         }
@@ -299,7 +297,7 @@ impl Net {
     fn check(&mut self) {
         for vm in &mut self.vms {
             for tx in &mut vm.guest.tx {
-                tx.drain(STALL);
+                tx.drain(SOON);
             }
         }
         for (stream, &n) in &self.sent {

@@ -6,10 +6,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::SOON;
 use crate::proc::wait_for;
-
-/// What comes within this must have come.
-const SOON: Duration = Duration::from_secs(10);
 
 /// A peer.
 pub struct Peer {

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::SOON;
 use super::frontend::{Acks, Frontend, Result, feat, proto, req};
 use super::mem::{GuestMem, RegionSpec};
 use super::ring::{Ring, RingMode};
@@ -268,7 +269,7 @@ pub struct Vm {
 impl Vm {
     /// Connects to a listening daemon and brings the guest up.
     pub fn connect(path: &Path, cfg: VmConfig) -> Vm {
-        Vm::attach(Frontend::connect(path, Duration::from_secs(5)).expect("connect"), cfg)
+        Vm::attach(Frontend::connect(path, SOON).expect("connect"), cfg)
     }
 
     pub fn attach(fe: Frontend, cfg: VmConfig) -> Vm {
@@ -286,7 +287,7 @@ impl Vm {
 
     /// Connects the same guest, rings as they are, to a daemon anew.
     pub fn reconnect(&mut self, path: &Path) {
-        self.fe = Frontend::connect(path, Duration::from_secs(5)).expect("connect");
+        self.fe = Frontend::connect(path, SOON).expect("connect");
         self.guest.bring_up(&mut self.fe).expect("bring up");
         self.settle();
     }
