@@ -10,8 +10,12 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
+#[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, Ordering};
 
+// `tests/models` runs both sides under every interleaving.
+#[cfg(loom)]
+use crate::loomed::{AtomicU32, Ordering};
 use crate::sys::pages::Pages;
 
 /// How far both sides are.
@@ -75,6 +79,19 @@ impl<T: Copy> Ring<T> {
         };
         let counts = Counts { own: 0, other: 0, size };
         Ok(Ring { producer, consumer, entries, counts, _memory: Some(memory) })
+    }
+
+    /// A ring of a test's, which keeps its memory: both indices are at `start`, and `size` is a
+    /// power of two.
+    #[cfg(any(test, loom))]
+    pub(super) fn of(
+        [producer, consumer]: [&AtomicU32; 2],
+        entries: NonNull<T>,
+        (start, size): (u32, u32),
+    ) -> Ring<T> {
+        let counts = Counts { own: start, other: start, size };
+        let (producer, consumer) = (NonNull::from(producer), NonNull::from(consumer));
+        Ring { producer, consumer, entries, counts, _memory: None }
     }
 
     fn load(&self, index: NonNull<AtomicU32>) -> u32 {
@@ -174,13 +191,8 @@ mod tests {
         }
 
         fn ring(&mut self, start: u32) -> Ring<u64> {
-            Ring {
-                producer: NonNull::from(&*self.producer),
-                consumer: NonNull::from(&*self.consumer),
-                entries: NonNull::new(self.entries.as_mut_ptr()).unwrap(),
-                counts: Counts { own: start, other: start, size: SIZE },
-                _memory: None,
-            }
+            let entries = NonNull::new(self.entries.as_mut_ptr()).unwrap();
+            Ring::of([&self.producer, &self.consumer], entries, (start, SIZE))
         }
     }
 
@@ -274,6 +286,33 @@ mod tests {
                 ring.release();
                 assert_eq!(memory.consumer.load(Ordering::Relaxed), from.wrapping_add(SIZE));
             }
+        }
+    }
+
+    /// Two threads, one on each side. Miri finds an entry that one reads while the other writes it.
+    #[test]
+    fn two_threads_keep_the_order() {
+        for start in [0, 0u32.wrapping_sub(SIZE)] {
+            let mut memory = Memory::new(start);
+            let mut producer = Producer(memory.ring(start));
+            let mut consumer = Consumer(memory.ring(start));
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    for n in 0..100 {
+                        while !producer.push(n) {
+                            std::thread::yield_now();
+                        }
+                        producer.publish();
+                    }
+                });
+                for n in 0..100 {
+                    while consumer.0.counts.own == consumer.0.load(consumer.0.producer) {
+                        std::thread::yield_now();
+                    }
+                    assert_eq!(consumer.pop(), Some(n));
+                    consumer.release();
+                }
+            });
         }
     }
 }
