@@ -1,6 +1,6 @@
-//! Linux's own tests of its bridge, unchanged, find this switch in its place:
-//! `scripts/linux-selftests` runs them in a guest of Debian's kernel, with hosts behind ports of
-//! the switch.
+//! Linux's own tests of its bridge, unchanged, find this switch in its place, and tests of ours have
+//! a kernel whose bridges filter VLANs: `scripts/linux-selftests` runs them in a guest of Debian's
+//! kernel, with hosts behind ports of the switch.
 
 use std::path::Path;
 use std::process::Command;
@@ -40,4 +40,10 @@ fn isolated_ports_do_not_reach_each_other() {
 #[ignore = "full"]
 fn a_static_address_stays_where_it_is() {
     passes("bridge_sticky_fdb.sh", 1);
+}
+
+#[test]
+#[ignore = "full"]
+fn networks_of_two_hosts_share_a_vxlan_interface() {
+    passes("vnifilter.sh", 5);
 }

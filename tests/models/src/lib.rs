@@ -1,5 +1,5 @@
-//! Parts of the crate with loom's atomics: its forwarding table, with limits that make it small, one
-//! shard of one bucket, so that everything meets everything; and the rings of AF_XDP.
+//! Parts of the crate with loom's atomics: its forwarding table, with limits that make it small, so
+//! that everything meets everything (one shard of one bucket); and the rings of AF_XDP.
 #![allow(dead_code, reason = "a model uses a part of each module")]
 
 #[path = "../../../src/frame"]
