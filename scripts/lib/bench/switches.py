@@ -180,7 +180,8 @@ class OpenVSwitch:
         dpdk = first_line("sh", "-c", f"{self.daemon} --version | grep DPDK")
         return f"{version.replace('ovs-vswitchd ', '')}, {dpdk}, NORMAL action"
 
-    def start(self, directory, ports, cpus, workers=1, vlans=()):
+    def boot(self, directory, cpus, *config):
+        """Both daemons and a bridge br0; the processes, and what runs ovs-vsctl."""
         database = f"unix:{directory}/db.sock"
         env = dict(os.environ, OVS_RUNDIR=directory, OVS_DBDIR=directory, OVS_LOGDIR=directory,
                    OVS_SYSCONFDIR=directory)
@@ -197,12 +198,20 @@ class OpenVSwitch:
             processes[0].wait_for(lambda: os.path.exists(f"{directory}/db.sock"), READY_SECONDS)
             mask = sum(1 << cpu for cpu in cpus)
             vsctl("--no-wait", "init", "--", "set", "Open_vSwitch", ".",
-                  "other_config:dpdk-init=true", f"other_config:pmd-cpu-mask={mask:#x}",
-                  "other_config:dpdk-extra=--in-memory --no-pci")
+                  f"other_config:pmd-cpu-mask={mask:#x}", *config)
             processes.append(Process([self.daemon, database, f"--unixctl={directory}/ctl"],
                                      f"{directory}/log", cpus, env))
             vsctl("add-br", "br0", "--", "set", "bridge", "br0", "datapath_type=netdev",
                   "other_config:mac-table-size=131072")
+        except BaseException:
+            Started(processes, []).stop()
+            raise
+        return processes, vsctl
+
+    def start(self, directory, ports, cpus, workers=1, vlans=()):
+        processes, vsctl = self.boot(directory, cpus, "other_config:dpdk-init=true",
+                                     "other_config:dpdk-extra=--in-memory --no-pci")
+        try:
             words = []
             for i in range(ports):
                 keys = [{"access": "tag=10", "trunk": "trunks=10"}[vlans[i]]] if vlans else []
