@@ -1,6 +1,6 @@
-//! Linux's own tests of its bridge, unchanged, find this switch in its place, and tests of ours have
-//! a kernel whose bridges filter VLANs: `scripts/linux-selftests` runs them in a guest of Debian's
-//! kernel, with hosts behind ports of the switch.
+//! Linux's own tests of its bridge, unchanged, find this switch in its place, and tests of ours
+//! have a kernel whose bridges filter VLANs: `scripts/linux-selftests` runs them in a guest of
+//! Debian's kernel, with hosts behind ports of the switch.
 
 use std::path::Path;
 use std::process::Command;

@@ -151,6 +151,16 @@ impl Net {
 
     /// Sends all jobs and receives until each frame arrived, then checks the books.
     pub fn run(&mut self, jobs: &[Job]) {
+        self.try_run(jobs).unwrap_or_else(|stall| panic!("{stall}"));
+    }
+
+    /// Frames that did not arrive so far, by the receive buffers that they take.
+    pub fn under_way(&self) -> usize {
+        self.in_flight.iter().sum()
+    }
+
+    /// As [`Net::run`]; if frames do not arrive: how all rings stand.
+    pub fn try_run(&mut self, jobs: &[Job]) -> Result<(), String> {
         let mut active: Vec<Active> =
             jobs.iter().map(|j| Active { left: j.frames, job: j.clone(), pending: None }).collect();
         let mut last = Instant::now();
@@ -166,12 +176,14 @@ impl Net {
             }
             if moved > 0 {
                 last = Instant::now();
+            } else if last.elapsed() < SOON {
+                self.sleep(&active)?;
             } else {
-                assert!(last.elapsed() < SOON, "stalled: {}", self.state(&active));
-                self.sleep(&active);
+                return Err(format!("stalled: {}", self.state(&active)));
             }
         }
         self.check();
+        Ok(())
     }
 
     /// Sends all frames of a job without waiting for their arrival (they must fit the rings); a
@@ -246,7 +258,7 @@ impl Net {
     }
 
     /// Sleeps until a call comes, after asking for one on each ring that matters.
-    fn sleep(&mut self, active: &[Active]) {
+    fn sleep(&mut self, active: &[Active]) -> Result<(), String> {
         self.polls.clear();
         let mut ready = false;
         for vm in &mut self.vms {
@@ -264,7 +276,8 @@ impl Net {
         }
         if !ready && !sys::poll_set(&mut self.polls, SOON) {
             let lost = self.vms.iter().any(|v| v.rings().any(|r| r.has_used()));
-            panic!("{}: {}", if lost { "lost notification" } else { "stall" }, self.state(active));
+            let what = if lost { "lost notification" } else { "stall" };
+            return Err(format!("{what}: {}", self.state(active)));
         }
         for vm in &mut self.vms {
             for rx in &mut vm.guest.rx {
@@ -277,6 +290,7 @@ impl Net {
                 tx.ring.disarm();
             }
         }
+        Ok(())
     }
 
     fn state(&self, active: &[Active]) -> String {
