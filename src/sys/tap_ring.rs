@@ -254,7 +254,10 @@ mod tests {
 
     /// An interface that is up, if `up`, with one queue, whose frames go out by a ring.
     fn open(up: bool) -> (u32, TapQueue) {
-        let mut tap = tap::open("t0", 1, Offloads::NONE, Missing::Create).unwrap();
+        with_ring(tap::open("t0", 1, Offloads::NONE, Missing::Create).unwrap(), up)
+    }
+
+    fn with_ring(mut tap: tap::Tap, up: bool) -> (u32, TapQueue) {
         modify(libc::RTM_NEWLINK, tap.link.index, Some(up), &[]).unwrap();
         let mut queue = tap.queues.remove(0);
         queue.use_ring().unwrap();
@@ -344,11 +347,14 @@ mod tests {
         testns::run(|| {
             let is_busy = |_: &i32| {
                 let mut waits = 0;
-                while tap::open("t0", 1, Offloads::NONE, Missing::Create).is_err() && waits < 1000 {
-                    waits += 1;
+                let tap = loop {
+                    match tap::open("t0", 1, Offloads::NONE, Missing::Create) {
+                        Err(tap::TapError::Busy) if waits < 1000 => waits += 1,
+                        opened => break opened.unwrap(),
+                    }
                     std::thread::sleep(Duration::from_millis(1));
-                }
-                let (_, queue) = open(true);
+                };
+                let (_, queue) = with_ring(tap, true);
                 let frames: Vec<_> = (0..9).map(|n| frame(n, 60)).collect();
                 assert_eq!(write(&queue, &frames), [Transfer::Done(72); 9]);
                 waits > 0
