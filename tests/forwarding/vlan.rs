@@ -338,8 +338,9 @@ fn tenants_with_equal_addresses_never_meet() {
                 for _ in 0..rounds {
                     let Err(stall) = net.try_run(&jobs) else { continue };
                     // A worker waits some milliseconds for a ring that another one holds.
-                    let busy = (0..GUESTS).map(|i| format!("p{}", tenant * GUESTS + i));
-                    let busy: u64 = busy.map(|port| d.report().get(&port, "drop.ring_busy")).sum();
+                    let (counters, first) = (d.report(), tenant * GUESTS);
+                    let ports = (first..first + GUESTS).map(|i| format!("p{i}"));
+                    let busy: u64 = ports.map(|port| counters.get(&port, "drop.ring_busy")).sum();
                     assert_eq!(busy, net.under_way() as u64, "{stall}");
                     println!("tenant {tenant}: {busy} frames dropped by a worker without a CPU");
                     break;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How fast switches forward between two network interfaces: `scripts/bench --wires BINARY`, as root.
+"""How fast switches forward between two network interfaces: `scripts/bench --wires`, as root.
 
 In a network namespace of its own the near ends of two veth pairs are uplinks of a switch. Frames go
 around: what the switch sends out of the second comes back to its first by an XDP program, so that
@@ -163,4 +163,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Failure as error:
+        sys.exit(f"scripts/bench --wires: {error}")
