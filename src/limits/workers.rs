@@ -32,6 +32,13 @@ pub const MAX_DEFICIT_NANOS: u64 = 4_000_000;
 /// only if the holder was preempted or waits for a page.
 pub const LOCK_SPIN_NANOS: u64 = 2_000;
 
+/// How long a burst that another worker's ring would take waits for more frames: less than 64 short
+/// ones take to be forwarded, so that a sender that is waited for sends as many as before.
+pub const COLLECT_NANOS: u64 = 2_000;
+
+/// Bursts of a ring that are collected after its receiver's ring was found in use.
+pub const COLLECTED_BURSTS: u8 = 16;
+
 /// How long a burst that cannot go back to its sender's ring waits for such locks altogether: two
 /// or three slices of a scheduler, within which a preempted holder mostly runs again. Its frames
 /// are dropped then, and no worker waits for that ring again before its lock was free.

@@ -16,7 +16,7 @@ pub mod rate;
 use super::plan::{Plan, Run};
 use super::stalls::At;
 use crate::frame::ethernet;
-use crate::limits::{BACKPRESSURE_NANOS, BURST_FRAMES};
+use crate::limits::BACKPRESSURE_NANOS;
 use crate::port::admission::Answer;
 use crate::port::gate::{Blocked, Waiting};
 use crate::port::{Next, Port, PortTable, Queue, Rx, RxState, Tx, TxState};
@@ -269,19 +269,18 @@ impl<'a> Backpressure<'a> {
     }
 
     /// Puts off a burst that goes nowhere but to a ring that another thread has; false if it is not
-    /// to be. In the next turn there may be more of it: workers that alternate at a ring have its
-    /// cache lines come for as many frames as there are. So not where there are many already, nor
-    /// where they did not double since the last time.
+    /// to wait for more frames.
     pub fn put_off(&mut self, burst: &Burst, run: &Run) -> bool {
         let Some((state, _)) = &mut self.ring else { return false };
         let (count, gate) = (burst.taken(), &mut state.side.gate);
-        let grows = count >= 2 * usize::from(gate.put_off) && count <= BURST_FRAMES / 2;
-        if run.left().len() != count || !grows || gate.receiver.is_some() {
+        if run.left().len() != count || gate.receiver.is_some() {
             return false;
         }
-        gate.put_off = count as u8;
-        self.left = Some((0, Next::Locked));
-        true
+        let waits = gate.collecting.begin(count, self.now);
+        if waits {
+            self.left = Some((0, Next::Locked));
+        }
+        waits
     }
 
     /// Nothing of the burst waits. If it was what a receiver had granted to frames that waited, the

@@ -3,7 +3,10 @@
 
 use crate::budget::Budget;
 use crate::frame::MacAddr;
-use crate::limits::{BACKPRESSURE_OTHERS_NANOS, BACKPRESSURE_OTHERS_SHARE};
+use crate::limits::{
+    BACKPRESSURE_OTHERS_NANOS, BACKPRESSURE_OTHERS_SHARE, BURST_FRAMES, COLLECT_NANOS,
+    COLLECTED_BURSTS,
+};
 use crate::switch::{Booking, PortId};
 use crate::sys::clock;
 
@@ -20,9 +23,8 @@ pub struct Gate {
     pub booked: Option<Booking>,
     /// For how long they may in front of others'.
     pub allowance: Allowance,
-    /// Frames of the burst that was last put off, as another thread had its receiver's ring; 0 if
-    /// one was completed since.
-    pub put_off: u8,
+    /// More of them are waited for, as workers alternate at their receiver's ring.
+    pub collecting: Collecting,
 }
 
 /// What becomes of frames that are sent on a disabled ring.
@@ -88,6 +90,65 @@ pub struct Waiting {
     pub booked: Option<Booking>,
 }
 
+/// Short bursts for a receive ring that another worker uses, too. Its cache lines come for each
+/// burst, however long it is, so bursts are to be long.
+#[derive(Debug, Default)]
+pub struct Collecting {
+    /// Bursts that are still collected.
+    bursts: u8,
+    /// The cycle since which one is; none if one was completed since.
+    since: Option<u64>,
+    /// Frames that there were then.
+    before: usize,
+}
+
+impl Collecting {
+    /// Another worker has the receive ring for which `frames` frames are: true if they are to wait
+    /// for more.
+    pub fn begin(&mut self, frames: usize, now: u64) -> bool {
+        let first = self.since.is_none();
+        self.bursts = COLLECTED_BURSTS;
+        if first && frames < BURST_FRAMES {
+            (self.since, self.before) = (Some(now), frames);
+            return true;
+        }
+        false
+    }
+
+    /// True if bursts are collected.
+    #[inline(always)]
+    pub fn is_on(&self) -> bool {
+        self.bursts != 0
+    }
+
+    /// True if the `frames` frames that there are now, of `most` that a burst may have, are to wait
+    /// for more.
+    pub fn waits(&mut self, frames: usize, most: usize, now: u64) -> bool {
+        if frames == 0 || frames >= most {
+            return false;
+        }
+        let Some(since) = self.since else {
+            (self.since, self.before) = (Some(now), frames);
+            return true;
+        };
+        if clock::since(since, now) < clock::cycles_in(COLLECT_NANOS) {
+            return true;
+        }
+        if frames == self.before {
+            self.bursts = 0;
+        }
+        false
+    }
+
+    /// A burst was completed.
+    #[inline(always)]
+    pub fn completed(&mut self) {
+        if self.is_on() {
+            (self.bursts, self.since) = (self.bursts - 1, None);
+        }
+    }
+}
+
 /// For how long a transmit ring may wait in front of frames for others that may have buffers.
 #[derive(Debug)]
 pub struct Allowance {
@@ -126,6 +187,32 @@ impl Allowance {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn frames_for_a_ring_in_use_wait_until_they_are_many() {
+        let (mut collecting, later) = (Collecting::default(), clock::cycles_in(COLLECT_NANOS));
+        assert!(!collecting.is_on() && !collecting.begin(BURST_FRAMES, 100));
+        assert!(collecting.is_on() && !collecting.waits(0, 64, 100));
+        assert!(collecting.waits(8, 64, 100), "the first that is found");
+        assert!(collecting.waits(63, 64, 99 + later) && !collecting.waits(64, 64, 101));
+        assert!(!collecting.waits(63, 64, 100 + later) && collecting.is_on(), "it was long enough");
+        collecting.completed();
+        assert!(collecting.begin(8, 1_000) && !collecting.begin(9, 1_001), "once");
+        assert!(collecting.waits(8, 64, 1_002) && !collecting.waits(9, 64, 1_000 + later));
+        for _ in 1..COLLECTED_BURSTS {
+            collecting.completed();
+            assert!(collecting.is_on());
+        }
+        collecting.completed();
+        assert!(!collecting.is_on());
+    }
+
+    #[test]
+    fn frames_that_no_others_follow_are_not_collected() {
+        let (mut collecting, later) = (Collecting::default(), clock::cycles_in(COLLECT_NANOS));
+        assert!(collecting.begin(8, 100) && collecting.waits(8, 64, 99 + later));
+        assert!(!collecting.waits(8, 64, 100 + later) && !collecting.is_on());
+    }
 
     #[test]
     fn a_ring_waits_in_front_of_others_for_its_part_of_the_time() {

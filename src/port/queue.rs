@@ -198,6 +198,14 @@ impl TxState {
         if self.memory.until > now { Err(Next::At(self.memory.until)) } else { Ok(limit) }
     }
 
+    /// True if more frames than are there are waited for, of up to `limit` in a burst.
+    #[cold]
+    pub fn collects(&mut self, limit: usize, now: u64) -> bool {
+        let Some(ring) = &mut self.vring.ring else { return false };
+        let (offered, most) = (ring.offered(), limit.min(usize::from(ring.size()) / 4));
+        self.side.gate.collecting.waits(offered.into(), most, now)
+    }
+
     /// How frames may wait that `behind` is behind: not at all if a session waits for the ring.
     /// Reckons for how long they have.
     #[cold]

@@ -79,6 +79,10 @@ impl Pipeline {
             return Err(Next::Throttled);
         }
         if state.side.gate.receiver.is_none() {
+            if state.side.gate.collecting.is_on() && state.collects(limit, self.time.cycle) {
+                self.account.charge(&mut state.side.deficit, &queue.stats, None);
+                return Err(Next::Locked);
+            }
             return Ok(limit);
         }
         let Time { cycle, retry, .. } = self.time;
@@ -190,7 +194,7 @@ impl<'p> Source<'p> for TransmitRing<'p> {
             on.account.charge(&mut state.side.deficit, &self.queue.stats, None);
             return next;
         }
-        state.side.gate.put_off = 0;
+        state.side.gate.collecting.completed();
         if let Some(ring) = &mut state.vring.ring {
             let completed = Completed {
                 now: on.time.cycle,
