@@ -14,7 +14,7 @@ pub mod stream;
 mod together;
 pub mod writer;
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
@@ -93,6 +93,8 @@ impl Bounds {
 pub struct DeviceQueue {
     device: Mutex<Option<Device>>,
     reading: Mutex<Reading>,
+    /// Its events are not watched, as its worker looks at it anyway.
+    unwatched: AtomicBool,
     /// Into the switch; written by the worker that owns the queue.
     pub input: QueueStats,
     /// Out of it; written by all workers.
@@ -157,6 +159,22 @@ impl DeviceQueue {
     /// The attached device.
     pub fn device(&self) -> Option<Device> {
         lock(&self.device).clone()
+    }
+
+    /// The attached device, if a look at it is no system call, as its frames come in memory of its
+    /// own.
+    pub fn polled(&self) -> Option<Device> {
+        self.device().filter(|device| device.inbox().is_some())
+    }
+
+    /// True if the worker that reads it watches no events of it.
+    pub fn is_unwatched(&self) -> bool {
+        self.unwatched.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether it does; for that worker.
+    pub fn set_unwatched(&self, unwatched: bool) {
+        self.unwatched.store(unwatched, Ordering::Relaxed);
     }
 
     /// What is known of reading it, for a thread that reads a burst of it and has not delivered

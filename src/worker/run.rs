@@ -1,5 +1,6 @@
 //! The loop of a worker: which sources are ready, one turn after another, when to sleep.
 
+mod polled;
 mod sleep;
 mod takeover;
 
@@ -240,9 +241,9 @@ impl Worker {
     /// Arms every source; those that turn out to have work stay ready.
     fn arm_all(&mut self) {
         let mut at = 0;
-        while let Some(&Ready { token, retry_at, .. }) = self.ready.get(at) {
-            // A device that is empty is not here, and what it still has brings no event.
-            let device = matches!(token, Token::Device(..));
+        while let Some(&Ready { token, retry_at, looks }) = self.ready.get(at) {
+            // What a device still has that was not found empty brings no event.
+            let device = looks == 0 && matches!(token, Token::Device(..));
             if device || retry_at != 0 || self.arm(token) {
                 at += 1;
             } else {
@@ -302,7 +303,8 @@ impl Worker {
                 Next::Last => {
                     found = true;
                     working += 1;
-                    self.arm(token)
+                    self.ready[self.cursor].looks = 0;
+                    self.can_poll(token) || self.arm(token)
                 }
                 Next::Locked | Next::Throttled | Next::Again => {
                     working += 1;
@@ -316,8 +318,8 @@ impl Worker {
                 Next::Empty => {
                     self.ready[self.cursor].looks = looks.saturating_add(1);
                     // Looking at a TAP is a system call; its event tells as well.
-                    let ring = !matches!(token, Token::Device(..));
-                    (ring && self.spin.hold(self.now, looks.saturating_add(1))) || self.arm(token)
+                    (self.can_poll(token) && self.spin.hold(self.now, looks.saturating_add(1)))
+                        || self.arm(token)
                 }
                 Next::Gone => false,
             };
@@ -409,7 +411,7 @@ impl Worker {
     /// Enables the kicks of an empty source and looks again; true if it must stay ready.
     fn arm(&mut self, token: Token) -> bool {
         // A TAP's edge-triggered event is armed by having read it empty.
-        let Token::Transmit(id, queue) = token else { return false };
+        let Token::Transmit(id, queue) = token else { return !self.watch_again(token) };
         let Some((_, guest)) = self.ports.guest(id) else { return false };
         let Some(queue) = guest.tx.get(usize::from(queue)) else { return false };
         // A session has the ring, and may just be enabling it: look again later.
@@ -433,6 +435,10 @@ impl Worker {
             return true;
         }
         false
+    }
+
+    fn is_ready(&self, token: Token) -> bool {
+        self.ready.iter().any(|ready| ready.token == token)
     }
 
     fn mark_ready(&mut self, token: Token) {
@@ -494,6 +500,7 @@ impl Worker {
                 token @ (Token::Receive(..) | Token::Transmit(..)) => {
                     self.contained(token, |worker| worker.kick(token, true));
                 }
+                token @ Token::Device(..) if self.is_ready(token) => self.unwatch(token),
                 token @ Token::Device(..) => self.mark_ready(token),
             }
         }

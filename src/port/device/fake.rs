@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
+use vmm_sys_util::eventfd::EventFd;
+
 use super::{Device, DevicePort, lock};
-use crate::frame::Offloads;
-use crate::sys::frame_io::{FrameIo, Transfer};
+use crate::frame::{Offloads, VNET_HDR_LEN};
+use crate::sys::frame_io::{FrameInbox, FrameIo, Taken, Transfer};
 
 /// What stands for a descriptor: nothing here watches it.
 static NULL: LazyLock<File> = LazyLock::new(|| File::open("/dev/null").unwrap());
@@ -30,11 +32,26 @@ pub struct Fake {
     pub writes: AtomicU64,
     /// How long a read takes.
     pub lasts: Mutex<Duration>,
+    /// Its frames come in memory of its own.
+    lends: bool,
+    lent: Mutex<Vec<Vec<u8>>>,
+    /// What brings its events; none if nothing does.
+    event: Option<EventFd>,
 }
 
 impl Fake {
     pub fn new(answer: Transfer) -> Arc<Fake> {
-        Arc::new(Fake {
+        Arc::new(Fake::answering(answer))
+    }
+
+    /// One that an epoll set can have, without a frame.
+    pub fn with_events(lends: bool) -> Arc<Fake> {
+        let event = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        Arc::new(Fake { lends, event: Some(event), ..Fake::answering(Transfer::WouldBlock) })
+    }
+
+    fn answering(answer: Transfer) -> Fake {
+        Fake {
             answer: Mutex::new(answer),
             queued: Mutex::default(),
             short: AtomicU64::new(0),
@@ -43,7 +60,10 @@ impl Fake {
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             lasts: Mutex::default(),
-        })
+            lends: false,
+            lent: Mutex::default(),
+            event: None,
+        }
     }
 
     pub fn errno(errno: i32) -> Arc<Fake> {
@@ -52,6 +72,9 @@ impl Fake {
 
     pub fn queue(&self, frame: &[u8]) {
         lock(&self.queued).push_back(Ok(frame.to_vec()));
+        if let Some(event) = &self.event {
+            event.write(1).unwrap();
+        }
     }
 
     pub fn counts(&self) -> (u64, u64) {
@@ -61,11 +84,29 @@ impl Fake {
 
 impl AsRawFd for Fake {
     fn as_raw_fd(&self) -> RawFd {
-        NULL.as_raw_fd()
+        self.event.as_ref().map_or(NULL.as_raw_fd(), EventFd::as_raw_fd)
+    }
+}
+
+impl FrameInbox for Fake {
+    fn take(&self, each: &mut dyn FnMut(*mut u8, u32) -> bool) -> Taken {
+        let (mut queued, mut lent) = (lock(&self.queued), lock(&self.lent));
+        lent.clear();
+        let mut more = true;
+        while more && let Some(Ok(frame)) = queued.pop_front() {
+            let frame = frame[VNET_HDR_LEN..].to_vec();
+            more = each(frame.as_ptr().cast_mut(), frame.len() as u32);
+            lent.push(frame);
+        }
+        Taken { more: !queued.is_empty(), lost: 0 }
     }
 }
 
 impl FrameIo for Fake {
+    fn inbox(&self) -> Option<&dyn FrameInbox> {
+        self.lends.then_some(self)
+    }
+
     fn write(&self, bytes: &[u8]) -> Transfer {
         let piece =
             libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };

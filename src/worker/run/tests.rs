@@ -20,7 +20,7 @@ use crate::sys::descriptor::from_eventfd;
 /// Far longer than anybody waits, however busy the machine is.
 const LOST: Duration = Duration::from_secs(60);
 
-fn worker() -> Worker {
+pub(super) fn worker() -> Worker {
     let [worker, _] = worker_and_reserve();
     worker
 }
@@ -162,12 +162,12 @@ fn with_devices() -> (Worker, [Arc<Fake>; 2]) {
     (worker, fakes)
 }
 
-fn input(worker: &Worker, id: PortId) -> &QueueStats {
+pub(super) fn input(worker: &Worker, id: PortId) -> &QueueStats {
     let Endpoint::Device(device) = &worker.ports[id].endpoint else { unreachable!() };
     &device.queues()[0].input
 }
 
-fn broadcast() -> Vec<u8> {
+pub(super) fn broadcast() -> Vec<u8> {
     [&[0; 12][..], &[0xff; 6], &[2, 0, 0, 0, 0, 9], &[0; 48]].concat()
 }
 
