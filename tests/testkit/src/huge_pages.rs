@@ -16,20 +16,25 @@ impl HugePages {
             text.trim().parse().map_err(|e| format!("{NR_HUGEPAGES}: {e}"))
         };
         let before = read()?;
-        let wanted = before + count;
+        // The kernel first takes back those in use that were to go.
+        let wanted = before + number_of("HugePages_Surp:") + count;
         std::fs::write(NR_HUGEPAGES, wanted.to_string()).map_err(refused)?;
         let pages = HugePages { before };
-        // Where others use pages that were to go, more of them are none that are free.
         let there = read()? >= wanted && HugePages::free() >= count;
         if there { Ok(pages) } else { Err("memory is short of huge pages".into()) }
     }
 
     /// How many nobody uses.
     pub fn free() -> u64 {
-        let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let line = info.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
-        line.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
+        number_of("HugePages_Free:")
     }
+}
+
+/// What a line of /proc/meminfo that begins with this counts.
+fn number_of(line: &str) -> u64 {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let number = info.lines().find_map(|of| of.strip_prefix(line));
+    number.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
 }
 
 impl Drop for HugePages {
