@@ -32,8 +32,8 @@ pub const MAX_DEFICIT_NANOS: u64 = 4_000_000;
 /// only if the holder was preempted or waits for a page.
 pub const LOCK_SPIN_NANOS: u64 = 2_000;
 
-/// How long a burst that another worker's ring would take waits for more frames: less than 64 short
-/// ones take to be forwarded, so that a sender that is waited for sends as many as before.
+/// How long a burst waits for more frames where its receiver's ring was lately found in use: about
+/// as long as 64 short ones take to be forwarded.
 pub const COLLECT_NANOS: u64 = 2_000;
 
 /// Bursts of a ring that are collected after its receiver's ring was found in use.

@@ -500,8 +500,12 @@ impl Worker {
                 token @ (Token::Receive(..) | Token::Transmit(..)) => {
                     self.contained(token, |worker| worker.kick(token, true));
                 }
-                token @ Token::Device(..) if self.is_ready(token) => self.unwatch(token),
-                token @ Token::Device(..) => self.mark_ready(token),
+                token @ Token::Device(..) => {
+                    if self.is_ready(token) {
+                        self.unwatch(token);
+                    }
+                    self.mark_ready(token);
+                }
             }
         }
     }
