@@ -93,6 +93,14 @@ impl Sum {
         self.word(!value)
     }
 
+    /// Without `part`, which is at an even position of what was summed: adds its complement. A sum
+    /// of zero is 65,535 then.
+    #[inline(always)]
+    #[must_use]
+    pub const fn minus(self, part: Sum) -> Sum {
+        self.plus(Sum(!part.fold() as u64))
+    }
+
     /// The 16 bits, in the machine's byte order: zero only if every byte is.
     #[inline(always)]
     pub const fn fold(self) -> u16 {

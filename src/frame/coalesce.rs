@@ -18,7 +18,7 @@ use super::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, ICMPV6, TCP, UDP, l3_offse
 use super::offload::{
     GSO_TCPV4, GSO_TCPV6, IPV4_HEADER, IPV6_HEADER, NEEDS_CSUM, TCP_CSUM, TCP_HEADER,
 };
-use crate::limits::{BURST_FRAMES, TAP_PACKET_HEADERS};
+use crate::limits::{BURST_FRAMES, MIN_TCP_GSO_SIZE, TAP_PACKET_HEADERS};
 
 const ICMP: u8 = 1;
 /// Longest TCP header.
@@ -29,11 +29,12 @@ const PSH: u8 = 0x08;
 /// Where in its TCP stream a frame stands, as far as its first bytes say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// Addresses and ports.
-    stream: [u8; 36],
+    /// A number made of addresses and ports. Two streams may have the same: a [`Packet`] tells them
+    /// apart, and frames of one slot stay in order whatever they are.
+    stream: u64,
     sequence: u32,
     /// Bytes of the TCP header and what follows.
-    len: usize,
+    len: u32,
 }
 
 /// What a frame is to segments that come behind it.
@@ -97,26 +98,28 @@ fn fragment(ip: &[u8]) -> u16 {
 impl Place {
     fn find(addresses: &[u8], tcp: &[u8], len: usize) -> Kind {
         let Some(first) = tcp.first_chunk::<8>() else { return Kind::Any };
-        let mut stream = [0; 36];
-        stream[..addresses.len()].copy_from_slice(addresses);
-        stream[32..].copy_from_slice(&first[..4]);
-        let [.., a, b, c, d] = *first;
-        Kind::Segment(Place { stream, sequence: u32::from_be_bytes([a, b, c, d]), len })
+        let [p, o, r, t, a, b, c, d] = *first;
+        let ports = u32::from_ne_bytes([p, o, r, t]).into();
+        let words = addresses.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word));
+        let stream = words.fold(ports, |mixed: u64, word| {
+            let product = (mixed ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            product ^ product >> 32
+        });
+        let sequence = u32::from_be_bytes([a, b, c, d]);
+        Kind::Segment(Place { stream, sequence, len: len as u32 })
     }
 
     /// True if this may be what comes behind `before`: the length of its TCP header need not be
     /// among its first bytes.
     fn follows(&self, before: &Place) -> bool {
-        let payload = self.sequence.wrapping_sub(before.sequence) as usize;
-        let headers = before.len.wrapping_sub(payload);
+        let payload = self.sequence.wrapping_sub(before.sequence);
+        let headers = before.len.wrapping_sub(payload) as usize;
         (TCP_HEADER..=TCP_MOST).contains(&headers) && payload > 0 && self.stream == before.stream
     }
 
     /// A number that is the same for all of a stream, below [`BURST_FRAMES`].
     fn slot(&self) -> usize {
-        let words = self.stream.as_chunks::<4>().0.iter().map(|word| u32::from_ne_bytes(*word));
-        let mixed = words.fold(0u32, |sum, word| sum.rotate_left(5) ^ word);
-        (mixed.wrapping_mul(0x9e37_79b1) >> 26) as usize % BURST_FRAMES
+        (self.stream >> 58) as usize % BURST_FRAMES
     }
 }
 
@@ -188,6 +191,17 @@ impl Order {
     }
 }
 
+/// What was written of a frame.
+#[derive(Debug, Clone, Copy)]
+pub struct Written {
+    /// Its bytes.
+    pub len: usize,
+    /// What it comes with.
+    pub header: VnetHdr,
+    /// The sum of its bytes; unless its header leaves the checksum to be finished.
+    pub sum: Sum,
+}
+
 /// A packet to which segments are added, at the beginning of a buffer.
 #[derive(Debug)]
 pub struct Packet {
@@ -205,19 +219,18 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// Of the segment that `bytes` is, which comes with `header`; none if it is not one to which
+    /// Of the segment that was written to the beginning of `buffer`; none if it is not one to which
     /// others may be added.
-    pub fn begin(bytes: &[u8], header: VnetHdr) -> Option<Packet> {
-        let packet = Packet::of(bytes, header)?;
-        // The next one's headers may not come to lie over the packet's own.
-        (packet.push == 0 && packet.size >= packet.headers).then_some(packet)
+    pub fn begin(buffer: &[u8], segment: Written) -> Option<Packet> {
+        let packet = Packet::of(buffer.get(..segment.len)?, segment)?;
+        (packet.push == 0 && packet.size >= MIN_TCP_GSO_SIZE.into()).then_some(packet)
     }
 
-    /// The same if it is a segment at all.
-    fn of(bytes: &[u8], header: VnetHdr) -> Option<Packet> {
-        let l3 = l3_offset(bytes);
-        let ip = bytes.get(l3..)?;
-        let kind = u16::from_be_bytes(*bytes.get(l3 - 2..)?.first_chunk()?);
+    /// The same of any segment, whose first bytes, at least all headers, are these.
+    fn of(first: &[u8], segment: Written) -> Option<Packet> {
+        let l3 = l3_offset(first);
+        let ip = first.get(l3..)?;
+        let kind = u16::from_be_bytes(*first.get(l3 - 2..)?.first_chunk()?);
         let (network, total) = match kind {
             ETHERTYPE_IPV4 => {
                 let ip = ip.first_chunk::<IPV4_HEADER>()?;
@@ -234,28 +247,29 @@ impl Packet {
             _ => return None,
         };
         let l4 = l3 + network;
-        let tcp = bytes.get(l4..)?.first_chunk::<TCP_HEADER>()?;
+        let tcp = first.get(l4..)?.first_chunk::<TCP_HEADER>()?;
         let (offset, flags) = (usize::from(tcp[12] >> 4) * 4, tcp[13]);
         let headers = l4 + offset;
-        let size = bytes.len().checked_sub(headers).filter(|&size| size > 0)?;
-        let sound = offset >= TCP_HEADER && headers <= TAP_PACKET_HEADERS && total == ip.len();
-        if !sound || flags & !PSH != ACK || bytes.len() > l3 + usize::from(u16::MAX) {
+        let size = segment.len.checked_sub(headers).filter(|&size| size > 0)?;
+        let sound = offset >= TCP_HEADER && headers <= TAP_PACKET_HEADERS.min(first.len());
+        let fits = l3 + total == segment.len && total <= usize::from(u16::MAX);
+        if !sound || !fits || flags & !PSH != ACK {
             return None;
         }
         let push = flags & PSH;
-        let packet = Packet { l3, l4, headers, len: bytes.len(), size, segments: 1, push };
-        packet.is_summed(bytes, header).then_some(packet)
+        let packet = Packet { l3, l4, headers, len: segment.len, size, segments: 1, push };
+        packet.is_summed(first, segment).then_some(packet)
     }
 
     /// True if the TCP checksum is right, or left to be finished.
-    fn is_summed(&self, bytes: &[u8], header: VnetHdr) -> bool {
-        let pseudo = self.pseudo(bytes, self.len);
+    fn is_summed(&self, first: &[u8], Written { header, sum, .. }: Written) -> bool {
+        let pseudo = self.pseudo(first, self.len);
         let right = if header.flags & NEEDS_CSUM != 0 {
             let field = [header.csum_start, header.csum_offset].map(u16::from_le_bytes);
             field.map(usize::from) == [self.l4, TCP_CSUM]
-                && bytes[self.l4 + TCP_CSUM..].starts_with(&pseudo.to_bytes())
+                && first[self.l4 + TCP_CSUM..].starts_with(&pseudo.to_bytes())
         } else {
-            pseudo.plus(Sum::of(&bytes[self.l4..])).fold() == u16::MAX
+            pseudo.plus(sum.minus(Sum::of(&first[..self.l4]))).fold() == u16::MAX
         };
         right && header.gso_type == 0
     }
@@ -289,63 +303,57 @@ impl Packet {
             && all - self.l3 <= u16::MAX.into()
     }
 
-    /// Adds a segment to the packet at the beginning of `buffer`: `write` is given the buffer from
-    /// where the segment has to lie, and answers with its length there and its header, or with
-    /// none. False if it is not one to be added: the packet is as it was.
-    ///
-    /// The segment's headers lie over the end of the packet, which is put back, so that its payload
-    /// is where it belongs.
+    /// Adds a segment to the packet at the beginning of `buffer`: `write` is given room for its
+    /// headers, and the buffer from where its payload has to lie, and answers with what it wrote,
+    /// or with none. False if that is not a segment to be added: the packet is as it was.
     pub fn add(
         &mut self,
         buffer: &mut [u8],
-        write: impl FnOnce(&mut [u8]) -> Option<(usize, VnetHdr)>,
+        write: impl FnOnce(&mut [u8], &mut [u8]) -> Option<Written>,
     ) -> bool {
-        let (at, end) = (self.len - self.headers, self.len);
-        let mut kept = [0; TAP_PACKET_HEADERS];
-        let kept = &mut kept[..self.headers];
-        kept.copy_from_slice(&buffer[at..end]);
-        let fits = write(&mut buffer[at..]).and_then(|(len, header)| {
-            self.accepts(&buffer[..self.headers], &buffer[at..at + len], header)
-        });
-        buffer[at..end].copy_from_slice(kept);
-        let Some((size, push)) = fits else { return false };
-        self.len += size;
+        let mut headers = [0; TAP_PACKET_HEADERS];
+        let headers = &mut headers[..self.headers];
+        let (packet, room) = buffer.split_at_mut(self.len);
+        let segment = write(headers, room);
+        let added = segment.and_then(|segment| Packet::of(headers, segment));
+        let Some(added) = added.filter(|added| self.accepts(packet, added, headers)) else {
+            return false;
+        };
+        self.len += added.size;
         self.segments += 1;
-        self.push = push;
+        self.push = added.push;
         true
     }
 
-    /// The payload and PSH of a segment, if it is the one behind a packet with these headers.
-    fn accepts(&self, first: &[u8], bytes: &[u8], header: VnetHdr) -> Option<(usize, u8)> {
-        let other = Packet::of(bytes, header)?;
+    /// True if a segment with these headers is the one behind the packet, which has `first`.
+    fn accepts(&self, first: &[u8], other: &Packet, headers: &mut [u8]) -> bool {
         let same_place = (other.l3, other.l4, other.headers) == (self.l3, self.l4, self.headers);
         let fits = same_place && other.size <= self.size && self.may_take(other.len);
-        (fits && self.is_behind(first, &bytes[..self.headers])).then_some((other.size, other.push))
+        fits && self.is_behind(first, headers)
     }
 
-    /// True if these are the headers of the segment behind the packet with `first` as its headers.
-    fn is_behind(&self, first: &[u8], next: &[u8]) -> bool {
+    /// The same, as far as the headers say; those that may differ become the packet's.
+    fn is_behind(&self, first: &[u8], next: &mut [u8]) -> bool {
         let (l3, l4) = (self.l3, self.l4);
-        let same = |from: usize, to: usize| first[from..to] == next[from..to];
-        let network = if self.is_v4() {
-            let id = |ip: &[u8]| u16::from_be_bytes([ip[l3 + 4], ip[l3 + 5]]);
-            let due = id(first).wrapping_add(self.segments);
-            // Service, flags and time to live; addresses.
-            id(next) == due && same(l3, l3 + 2) && same(l3 + 6, l3 + 10) && same(l3 + 12, l4)
-        } else {
-            same(l3, l3 + 4) && same(l3 + 6, l4)
-        };
+        let id = |ip: &[u8]| u16::from_be_bytes([ip[l3 + 4], ip[l3 + 5]]);
         let sequence =
             |tcp: &[u8]| u32::from_be_bytes([tcp[l4 + 4], tcp[l4 + 5], tcp[l4 + 6], tcp[l4 + 7]]);
         let due = sequence(first).wrapping_add((self.len - self.headers) as u32);
-        network
-            && sequence(next) == due
-            && same(0, l3)
-            && same(l4, l4 + 4)
-            // Acknowledgement and length; flags were looked at; window; urgent pointer and options.
-            && same(l4 + 8, l4 + 13)
-            && same(l4 + 14, l4 + TCP_CSUM)
-            && same(l4 + 18, self.headers)
+        let is_due = sequence(next) == due
+            && (!self.is_v4() || id(next) == id(first).wrapping_add(self.segments));
+        let mut any = |from: usize, to: usize| next[from..to].copy_from_slice(&first[from..to]);
+        if self.is_v4() {
+            // Length and identification; checksum.
+            any(l3 + 2, l3 + 6);
+            any(l3 + 10, l3 + 12);
+        } else {
+            any(l3 + 4, l3 + 6);
+        }
+        // Sequence number; flags, which were looked at; checksum.
+        any(l4 + 4, l4 + 8);
+        any(l4 + 13, l4 + 14);
+        any(l4 + TCP_CSUM, l4 + TCP_CSUM + 2);
+        is_due && first.starts_with(next)
     }
 
     /// Gives the packet in `buffer` the headers of all of it; the header that it is sent with.

@@ -161,6 +161,14 @@ impl<'a> EgressFrame<'a> {
         self.reader().read(out)
     }
 
+    /// Copies it to private memory in two parts, which together have as many bytes; their sum.
+    pub fn copy_summed(self, parts: [&mut [u8]; 2]) -> Sum {
+        let len = parts[0].len() + parts[1].len();
+        let pieces = parts.map(|part| Piece { at: part.as_mut_ptr(), len: part.len() as u32 });
+        let used = usize::from(pieces[0].len == 0);
+        Writer::new(&pieces[used..]).write_summed(&mut self.reader(), len)
+    }
+
     /// At its first byte.
     pub(super) fn reader(self) -> Reader<'a> {
         let EgressFrame { burst, frame, .. } = self;

@@ -1,7 +1,7 @@
 //! Frames collected in private memory, to go to a device together or as one packet.
 
 use crate::frame::checksum::Sum;
-use crate::frame::coalesce::{Order, Packet};
+use crate::frame::coalesce::{Order, Packet, Written};
 use crate::frame::offload::{NEEDS_CSUM, Request};
 use crate::frame::{Offloads, VNET_HDR_LEN, VnetHdr};
 use crate::limits::{BURST_FRAMES, TAP_BATCH_ROOM};
@@ -67,13 +67,15 @@ impl<'a> Run<'a> {
     pub(super) fn collect(&self, at: usize, room: &mut [u8]) -> Option<Collected> {
         let (&first, others) = self.stream(at).split_first()?;
         let (header, bytes) = room.split_first_chunk_mut::<VNET_HDR_LEN>()?;
-        let (len, mut asked) = self.copy(self.burst.egress(first), bytes)?;
-        let mut collected = Collected { len, frames: 1 };
-        if !others.is_empty()
-            && let Some(packet) = Packet::begin(&bytes[..len], asked)
-        {
-            (collected, asked) = self.join(packet, others, bytes).unwrap_or((collected, asked));
-        }
+        let (mut collected, asked) = if others.is_empty() {
+            let (len, asked) = self.copy(self.burst.egress(first), bytes)?;
+            (Collected { len, frames: 1 }, asked)
+        } else {
+            let segment = self.copy_segment(self.burst.egress(first), &mut [], bytes)?;
+            let alone = (Collected { len: segment.len, frames: 1 }, segment.header);
+            let packet = Packet::begin(bytes, segment);
+            packet.and_then(|packet| self.join(packet, others, bytes)).unwrap_or(alone)
+        };
         *header = asked.to_bytes();
         collected.len += VNET_HDR_LEN;
         Some(collected)
@@ -90,7 +92,7 @@ impl<'a> Run<'a> {
         for &index in others {
             let frame = self.burst.egress(index);
             let fits = packet.may_take(frame.len() as usize)
-                && packet.add(bytes, |room| self.copy(frame, room));
+                && packet.add(bytes, |front, room| self.copy_segment(frame, front, room));
             if !fits {
                 break;
             }
@@ -112,6 +114,29 @@ impl<'a> Run<'a> {
             return Some((frame.copy_beginning(room), header));
         }
         self.copy_finished(frame, room)
+    }
+
+    /// Copies the first bytes of a segment to `front`, which they fill, and the others to `room`,
+    /// and sums them on their way, which costs less than to do so later. None if it has to go by
+    /// itself.
+    #[inline]
+    fn copy_segment(
+        &self,
+        frame: EgressFrame<'_>,
+        front: &mut [u8],
+        room: &mut [u8],
+    ) -> Option<Written> {
+        let len = frame.len() as usize;
+        let room = room.get_mut(..len.checked_sub(front.len())?)?;
+        if len > TAP_BATCH_ROOM - VNET_HDR_LEN {
+            return None;
+        }
+        let mut header = VnetHdr::plain(0);
+        if self.burst.needs_offloads() {
+            header = VnetHdr { num_buffers: [0; 2], ..frame.header() };
+            self.takes.has(frame.needs()).then_some(())?;
+        }
+        Some(Written { len, header, sum: frame.copy_summed([front, room]) })
     }
 
     /// The same of a frame whose checksum the device does not finish.

@@ -5,7 +5,7 @@
 //! packet pass whose source, by etherparse, is not the port's.
 
 use etherparse::{NetHeaders, PacketHeaders};
-use vioswitch::frame::coalesce::{Order, Packet as Merged};
+use vioswitch::frame::coalesce::{Order, Packet as Merged, Written};
 use vioswitch::frame::ethernet::{self, Addresses};
 use vioswitch::frame::offload::{self, Offloads, Refused, Request};
 use vioswitch::frame::{MacAddr, Segmenter, Sum, VnetHdr, flow_hash, rarp};
@@ -257,13 +257,16 @@ fn merge(frames: &[Vec<u8>]) {
         assert_eq!(all, listed);
     }
     let Some((first, others)) = frames.split_first() else { return };
-    let header = VnetHdr::plain(0);
-    let Some(mut merged) = Merged::begin(first, header) else { return };
+    let written =
+        |frame: &[u8]| Written { len: frame.len(), header: VnetHdr::plain(0), sum: Sum::of(frame) };
+    let Some(mut merged) = Merged::begin(first, written(first)) else { return };
     let mut buffer = [first.clone(), vec![0; 1 << 16]].concat();
     for next in others {
-        let write = |room: &mut [u8]| {
-            room.get_mut(..next.len())?.copy_from_slice(next);
-            Some((next.len(), header))
+        let write = |headers: &mut [u8], room: &mut [u8]| {
+            let (front, payload) = next.split_at_checked(headers.len())?;
+            headers.copy_from_slice(front);
+            room.get_mut(..payload.len())?.copy_from_slice(payload);
+            Some(written(next))
         };
         if !merged.may_take(next.len()) || !merged.add(&mut buffer, write) {
             break;
