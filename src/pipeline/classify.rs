@@ -21,12 +21,13 @@ use crate::limits::{BURST_FRAMES, MIN_FRAME_LEN};
 use crate::port::guest::Receivers;
 use crate::port::mtu::NO_LIMIT;
 use crate::port::{Endpoint, Port, PortTable, Scope};
-use crate::ring::{Burst, Frame, prefetch_read};
+use crate::ring::{Burst, Frame};
 use crate::stats::DropReason;
 use crate::switch::{
     BurstMemo, Decision, DropCause, Fdb, Flood, Ingress, Learn, Policy, PortId, PortPolicy, Reach,
     ReservedSet, Segment, SourceMemo, Station,
 };
+use crate::sys::prefetch;
 
 /// Decides about the frames of one burst. Bursts are mostly one stream, so what the frame before
 /// came to is tried first: two comparisons of addresses a frame.
@@ -264,7 +265,7 @@ impl BurstContext {
         };
         let mut classifier = Classifier::new(policy, port, ingress, source, memo, now);
         if policy.fdb.is_large() && !SCREENED {
-            prefetch(policy.fdb, burst.frames(), classifier.segment);
+            fetch_entries(policy.fdb, burst.frames(), classifier.segment);
         }
         classifier.hashes = flows.take();
         let mut cut = None;
@@ -339,7 +340,7 @@ impl BurstContext {
 
 /// Prefetches what deciding about a burst will read of a large forwarding table, once for each run
 /// of frames of one stream.
-fn prefetch(fdb: &Fdb, burst: &[Frame], segment: Segment) {
+fn fetch_entries(fdb: &Fdb, burst: &[Frame], segment: Segment) {
     let mut last = Addresses::NONE;
     for frame in burst {
         let addresses = ethernet::addresses(&frame.snapshot);
@@ -347,7 +348,7 @@ fn prefetch(fdb: &Fdb, burst: &[Frame], segment: Segment) {
             last = addresses;
             let source = Station::new(segment, ethernet::source(&frame.snapshot));
             let destination = Station::new(segment, ethernet::destination(&frame.snapshot));
-            fdb.prefetch(source, destination, prefetch_read);
+            fdb.prefetch(source, destination, prefetch::read);
         }
     }
 }

@@ -37,4 +37,4 @@ pub use burst::{Burst, Frame, KeptFrames};
 pub use chain::{ChainError, Piece, PieceBuf};
 pub use copy::EgressFrame;
 pub use rx::{Cut, Delivered, RxScratch};
-pub use split::{Position, RingConfig, RingError, SplitRing, prefetch_read};
+pub use split::{Position, RingConfig, RingError, SplitRing};

@@ -15,10 +15,11 @@ use virtio_queue::desc::split::Descriptor;
 use super::burst::Burst;
 use super::chain::{Access, ChainError, Gathered, Piece};
 use super::copy::{EgressFrame, Writer, store_header};
-use super::split::{RingError, SplitRing, prefetch_write};
+use super::split::{RingError, SplitRing};
 use crate::frame::vnet::VnetHdr;
 use crate::frame::{VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
 use crate::limits::{BURST_FRAMES, MAX_MERGED_BUFFERS};
+use crate::sys::prefetch;
 
 /// What became of a run of frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -244,8 +245,8 @@ impl SplitRing {
                 && let Some(at) = self.memory.contiguous(desc.addr().0, desc.len())
             {
                 (buffer.at, buffer.room) = (at, desc.len());
-                prefetch_write(at);
-                prefetch_write(at.wrapping_add(VNET_HDR_LEN));
+                prefetch::write(at);
+                prefetch::write(at.wrapping_add(VNET_HDR_LEN));
             }
         }
         ahead.count = count;

@@ -23,6 +23,7 @@ use virtio_queue::desc::split::Descriptor;
 use crate::frame::Offloads;
 use crate::limits::MAX_RING_SIZE;
 use crate::memory::{DirtyLog, MemTable, Translator};
+use crate::sys::prefetch;
 
 // The descriptor is read as two words below; hold the crate's layout to the specification's.
 const _: () = assert!(std::mem::size_of::<Descriptor>() == 16);
@@ -387,7 +388,7 @@ impl SplitRing {
     /// Tells the CPU that descriptor `index` will be read.
     #[inline(always)]
     pub(super) fn prefetch_descriptor(&self, index: u16) {
-        prefetch_read(self.desc.wrapping_add(16 * usize::from(index)));
+        prefetch::read(self.desc.wrapping_add(16 * usize::from(index)));
     }
 
     /// Descriptor `index`, which the caller checked to be below size; each word is read once.
@@ -564,28 +565,4 @@ fn full_store(field: &AtomicU16, value: u16) {
         field.store(value, Ordering::Release);
         std::sync::atomic::fence(Ordering::SeqCst);
     }
-}
-
-/// Asks for a cache line that will be read.
-#[inline(always)]
-pub fn prefetch_read(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch never faults and has no architectural effect.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
-}
-
-/// Asks for a cache line that will be written.
-#[inline(always)]
-pub(super) fn prefetch_write(at: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch never faults and has no architectural effect.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(at.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
 }

@@ -10,13 +10,14 @@ use virtio_queue::desc::split::Descriptor;
 
 use super::burst::{Burst, Found};
 use super::chain::{Access, ChainError, load_indirect};
-use super::split::{RingError, SplitRing, prefetch_read};
+use super::split::{RingError, SplitRing};
 use crate::frame::{MacAddr, VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
 use crate::limits::{
     BURST_BYTES, BURST_FRAMES, BURST_PIECES, EXCESS_DESCRIPTOR_BYTES, FRAME_DESCRIPTORS,
     MAX_CHAIN_DESCRIPTORS, MAX_FRAME_LEN, MIN_FRAME_LEN, PEEK_FRAMES, SNAPSHOT_LEN,
 };
 use crate::stats::DropReason;
+use crate::sys::prefetch;
 
 /// Bytes of a descriptor (virtio 1.2 section 2.7.5).
 const DESCRIPTOR_LEN: u32 = 16;
@@ -216,8 +217,8 @@ impl SplitRing {
                 && let Some((at, room)) = self.memory.run_at(desc.addr().0)
                 && u64::from(len).max(least) <= room
             {
-                prefetch_read(at);
-                prefetch_read(at.wrapping_add(VNET_HDR_LEN + SNAPSHOT_LEN - 1));
+                prefetch::read(at);
+                prefetch::read(at.wrapping_add(VNET_HDR_LEN + SNAPSHOT_LEN - 1));
                 burst.found[i] = Found { at, len };
             } else {
                 burst.found[i] = Found::CHAIN;

@@ -18,6 +18,7 @@ pub mod netlink;
 pub mod notify;
 pub mod pages;
 pub mod poll;
+pub mod prefetch;
 pub mod random;
 pub mod scm;
 pub mod service;

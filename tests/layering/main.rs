@@ -136,6 +136,7 @@ const UNSAFE: &[&str] = &[
     "sys/inherited.rs",         // a number that may not be open
     "sys/pages.rs",             // mappings
     "sys/poll.rs",              // `ppoll`
+    "sys/prefetch.rs",          // an instruction
     "sys/scm.rs",               // `recvmsg` with descriptors
     "sys/signals.rs",           // a timer that sends one thread a signal
     "sys/tap",                  // ioctls and frames of a TAP
