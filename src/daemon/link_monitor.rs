@@ -56,13 +56,16 @@ fn follow(ports: &Ports, stop: &EventFd) -> Result<Heard, NetlinkError> {
             let LinkNews::Is(news) = news else { return look_for_losses(table) };
             for port in uplinks(table) {
                 let behind = |port: &Port| port.mtu.bridge().map(|bridge| bridge.index);
-                let before = behind(port);
+                let before = (behind(port), port.mtu.get());
                 match port.mtu.hear(&news) {
                     Ok(change) => tell(port, change),
                     Err(error) => failed = Err(error),
                 }
-                if behind(port) != before {
+                if behind(port) != before.0 {
                     port.begin();
+                }
+                if port.mtu.get() != before.1 {
+                    look_at(port);
                 }
             }
         })?;
@@ -75,16 +78,23 @@ fn follow(ports: &Ports, stop: &EventFd) -> Result<Heard, NetlinkError> {
 
 /// Asks how the interface of each uplink is now.
 fn ask(table: &PortTable) -> Result<(), NetlinkError> {
-    look_for_losses(table);
     for port in uplinks(table) {
-        tell(port, port.mtu.ask()?);
+        let change = port.mtu.ask();
+        look_at(port);
+        tell(port, change?);
     }
     Ok(())
 }
 
-/// Takes interfaces out of service that were deleted.
+/// Takes interfaces out of service that were deleted, or have outgrown their queues.
 fn look_for_losses(table: &PortTable) {
-    uplinks(table).filter_map(|port| port.as_uplink()).for_each(|(uplink, _)| uplink.look());
+    uplinks(table).for_each(look_at);
+}
+
+fn look_at(port: &Port) {
+    if let Some((uplink, _)) = port.as_uplink() {
+        uplink.look(port.mtu.get());
+    }
 }
 
 /// Tells that the interface behind a port came up, or went down.

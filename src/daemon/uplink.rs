@@ -14,7 +14,7 @@ use super::handover::Handover;
 use crate::events::What;
 use crate::frame::Offloads;
 use crate::limits::TAP_RETRY_MILLIS;
-use crate::port::device::Device;
+use crate::port::device::{Device, Lost};
 use crate::port::{Behind, DevicePort, Port, PortTable};
 use crate::sys::netlink::{self, Link};
 use crate::sys::tap::{self, Missing, Tap, TapError, TapQueue};
@@ -162,11 +162,16 @@ pub fn keep(
     let stopped = || stopping.load(Ordering::Acquire);
     while !stopped() {
         uplink.wait_lost(stopped);
-        if stopped() || !uplink.is_lost() {
-            continue;
+        let Some(why) = uplink.lost().filter(|_| !stopped()) else { continue };
+        match why {
+            Lost::Gone => {
+                log::warn!("{kind} {}: interface {ifname} is gone, waiting for it", port.name);
+                port.events.tell(&port.name, What::InterfaceGone, false);
+            }
+            Lost::Outgrown => {
+                log::info!("{kind} {}: the MTU of {ifname} has grown, opening it anew", port.name);
+            }
         }
-        log::warn!("{kind} {}: interface {} is gone, waiting for it", port.name, ifname);
-        port.events.tell(&port.name, What::InterfaceGone, false);
         let mut told = None;
         while !stopped() {
             // What is kept of it, or of an attempt that got no further, would pass for one in use.
@@ -179,7 +184,9 @@ pub fn keep(
             }) {
                 Ok(()) => {
                     log::info!("{kind} {}: attached to interface {} again", port.name, ifname);
-                    port.events.tell(&port.name, What::InterfaceBack, false);
+                    if why == Lost::Gone {
+                        port.events.tell(&port.name, What::InterfaceBack, false);
+                    }
                     // Queues whose loss no worker had noticed yet.
                     uplink.close_lost();
                     break;
@@ -235,8 +242,8 @@ fn serve(port: &Port, opened: Opened, workers: &Workers) -> Result<(), UplinkErr
     }
     uplink.set_refused(opened.refused);
     uplink.attach(opened.devices, opened.offloads);
-    // Reported as deleted before it was attached, it would not be missed again.
-    uplink.look();
+    // What was reported before it was attached is not reported again.
+    uplink.look(port.mtu.get());
     port.begin();
     // What came between is found now.
     for queue in 0..uplink.queues().len() {

@@ -4,12 +4,24 @@
 /// the kernel leaves 256 bytes.
 pub const XDP_CHUNK: usize = 4_096;
 
+/// Tuning: the same where the MTU permits it. To receive 1,514 bytes takes the kernel 15 % less CPU
+/// time, and the worker 10 %: fewer pages, and frames that begin at more places of a page compete
+/// for more of the caches.
+pub const XDP_SHORT_CHUNK: usize = 2_048;
+
+/// Tuning: while a frame is taken out of an XDP queue, that many frames further on one is fetched
+/// from memory.
+pub const XDP_FETCH_AHEAD: u32 = 6;
+
+/// Tuning: bytes of it; the processor itself fetches what follows.
+pub const XDP_FETCH_BYTES: u32 = 256;
+
 /// Tuning: frames of an XDP queue that the kernel may have received before they are taken; a power
 /// of two. A worker that was away for a millisecond finds 2 million frames a second.
 pub const XDP_RECEIVE_FRAMES: u32 = 2_048;
 
-/// Tuning: frames of an XDP queue on their way out; a power of two. They and those above are 10 MiB
-/// of locked memory for a queue (`RLIMIT_MEMLOCK`).
+/// Tuning: frames of an XDP queue on their way out; a power of two. They and those above are 5 or
+/// 10 MiB of locked memory for a queue (`RLIMIT_MEMLOCK`).
 pub const XDP_SEND_FRAMES: u32 = 512;
 
 /// Tuning: workers that collect frames for one XDP queue at once. Others of them send each frame by

@@ -107,11 +107,20 @@ impl std::fmt::Debug for DeviceQueue {
     }
 }
 
+/// Why queues are without their devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lost {
+    /// The interface was deleted, or the connection ended.
+    Gone,
+    /// The interface has a larger MTU than it was opened for.
+    Outgrown,
+}
+
 /// What was lost and is not dealt with yet.
 #[derive(Default)]
 struct Loss {
     /// A queue is without its device.
-    lost: bool,
+    lost: Option<Lost>,
     /// Devices out of service, yet to be closed.
     dead: Vec<Device>,
 }
@@ -223,7 +232,7 @@ impl DeviceQueue {
                 }
                 Transfer::WouldBlock => return Next::Empty,
                 Transfer::Gone | Transfer::Eof => {
-                    port.lose(self, &device);
+                    port.lose(self, &device, Lost::Gone);
                     return Next::Gone;
                 }
                 // The frame is off the kernel's queue. Those behind it bring no event of their own,
@@ -393,7 +402,7 @@ impl DevicePort {
     /// Puts freshly opened queues into service, whose frames may come with `takes`.
     pub fn attach(&self, devices: Vec<Device>, takes: Offloads) {
         let mut loss = lock(&self.loss);
-        loss.lost = false;
+        loss.lost = None;
         self.takes.store(takes.to_bits(), Ordering::Relaxed);
         for (queue, device) in self.queues.iter().zip(devices) {
             let old = lock(&queue.device).replace(device);
@@ -403,12 +412,12 @@ impl DevicePort {
 
     /// Takes a queue out of service, if it still is the one that failed, and wakes the thread that
     /// waits in [`DevicePort::wait_lost`].
-    fn lose(&self, queue: &DeviceQueue, failed: &Device) {
+    fn lose(&self, queue: &DeviceQueue, failed: &Device, why: Lost) {
         let mut loss = lock(&self.loss);
         let mut device = lock(&queue.device);
         if device.as_ref().is_some_and(|device| Arc::ptr_eq(device, failed)) {
             loss.dead.extend(device.take());
-            loss.lost = true;
+            loss.lost = Some(why);
             self.wake.notify_all();
         }
     }
@@ -420,7 +429,7 @@ impl DevicePort {
         for queue in &self.queues {
             loss.dead.extend(lock(&queue.device).take());
         }
-        loss.lost = true;
+        loss.lost.get_or_insert(Lost::Gone);
     }
 
     /// Lets go of what was lost, which another thread closes.
@@ -446,23 +455,32 @@ impl DevicePort {
     /// asked under the lock that `wake` takes: set before that, it is seen here or cuts the wait.
     pub fn wait_lost(&self, stopped: impl Fn() -> bool) {
         let loss = lock(&self.loss);
-        if !loss.lost && !stopped() {
+        if loss.lost.is_none() && !stopped() {
             drop(self.wake.wait(loss).unwrap_or_else(PoisonError::into_inner));
         }
     }
 
-    /// Looks whether the interface was deleted, which workers that have no frames for it miss.
-    pub fn look(&self) {
+    /// Looks whether the interface was deleted, which workers that have no frames for it miss, or
+    /// has an MTU by now that the queues are too small for.
+    pub fn look(&self, mtu: Option<u32>) {
         for queue in &self.queues {
-            if let Some(device) = queue.device().filter(|device| device.is_gone()) {
-                self.lose(queue, &device);
+            let Some(device) = queue.device() else { continue };
+            if device.is_gone() {
+                self.lose(queue, &device, Lost::Gone);
+            } else if mtu.is_some_and(|mtu| device.is_outgrown(mtu)) {
+                self.lose(queue, &device, Lost::Outgrown);
             }
         }
     }
 
+    /// Why a queue was lost, if it was and is not attached again.
+    pub fn lost(&self) -> Option<Lost> {
+        lock(&self.loss).lost
+    }
+
     /// True if a queue was lost and not attached again.
     pub fn is_lost(&self) -> bool {
-        lock(&self.loss).lost
+        self.lost().is_some()
     }
 
     /// Wakes the thread that waits in [`DevicePort::wait_lost`].

@@ -99,6 +99,13 @@ pub trait FrameIo: Send + Sync + AsRawFd {
         false
     }
 
+    /// True if frames of an interface that has this MTU by now are too long, and are not if it is
+    /// opened again.
+    fn is_outgrown(&self, mtu: u32) -> bool {
+        let _ = mtu;
+        false
+    }
+
     /// Writes one frame that lies in one piece, its header included.
     fn write(&self, bytes: &[u8]) -> Transfer;
 

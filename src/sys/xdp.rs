@@ -151,7 +151,7 @@ fn open_now(name: &str, queues: u16, mode: Mode) -> Result<Xdp, XdpError> {
     let program = sockets.load().map_err(failed("bpf program"))?;
     let mut opened = Vec::with_capacity(queues.into());
     for queue in 0..u32::from(queues) {
-        let socket = XdpQueue::open(link.index, queue)?;
+        let socket = XdpQueue::open(&link, queue)?;
         sockets.enter(queue, socket.as_fd()).map_err(failed("bpf map entry"))?;
         opened.push(socket);
     }

@@ -18,6 +18,8 @@ struct Lender {
     next: AtomicUsize,
     lost: u64,
     gone: AtomicBool,
+    /// Largest MTU that it was opened for, if it can be opened for a larger one.
+    most: Option<u32>,
 }
 
 impl AsRawFd for Lender {
@@ -44,6 +46,10 @@ impl FrameIo for Lender {
 
     fn is_gone(&self) -> bool {
         self.gone.swap(false, Ordering::Relaxed)
+    }
+
+    fn is_outgrown(&self, mtu: u32) -> bool {
+        self.most.is_some_and(|most| mtu > most)
     }
 
     fn write(&self, _: &[u8]) -> Transfer {
@@ -138,13 +144,30 @@ fn a_rate_bounds_what_is_taken() {
 fn a_loss_without_an_event_is_found() {
     let port = port();
     let lender = attach(&port, Lender::default());
-    tap(&port).look();
+    tap(&port).look(None);
     assert!(!tap(&port).is_lost());
     lender.gone.store(true, Ordering::Relaxed);
-    tap(&port).look();
+    tap(&port).look(None);
     assert!(tap(&port).is_lost() && !tap(&port).is_up());
     drop(lender);
     tap(&port).close_lost();
+}
+
+/// Why it was lost stays known until it is attached again.
+#[test]
+fn a_queue_is_given_up_when_the_mtu_outgrows_it() {
+    let port = port();
+    attach(&port, Lender { most: Some(1770), ..Lender::default() });
+    tap(&port).look(Some(1770));
+    assert_eq!(tap(&port).lost(), None);
+    tap(&port).look(Some(1771));
+    assert_eq!((tap(&port).lost(), tap(&port).is_up()), (Some(Lost::Outgrown), false));
+    tap(&port).give_up();
+    assert_eq!(tap(&port).lost(), Some(Lost::Outgrown), "the reason stays");
+    tap(&port).close_lost();
+    attach(&port, Lender::default());
+    tap(&port).look(Some(9000));
+    assert_eq!(tap(&port).lost(), None);
 }
 
 /// A burst whose frames leave a checksum, or all of segmentation, to the device.

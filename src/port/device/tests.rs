@@ -293,7 +293,7 @@ fn a_late_failure_does_not_hurt_the_successor() {
     thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
-                tap.lose(&tap.queues()[0], &old);
+                tap.lose(&tap.queues()[0], &old, Lost::Gone);
                 entered.add_shared(1);
             });
         }
@@ -306,7 +306,7 @@ fn a_late_failure_does_not_hurt_the_successor() {
     assert_eq!(lock(&tap.loss).dead.len(), 1);
     let second = Fake::new(Transfer::WouldBlock);
     attach(&port, &second);
-    tap.lose(&tap.queues()[0], &old);
+    tap.lose(&tap.queues()[0], &old, Lost::Gone);
     assert!(tap.is_up() && !tap.is_lost());
     assert!(Arc::ptr_eq(&tap.queues()[0].device().unwrap(), &(second as Device)));
 }
@@ -326,7 +326,7 @@ fn losing_and_attaching_do_not_mix() {
             scope.spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
                     if let Some(device) = queue.device() {
-                        tap.lose(queue, &device);
+                        tap.lose(queue, &device, Lost::Gone);
                     }
                 }
             });
@@ -336,10 +336,10 @@ fn losing_and_attaching_do_not_mix() {
             tap.attach(devices(), Offloads::ALL);
             let loss = lock(&tap.loss);
             let without = tap.queues().iter().any(|queue| queue.device().is_none());
-            if loss.lost != without {
+            if loss.lost.is_some() != without {
                 stop.store(true, Ordering::Relaxed);
             }
-            assert_eq!(loss.lost, without);
+            assert_eq!(loss.lost.is_some(), without);
         }
         stop.store(true, Ordering::Relaxed);
     });
@@ -380,7 +380,7 @@ fn a_lost_device_is_closed_by_who_asks_for_it() {
     let held = tap.queues()[0].device().unwrap();
     let weak = Arc::downgrade(&device);
     drop(device);
-    tap.lose(&tap.queues()[0], &held);
+    tap.lose(&tap.queues()[0], &held, Lost::Gone);
     let (tell, told) = mpsc::channel();
     thread::scope(|scope| {
         scope.spawn(move || {

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use super::segments::count_segments;
 use super::together::{Entries, Run, finish_checksum};
-use super::{DevicePort, Reasons};
+use super::{DevicePort, Lost, Reasons};
 use crate::capture::outcomes::Outcomes;
 use crate::frame::ethernet::VLAN_TAG_LEN;
 use crate::frame::offload::NEEDS_CSUM;
@@ -96,7 +96,7 @@ impl DevicePort {
             sending.flush(&mut *batch, &mut entries, &mut outlet);
         }
         if sending.finish() {
-            self.lose(queue, &device);
+            self.lose(queue, &device, Lost::Gone);
         }
     }
 }

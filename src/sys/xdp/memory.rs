@@ -7,7 +7,7 @@
 use std::io;
 use std::ptr::NonNull;
 
-use crate::limits::XDP_CHUNK;
+use crate::limits::{MAX_XDP_MTU, XDP_CHUNK, XDP_SHORT_CHUNK};
 use crate::sys::pages::Pages;
 
 /// The chunks of one socket, unmapped on drop. The kernel holds the pages for as long as the socket
@@ -16,11 +16,17 @@ use crate::sys::pages::Pages;
 pub(super) struct Memory {
     pages: Pages,
     chunks: u32,
+    /// Bytes of a chunk, a power of two.
+    chunk_bytes: usize,
 }
 
 impl Memory {
-    pub(super) fn new(chunks: u32) -> io::Result<Memory> {
-        Ok(Memory { pages: Pages::anonymous(chunks as usize * XDP_CHUNK)?, chunks })
+    /// So many chunks, each for a frame of an interface with this MTU.
+    pub(super) fn new(chunks: u32, mtu: u32) -> io::Result<Memory> {
+        let is_short = mtu <= mtu_of(XDP_SHORT_CHUNK);
+        let chunk_bytes = if is_short { XDP_SHORT_CHUNK } else { XDP_CHUNK };
+        let pages = Pages::anonymous(chunks as usize * chunk_bytes)?.in_huge_pages();
+        Ok(Memory { pages, chunks, chunk_bytes })
     }
 
     /// Where it begins, and its length.
@@ -28,21 +34,46 @@ impl Memory {
         (self.pages.at().as_ptr() as u64, self.pages.bytes() as u64)
     }
 
-    /// A chunk of [`XDP_CHUNK`] bytes.
+    /// Bytes of a chunk.
+    pub(super) fn chunk_bytes(&self) -> usize {
+        self.chunk_bytes
+    }
+
+    /// Largest MTU of an interface whose frames fit a chunk.
+    pub(super) fn mtu(&self) -> u32 {
+        mtu_of(self.chunk_bytes)
+    }
+
+    /// A chunk, of [`Memory::chunk_bytes`].
     pub(super) fn chunk(&self, number: u32) -> NonNull<u8> {
         let number = number.min(self.chunks - 1) as usize;
         // SAFETY: it lies in the mapping.
-        unsafe { self.pages.at().add(number * XDP_CHUNK) }
+        unsafe { self.pages.at().add(number * self.chunk_bytes) }
+    }
+
+    /// The address of a chunk, as the rings have it.
+    pub(super) fn address(&self, number: u32) -> u64 {
+        u64::from(number) * self.chunk_bytes as u64
+    }
+
+    /// The chunk of an address, which may be none of ours.
+    pub(super) fn number(&self, address: u64) -> u32 {
+        u32::try_from(address >> self.chunk_bytes.trailing_zeros()).unwrap_or(u32::MAX)
     }
 
     /// The frame of a descriptor, and the chunk that it is in; none if it is not in one chunk.
     pub(super) fn frame(&self, desc: &libc::xdp_desc) -> Option<(NonNull<u8>, u32)> {
-        let chunk = u32::try_from(desc.addr / XDP_CHUNK as u64).ok()?;
-        let offset = (desc.addr % XDP_CHUNK as u64) as usize;
-        let fits = chunk < self.chunks && desc.len as usize <= XDP_CHUNK - offset;
+        let chunk = self.number(desc.addr);
+        let offset = desc.addr as usize & (self.chunk_bytes - 1);
+        let fits = chunk < self.chunks && desc.len as usize <= self.chunk_bytes - offset;
         // SAFETY: the offset is less than a chunk.
         fits.then(|| (unsafe { self.chunk(chunk).add(offset) }, chunk))
     }
+}
+
+/// Largest MTU of an interface whose frames fit chunks of so many bytes.
+fn mtu_of(chunk_bytes: usize) -> u32 {
+    MAX_XDP_MTU as u32 - (XDP_CHUNK - chunk_bytes) as u32
 }
 
 #[cfg(test)]
@@ -51,18 +82,27 @@ mod tests {
 
     #[test]
     fn a_frame_lies_in_one_chunk_or_is_none() {
-        let memory = Memory::new(4).unwrap();
-        let chunk = XDP_CHUNK as u64;
+        for (mtu, bytes) in [(1500, XDP_SHORT_CHUNK), (1770, 2_048), (1771, XDP_CHUNK)] {
+            let memory = Memory::new(4, mtu).unwrap();
+            assert_eq!((memory.chunk_bytes(), memory.place().1), (bytes, 4 * bytes as u64));
+            assert!(mtu <= memory.mtu());
+            frames_of(&memory);
+        }
+    }
+
+    fn frames_of(memory: &Memory) {
+        let bytes = memory.chunk_bytes() as u32;
+        let chunk = u64::from(bytes);
         let at = |addr, len| memory.frame(&libc::xdp_desc { addr, len, options: 0 });
         assert_eq!(at(0, 0).unwrap().1, 0);
-        assert_eq!(at(0, XDP_CHUNK as u32).unwrap().1, 0);
-        let (place, number) = at(3 * chunk + 256, XDP_CHUNK as u32 - 256).unwrap();
+        assert_eq!(at(0, bytes).unwrap().1, 0);
+        let (place, number) = at(3 * chunk + 256, bytes - 256).unwrap();
         assert_eq!(number, 3);
-        assert_eq!(place.as_ptr() as u64, memory.place().0 + 3 * chunk + 256);
+        assert_eq!(place.as_ptr() as u64, memory.place().0 + memory.address(3) + 256);
         for (addr, len) in [
-            (0, XDP_CHUNK as u32 + 1),
-            (256, XDP_CHUNK as u32 - 255),
-            (3 * chunk + 1, XDP_CHUNK as u32),
+            (0, bytes + 1),
+            (256, bytes - 255),
+            (3 * chunk + 1, bytes),
             (chunk - 1, 2),
             (4 * chunk, 0),
             (u64::MAX, 0),

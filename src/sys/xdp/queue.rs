@@ -36,10 +36,13 @@ use super::ring::{Consumer, Producer, Ring};
 use super::{Attachment, XdpError};
 use crate::frame::VNET_HDR_LEN;
 use crate::limits::{
-    BURST_FRAMES, XDP_CHUNK, XDP_IDLE_CALLS, XDP_LANES, XDP_RECEIVE_FRAMES, XDP_SEND_FRAMES,
+    BURST_FRAMES, MAX_XDP_MTU, XDP_FETCH_AHEAD, XDP_FETCH_BYTES, XDP_IDLE_CALLS, XDP_LANES,
+    XDP_RECEIVE_FRAMES, XDP_SEND_FRAMES,
 };
 use crate::sys::clock;
 use crate::sys::frame_io::{FrameBatch, FrameInbox, FrameIo, Taken, Transfer};
+use crate::sys::netlink::Link;
+use crate::sys::prefetch;
 use crate::sys::threads::lock;
 
 /// One attached queue; detached on drop.
@@ -57,7 +60,7 @@ pub struct XdpQueue {
 #[derive(Debug)]
 struct Shared {
     socket: OwnedFd,
-    memory: Memory,
+    memory: Arc<Memory>,
     /// Locked for a short time, and while the kernel copies; never while a guest's memory is
     /// touched.
     outlet: Mutex<Outlet>,
@@ -78,16 +81,18 @@ fn option<T: Default>(socket: &OwnedFd, name: libc::c_int) -> io::Result<T> {
 }
 
 impl XdpQueue {
-    /// A socket for queue `queue` of an interface. No frame comes before the program has it.
-    pub(super) fn open(interface: u32, queue: u32) -> Result<XdpQueue, XdpError> {
+    /// A socket for queue `queue` of an interface, whose frames are no longer than its MTU says. No
+    /// frame comes before the program has it.
+    pub(super) fn open(link: &Link, queue: u32) -> Result<XdpQueue, XdpError> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)
             .map_err(XdpError::of("socket"))?;
-        let memory = Memory::new(XDP_RECEIVE_FRAMES + XDP_SEND_FRAMES)
+        let memory = Memory::new(XDP_RECEIVE_FRAMES + XDP_SEND_FRAMES, link.mtu)
             .map_err(|source| XdpError::Io { call: "mmap", source })?;
+        let memory = Arc::new(memory);
         register(&socket, &memory)?;
-        let (inbox, outlet) = rings(&socket)?;
-        let address = SocketAddrXdp::new(SocketAddrXdpFlags::XDP_COPY, interface, queue);
+        let (inbox, outlet) = rings(&socket, &memory)?;
+        let address = SocketAddrXdp::new(SocketAddrXdpFlags::XDP_COPY, link.index, queue);
         rustix::net::bind(&socket, &address).map_err(XdpError::of("bind"))?;
         let outlet = Mutex::new(outlet);
         let shared = Arc::new(Shared { socket, memory, outlet, left: AtomicBool::new(false) });
@@ -107,7 +112,7 @@ fn register(socket: &OwnedFd, memory: &Memory) -> Result<(), XdpError> {
     let registration = XdpUmemReg {
         addr,
         len,
-        chunk_size: XDP_CHUNK as u32,
+        chunk_size: memory.chunk_bytes() as u32,
         headroom: 0,
         flags: XdpUmemRegFlags::empty(),
         tx_metadata_len: 0,
@@ -126,7 +131,7 @@ fn register(socket: &OwnedFd, memory: &Memory) -> Result<(), XdpError> {
 }
 
 /// The four rings, with all chunks for receiving in the kernel's hands.
-fn rings(socket: &OwnedFd) -> Result<(Inbox, Outlet), XdpError> {
+fn rings(socket: &OwnedFd, memory: &Arc<Memory>) -> Result<(Inbox, Outlet), XdpError> {
     let failed = |source| XdpError::Io { call: "rings", source };
     let offsets: Offsets = option(socket, libc::XDP_MMAP_OFFSETS).map_err(failed)?;
     let Offsets([rx, tx, fr, cr]) = &offsets;
@@ -134,6 +139,7 @@ fn rings(socket: &OwnedFd) -> Result<(Inbox, Outlet), XdpError> {
     let (rx_at, tx_at) = (libc::XDP_PGOFF_RX_RING as u64, libc::XDP_PGOFF_TX_RING as u64);
     let (fill_at, done_at) = (libc::XDP_UMEM_PGOFF_FILL_RING, libc::XDP_UMEM_PGOFF_COMPLETION_RING);
     let mut inbox = Inbox {
+        memory: Arc::clone(memory),
         received: Consumer(Ring::map(fd, rx_at, rx, receive).map_err(failed)?),
         fill: Producer(Ring::map(fd, fill_at, fr, receive).map_err(failed)?),
         lent: (0..receive).collect(),
@@ -143,6 +149,7 @@ fn rings(socket: &OwnedFd) -> Result<(Inbox, Outlet), XdpError> {
     inbox.give_back();
     inbox.lent.shrink_to(BURST_FRAMES);
     let outlet = Outlet {
+        memory: Arc::clone(memory),
         transmit: Producer(Ring::map(fd, tx_at, tx, send).map_err(failed)?),
         done: Consumer(Ring::map(fd, done_at, cr, send).map_err(failed)?),
         free: (receive..receive + send).collect(),
@@ -176,6 +183,7 @@ struct Statistics {
 /// What receiving needs.
 #[derive(Debug)]
 struct Inbox {
+    memory: Arc<Memory>,
     received: Consumer<xdp_desc>,
     fill: Producer<u64>,
     /// Chunks of the frames that were taken last.
@@ -191,9 +199,21 @@ impl Inbox {
     fn give_back(&mut self) {
         for chunk in self.lent.drain(..) {
             // There is room: the ring is as long as there are chunks.
-            self.fill.push(u64::from(chunk) * XDP_CHUNK as u64);
+            self.fill.push(self.memory.address(chunk));
         }
         self.fill.publish();
+    }
+
+    /// Has the processor fetch a frame that will be taken soon: the kernel wrote it on another CPU,
+    /// or so long ago that it is in no near cache.
+    #[inline]
+    fn fetch_ahead(&self) {
+        let Some(desc) = self.received.peek(XDP_FETCH_AHEAD - 1) else { return };
+        if let Some((at, _)) = self.memory.frame(&desc) {
+            for offset in (0..desc.len.min(XDP_FETCH_BYTES) as usize).step_by(64) {
+                prefetch::read(at.as_ptr().wrapping_add(offset));
+            }
+        }
     }
 
     /// Frames that the kernel has dropped since the last time. It is asked once in a second.
@@ -215,7 +235,8 @@ impl FrameInbox for XdpQueue {
         self.shared.send_left();
         let mut more = false;
         while let Some(desc) = inbox.received.pop() {
-            let wants_more = match self.shared.memory.frame(&desc) {
+            inbox.fetch_ahead();
+            let wants_more = match inbox.memory.frame(&desc) {
                 Some((at, chunk)) => {
                     inbox.lent.push(chunk);
                     each(at.as_ptr(), desc.len)
@@ -236,6 +257,7 @@ impl FrameInbox for XdpQueue {
 /// What sending needs.
 #[derive(Debug)]
 struct Outlet {
+    memory: Arc<Memory>,
     transmit: Producer<xdp_desc>,
     done: Consumer<u64>,
     /// Chunks without a frame.
@@ -270,7 +292,7 @@ impl Outlet {
         }
         let ours = XDP_RECEIVE_FRAMES..XDP_RECEIVE_FRAMES + XDP_SEND_FRAMES;
         while let Some(addr) = self.done.pop() {
-            let chunk = (addr / XDP_CHUNK as u64) as u32;
+            let chunk = self.memory.number(addr);
             if ours.contains(&chunk) && self.free.len() < XDP_SEND_FRAMES as usize {
                 self.free.push(chunk);
             }
@@ -318,7 +340,7 @@ impl Outlet {
                 Err(Errno::NETDOWN) => {
                     if !looked {
                         self.transmit.take_back(pushed as u32);
-                        self.free.extend(frames.iter().map(chunk_of));
+                        self.free.extend(frames.iter().map(|frame| self.memory.number(frame.addr)));
                         outcome.others = Some(Transfer::Down);
                     }
                     break;
@@ -333,10 +355,6 @@ impl Outlet {
         }
         outcome
     }
-}
-
-fn chunk_of(frame: &xdp_desc) -> u32 {
-    (frame.addr / XDP_CHUNK as u64) as u32
 }
 
 impl Shared {
@@ -357,14 +375,14 @@ impl Shared {
     }
 
     /// The descriptor of a frame behind its header in a chunk.
-    fn describe(chunk: u32, len: usize) -> xdp_desc {
-        let addr = u64::from(chunk) * XDP_CHUNK as u64 + VNET_HDR_LEN as u64;
+    fn describe(&self, chunk: u32, len: usize) -> xdp_desc {
+        let addr = self.memory.address(chunk) + VNET_HDR_LEN as u64;
         xdp_desc { addr, len: (len - VNET_HDR_LEN) as u32, options: 0 }
     }
 
     /// Sends one frame of `len` bytes with its header, which `fill` writes.
     fn send_one(&self, len: usize, fill: impl FnOnce(*mut u8)) -> Transfer {
-        if !(VNET_HDR_LEN..=XDP_CHUNK).contains(&len) {
+        if !(VNET_HDR_LEN..=self.memory.chunk_bytes()).contains(&len) {
             return Transfer::Rejected(libc::EMSGSIZE);
         }
         let mut outlet = lock(&self.outlet);
@@ -373,7 +391,7 @@ impl Shared {
             return Transfer::WouldBlock;
         };
         fill(self.memory.chunk(chunk).as_ptr());
-        self.send(&mut outlet, &[Shared::describe(chunk, len)]).of(0, len)
+        self.send(&mut outlet, &[self.describe(chunk, len)]).of(0, len)
     }
 }
 
@@ -395,7 +413,8 @@ impl Lane {
 
 impl FrameBatch for Lane {
     fn begin(&mut self) {
-        self.chunks.extend(self.frames.drain(..).map(|frame| chunk_of(&frame)));
+        let memory = &self.shared.memory;
+        self.chunks.extend(self.frames.drain(..).map(|frame| memory.number(frame.addr)));
     }
 
     fn room(&mut self) -> Option<&mut [u8]> {
@@ -403,14 +422,16 @@ impl FrameBatch for Lane {
         if self.chunks.is_empty() && missing > 0 {
             lock(&self.shared.outlet).lend(missing, &mut self.chunks);
         }
-        let at = self.shared.memory.chunk(*self.chunks.last()?);
+        let memory = &self.shared.memory;
+        let at = memory.chunk(*self.chunks.last()?);
         // SAFETY: the chunk is this lane's alone until its frame is sent.
-        Some(unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), XDP_CHUNK) })
+        Some(unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), memory.chunk_bytes()) })
     }
 
     fn add(&mut self, len: usize) {
         if let Some(chunk) = self.chunks.pop() {
-            self.frames.push(Shared::describe(chunk, len.clamp(VNET_HDR_LEN, XDP_CHUNK)));
+            let len = len.clamp(VNET_HDR_LEN, self.shared.memory.chunk_bytes());
+            self.frames.push(self.shared.describe(chunk, len));
         }
     }
 
@@ -460,6 +481,10 @@ impl FrameIo for XdpQueue {
 
     fn is_gone(&self) -> bool {
         !matches!(sockopt::socket_error(&self.shared.socket), Ok(Ok(())))
+    }
+
+    fn is_outgrown(&self, mtu: u32) -> bool {
+        mtu > self.shared.memory.mtu() && u64::from(mtu) <= MAX_XDP_MTU
     }
 
     fn write(&self, bytes: &[u8]) -> Transfer {

@@ -165,6 +165,16 @@ impl<T: Copy> Consumer<T> {
         Some(entry)
     }
 
+    /// The entry so many behind the next one, if it is known to be there.
+    pub(super) fn peek(&self, behind: u32) -> Option<T> {
+        if self.0.counts.ready() <= behind {
+            return None;
+        }
+        let slot = self.0.counts.slot(self.0.counts.own.wrapping_add(behind));
+        // SAFETY: as in `pop`.
+        Some(unsafe { self.0.entries.add(slot).read_volatile() })
+    }
+
     /// Gives the kernel the places of all entries that were read.
     pub(super) fn release(&self) {
         self.0.store(self.0.consumer);
@@ -271,7 +281,7 @@ mod tests {
             let mut memory = Memory::new(start);
             let mut ring = Consumer(memory.ring(start));
             for round in 0..4u64 {
-                assert_eq!(ring.pop(), None);
+                assert_eq!((ring.peek(0), ring.pop()), (None, None));
                 let from = memory.producer.load(Ordering::Relaxed);
                 for n in 0..SIZE {
                     memory.entries[(from.wrapping_add(n) & (SIZE - 1)) as usize] =
@@ -280,6 +290,11 @@ mod tests {
                 memory.producer.store(from.wrapping_add(SIZE), Ordering::Relaxed);
                 for n in 0..u64::from(SIZE) {
                     assert_eq!(ring.pop(), Some(round * 100 + n));
+                    for behind in 0..SIZE {
+                        let at = n + 1 + u64::from(behind);
+                        let there = at < u64::from(SIZE);
+                        assert_eq!(ring.peek(behind), there.then_some(round * 100 + at));
+                    }
                 }
                 assert_eq!(ring.pop(), None);
                 assert_eq!(memory.consumer.load(Ordering::Relaxed), from, "nothing is given back");

@@ -4,7 +4,9 @@ use testkit::host::{Host, in_namespace, ip};
 use testkit::proc::wait_for;
 
 use super::*;
-use crate::limits::{BURST_FRAMES, XDP_RECEIVE_FRAMES, XDP_SEND_FRAMES};
+use crate::limits::{
+    BURST_FRAMES, XDP_CHUNK, XDP_RECEIVE_FRAMES, XDP_SEND_FRAMES, XDP_SHORT_CHUNK,
+};
 use crate::sys::frame_io::{FrameInbox, FrameIo, Transfer};
 use crate::sys::testns;
 
@@ -180,11 +182,28 @@ fn what_is_not_sent_is_not_sent_later() {
 fn lengths_are_checked() {
     in_namespace(|| {
         pair();
-        let xdp = open("wire", 1, Mode::Auto).unwrap();
-        let refused = Transfer::Rejected(libc::EMSGSIZE);
-        for len in [0, 1, 11, crate::limits::XDP_CHUNK + 1, 70_000] {
-            assert_eq!(xdp.queues[0].write(&vec![0; len]), refused, "{len}");
+        for (mtu, chunk) in [(1500, XDP_SHORT_CHUNK), (1771, XDP_CHUNK)] {
+            ip(&format!("link set wire mtu {mtu}"));
+            let xdp = open("wire", 1, Mode::Auto).unwrap();
+            let refused = Transfer::Rejected(libc::EMSGSIZE);
+            for len in [0, 1, 11, chunk + 1, 70_000] {
+                assert_eq!(xdp.queues[0].write(&vec![0; len]), refused, "{len}");
+            }
         }
+    });
+}
+
+#[test]
+fn a_larger_mtu_outgrows_short_chunks() {
+    in_namespace(|| {
+        pair();
+        let outgrown = || {
+            let xdp = open("wire", 1, Mode::Auto).unwrap();
+            [1770, 1771, 3818, 3819].map(|mtu| xdp.queues[0].is_outgrown(mtu))
+        };
+        assert_eq!(outgrown(), [false, true, true, false]);
+        ip("link set wire mtu 1771");
+        assert_eq!(outgrown(), [false; 4]);
     });
 }
 

@@ -103,6 +103,37 @@ fn frames_of_a_chunk_and_longer_ones() {
     });
 }
 
+/// A larger MTU has the interface opened anew, with room for longer frames; one that is too large
+/// leaves it in service as it is.
+#[test]
+fn an_mtu_that_grows() {
+    in_namespace(|| {
+        pair(1, 1500);
+        let d = switch(1, ",mode=generic", &[]);
+        let (mut vm, host) = (connect(&d, 0), Host::open("peer"));
+        introduce(&mut [&mut vm], &host);
+        let mut pass = |sizes: &[usize]| {
+            to_host(&mut vm, &host, sizes);
+            from_host(&host, &mut vm, sizes);
+        };
+        let set = |mtu: u32| {
+            ["wire", "peer"].iter().for_each(|end| drop(ip(&format!("link set {end} mtu {mtu}"))));
+        };
+        for mtu in [1770, 9000, 1500] {
+            set(mtu);
+            std::thread::sleep(FOLLOWED);
+            pass(&[60, 1514]);
+        }
+        assert!(!d.log().contains("again"), "{}", d.log());
+        set(3818);
+        assert!(wait_for(SOON, || d.log().contains("attached to interface wire again")));
+        pass(&[60, 1514, 1785, 2048, 3_832]);
+        assert!(!d.log().contains("is gone"), "{}", d.log());
+        nothing_lost(&d);
+        d.stop();
+    });
+}
+
 /// Packets of many segments come in one piece where a peer leaves segmentation to others: none is
 /// delivered in part, each is counted, and frames behind them pass.
 #[test]
