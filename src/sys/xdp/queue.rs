@@ -1,4 +1,4 @@
-//! One queue of an interface by a socket of AF_XDP: frames come and go in [`Memory`] of ours, and
+//! One queue of an interface by sockets of AF_XDP: frames come and go in [`Memory`] of ours, and
 //! the kernel copies them.
 //!
 //! As Linux answers `sendto`, which has the kernel take frames from the transmit ring
@@ -14,11 +14,13 @@
 //!
 //! What is left in the ring goes with the next frames, or when the queue is read the next time.
 //!
-//! When the interface is deleted the socket has an error (SO_ERROR), and reports no event: its
+//! Frames come to one socket and leave by another: the kernel tells those who wait for events of a
+//! socket of each frame that was sent by it, in the worker's time, whatever they wait for.
+//!
+//! When the interface is deleted a socket has an error (SO_ERROR), and reports no event: its
 //! `poll` says nothing of one that is bound to nothing.
 //!
-//! The socket is bound without XDP_USE_NEED_WAKEUP: with copies it saves no call, and has every
-//! `epoll_wait` send, so that nothing could be taken back.
+//! The sockets are bound without XDP_USE_NEED_WAKEUP: with copies it saves no call.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -28,7 +30,9 @@ use std::sync::{Arc, Mutex};
 
 use libc::xdp_desc;
 use rustix::io::Errno;
-use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags, XdpUmemReg, XdpUmemRegFlags};
+use rustix::net::xdp::{
+    SocketAddrXdp, SocketAddrXdpFlags, SocketAddrXdpWithSharedUmem, XdpUmemReg, XdpUmemRegFlags,
+};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sockopt};
 
 use super::memory::Memory;
@@ -48,6 +52,8 @@ use crate::sys::threads::lock;
 /// One attached queue; detached on drop.
 #[derive(Debug)]
 pub struct XdpQueue {
+    /// The socket that frames come to.
+    receiver: OwnedFd,
     shared: Arc<Shared>,
     inbox: Mutex<Inbox>,
     /// Where workers collect frames, each in its own.
@@ -59,7 +65,8 @@ pub struct XdpQueue {
 /// What senders share.
 #[derive(Debug)]
 struct Shared {
-    socket: OwnedFd,
+    /// The socket that frames leave by.
+    sender: OwnedFd,
     memory: Arc<Memory>,
     /// Locked for a short time, and while the kernel copies; never while a guest's memory is
     /// touched.
@@ -81,23 +88,33 @@ fn option<T: Default>(socket: &OwnedFd, name: libc::c_int) -> io::Result<T> {
 }
 
 impl XdpQueue {
-    /// A socket for queue `queue` of an interface, whose frames are no longer than its MTU says. No
-    /// frame comes before the program has it.
+    /// Sockets for queue `queue` of an interface, whose frames are no longer than its MTU says. No
+    /// frame comes before the program has the descriptor.
     pub(super) fn open(link: &Link, queue: u32) -> Result<XdpQueue, XdpError> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)
-            .map_err(XdpError::of("socket"))?;
+        let socket = || {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)
+                .map_err(XdpError::of("socket"))
+        };
+        let (receiver, sender) = (socket()?, socket()?);
         let memory = Memory::new(XDP_RECEIVE_FRAMES + XDP_SEND_FRAMES, link.mtu)
             .map_err(|source| XdpError::Io { call: "mmap", source })?;
         let memory = Arc::new(memory);
-        register(&socket, &memory)?;
-        let (inbox, outlet) = rings(&socket, &memory)?;
-        let address = SocketAddrXdp::new(SocketAddrXdpFlags::XDP_COPY, link.index, queue);
-        rustix::net::bind(&socket, &address).map_err(XdpError::of("bind"))?;
+        register(&receiver, &memory)?;
+        sockopt::set_xdp_tx_ring_size(&sender, XDP_SEND_FRAMES)
+            .map_err(XdpError::of("ring size"))?;
+        let (inbox, outlet) = rings(&receiver, &sender, &memory)?;
+        let address = |flags| SocketAddrXdp::new(flags, link.index, queue);
+        rustix::net::bind(&receiver, &address(SocketAddrXdpFlags::XDP_COPY))
+            .map_err(XdpError::of("bind"))?;
+        // The same memory, and the same rings for filling and completing.
+        let addr = address(SocketAddrXdpFlags::XDP_SHARED_UMEM);
+        let address = SocketAddrXdpWithSharedUmem { addr, shared_umem_fd: receiver.as_fd() };
+        rustix::net::bind(&sender, &address).map_err(XdpError::of("bind"))?;
         let outlet = Mutex::new(outlet);
-        let shared = Arc::new(Shared { socket, memory, outlet, left: AtomicBool::new(false) });
+        let shared = Arc::new(Shared { sender, memory, outlet, left: AtomicBool::new(false) });
         let lanes = (0..XDP_LANES).map(|_| Mutex::new(Lane::new(&shared))).collect();
-        Ok(XdpQueue { shared, inbox: Mutex::new(inbox), lanes, attachment: None })
+        Ok(XdpQueue { receiver, shared, inbox: Mutex::new(inbox), lanes, attachment: None })
     }
 
     /// Frames come as long as this is held.
@@ -106,7 +123,7 @@ impl XdpQueue {
     }
 }
 
-/// Tells the kernel of the memory and of the sizes of the rings.
+/// Tells the kernel of the memory and of the sizes of the rings, but for that to send from.
 fn register(socket: &OwnedFd, memory: &Memory) -> Result<(), XdpError> {
     let (addr, len) = memory.place();
     let registration = XdpUmemReg {
@@ -125,17 +142,20 @@ fn register(socket: &OwnedFd, memory: &Memory) -> Result<(), XdpError> {
         sockopt::set_xdp_umem_fill_ring_size(socket, XDP_RECEIVE_FRAMES),
         sockopt::set_xdp_rx_ring_size(socket, XDP_RECEIVE_FRAMES),
         sockopt::set_xdp_umem_completion_ring_size(socket, XDP_SEND_FRAMES),
-        sockopt::set_xdp_tx_ring_size(socket, XDP_SEND_FRAMES),
     ];
     sizes.into_iter().collect::<Result<(), Errno>>().map_err(XdpError::of("ring size"))
 }
 
 /// The four rings, with all chunks for receiving in the kernel's hands.
-fn rings(socket: &OwnedFd, memory: &Arc<Memory>) -> Result<(Inbox, Outlet), XdpError> {
+fn rings(
+    receiver: &OwnedFd,
+    sender: &OwnedFd,
+    memory: &Arc<Memory>,
+) -> Result<(Inbox, Outlet), XdpError> {
     let failed = |source| XdpError::Io { call: "rings", source };
-    let offsets: Offsets = option(socket, libc::XDP_MMAP_OFFSETS).map_err(failed)?;
+    let offsets: Offsets = option(receiver, libc::XDP_MMAP_OFFSETS).map_err(failed)?;
     let Offsets([rx, tx, fr, cr]) = &offsets;
-    let (fd, receive, send) = (socket.as_fd(), XDP_RECEIVE_FRAMES, XDP_SEND_FRAMES);
+    let (fd, receive, send) = (receiver.as_fd(), XDP_RECEIVE_FRAMES, XDP_SEND_FRAMES);
     let (rx_at, tx_at) = (libc::XDP_PGOFF_RX_RING as u64, libc::XDP_PGOFF_TX_RING as u64);
     let (fill_at, done_at) = (libc::XDP_UMEM_PGOFF_FILL_RING, libc::XDP_UMEM_PGOFF_COMPLETION_RING);
     let mut inbox = Inbox {
@@ -150,7 +170,7 @@ fn rings(socket: &OwnedFd, memory: &Arc<Memory>) -> Result<(Inbox, Outlet), XdpE
     inbox.lent.shrink_to(BURST_FRAMES);
     let outlet = Outlet {
         memory: Arc::clone(memory),
-        transmit: Producer(Ring::map(fd, tx_at, tx, send).map_err(failed)?),
+        transmit: Producer(Ring::map(sender.as_fd(), tx_at, tx, send).map_err(failed)?),
         done: Consumer(Ring::map(fd, done_at, cr, send).map_err(failed)?),
         free: (receive..receive + send).collect(),
     };
@@ -250,7 +270,7 @@ impl FrameInbox for XdpQueue {
             }
         }
         inbox.received.release();
-        Taken { more, lost: inbox.newly_lost(&self.shared.socket) }
+        Taken { more, lost: inbox.newly_lost(&self.receiver) }
     }
 }
 
@@ -360,7 +380,7 @@ impl Outlet {
 impl Shared {
     /// Has the kernel send frames; what came of each.
     fn send(&self, outlet: &mut Outlet, frames: &[xdp_desc]) -> Outcome {
-        let outcome = outlet.send(self.socket.as_fd(), frames);
+        let outcome = outlet.send(self.sender.as_fd(), frames);
         self.left.store(outlet.transmit.pending() > 0, Ordering::Relaxed);
         outcome
     }
@@ -455,13 +475,13 @@ impl FrameBatch for Lane {
 
 impl AsRawFd for XdpQueue {
     fn as_raw_fd(&self) -> RawFd {
-        self.shared.socket.as_raw_fd()
+        self.receiver.as_raw_fd()
     }
 }
 
 impl AsFd for XdpQueue {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.shared.socket.as_fd()
+        self.receiver.as_fd()
     }
 }
 
@@ -480,7 +500,7 @@ impl FrameIo for XdpQueue {
     }
 
     fn is_gone(&self) -> bool {
-        !matches!(sockopt::socket_error(&self.shared.socket), Ok(Ok(())))
+        !matches!(sockopt::socket_error(&self.receiver), Ok(Ok(())))
     }
 
     fn is_outgrown(&self, mtu: u32) -> bool {

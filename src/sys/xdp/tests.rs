@@ -2,6 +2,7 @@
 
 use testkit::host::{Host, in_namespace, ip};
 use testkit::proc::wait_for;
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::*;
 use crate::limits::{
@@ -175,6 +176,31 @@ fn what_is_not_sent_is_not_sent_later() {
         host.drain();
         assert_eq!(send(queue, &frames), [Transfer::Done(72); 9]);
         assert!(host.receive(SOON).as_ref() == Some(&frames[0]));
+    });
+}
+
+/// Each event would be a call of the one who waits, in the time of the one who sends.
+#[test]
+fn what_is_sent_brings_no_event() {
+    in_namespace(|| {
+        pair();
+        let xdp = open("wire", 1, Mode::Auto).unwrap();
+        let (queue, events) = (&xdp.queues[0], Epoll::new().unwrap());
+        let wanted = EventSet::IN | EventSet::OUT | EventSet::EDGE_TRIGGERED;
+        events.ctl(ControlOperation::Add, queue.as_raw_fd(), EpollEvent::new(wanted, 0)).unwrap();
+        let next = || {
+            let mut event = [EpollEvent::default()];
+            (events.wait(100, &mut event).unwrap() == 1).then(|| event[0].event_set())
+        };
+        while next().is_some() {}
+        let host = Host::open("peer");
+        for mark in 0..8 {
+            assert_eq!(send(queue, &[frame(mark, 60)]), [Transfer::Done(72)]);
+            assert_eq!(host.receive(SOON), Some(frame(mark, 60)));
+        }
+        assert_eq!(next(), None);
+        host.send(&frame(9, 60));
+        assert!(next().unwrap().contains(EventSet::IN));
     });
 }
 

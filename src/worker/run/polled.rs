@@ -1,6 +1,6 @@
 //! Devices whose frames come in memory of their own, as by XDP: a look at them is no system call,
-//! so a worker polls them as it does rings. The kernel tells an epoll set of each frame, and of
-//! each buffer that was sent; so a device is taken out of the set while it is polled.
+//! so a worker polls them as it does rings. The kernel tells an epoll set of each frame; so a
+//! device is taken out of the set while it is polled.
 
 use super::Worker;
 use crate::port::{DeviceQueue, Endpoint};
