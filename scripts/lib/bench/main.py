@@ -75,11 +75,13 @@ def options():
                         help="only, as the first option: what the kernel behind a TAP costs")
     parser.add_argument("--scale", metavar="N",
                         help="only, as the first option: how 1 to N workers add up")
+    parser.add_argument("--wires", action="store_true",
+                        help="only, as the first option: from one interface to another")
     parser.add_argument("--list", action="store_true", help="list cases and switches")
     parser.add_argument("--target", default=f"{REPO}/target", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    if chosen.behind or chosen.scale:
-        parser.error("--behind and --scale come first")
+    if chosen.behind or chosen.scale or chosen.wires:
+        parser.error("--behind, --scale and --wires come first")
     chosen.rounds = chosen.rounds or (1 if chosen.quick else 10 if chosen.ndr else 5)
     chosen.seconds = chosen.seconds or (1.0 if chosen.quick else 3.0)
     chosen.out = chosen.out or f"{chosen.target}/bench"
