@@ -52,8 +52,7 @@ impl Pages {
         self
     }
 
-    /// Has the kernel take huge pages, where it does for who asks for them: one entry of the TLB
-    /// for 512 pages.
+    /// Advises the kernel to use huge pages, each of which takes one entry of the TLB. It need not.
     #[must_use]
     pub fn in_huge_pages(self) -> Pages {
         // SAFETY: the mapping is ours and whole; its contents stay.

@@ -14,8 +14,8 @@
 //!
 //! What is left in the ring goes with the next frames, or when the queue is read the next time.
 //!
-//! Frames come to one socket and leave by another: the kernel tells those who wait for events of a
-//! socket of each frame that was sent by it, in the worker's time, whatever they wait for.
+//! Frames come to one socket and leave by another. When a frame was sent the kernel calls each
+//! waiter of its socket, also one that waits for frames only; the sending socket has none.
 //!
 //! When the interface is deleted a socket has an error (SO_ERROR), and reports no event: its
 //! `poll` says nothing of one that is bound to nothing.
