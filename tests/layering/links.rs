@@ -18,7 +18,7 @@ fn pages() -> Vec<PathBuf> {
 }
 
 /// The text without blocks of code, whose lines become empty.
-pub fn without_code(page: &str) -> Vec<&str> {
+fn without_code(page: &str) -> Vec<&str> {
     let mut inside = false;
     let lines = page.lines().map(|line| {
         let fence = line.trim_start().starts_with("```");

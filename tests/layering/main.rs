@@ -1,5 +1,6 @@
 //! The shape of the source, held by a test: a module uses what stands below it and never above,
 //! `unsafe` stays in the rooms made for it, and files and lines keep their size.
+//! The files beside this one check links, quotes, commands and paths of the pages.
 //!
 //! A failure names file and line. To change the order of modules change [`LAYERS`] here and the
 //! map in `src/lib.rs` together.
@@ -7,7 +8,6 @@
 mod claims;
 mod links;
 mod quotes;
-mod vocabulary;
 
 use std::fs;
 use std::path::{Path, PathBuf};
