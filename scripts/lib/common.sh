@@ -23,6 +23,15 @@ fail() {
     exit 1
 }
 
+# Prints the head comment of the script that runs: what the script does, its usage and its options.
+print_head() { sed -n '1d; /^#/!q; s/^# \{0,1\}//p' "$0"; }
+
+# Ends with an error that repeats the usage line of the head comment.
+usage_error() { fail "$*; $(print_head | grep -m 1 '^usage: ' || echo "see $0 --help")"; }
+
+# Refuses arguments of a script that takes none.
+no_arguments() { [ $# = 0 ] || usage_error "unknown argument '$1'"; }
+
 is_root() { [ "$(id -u)" = 0 ]; }
 
 # "sudo " for the lines we ask a user to run, if that is what they need in front of it.
@@ -75,3 +84,14 @@ require_packages() {
     step "installing packages: ${missing[*]}"
     install_packages "${missing[@]}"
 }
+
+# Every script that sources this file answers --help, whatever else its arguments are.
+for argument in "$@"; do
+    case $argument in
+    -h | --help)
+        print_head
+        exit 0
+        ;;
+    esac
+done
+unset argument

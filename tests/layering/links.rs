@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 
 use super::none;
 
-fn root() -> &'static Path {
+/// The directory of the manifest.
+pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
 /// The pages: those of docs, and those beside the manifest.
-fn pages() -> Vec<PathBuf> {
+pub fn pages() -> Vec<PathBuf> {
     let folders = [root().to_owned(), root().join("docs")];
     let files = folders.iter().flat_map(|folder| fs::read_dir(folder).expect("a folder"));
     let files = files.map(|entry| entry.expect("entry").path());

@@ -8,6 +8,7 @@
 mod claims;
 mod links;
 mod quotes;
+mod scripts;
 
 use std::fs;
 use std::path::{Path, PathBuf};
