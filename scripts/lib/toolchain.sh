@@ -109,3 +109,49 @@ require_cargo_tools() {
         ;;
     esac
 }
+
+# run_cargo ARGUMENT…: runs cargo in the repository. What cargo says goes to a log file. A terminal
+# shows one line of progress meanwhile; if cargo fails, the end of the log is printed.
+# Callers may set limit: what stands before cargo.
+# shellcheck disable=SC2154
+run_cargo() {
+    local began=$SECONDS status=0 directory log printer='' bar=(CARGO_TERM_PROGRESS_WHEN=never)
+    directory=${CARGO_TARGET_DIR:-$(dirname "$toolchain_manifest")/target}
+    log=$directory/$(basename "$0")-build.log
+    mkdir -p "$directory"
+    : >"$log"
+    if [ -t 1 ]; then
+        bar=(CARGO_TERM_PROGRESS_WHEN=always CARGO_TERM_PROGRESS_WIDTH=80)
+        show_progress "$log" &
+        printer=$!
+    else
+        say "    compiling; the log is $log"
+    fi
+    (cd "$(dirname "$toolchain_manifest")" && env "${bar[@]}" CARGO_TERM_COLOR=never \
+        ${limit[@]+"${limit[@]}"} "$CARGO" "$@" </dev/null >"$log" 2>&1) || status=$?
+    if [ -n "$printer" ]; then
+        kill "$printer" 2>/dev/null || true
+        wait "$printer" 2>/dev/null || true
+        printf '\r\033[K'
+    fi
+    # The bars end at a carriage return; the lines that stay stand behind the last one.
+    sed -i 's/.*\r\(\x1b\[K\)\{0,1\}//' "$log"
+    if [ "$status" != 0 ]; then
+        grep -vE '^ +(Compiling|Checking|Downloading|Downloaded|Updating|Locking) ' "$log" \
+            | tail -n 60 >&2
+        say "the whole log: $log" >&2
+        return "$status"
+    fi
+    say "    compiled $(grep -cE '^ +Compiling ' "$log") crates in $(duration $((SECONDS - began)))"
+}
+
+# Shows how far cargo is, by the bar at the end of its log, until it is killed or the script is gone.
+show_progress() {
+    local began=$SECONDS at
+    while kill -0 $$ 2>/dev/null; do
+        at=$(tail -c 400 "$1" | tr '\r' '\n' | sed -nE 's|^ *Building .* ([0-9]+)/([0-9]+).*| \1 of \2|p' \
+            | tail -n 1)
+        printf '\r\033[K    compiling%s, %s' "$at" "$(duration $((SECONDS - began)))"
+        sleep 0.5
+    done
+}
