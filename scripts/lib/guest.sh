@@ -56,12 +56,16 @@ qemu_major() {
 # read_guest NUMBER START SECONDS: reads on until a line begins with START and leaves it in
 # `line`; lines before it go to `heard`. Fails when the time is over or QEMU gone.
 read_guest() {
-    local number=$1 start=$2 end=$((SECONDS + $3)) status
+    local number=$1 start=$2 end=$((SECONDS + $3)) status begun=''
     heard=()
     while [ "$SECONDS" -le "$end" ]; do
         status=0
         IFS= read -r -t 1 -u "${vm_out[number]}" line || status=$?
+        # After a timeout read has the begin of a line, which a busy host sends in pieces.
+        line=$begun$line
+        begun=$line
         if [ "$status" -eq 0 ]; then
+            begun=''
             [[ $line != "$start"* ]] || return 0
             heard+=("$line")
         elif ! kill -0 "${vm_pids[number]}" 2>/dev/null; then

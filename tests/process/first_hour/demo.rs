@@ -20,3 +20,18 @@ fn what_was_never_counted_is_zero() {
     let row: Vec<&str> = table.lines().nth(1).unwrap_or("").split_whitespace().collect();
     assert_eq!(row, ["vm1", "1,200", "70,000", "0", "0", "0"], "{table}");
 }
+
+/// A busy host writes the line of a guest's serial port in pieces, with more than a second between.
+#[test]
+fn a_line_that_a_guest_sends_in_pieces_is_read_whole() {
+    let library = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/lib/guest.sh");
+    let script = r#"
+        set -euo pipefail
+        . "$1"
+        exec {from}< <(printf 'VS up 1\nVS re'; sleep 1.5; printf 'ady 2\n')
+        vm_out[1]=$from vm_pids[1]=$$
+        read_guest 1 'VS ready' 5
+        printf '%s|%s\n' "$line" "${heard[@]}""#;
+    let output = Command::new("bash").args(["-c", script, "bash", library]).output().expect("bash");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "VS ready 2|VS up 1\n", "{output:?}");
+}
