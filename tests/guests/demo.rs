@@ -1,5 +1,5 @@
 //! `scripts/demo --keep`: two guests to play with, a console each, and a clean end. Nothing is left
-//! after SIGINT and SIGTERM.
+//! after SIGINT and SIGTERM. `scripts/demo --rootless`: root runs the demo as an ordinary user.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::lab::Lab;
 use crate::vm::{BOOT_LIMIT, Qemu, SOON};
-use crate::{alone, can_make_network, progress, skip, wait_for};
+use crate::{alone, can_make_network, need_program, progress, skip, wait_for};
 
 /// It may have to compile the programs before.
 const START_LIMIT: Duration = Duration::from_secs(900);
@@ -133,4 +133,26 @@ fn guests_are_left_to_play_with() {
         wait_for("all processes to end", SOON, || (processes_with(directory) == 0).then_some(()));
     }
     progress("switch and guests are played with, and gone after SIGINT and SIGTERM");
+}
+
+/// passt refuses to be root, and becomes a user who may not enter a directory of root's.
+#[test]
+#[ignore = "full"]
+fn root_runs_the_rootless_demo_as_nobody() {
+    let _alone = alone();
+    let able = can_make_network().and_then(|()| need_program("passt"));
+    if let Err(missing) = able.and(Qemu::system().map(drop)) {
+        return skip(&missing);
+    }
+    if !rustix::process::getuid().is_root() {
+        return skip("not root");
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL"]).arg(script("demo")).arg("--rootless");
+    let output = command.env_remove("SUDO_USER").stdin(Stdio::null()).output().expect("start");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("    as user nobody, sockets in "), "{said}");
+    assert!(said.contains("vm1 to the host through passt, TCP"), "{said}");
+    progress("root runs the switch, the guests and passt as nobody");
 }
