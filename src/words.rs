@@ -1,9 +1,23 @@
-//! Enumerations of which each value has a word: for files, clients and people.
+//! Enumerations of which each value has a word, and numbers of things: for files, clients and
+//! people.
+
+use std::fmt::Display;
 
 /// A type of whose values some have a word, or all.
 pub trait Words: Copy + PartialEq + 'static {
     /// The words and their values.
     const WORDS: &'static [(&'static str, Self)];
+}
+
+/// Returns a number of things: `1 port`, `2 ports`, `3 addresses`.
+pub fn counted(count: impl Display, noun: &str) -> String {
+    let count = count.to_string();
+    let ending = match (count.as_str(), noun.ends_with('s')) {
+        ("1", _) => "",
+        (_, true) => "es",
+        (_, false) => "s",
+    };
+    format!("{count} {noun}{ending}")
 }
 
 /// Enumerations with the word of each value. The first value is the default.
@@ -39,4 +53,23 @@ macro_rules! words {
             }
         }
     )*};
+}
+
+#[cfg(test)]
+mod tests {
+    use super::counted;
+
+    #[test]
+    fn one_thing_is_singular() {
+        for (count, noun, text) in [
+            (0, "port", "0 ports"),
+            (1, "port", "1 port"),
+            (2, "port", "2 ports"),
+            (1, "address", "1 address"),
+            (11, "address", "11 addresses"),
+            (21, "more error", "21 more errors"),
+        ] {
+            assert_eq!(counted(count, noun), text);
+        }
+    }
 }

@@ -18,6 +18,7 @@ use super::sources::Text;
 use super::validate::{self, Validated};
 use super::{Machine, UsageError};
 use crate::limits;
+use crate::words::counted;
 
 /// The settings of all files together, or everything that is wrong with them.
 pub(super) fn check(
@@ -129,7 +130,7 @@ fn report(texts: &[Text], mut complaints: Vec<Complaint>) -> UsageError {
     let mut lines: Vec<String> = shown_lines.map(Complaint::to_string).collect();
     if let Some(Complaint { at: Place::Line(file, _), .. }) = complaints.last().filter(|_| more > 0)
     {
-        lines.push(format!("{file}: {more} more error{}", if more == 1 { "" } else { "s" }));
+        lines.push(format!("{file}: {}", counted(more, "more error")));
     }
     UsageError { lines }
 }

@@ -19,6 +19,8 @@ use std::path::{Path, PathBuf};
 
 use log::LevelFilter;
 
+use crate::words::counted;
+
 pub use amount::limit_word;
 pub use args::{first_line, split_commas};
 pub use entries::{Places, Shared, place};
@@ -258,11 +260,6 @@ impl Request {
         config.warnings.extend(ports);
         Ok(config)
     }
-}
-
-/// `count` things: "1 port", "2 ports".
-fn counted(count: usize, noun: &str) -> String {
-    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 /// A bad argument is reported alone, in one line, however many there are.

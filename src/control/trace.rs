@@ -22,6 +22,7 @@ use crate::switch::{
 };
 use crate::sys::clock;
 use crate::wire::{Fault, State, Trace, Traced};
+use crate::words::counted;
 
 /// A frame of a ping has 98 bytes.
 const LENGTH: u64 = 98;
@@ -547,7 +548,7 @@ fn headers(source: MacAddr, ip: Option<IpAddr>) -> Vec<u8> {
 /// Of which frames alone a mirror is, and how much of each it copies, if that is not all.
 fn limits_of(watch: &Watch) -> String {
     let vlan = watch.frames.vlan.map(|vlan| format!(", if it is in VLAN {vlan}"));
-    let snaplen = watch.frames.snaplen.map(|bytes| format!(", {bytes} bytes at most"));
+    let snaplen = watch.frames.snaplen.map(|bytes| format!(", {} at most", counted(bytes, "byte")));
     vlan.into_iter().chain(snaplen).collect()
 }
 

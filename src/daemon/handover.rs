@@ -32,6 +32,7 @@ use crate::sys::notify::FdStore;
 use crate::sys::tap::{self, TapQueue};
 use crate::sys::{clock, fs};
 use crate::vhost_user::socket::{self, Access, Identity, Listener, Place, SocketError};
+use crate::words::counted;
 
 /// The name of the state in the store.
 const STATE: &str = "state";
@@ -242,7 +243,9 @@ impl Received {
         let Some(text) = self.state.take() else { return };
         match state::restore(&text, ports, fdb, clock::coarse_seconds()) {
             Some(Restored { addresses, counters }) => log::info!(
-                "taken over from the process before: {addresses} addresses, {counters} counters"
+                "taken over from the process before: {}, {}",
+                counted(addresses, "address"),
+                counted(counters, "counter")
             ),
             None => log::info!("the process before left a state of another version"),
         }

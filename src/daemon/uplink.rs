@@ -20,6 +20,7 @@ use crate::sys::netlink::{self, Link};
 use crate::sys::tap::{self, Missing, Tap, TapError, TapQueue};
 use crate::sys::tap_ring::Io;
 use crate::sys::xdp::{self, Mode, Xdp, XdpError};
+use crate::words::counted;
 use crate::worker::{Token, Workers};
 
 /// Why an uplink cannot be attached.
@@ -298,7 +299,7 @@ pub fn compare_mtus(ports: &PortTable) {
     let Some((name, mtu)) = longer.next() else { return };
     let more = match longer.count() {
         0 => String::new(),
-        n => format!(", and so do those of {n} more ports"),
+        n => format!(", and so do those of {}", counted(n, "more port")),
     };
     let (kind, uplink) = (uplink.kind_name(), &uplink.name);
     log::warn!("port {name}: mtu {mtu} exceeds the {least} of {kind} {uplink}{more}");

@@ -4,6 +4,7 @@ use super::facts::{Facts, Port};
 use super::{ADDRESS_MOVING, ADDRESS_OF_ANOTHER, FDB_FULL, Finding};
 use crate::frame::MacAddr;
 use crate::limits::FDB_MAX_ENTRIES;
+use crate::words::counted;
 
 /// Moves to each of two ports in a minute: a guest that migrates moves once, and back at most.
 const MANY_MOVES: u64 = 3;
@@ -31,8 +32,9 @@ fn full(port: &Port, facts: &Facts) -> Option<Finding> {
         ),
     };
     let cause = format!(
-        "{refused} times an address behind it was not learned lately: {why}; frames for such ones \
-         are flooded"
+        "{} an address behind it was not learned lately: {why}; frames for such ones \
+         are flooded",
+        counted(refused, "time")
     );
     Some(Finding::of(FDB_FULL, port, cause, "vioswitchctl fdb show; vioswitchctl fdb flush"))
 }

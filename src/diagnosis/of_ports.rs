@@ -5,6 +5,7 @@ use super::{
     FRAMES_TOO_LONG, Finding, Level, OFFLOADS_IN_SOFTWARE, PORT_DISABLED, RECEIVER_OVERLOADED,
     RING_BROKEN, TAP_DOWN, TAP_GONE, UPLINKS_IN_ONE_BRIDGE,
 };
+use crate::words::counted;
 
 /// So many frames done in software are no accident of a boot.
 const MANY_FRAMES: u64 = 1_000;
@@ -102,8 +103,8 @@ fn too_long(port: &Port) -> Option<Finding> {
     }
     let mtu = port.mtu.map_or("-".to_owned(), |mtu| mtu.to_string());
     let name = &port.name;
-    let cause =
-        format!("{dropped} frames were too long for its MTU of {mtu} and were dropped lately");
+    let (frames, were) = (counted(dropped, "frame"), if dropped == 1 { "was" } else { "were" });
+    let cause = format!("{frames} {were} too long for its MTU of {mtu} and {were} dropped lately");
     let command = format!("vioswitchctl port set {name} mtu=NUMBER, and the same MTU in guests");
     Some(Finding::of(FRAMES_TOO_LONG, port, cause, command))
 }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::limits::{LOG_QUEUE_BYTES, LOG_TIMEOUT};
 use crate::sys::threads::{lock, run_again_after_panic};
+use crate::words::counted;
 
 /// Where lines go in the end.
 pub trait Sink: Send + 'static {
@@ -39,7 +40,7 @@ impl<W: Write + Send + 'static> Sink for Plain<W> {
 
 /// The line about lost lines.
 pub fn said_lost(lost: u64) -> String {
-    format!("[{lost} log lines lost: the log was not read]")
+    format!("[{} lost: the log was not read]", counted(lost, "log line"))
 }
 
 thread_local!(static WAITS: Cell<bool> = const { Cell::new(true) });

@@ -16,6 +16,7 @@ use vhost::vhost_user::message::{FrontendReq, VhostUserHeaderFlag};
 
 use crate::frame::MacAddr;
 use crate::limits::{MAX_MESSAGE_BODY, MAX_MESSAGE_FILES};
+use crate::words::counted;
 
 mod decode;
 
@@ -202,7 +203,7 @@ pub enum Payload {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadMessage {
     /// The body has another length than the request's.
-    #[error("{code}: a body of {got} bytes instead of {expected}")]
+    #[error("{code}: a body of {} instead of {expected}", counted(.got, "byte"))]
     BodySize {
         /// The request.
         code: Code,
@@ -212,7 +213,7 @@ pub enum BadMessage {
         got: usize,
     },
     /// More or fewer descriptors than the request calls for.
-    #[error("{code}: {got} descriptors instead of {expected}")]
+    #[error("{code}: {} instead of {expected}", counted(.got, "descriptor"))]
     FileCount {
         /// The request.
         code: Code,

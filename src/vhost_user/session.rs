@@ -31,6 +31,7 @@ use crate::pipeline::Announcement;
 use crate::port::{GuestPort, Port, RegionFacts, SessionFacts};
 use crate::ring::RingError;
 use crate::switch::Fdb;
+use crate::words::counted;
 use crate::worker::Workers;
 
 /// What every session needs of the process.
@@ -208,9 +209,9 @@ impl<'a> Session<'a> {
                 Incoming::Called => self.tell(),
                 Incoming::Closed => {
                     if self.setup.wanted_more() {
-                        let most = self.rings.pairs();
+                        let most = counted(self.rings.pairs(), "queue pair");
                         self.warn(&format!(
-                            "the front-end was offered {most} queue pairs at most, and \
+                            "the front-end was offered {most} at most, and \
                              left without a ring: does it want more? queues=N is the port's option"
                         ));
                     }

@@ -17,7 +17,10 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[(&str, &[&str])] = &[
     (
         "main",
-        &["control", "wire", "metrics", "daemon", "config", "events", "logging", "sys", "limits"],
+        &[
+            "control", "wire", "metrics", "daemon", "config", "events", "logging", "sys", "limits",
+            "frame", "words",
+        ],
     ),
     (
         "control",
@@ -37,6 +40,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "sys",
             "frame",
             "limits",
+            "words",
         ],
     ),
     ("wire", &["diagnosis", "config", "events", "stats", "limits"]),
@@ -59,15 +63,16 @@ const LAYERS: &[(&str, &[&str])] = &[
             "sys",
             "frame",
             "limits",
+            "words",
         ],
     ),
-    ("diagnosis", &["frame", "limits"]),
+    ("diagnosis", &["frame", "limits", "words"]),
     ("config", &["switch", "sys", "frame", "limits", "words"]),
     (
         "vhost_user",
         &[
             "worker", "pipeline", "port", "ring", "memory", "switch", "events", "stats", "guard",
-            "sys", "frame", "limits",
+            "sys", "frame", "limits", "words",
         ],
     ),
     (
@@ -95,10 +100,10 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("memory", &["guard", "sys", "limits"]),
     ("capture", &["switch", "stats", "budget", "limits"]),
     ("switch", &["frame", "budget", "limits"]),
-    ("events", &["stats", "guard", "sys", "frame", "limits"]),
+    ("events", &["stats", "guard", "sys", "frame", "limits", "words"]),
     ("stats", &[]),
     ("guard", &["logging", "sys", "budget", "limits"]),
-    ("logging", &["sys", "limits"]),
+    ("logging", &["sys", "limits", "words"]),
     ("sys", &["frame", "limits"]),
     ("frame", &["limits"]),
     ("budget", &[]),

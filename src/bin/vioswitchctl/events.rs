@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use jiff::Timestamp;
 use serde_json::json;
 use vioswitch::wire::{self, Event, EventList, Events, GetStatus};
+use vioswitch::words::counted;
 
 use crate::client::Client;
 use crate::failure::Failure;
@@ -41,7 +42,7 @@ fn print(part: &EventList, lost: Option<u64>, as_json: bool) -> io::Result<()> {
     if let Some(lost) = lost {
         match as_json {
             true => writeln!(out, "{}", json!({"lost": lost}))?,
-            false => writeln!(out, "[{lost} events are not kept any more]")?,
+            false => writeln!(out, "[{} no longer kept]", counted(lost, "event"))?,
         }
     }
     for event in &part.events {

@@ -13,6 +13,7 @@ use base64::prelude::BASE64_STANDARD;
 use clap::Args;
 use jiff::Timestamp;
 use vioswitch::wire::{self, Direction, Instruction, Packet, Packets};
+use vioswitch::words::counted;
 
 use crate::client::{Client, Next};
 use crate::failure::Failure;
@@ -85,7 +86,7 @@ impl Capture {
             writer.finish(lost).map_err(|error| cannot(&error))?;
         }
         ended?;
-        say(&format!("{told} frames captured, {lost} lost"));
+        say(&format!("{} captured, {lost} lost", counted(told, "frame")));
         Ok(())
     }
 

@@ -133,7 +133,10 @@ impl Rings<'_> {
         let after = self.standing();
         if after < before && self.port.log.allow() {
             let resumed = before - after;
-            log::info!("port {}: {resumed} rings go on, {after} have no memory", self.port.name);
+            log::info!(
+                "port {}: rings that go on: {resumed}, still without memory: {after}",
+                self.port.name
+            );
         }
         Ok(())
     }

@@ -111,7 +111,7 @@ fn every_copy_is_told_with_its_way_and_its_end() {
     }
 
     let (out, last) = lines.interrupt();
-    assert_eq!(last, "vioswitchctl: 1 frames captured, 0 lost\n");
+    assert_eq!(last, "vioswitchctl: 1 frame captured, 0 lost\n");
     let line = format!(
         " p1 out {} > {}, ethertype 0x0800, length {}\n",
         "02:56:53:00:00:00",
@@ -224,8 +224,9 @@ fn filters_choose_as_tcpdump_does() {
         let by_tcpdump = Command::new("tcpdump").args(["-r", all, "--", expression]).output();
         let chosen = String::from_utf8(by_tcpdump.expect("tcpdump").stdout).expect("UTF-8");
         let chosen = chosen.lines().count();
+        let s = if chosen == 1 { "" } else { "s" };
         assert!(chosen > 0 && chosen < frames.len(), "{expression}");
-        let line = format!("vioswitchctl: {chosen} frames captured, 0 lost\n");
+        let line = format!("vioswitchctl: {chosen} frame{s} captured, 0 lost\n");
         assert_eq!(last, line, "{expression}");
     }
     let (status, line) = lab.fails(&["capture", "--filter", "udp prot 53"]);

@@ -1,6 +1,7 @@
 //! What is wrong with a virtual machine's port: its socket, its front-end, its memory, its rings.
 
 use vioswitch::wire::State;
+use vioswitch::words::counted;
 
 use super::facts::{Facts, Port, Process};
 use super::{Findings, Level};
@@ -176,8 +177,11 @@ fn command_line(port: &Port, process: &Process, findings: &mut Findings) {
     // Without MSI-X on purpose: QEMU 7 without KVM must do so.
     let on_purpose = vectors == Some(0) && !process.items.iter().any(says_kvm);
     if let Some(vectors) = vectors.filter(|vectors| *vectors < 2 * pairs + 2 && !on_purpose) {
-        let cause =
-            format!("QEMU has vectors={vectors}, {pairs} queue pairs want {}", 2 * pairs + 2);
+        let cause = format!(
+            "QEMU has vectors={vectors} of {} for {}",
+            2 * pairs + 2,
+            counted(pairs, "queue pair")
+        );
         findings.warn("vectors-few", name, cause, &attach);
     }
 }
