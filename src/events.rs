@@ -29,6 +29,7 @@ use crate::stats::{Direction, DropReason};
 use crate::sys::clock;
 use crate::sys::threads::lock;
 use crate::sys::waker::Waker;
+use crate::words::counted;
 
 fn shown<S: Serializer>(mac: &MacAddr, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(mac)
@@ -185,7 +186,7 @@ events! {
     DropsEnded {
         direction: Direction, #[serde(serialize_with = "named")] reason: DropReason, frames: u64
     } = "drops_ended" "6a7e961fadc6413085cce637e3e1255a" Info,
-        "drops ended: {} {}, {frames} frames", direction.name(), reason.name();
+        "drops ended: {} {}, {}", direction.name(), reason.name(), counted(frames, "frame");
 }
 
 fn of_user(uid: Option<u32>) -> String {

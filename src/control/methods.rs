@@ -262,7 +262,7 @@ impl Switch {
             ),
             pending: daemon.pending(&port.name).iter().map(change).collect(),
             dropped_from: findings::senders(senders),
-            ..show::port(port, &self.view.fdb)
+            ..show::port(port, &self.view.fdb, &self.view.samples)
         }
     }
 

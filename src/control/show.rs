@@ -6,6 +6,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::config::Origin;
+use crate::daemon::Samples;
 use crate::daemon::degraded::Degradation;
 use crate::daemon::desired::Desired;
 use crate::frame::offload::Offloads;
@@ -14,6 +15,7 @@ use crate::port::device::Writes;
 use crate::port::{Endpoint, Port, PortTable};
 use crate::stats::{Counter, Direction, DropReason, Traffic};
 use crate::switch::{Entry, EntryAge, Fdb, Station};
+use crate::sys::clock;
 use crate::wire::{self, State};
 
 /// The names of offloads, as ethtool(8) and virtio have them.
@@ -27,9 +29,15 @@ const OFFLOADS: [(Offloads, &str); 6] = [
 ];
 
 /// A port, TAP or stream, without what only its settings say.
-pub fn port(port: &Port, fdb: &Fdb) -> wire::Port {
+pub fn port(port: &Port, fdb: &Fdb, samples: &Samples) -> wire::Port {
     let stats = &port.stats;
-    let [input, output] = port.traffic();
+    let now = clock::coarse_seconds();
+    let counted = port.traffic();
+    let [input, output] = Direction::ALL.map(|direction| {
+        traffic(&counted[direction as usize], |reason, count| {
+            samples.drop_age(port, (direction, reason), count, now)
+        })
+    });
     let writes = port.as_uplink().and_then(|(tap, _)| tap.writes());
     wire::Port {
         name: port.name.clone(),
@@ -45,8 +53,8 @@ pub fn port(port: &Port, fdb: &Fdb) -> wire::Port {
         offloads: offloads(port.offload),
         send_offloads: offloads(port.send),
         addresses: fdb.port_len(port.id),
-        r#in: traffic(&input),
-        out: traffic(&output),
+        r#in: input,
+        out: output,
         attaches: stats.attaches.get(),
         session_errors: stats.session_errors.get(),
         rings_broken: stats.rings_broken.get(),
@@ -127,9 +135,14 @@ fn offloads(set: Offloads) -> Vec<String> {
     set.map(|(_, name)| (*name).to_owned()).collect()
 }
 
-fn traffic(traffic: &Traffic) -> wire::Traffic {
+/// What was counted in one direction, with the age of each reason for a drop.
+fn traffic(traffic: &Traffic, age: impl Fn(DropReason, u64) -> Option<u32>) -> wire::Traffic {
     let drops = happened(traffic.dropped().map(|(reason, count)| (reason.name(), count)));
-    wire::Traffic { frames: traffic.frames, bytes: traffic.bytes, drops }
+    let ages = traffic
+        .dropped()
+        .filter_map(|(reason, count)| Some((reason.name().to_owned(), age(reason, count)?.into())));
+    let (frames, bytes, drop_ages) = (traffic.frames, traffic.bytes, ages.collect());
+    wire::Traffic { frames, bytes, drops, drop_ages }
 }
 
 /// Counts by their names, those of what happened.

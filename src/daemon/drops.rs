@@ -14,6 +14,8 @@ use crate::stats::{Direction, DropReason, Reasons, Traffic};
 pub struct Drops {
     /// Unknown while counters of before are being carried over.
     counts: Option<[Reasons; 2]>,
+    /// The second of the last drop of each reason; none if that was counted before.
+    last: [[Option<u32>; DropReason::ALL.len()]; 2],
     running: Vec<Running>,
 }
 
@@ -33,7 +35,22 @@ struct Running {
 impl Drops {
     /// None so far; those that were counted already are no beginning.
     pub fn new(traffic: Option<&[Traffic; 2]>) -> Drops {
-        Drops { counts: traffic.map(counts), running: Vec::new() }
+        let last = [[None; DropReason::ALL.len()]; 2];
+        Drops { counts: traffic.map(counts), last, running: Vec::new() }
+    }
+
+    /// Returns the seconds since the last drop of a reason that has counted `count` by second
+    /// `now`; none if an earlier process counted all of them.
+    pub fn age(
+        &self,
+        (direction, reason): (Direction, DropReason),
+        count: u64,
+        now: u32,
+    ) -> Option<u32> {
+        let at = (direction as usize, reason as usize);
+        // More were dropped since the last look.
+        let is_new = self.counts.is_some_and(|known| known[at.0][at.1] != count);
+        if is_new { Some(0) } else { self.last[at.0][at.1].map(|last| now.saturating_sub(last)) }
     }
 
     /// True if nothing is left to be reported, unless more is dropped.
@@ -50,6 +67,7 @@ impl Drops {
                 let at = (direction as usize, reason as usize);
                 let (before, count) = (known[at.0][at.1], counts[at.0][at.1]);
                 if count != before {
+                    self.last[at.0][at.1] = Some(now);
                     self.note(port, direction, reason, before, now);
                 }
             }
@@ -151,8 +169,49 @@ mod tests {
         drops.look(&table, 200);
         let ends = &told(&events)[4..];
         let one = |text: &str| ends.iter().filter(|told| told.as_str() == text).count();
-        assert_eq!(one("a drops ended: in hairpin, 1 frames"), 1, "{ends:?}");
-        assert_eq!(one("a drops ended: out no_buffer, 1 frames"), 1, "{ends:?}");
+        assert_eq!(one("a drops ended: in hairpin, 1 frame"), 1, "{ends:?}");
+        assert_eq!(one("a drops ended: out no_buffer, 1 frame"), 1, "{ends:?}");
+    }
+
+    /// What an earlier process counted has no age; nor does what is carried over make any younger.
+    #[test]
+    fn drops_have_an_age() {
+        let events = events();
+        let a = port("a", &events);
+        let (hairpin, down) =
+            ((Direction::In, DropReason::Hairpin), (Direction::Out, DropReason::PortDown));
+        a.stats.drops.add(DropReason::PortDown, 7);
+        let count = |port: &Port, of: (Direction, DropReason)| {
+            port.traffic()[of.0 as usize].drops[of.1 as usize]
+        };
+        let age =
+            |drops: &Samples, port: &Port, of, now| drops.drop_age(port, of, count(port, of), now);
+        let table: PortTable = [Arc::clone(&a)].into_iter().collect();
+        let drops = begun(&table);
+        drops.look(&table, 100);
+        assert_eq!(age(&drops, &a, down, 100), None);
+        a.as_guest().unwrap().tx[0].stats.drops.add(DropReason::Hairpin, 1);
+        assert_eq!(age(&drops, &a, hairpin, 105), Some(0), "not looked at yet");
+        drops.look(&table, 106);
+        drops.look(&table, 172_906);
+        assert_eq!(age(&drops, &a, hairpin, 172_906), Some(172_800));
+        assert_eq!(age(&drops, &a, down, 172_906), None);
+        a.stats.drops.add(DropReason::PortDown, 1);
+        drops.look(&table, 172_907);
+        assert_eq!(age(&drops, &a, down, 172_910), Some(3));
+
+        let mut after = Port::guest(0, "a", 2).telling(&events);
+        after.succeed(&a);
+        let after = Arc::new(after);
+        let table: PortTable = [Arc::clone(&after)].into_iter().collect();
+        drops.look(&table, 172_911);
+        carry(&a, &after);
+        drops.look(&table, 172_912);
+        assert_eq!(age(&drops, &after, down, 172_912), Some(5));
+        // A port that was never looked at.
+        let new = port("b", &events);
+        new.stats.drops.add(DropReason::PortDown, 1);
+        assert_eq!(age(&drops, &new, down, 172_912), Some(0));
     }
 
     #[test]

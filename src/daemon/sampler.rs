@@ -152,6 +152,19 @@ impl Samples {
         self.of(port, seen).unwrap_or_else(|| (frames > 0).then_some(0))
     }
 
+    /// Returns the seconds since a port last dropped a frame for a reason, which has counted
+    /// `count`; none if an earlier process counted all of them.
+    pub fn drop_age(
+        &self,
+        port: &Port,
+        of: (Direction, DropReason),
+        count: u64,
+        now: u32,
+    ) -> Option<u32> {
+        // What a port that was added since the last look has counted is new.
+        self.of(port, |seen| seen.drops.age(of, count, now)).unwrap_or(Some(0))
+    }
+
     /// Asks what was seen of a port, if it was looked at.
     pub fn of<T>(&self, port: &Port, ask: impl FnOnce(&Seen) -> T) -> Option<T> {
         let ledger = self.ledger();

@@ -32,8 +32,12 @@ words! {
 }
 
 structs! { answered [serde(default)]
-    /// Frames and bytes that passed, and dropped frames by the name of the reason.
-    Traffic { frames: u64, bytes: u64, drops: BTreeMap<String, u64> }
+    /// Frames and bytes that passed, and dropped frames by the name of the reason. drop_ages:
+    /// seconds since the last drop of each reason, without those whose last one an earlier process
+    /// counted.
+    Traffic {
+        frames: u64, bytes: u64, drops: BTreeMap<String, u64>, drop_ages: BTreeMap<String, u64>,
+    }
     /// A port that sent frames which another port had no room for, and how many in the last
     /// seconds; older ones count less.
     Sender { port: String, frames: u64 }

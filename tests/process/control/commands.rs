@@ -266,7 +266,7 @@ fn the_json_of_each_command_has_its_keys() {
         let rates = ["rate_in", "burst_in", "rate_out", "burst_out"];
         let optional = ["mtu", "front_end", "interface", "io", "io_refused", "label"];
         same_keys(port, &PORT, &[&optional[..], &vlans, &rates].concat());
-        same_keys(&port["in"], &["frames", "bytes", "drops"], &[]);
+        same_keys(&port["in"], &["frames", "bytes", "drops", "drop_ages"], &[]);
         assert!(port["in"]["frames"].as_u64() > Some(0), "{port}");
     }
     let worker = [

@@ -347,7 +347,8 @@ fn json_of_an_uplink_and_of_its_frames_is_as_described() {
 #[test]
 fn another_type_a_missing_and_an_unknown_field_are_found() {
     let schema = Schema(definitions());
-    let good = serde_json::json!({"frames": 1, "bytes": 2, "drops": {"no_buffer": 3}});
+    let (drops, ages) = (json!({"no_buffer": 3}), json!({"no_buffer": 60}));
+    let good = json!({"frames": 1, "bytes": 2, "drops": drops, "drop_ages": ages});
     schema.named("Traffic", &good, "good");
     for (key, value) in
         [("frames", "1".into()), ("bytes", Value::Null), ("more", 1.into()), ("drops", 1.into())]
