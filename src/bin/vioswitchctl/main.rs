@@ -22,6 +22,8 @@ mod manual;
 mod network;
 mod pcapng;
 mod qemu;
+#[cfg(test)]
+mod quoted;
 mod run;
 mod save;
 mod show;

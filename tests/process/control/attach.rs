@@ -36,6 +36,10 @@ fn each_form_fits_its_port() {
         (&["p0", "--cloud-hypervisor"], "vhost_mode=client,num_queues=4,mac=52:54:00:00:00:07"),
         (&["p2", "--dpdk"], ",queue_size=256,server=1\n"),
         (&["p0", "--dpdk"], ",queues=2,queue_size=256,mac=52:54:00:00:00:07\n"),
+        (&["p1", "--qemu", "--mac=52:54:00:AA:00:09"], ",mac=52:54:00:aa:00:09"),
+        (&["p1", "--cloud-hypervisor", "--mac=52:54:00:aa:00:09"], ",mac=52:54:00:aa:00:09\n"),
+        (&["p1", "--dpdk", "--mac=52:54:00:aa:00:09"], ",mac=52:54:00:aa:00:09\n"),
+        (&["p0", "--libvirt", "--mac=52:54:00:00:00:07"], "<mac address='52:54:00:00:00:07'/>"),
     ] {
         let text = told(args);
         assert!(text.contains(words), "{args:?}: {text}");
@@ -52,8 +56,16 @@ fn each_form_fits_its_port() {
         let text = told(&[name, "--libvirt"]);
         assert!(text.contains(&format!("\n  <mac address='{address}'/>\n")), "{text}");
     }
+    // Without a guard another address passes, and is not the one that is configured.
+    let noted = lab.json(&["attach", "p0", "--qemu", "--mac=52:54:00:00:00:09"]);
+    let notes = noted["notes"].to_string();
+    assert!(notes.contains("the port has mac=52:54:00:00:00:07, and 52:54:00:00:00:09"), "{notes}");
+    lab.done(&["port", "add", "p3", "guard=on", "mac=52:54:00:00:00:08"]);
     for (args, status, words) in [
         (&["attach", "p0", "--qemu", "--queues=3"][..], 1, "port set p0 queues=3"),
+        (&["attach", "p1", "--qemu", "--mac=52:54:00:00:00:07"], 1, "static address of port 'p0'"),
+        (&["attach", "p3", "--qemu", "--mac=52:54:00:00:00:09"], 1, "port set p3 mac=52:54:00"),
+        (&["attach", "p1", "--qemu", "--mac=01:00:5e:00:00:01"], 2, "one station can have"),
         (&["attach", "p0"], 2, "--libvirt"),
         (&["attach", "p0", "--qemu", "--dpdk"], 2, "cannot be used with"),
         (&["attach", "p0", "--qemu", "--mem=1K"], 2, "512M"),
@@ -70,6 +82,32 @@ fn each_form_fits_its_port() {
     let mut alone = Command::new(env!("CARGO_BIN_EXE_vioswitchctl"));
     alone.args(["--control", &nowhere, "attach", "p0", "--qemu"]);
     assert_eq!(failure(alone.output().expect("vioswitchctl")).0, 3);
+    lab.d.stop();
+}
+
+/// The guests of docs/tenants.md get the address that the page gives them.
+#[test]
+fn the_guests_of_the_tenants_page_are_attached_as_it_says() {
+    let page = include_str!("../../../docs/tenants.md");
+    let lab = Lab::new(0, &[]);
+    let mut guests = 0;
+    for line in page.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        if let ["#", "vioswitchctl", "port", "add", rest @ ..] = &words[..] {
+            lab.done(&[&["port", "add"], rest].concat());
+        }
+        let Some((_, command)) = line.split_once("$(vioswitchctl ") else { continue };
+        let (command, _) = command.split_once(')').expect("its end");
+        let words: Vec<&str> = command.split(' ').collect();
+        let told = lab.json(&words)["text"].as_str().expect("a text").to_owned();
+        let mac = words.last().and_then(|word| word.strip_prefix("--mac=")).expect("an address");
+        let socket = lab.socket(&format!("{}.sock", words[1]));
+        for part in [mac, socket.to_str().expect("UTF-8")] {
+            assert!(told.contains(part), "{line}: {told}");
+        }
+        guests += 1;
+    }
+    assert_eq!(guests, 4);
     lab.d.stop();
 }
 

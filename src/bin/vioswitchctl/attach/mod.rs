@@ -1,12 +1,15 @@
 //! `vioswitchctl attach`: what a port's virtual machine is to be started with.
 
 pub mod forms;
+mod mac;
 
 use std::fs;
 
 use clap::Args;
 use serde_json::json;
+use vioswitch::frame::MacAddr;
 use vioswitch::wire::{ConfigKey, GetConfig, GetPort, GetStatus, value};
+use vioswitch::words::counted;
 
 use crate::client::Client;
 use crate::failure::Failure;
@@ -30,6 +33,9 @@ pub struct Attach {
     /// Queue pairs, by default those of the port
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=16))]
     queues: Option<u64>,
+    /// The address of the network card, by default the port's
+    #[arg(long, value_name = "MAC", value_parser = mac::station)]
+    mac: Option<MacAddr>,
     /// For a port by plug: the virtual machine makes the socket
     #[arg(long)]
     plug: bool,
@@ -228,13 +234,19 @@ impl Attach {
         if let Some(queues) = self.queues {
             if queues > port.queues {
                 let set = format!("vioswitchctl port set {} queues={queues}", port.name);
-                let text = format!("port '{}' has {} queue pairs: {set}", port.name, port.queues);
+                let pairs = counted(port.queues, "queue pair");
+                let text = format!("port '{}' has {pairs}: {set}", port.name);
                 return Err(Failure::refused(text));
             }
             port.queues = queues;
         }
         let Form { qemu, libvirt, cloud_hypervisor, dpdk: _ } = self.form;
         let mut notes = Vec::new();
+        if let Some(mac) = self.mac {
+            notes.extend(self.check(mac, client)?);
+            port.card_mac = mac.to_string();
+            port.mac = Some(mac.to_string());
+        }
         let version = match (self.qemu_version, qemu) {
             (Some(version), _) => version,
             (None, false) => Version { major: 0, minor: 0 },
@@ -268,6 +280,16 @@ impl Attach {
             answer["qemu_version"] = version.to_string().into();
         }
         Ok((answer, told.text))
+    }
+
+    /// What is to be known of an address that was given; an error if its frames would be lost.
+    fn check(&self, mac: MacAddr, client: &mut Client) -> Result<Option<String>, Failure> {
+        let entries = client.list(&GetConfig {}, |part| part.entries)?;
+        let keys = match entries.iter().find(|entry| entry.name == self.name) {
+            Some(entry) => entry.keys.clone(),
+            None => client.call(&GetStatus {})?.plug.map(|plug| plug.keys).unwrap_or_default(),
+        };
+        mac::check(mac, &self.name, &keys, &entries).map_err(Failure::refused)
     }
 }
 
