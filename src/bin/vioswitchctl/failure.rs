@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use vioswitch::wire::{Fault, SWITCH, ServiceError, SwitchError};
@@ -80,6 +81,13 @@ impl Failure {
             }
             _ => Failure::new(NO_SWITCH, format!("cannot connect to {path}: {error}")),
         }
+    }
+
+    /// The switch ended, and none took its place for so long.
+    pub fn ended(path: &Path, waited: Duration) -> Failure {
+        let (path, seconds) = (path.display(), waited.as_secs());
+        let text = format!("the switch at {path} has ended, and none started within {seconds} s");
+        Failure::new(NO_SWITCH, text)
     }
 
     /// The connection ended, or nothing comes.

@@ -23,8 +23,10 @@ use model::{Model, Sort};
 
 /// How soon a signal is noticed.
 const STEP: Duration = Duration::from_millis(200);
+/// How long a switch that restarts is waited for.
+const RESTART: Duration = Duration::from_secs(10);
 
-/// Runs until the user ends it.
+/// Runs until the user ends it, or the switch has ended and none takes its place.
 pub fn run(path: &Path, every: Duration) -> Result<(), Failure> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         let text = "top needs a terminal; vioswitchctl stats --watch writes lines";
@@ -43,6 +45,7 @@ pub fn run(path: &Path, every: Duration) -> Result<(), Failure> {
     let mut terminal = ratatui::try_init().map_err(|error| cannot(&error))?;
     let ended = (|| {
         let mut next = Instant::now() + every;
+        let mut seen = Instant::now();
         while !stop.load(Ordering::Relaxed) && !has_hung_up() {
             terminal.draw(|frame| view::draw(frame, &mut model))?;
             let wait = next.saturating_duration_since(Instant::now()).min(STEP);
@@ -50,7 +53,7 @@ pub fn run(path: &Path, every: Duration) -> Result<(), Failure> {
                 match event::read()? {
                     Event::Key(key) if key.kind != KeyEventKind::Release => {
                         if press(&mut model, key) {
-                            return Ok(());
+                            return Ok(true);
                         }
                         if model.detail.is_some() {
                             look_closely(&mut client, &mut model);
@@ -63,11 +66,19 @@ pub fn run(path: &Path, every: Duration) -> Result<(), Failure> {
                 next = Instant::now() + every;
                 look_again(&mut client, path, &mut model);
             }
+            match &client {
+                Some(_) => seen = Instant::now(),
+                None if seen.elapsed() >= RESTART => return Ok(false),
+                None => {}
+            }
         }
-        Ok(())
+        Ok(true)
     })();
     ratatui::restore();
-    ended.map_err(|error: io::Error| cannot(&error))
+    match ended.map_err(|error: io::Error| cannot(&error))? {
+        true => Ok(()),
+        false => Err(Failure::ended(path, RESTART)),
+    }
 }
 
 /// True if the terminal is gone: with SIGHUP ignored, as after nohup(1), that ends nothing.

@@ -235,6 +235,24 @@ fn top_gives_the_terminal_back_and_outlives_a_switch() {
     assert_eq!((status, line.contains("needs a terminal")), (2, true), "{line}");
 }
 
+/// A switch that ends and does not come back ends the program: with the status of a switch that is
+/// not there, the terminal as it was, and a line below it.
+#[test]
+fn top_ends_with_the_switch() {
+    let lab = Lab::new(1, &[]);
+    let mut top = Terminal::start(&lab, 24, 80);
+    top.shows("a port", |text| text.contains("p0"));
+    assert!(!top.is_cooked());
+    lab.d.stop();
+    let ended = wait_for(LOST, || top.child.try_wait().expect("status").is_some());
+    assert!(ended, "it goes on without a switch\n{}", top.text());
+    assert_eq!(top.child.wait().expect("status").code(), Some(3));
+    assert!(top.is_cooked(), "the terminal is as it was");
+    let text = top.shows("a line", |text| text.contains("has ended"));
+    assert!(text.trim_start().starts_with("vioswitchctl: the switch at "), "{text}");
+    assert!(!top.screen.lock().expect("the screen").screen().alternate_screen());
+}
+
 /// The terminal goes and no signal says so, as after nohup(1): the program ends and does not spin.
 #[test]
 fn top_ends_with_its_terminal() {
