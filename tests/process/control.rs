@@ -26,6 +26,7 @@ mod looking;
 mod mirror;
 mod network;
 mod origins;
+mod overview;
 mod plug;
 mod rates;
 mod reload;

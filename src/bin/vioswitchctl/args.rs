@@ -21,6 +21,7 @@ use crate::save::Save;
 
 const EXAMPLES: &str = "\
 Examples:
+  vioswitchctl show
   vioswitchctl port add vm3 queues=2 socket-group=kvm
   vioswitchctl port list
   vioswitchctl fdb show vm3
@@ -30,6 +31,11 @@ Examples:
 The word port may be left out before add, list, show, set, wait and del.
 
 Exit status: 0 done, 1 refused, 2 usage, 3 no switch, 4 not permitted.";
+
+/// Other words for `show` where that prints a list.
+const LIST: [&str; 2] = ["list", "ls"];
+/// Other words for `del`: those of ip(8), ovs-vsctl(8) and virsh(1).
+const DELETE: [&str; 3] = ["rm", "remove", "delete"];
 
 /// Shows and changes vioswitchd while it runs
 #[derive(Debug, Parser)]
@@ -155,12 +161,12 @@ fn since(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| "a number, or all".to_owned())
 }
 
-/// A port, TAP or stream that is shown.
+/// A port, TAP or stream that is shown; without a name all of them.
 #[derive(Debug, clap::Args)]
 pub struct Shown {
-    pub name: String,
+    pub name: Option<String>,
     /// Measure its rates too, for a second
-    #[arg(long)]
+    #[arg(long, requires = "name")]
     pub rate: bool,
 }
 
@@ -209,12 +215,13 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 #[derive(Debug, Subcommand)]
 pub enum Port {
     /// List ports, or those of a kind
+    #[command(visible_alias = "ls")]
     List {
         /// Print only names
         #[arg(long)]
         names: bool,
     },
-    /// Show a port in detail
+    /// Show all ports by bridge and VLAN on one screen, or one in detail
     Show(Shown),
     /// Wait until a port listens, or frames pass
     Wait {
@@ -254,12 +261,14 @@ pub enum Port {
         settings: Vec<String>,
     },
     /// Disconnect and delete a port, with an interface that the switch made
+    #[command(visible_aliases = DELETE)]
     Del(Deleted),
 }
 
 #[derive(Debug, Subcommand)]
 pub enum Mirror {
     /// List mirrors
+    #[command(visible_aliases = ["show", "ls"])]
     List,
     /// Add a mirror; vioswitch.toml(5) describes the keys
     Add {
@@ -270,6 +279,7 @@ pub enum Mirror {
         settings: Vec<String>,
     },
     /// Delete a mirror
+    #[command(visible_aliases = DELETE)]
     Del {
         #[arg(value_name = "MIRROR")]
         name: String,
@@ -300,6 +310,7 @@ pub enum Config {
 #[derive(Debug, Subcommand)]
 pub enum Fdb {
     /// Show addresses and their ports
+    #[command(visible_aliases = LIST)]
     Show(Of),
     /// Make an address static on a port, until the port is deleted
     Add {
@@ -308,6 +319,7 @@ pub enum Fdb {
         port: String,
     },
     /// Delete a static address
+    #[command(visible_aliases = DELETE)]
     Del {
         mac: String,
         /// The port, where several have it
@@ -321,6 +333,7 @@ pub enum Fdb {
 #[derive(Debug, Subcommand)]
 pub enum Mdb {
     /// Show queriers, ports with routers, and groups with their members
+    #[command(visible_aliases = LIST)]
     Show(Of),
 }
 
@@ -356,11 +369,13 @@ pub enum Outcome {
     Usage(String),
 }
 
-/// The command line. What needs no `port` before it is listed with it alone.
+/// The command line. What needs no `port` before it is listed with it alone, except `show`.
 pub fn command() -> clap::Command {
     let ports = Port::augment_subcommands(clap::Command::new("port"));
-    let command = ports.get_subcommands().fold(Options::command(), |command, inner| {
-        command.mut_subcommand(inner.get_name(), |inner| inner.hide(true))
+    let hidden =
+        ports.get_subcommands().map(clap::Command::get_name).filter(|name| *name != "show");
+    let command = hidden.fold(Options::command(), |command, name| {
+        command.mut_subcommand(name, |inner| inner.hide(true))
     });
     with_keys(command, Kind::Port)
 }

@@ -71,9 +71,15 @@ fn candidates(place: &Place, last: &str, names: impl FnOnce(bool) -> Vec<String>
         return shown.filter_map(Arg::get_long).map(|long| format!("--{long}")).collect();
     }
     let inner = command.get_subcommands().filter(|inner| !inner.is_hide_set());
-    let inner: Vec<String> = inner.map(|inner| inner.get_name().to_owned()).collect();
+    let inner: Vec<&Command> = inner.collect();
     if !inner.is_empty() {
-        return inner;
+        let names: Vec<&str> = inner.iter().map(|inner| inner.get_name()).collect();
+        // An alias completes where no name does, so that each command is proposed once.
+        let words = match names.iter().any(|name| name.starts_with(last)) {
+            true => names,
+            false => inner.iter().flat_map(|inner| inner.get_visible_aliases()).collect(),
+        };
+        return words.into_iter().map(str::to_owned).collect();
     }
     // The last one may be repeated.
     let all: Vec<&Arg> = command.get_positionals().collect();
@@ -131,6 +137,12 @@ mod tests {
             ("add x of", "offload="),
             ("trace x d", "dst="),
             ("lis", ""),
+            ("port l", "list"),
+            ("port r", "rm remove"),
+            ("fdb l", "list ls"),
+            ("port rm x --if", "--if-exists"),
+            ("stream remove x --if", "--if-exists"),
+            ("rm x --if", "--if-exists"),
             ("complet", ""),
         ] {
             let all: Vec<String> = line.split(' ').map(str::to_owned).collect();

@@ -5,6 +5,7 @@ use vioswitch::wire::{ConfigKey, Mirror, Ring, Socket};
 
 use crate::look::{Details, Rate};
 use crate::show::{bits, human, listing, maybe, memory, pairs, port, text, words};
+use crate::span::span;
 
 /// The answer of `GetPortDetails`, with rates if they were measured.
 pub fn show(Details { details, rates }: &Details) -> String {
@@ -84,7 +85,7 @@ fn rings(all: &[Ring]) -> String {
             ("STATE", &|ring| state(ring)),
             ("WORKER", &|ring| maybe(ring.worker)),
             ("AVAILABLE", &|ring| maybe(ring.available)),
-            ("IDLE", &|ring| maybe(ring.idle.map(|idle| format!("{idle} s")))),
+            ("IDLE", &|ring| maybe(ring.idle.map(span))),
             ("FRAMES", &|ring| ring.frames.to_string()),
             ("BYTES", &|ring| ring.bytes.to_string()),
             ("KICKS", &|ring| ring.kicks.to_string()),

@@ -69,6 +69,8 @@ pub struct Dropped {
     pub direction: &'static str,
     pub reason: String,
     pub count: u64,
+    /// Seconds since the last one; none if an earlier process counted all of them.
+    pub age: Option<u64>,
     pub meaning: String,
     pub advice: String,
 }
@@ -130,9 +132,17 @@ pub fn rates(before: &Port, after: &Port, seconds: f64) -> Rates {
 }
 
 /// Asks twice, a second apart: both answers, and the seconds.
-fn over_a_second<A>(mut ask: impl FnMut() -> Result<A, Failure>) -> Result<(A, A, f64), Failure> {
+fn over_a_second<A>(ask: impl FnMut() -> Result<A, Failure>) -> Result<(A, A, f64), Failure> {
+    twice(Duration::from_secs(1), ask)
+}
+
+/// Asks twice, with `pause` between: both answers, and the seconds.
+pub fn twice<A>(
+    pause: Duration,
+    mut ask: impl FnMut() -> Result<A, Failure>,
+) -> Result<(A, A, f64), Failure> {
     let (before, began) = (ask()?, Instant::now());
-    std::thread::sleep(Duration::from_secs(1));
+    std::thread::sleep(pause);
     let after = ask()?;
     Ok((before, after, began.elapsed().as_secs_f64()))
 }
@@ -185,10 +195,11 @@ pub fn drops(client: &mut Client, port: Option<&str>) -> Result<Drops, Failure> 
         told.senders.extend(dropped_from(&port));
         for (direction, traffic) in [(Direction::In, port.r#in), (Direction::Out, port.out)] {
             for (reason, count) in traffic.drops {
+                let age = traffic.drop_ages.get(&reason).copied();
                 let known = reasons.iter().find(|one| one.name == reason).cloned();
                 let wire::DropReason { meaning, advice, .. } = known.unwrap_or_default();
                 let (port, direction) = (port.name.clone(), direction.name());
-                told.drops.push(Dropped { port, direction, reason, count, meaning, advice });
+                told.drops.push(Dropped { port, direction, reason, count, age, meaning, advice });
             }
         }
     }

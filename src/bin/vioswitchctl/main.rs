@@ -20,6 +20,7 @@ mod look;
 #[cfg(test)]
 mod manual;
 mod network;
+mod overview;
 mod pcapng;
 mod qemu;
 #[cfg(test)]
@@ -27,6 +28,7 @@ mod quoted;
 mod run;
 mod save;
 mod show;
+mod span;
 mod tool;
 mod top;
 mod why;
@@ -46,7 +48,7 @@ use vioswitch::wire::{
     Parameters, ReloadConfig, Set, Trace,
 };
 
-use args::{Command, Config, Fdb, Mdb, Mirror, Options, Port};
+use args::{Command, Config, Fdb, Mdb, Mirror, Options, Port, Shown};
 use client::Client;
 use failure::Failure;
 
@@ -184,7 +186,12 @@ fn port(client: &mut Client, kind: Option<Kind>, command: &Port) -> Result<Told,
             let table = if *names { show::names } else { show::ports };
             listed("ports", &look::of_kind(client, kind)?, table)
         }
-        Port::Show(one) => told(&look::port(client, &one.name, one.rate)?, details::show),
+        Port::Show(Shown { name: Some(name), rate }) => {
+            told(&look::port(client, name, *rate)?, details::show)
+        }
+        Port::Show(Shown { name: None, .. }) => {
+            told(&overview::look(client, kind)?, overview::show)
+        }
         Port::Wait { name, state, timeout } => done(&look::wait(client, name, *state, *timeout)?),
         Port::Add { name, settings, may_exist, wait, timeout } => {
             let added = client.call(&new_port(new, name, settings, *may_exist)?)?;

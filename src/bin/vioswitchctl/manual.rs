@@ -80,6 +80,10 @@ fn describe(text: &mut String, known: &mut HashMap<String, String>, name: &str, 
     let about = about.map(ToString::to_string).unwrap_or_default();
     let paragraphs: Vec<String> = about.split("\n\n").map(escape).collect();
     let _ = writeln!(text, "{}", paragraphs.join("\n.PP\n"));
+    let aliases: Vec<&str> = command.get_visible_aliases().collect();
+    if !aliases.is_empty() {
+        let _ = writeln!(text, ".PP\nAliases: {}.", escape(&aliases.join(", ")));
+    }
     let own = command.get_arguments().filter(|arg| !arg.is_global_set() && !arg.is_hide_set());
     // The keys differ by the kind of port: vioswitch.toml(5) has them.
     let is_keys = |arg: &&clap::Arg| arg.get_id() == "settings";

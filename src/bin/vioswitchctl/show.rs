@@ -10,8 +10,10 @@ use vioswitch::config::{Effect, KEYS, Key, Kind};
 use vioswitch::wire::{
     self, Address, Change, Flushed, GroupPort, GroupRole, Port, Status, Traffic,
 };
+use vioswitch::words::counted;
 
 use crate::look::{Drops, Health, PortRates, Stats, WorkerShare};
+use crate::span::{ago, span};
 
 /// A text of an answer, without what would steer a terminal.
 pub fn text(text: impl Display) -> String {
@@ -46,6 +48,8 @@ pub fn table(title: &[&str], rows: Vec<Vec<String>>) -> String {
     if title.is_empty() && rows.is_empty() {
         return String::new();
     }
+    let is_new = |at: usize| !title[..at].contains(&title[at]);
+    debug_assert!((0..title.len()).all(is_new), "two columns have one name: {title:?}");
     let size = tcgetwinsize(std::io::stdout());
     fitted(title, rows, size.ok().map(|size| size.ws_col).filter(|columns| *columns > 0))
 }
@@ -92,7 +96,7 @@ pub fn status(status: &Status) -> String {
     let mut told = vec![
         ("version", text(&status.version)),
         ("pid", status.pid.to_string()),
-        ("uptime", format!("{} s", status.uptime)),
+        ("uptime", span(status.uptime)),
         ("workers", status.workers.to_string()),
         ("ports", status.ports.to_string()),
         ("taps", status.taps.to_string()),
@@ -183,12 +187,25 @@ pub fn ports(ports: &[Port]) -> String {
     table(&title.iter().map(String::as_str).collect::<Vec<_>>(), rows.collect())
 }
 
-/// Drops by their reason, the most frequent first.
+/// Drops by their reason, the most frequent first, and when the last frame was dropped.
 fn drops(traffic: &Traffic) -> String {
     let mut drops: Vec<_> = traffic.drops.iter().collect();
     drops.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
     let told: Vec<String> = drops.iter().map(|(name, count)| format!("{name} {count}")).collect();
-    if told.is_empty() { "none".to_owned() } else { told.join(", ") }
+    match told.is_empty() {
+        true => "none".to_owned(),
+        false => format!("{}; last {}", text(told.join(", ")), last(latest(traffic))),
+    }
+}
+
+/// Returns the seconds since the last drop for any reason, if this switch counted one.
+pub fn latest(traffic: &Traffic) -> Option<u64> {
+    traffic.drop_ages.values().min().copied()
+}
+
+/// Returns when the last frame was dropped, by the seconds since.
+pub fn last(age: Option<u64>) -> String {
+    age.map_or_else(|| "before the switch started".to_owned(), ago)
 }
 
 /// What is known of any port.
@@ -221,7 +238,8 @@ pub fn port(port: &Port) -> Vec<(&'static str, String)> {
     );
     told.push(("addresses", port.addresses.to_string()));
     for (side, name, traffic) in [("in", "drops in", &port.r#in), ("out", "drops out", &port.out)] {
-        told.push((side, format!("{} frames, {} bytes", traffic.frames, traffic.bytes)));
+        let (frames, bytes) = (counted(traffic.frames, "frame"), counted(traffic.bytes, "byte"));
+        told.push((side, format!("{frames}, {bytes}")));
         told.push((name, drops(traffic)));
     }
     told.extend([
@@ -240,10 +258,10 @@ pub fn stats(stats: &Stats) -> String {
         &stats.ports,
         &[
             ("PORT", &|port| text(&port.name)),
-            ("IN", &|port| port.r#in.frames.to_string()),
-            ("BYTES", &|port| port.r#in.bytes.to_string()),
-            ("OUT", &|port| port.out.frames.to_string()),
-            ("BYTES", &|port| port.out.bytes.to_string()),
+            ("IN FRAMES", &|port| port.r#in.frames.to_string()),
+            ("IN BYTES", &|port| port.r#in.bytes.to_string()),
+            ("OUT FRAMES", &|port| port.out.frames.to_string()),
+            ("OUT BYTES", &|port| port.out.bytes.to_string()),
             ("DROPS IN", &|port| drops(&port.r#in)),
             ("DROPS OUT", &|port| drops(&port.out)),
         ],
@@ -322,7 +340,7 @@ pub fn groups(all: &[GroupPort]) -> String {
 
 /// `fdb flush`.
 pub fn flushed(answer: &Flushed) -> String {
-    format!("{} addresses forgotten\n", answer.flushed)
+    format!("{} forgotten\n", counted(answer.flushed, "address"))
 }
 
 /// A number as people read it, with three digits: 1.23 M.
@@ -363,10 +381,10 @@ pub fn rates(ports: &[PortRates]) -> String {
             ("PORT", &|port| text(&port.name)),
             ("IN f/s", &|port| trimmed(human(port.rates.r#in.frames))),
             ("IN bit/s", &|port| trimmed(bits(port.rates.r#in.bytes))),
-            ("DROPS/s", &|port| trimmed(human(port.rates.r#in.drops))),
+            ("IN DROPS/s", &|port| trimmed(human(port.rates.r#in.drops))),
             ("OUT f/s", &|port| trimmed(human(port.rates.out.frames))),
             ("OUT bit/s", &|port| trimmed(bits(port.rates.out.bytes))),
-            ("DROPS/s", &|port| trimmed(human(port.rates.out.drops))),
+            ("OUT DROPS/s", &|port| trimmed(human(port.rates.out.drops))),
         ],
     )
 }
@@ -385,6 +403,7 @@ pub fn dropped(all: &Drops) -> String {
             ("DIR", &|drop| text(drop.direction)),
             ("REASON", &|drop| text(&drop.reason)),
             ("COUNT", &|drop| drop.count.to_string()),
+            ("LAST", &|drop| last(drop.age)),
             ("MEANING", &|drop| text(&drop.meaning)),
             ("WHAT TO DO", &|drop| text(&drop.advice)),
         ],

@@ -29,7 +29,7 @@ fn commands_of_ports_need_no_port_before_them() {
         (&["reload"][..], "unrecognized subcommand 'reload', did you mean 'config reload'?"),
         (&["flush"], "unrecognized subcommand 'flush', did you mean 'fdb flush'?"),
         (&["fdb", "show", "p0", "--port", "p0"], "cannot be used with"),
-        (&["show"], "<NAME>"),
+        (&["del"], "<NAME>"),
     ] {
         let (status, line) = lab.fails(args);
         assert!(status == 2 && line.contains(words), "{args:?}: {status} {line}");

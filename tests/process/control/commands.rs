@@ -60,7 +60,7 @@ fn live(lab: &Lab) {
     let addresses = lab.done(&["fdb", "show", "--port", "vm3"]);
     assert_eq!(addresses.lines().count(), 3, "its own and the configured one: {addresses}");
     assert!(addresses.contains("02:00:00:00:00:77  vm3   static"), "{addresses}");
-    assert_eq!(lab.done(&["fdb", "flush", "--port", "vm2"]), "1 addresses forgotten\n");
+    assert_eq!(lab.done(&["fdb", "flush", "--port", "vm2"]), "1 address forgotten\n");
     for (name, (vm, socket)) in ["vm2", "vm3"].iter().zip(vms.iter_mut().zip(&sockets)) {
         assert_eq!(lab.done(&["port", "del", name]), "");
         assert!(vm.fe.closed_within(LOST) && !socket.exists());

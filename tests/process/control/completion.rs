@@ -30,6 +30,8 @@ fn bash_completes_commands_keys_and_ports() {
         (r#"--control "$CONTROL" port show da"#, "database"),
         (r#"--control = "$CONTROL" port show p"#, "p0 p1"),
         (r#"--control "$CONTROL" port del x"#, ""),
+        (r#"--control "$CONTROL" port rm da"#, "database"),
+        ("fdb re", "remove"),
         ("port add x que", "queues="),
         (r#"--control "$CONTROL" fdb show --port d"#, "database"),
     ] {

@@ -60,11 +60,16 @@ fn drops_come_with_what_to_do() {
         assert!(!text.is_empty() && page.contains(text), "{drop}");
     }
     let table = lab.done(&["drops"]);
-    assert!(table.starts_with("PORT  DIR  REASON    COUNT  MEANING"), "{table}");
+    assert!(table.starts_with("PORT  DIR  REASON    COUNT  LAST"), "{table}");
     assert_eq!(lab.done(&["drops", "p1"]).lines().count(), 1, "a title");
-    // In a terminal it fits, and says the same.
+    assert!(drop["age"].as_u64().is_some_and(|age| age < 60), "{drop}");
+    // In a terminal it fits, and says the same; but the drop is older by now.
     let words = |text: &str| {
-        let mut words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+        let is_age = |word: &&str| {
+            !["just", "now", "s", "ago"].contains(word) && word.parse::<u64>().is_err()
+        };
+        let mut words: Vec<String> =
+            text.split_whitespace().filter(is_age).map(str::to_owned).collect();
         words.sort();
         words
     };
@@ -126,5 +131,40 @@ fn rates_are_watched() {
     }
     drop(lines);
     assert!(client.wait().expect("its end").success());
+    lab.d.stop();
+}
+
+/// Words of ip(8), ovs-vsctl(8) and virsh(1) do what ours do, and help lists them.
+#[test]
+fn other_words_for_list_and_delete() {
+    let lab = Lab::new(1, &["--multicast-snooping"]);
+    let mac = "02:00:00:00:00:09";
+    for (own, other) in [
+        (&["port", "list"][..], &["port", "ls"][..]),
+        (&["port", "list"], &["ls"]),
+        (&["tap", "list"], &["tap", "ls"]),
+        (&["fdb", "show"], &["fdb", "list"]),
+        (&["fdb", "show", "--port=p0"], &["fdb", "ls", "--port=p0"]),
+        (&["mdb", "show"], &["mdb", "list"]),
+        (&["mirror", "list"], &["mirror", "show"]),
+        (&["mirror", "list"], &["mirror", "ls"]),
+    ] {
+        assert_eq!(lab.done(own), lab.done(other), "{other:?}");
+    }
+    for word in ["rm", "remove", "delete"] {
+        lab.done(&["port", "add", "a"]);
+        lab.done(&["port", "add", "b"]);
+        lab.done(&["fdb", "add", mac, "a"]);
+        lab.done(&["mirror", "add", "m", "from=a", "to=b"]);
+        lab.done(&["mirror", word, "m"]);
+        lab.done(&["fdb", word, mac]);
+        lab.done(&["port", word, "a"]);
+        lab.done(&[word, "b", "--if-exists"]);
+        assert_eq!(lab.done(&["port", "list", "--names"]), "p0\n", "{word}");
+        assert_eq!(lab.json(&["mirror", "list"]), json!({"mirrors": []}), "{word}");
+        assert_eq!(lab.json(&["fdb", "show"]), json!({"addresses": []}), "{word}");
+    }
+    let help = lab.done(&["port", "--help"]);
+    assert!(help.contains("[aliases: rm, remove, delete]"), "{help}");
     lab.d.stop();
 }

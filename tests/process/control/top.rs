@@ -136,7 +136,7 @@ fn top_shows_rates_and_drops_and_takes_keys() {
     let mut vms = [0, 1].map(|id| Vm::connect(&lab.d.socket(id.into()), VmConfig::new(id)));
     let mut top = Terminal::start(&lab, 24, 80);
     let text = top.shows("all ports", |text| text.contains("p2"));
-    assert!(text.starts_with("vioswitch ") && text.contains("ports 3  taps 0"), "{text}");
+    assert!(text.starts_with("vioswitch ") && text.contains("3 ports  0 taps"), "{text}");
     assert!(line(&text, "p2").contains("listening") && line(&text, "worker 0").contains(" %"));
     assert!(text.contains("q quit") && text.contains("OUT bit/s"), "{text}");
 
@@ -177,7 +177,7 @@ fn top_shows_rates_and_drops_and_takes_keys() {
     let text = top.shows("a narrow table", |text| {
         text.contains("hairpin") && text.contains("q quit") && !text.contains("f/s")
     });
-    assert!(text.contains("addresses ") && text.contains("worker 1"), "{text}");
+    assert!(text.contains(" address") && text.contains("worker 1"), "{text}");
     assert!(
         text.contains("IN bit/s  OUT bit/s  DROPS/s") || text.contains("DROPS/s REASON"),
         "{text}"

@@ -8,9 +8,11 @@ use ratatui::text::Line;
 use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row as TableRow, Table, TableState};
 
 use vioswitch::wire::State;
+use vioswitch::words::counted;
 
 use super::model::{HISTORY, Model, Row, Sort};
 use crate::show::human;
+use crate::span::span;
 
 /// The height of a curve, by eighths.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -103,13 +105,12 @@ fn lines(items: impl IntoIterator<Item = String>, width: u16, style: Style) -> V
 /// The switch and its workers.
 fn heading(model: &Model, width: u16) -> Vec<Line<'static>> {
     let status = &model.status;
-    let up = status.uptime;
     let mut first = vec![
         format!("vioswitch {}", status.version),
-        format!("up {}:{:02}:{:02}", up / 3600, up / 60 % 60, up % 60),
-        format!("ports {}", status.ports),
-        format!("taps {}", status.taps),
-        format!("addresses {}", status.addresses),
+        format!("up {}", span(status.uptime)),
+        counted(status.ports, "port"),
+        counted(status.taps, "tap"),
+        counted(status.addresses, "address"),
     ];
     let mut style = Style::new().bold();
     match status.degraded.len() {
