@@ -1,6 +1,6 @@
 //! Linux's own tests of its bridge, unchanged, find this switch in its place, and tests of ours
-//! have a kernel whose bridges filter VLANs: `scripts/linux-selftests` runs them in a guest of
-//! Debian's kernel, with hosts behind ports of the switch.
+//! have a kernel with AppArmor, and with bridges that filter VLANs: `scripts/linux-selftests` runs
+//! them in a guest of Debian's kernel, with hosts behind ports of the switch.
 
 use std::path::Path;
 use std::process::Command;
@@ -46,4 +46,10 @@ fn a_static_address_stays_where_it_is() {
 #[ignore = "full"]
 fn networks_of_two_hosts_share_a_vxlan_interface() {
     passes("vnifilter.sh", 5);
+}
+
+#[test]
+#[ignore = "full"]
+fn apparmor_rules_of_the_package_open_the_sockets_of_ports_alone() {
+    passes("apparmor.sh", 8);
 }
