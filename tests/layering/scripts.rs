@@ -1,8 +1,12 @@
-//! Scripts answer `--help`, and the pages name scripts, options and files that exist.
+//! Scripts answer `--help` and ask for the packages that they need, and the pages name scripts,
+//! options and files that exist.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+
+use testkit::proc::Dir;
 
 use super::links::{pages, root};
 use super::none;
@@ -118,4 +122,36 @@ fn the_scan_sees_commands_and_no_patterns() {
     assert_eq!(paths, ["scripts/demo", "src/limits.rs"]);
     assert_eq!(options(" --keep [--seed=N] x  # and --none"), ["--keep", "--seed"]);
     assert_eq!(options("` and --none"), [""; 0]);
+}
+
+/// The packages that `scripts/package` asks an ordinary user for, on a system that has none.
+fn asked_for(arguments: &[&str]) -> Vec<String> {
+    let stubs = Dir::new();
+    for (name, text) in [("dpkg-query", "exit 1"), ("id", "echo 1000")] {
+        let file = stubs.path().join(name);
+        fs::write(&file, format!("#!/bin/sh\n{text}\n")).expect("a stub");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("its mode");
+    }
+    let mut command = Command::new("timeout");
+    command.arg(HELP_SECONDS).arg(root().join("scripts/package")).args(arguments);
+    let path = format!("{}:/usr/bin:/bin", stubs.path().display());
+    let output = command.env("PATH", path).stdin(Stdio::null()).output().expect("timeout");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let line = said.lines().find_map(|line| line.split_once("apt-get install "));
+    let (_, packages) = line.unwrap_or_else(|| panic!("no line that installs: {said}"));
+    packages.split_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
+fn a_package_without_checks_needs_no_checker() {
+    let has = |arguments: &[&str]| {
+        let asked = asked_for(arguments);
+        ["gcc", "dpkg-dev", "lintian", "checkpolicy", "umoci"]
+            .map(|name| asked.iter().any(|package| package == name))
+    };
+    assert_eq!(has(&["deb"]), [true, true, false, false, false]);
+    assert_eq!(has(&["--check", "deb"]), [true, true, true, true, false]);
+    assert_eq!(has(&["oci"]), [true, false, false, false, true]);
+    assert_eq!(has(&[]), [true, true, false, false, true]);
 }
