@@ -1,31 +1,31 @@
 //! What would become of a frame: each step in a sentence, and where it ends.
+//!
+//! Asked about one port of the receivers, a trace says all that keeps the frame from that port, and
+//! nothing about others.
 
-use std::net::IpAddr;
+mod between;
+mod sample;
 
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
+use std::sync::Arc;
 
+use self::sample::Sample;
 use super::methods::{Switch, unknown_port};
-use super::parameters::{ip, mac, number, wrong};
 use super::show;
 use crate::config::limit_word;
-use crate::frame::ethernet::{self, Snapshot, TagEdit};
-use crate::frame::{MacAddr, multicast};
-use crate::limits::{MAX_FRAME_LEN, MAX_HEADERS_LEN, MAX_VLAN, MIN_FRAME_LEN, SNAPSHOT_LEN};
+use crate::frame::MacAddr;
+use crate::frame::ethernet::{self, TagEdit};
+use crate::limits::{MAX_HEADERS_LEN, MIN_FRAME_LEN};
 use crate::port::{Behind, Port, PortTable};
 use crate::stats::DropReason;
 use crate::switch::mirror::Watch;
 use crate::switch::port_security::{self, Headers, Refused};
 use crate::switch::{
     Bridge, Decision, DropCause, Flood, FloodClass, Ingress, Membership, Policy, PortId,
-    PortPolicy, Reach, Reserved, ReservedSet, Rule, Segment, Snooping, Source, Station, VlanId,
+    PortPolicy, Reach, Reserved, ReservedSet, Rule, Segment, Source, Station, VlanId,
 };
 use crate::sys::clock;
 use crate::wire::{Fault, State, Trace, Traced};
 use crate::words::counted;
-
-/// A frame of a ping has 98 bytes.
-const LENGTH: u64 = 98;
 
 /// What the answer has of a frame.
 #[derive(Default)]
@@ -35,51 +35,67 @@ struct Told {
     ports: Vec<String>,
     /// Why it reaches none, or not all.
     reason: Option<DropReason>,
+    /// Nothing comes in on its port now.
+    is_idle: bool,
 }
 
 impl Switch {
     /// `Trace`.
     pub(super) fn trace(&self, given: &Trace) -> Result<Traced, Fault> {
-        let sample = &Sample::new(given)?;
-        let ports = self.view.ports.present();
-        let port = ports.named(&given.port).ok_or_else(|| unknown_port(&ports, &given.port))?;
-        let mut told = Told::default();
-        told.coming(port);
-        let asked = ports.policy(port.id);
-        if !asked.forwards {
-            told.reason = Some(DropReason::AdminDown);
-            return Ok(told.answer());
-        }
-        if told.mirrored(&ports, port) || told.guard(port, asked, sample) {
-            return Ok(told.answer());
-        }
-        let Some(vlan) = told.admitted(port, asked, &sample.bytes) else {
-            return Ok(told.answer());
+        let ports = &self.view.ports.present();
+        let named = |name: &String| ports.named(name).ok_or_else(|| unknown_port(ports, name));
+        let port = named(&given.port)?;
+        let to = given.to.as_ref().map(named).transpose()?;
+        let sample = &match to {
+            Some(to) => self.between(ports, (port, to), given)?,
+            None => Sample::new(given)?,
         };
-        self.forwarded(&mut told, &ports, port, Way { vlan, sample });
-        told.mirrored_out(&ports);
-        Ok(told.answer())
+        let mut told = Told::default();
+        told.coming(port, to.is_some());
+        match (told.entering(ports, port, sample), to) {
+            (Some(vlan), _) => {
+                self.forwarded(&mut told, ports, (port, to), Way { vlan, sample });
+                told.mirrored_out(ports);
+            }
+            (None, Some(to)) => told.behind(ports, port, to, sample),
+            (None, None) => {}
+        }
+        Ok(told.answer(port, to))
     }
 
     /// What becomes of a frame that came in.
-    fn forwarded(&self, told: &mut Told, ports: &PortTable, port: &Port, way: Way<'_>) {
+    fn forwarded(
+        &self,
+        told: &mut Told,
+        ports: &PortTable,
+        (port, to): (&Port, Option<&Arc<Port>>),
+        way: Way<'_>,
+    ) {
         let Way { vlan, sample } = way;
         let (source, destination) = sample.addresses();
         let ingress = Ingress { port: port.id, kind: port.kind() };
         let policy = Policy { fdb: &self.view.fdb, ports, rules: self.view.rules };
         let asked = ports.policy(port.id);
         let segment = asked.segment(vlan);
-        let [from, to] = [source, destination].map(|mac| Station::new(segment, mac));
-        let trace = policy.trace(ingress, from, to, clock::coarse_seconds());
+        let stations = [source, destination].map(|mac| Station::new(segment, mac));
+        let trace = policy.trace(ingress, stations[0], stations[1], clock::coarse_seconds());
         if let Some(limit) = port.rates.input.limit() {
             let limit = limit_word(&limit);
             told.step(format!("its rate-in is {limit}: what exceeds it waits there"));
         }
-        told.source(ports, source, trace.source);
+        match trace.source {
+            Source::New if sample.stands_in[0] => {
+                told.step(format!("no address is known behind {}", quote(port)));
+            }
+            source_is => told.source(ports, source, source_is),
+        }
         let mut decision = trace.decision;
         if let (Some(protocol), true) = (Reserved::of(&sample.bytes), trace.is_reserved()) {
             told.reserved(port, asked.passes, (destination, protocol), sample.is_given);
             decision = policy.decide_reserved(ingress, &sample.bytes);
+        }
+        if let Some(to) = to {
+            return told.toward(&policy, (port, to), (destination, decision), way);
         }
         match decision {
             Decision::Unicast(to) => {
@@ -88,16 +104,11 @@ impl Switch {
                     "{destination} is on {}: the frame is sent there alone",
                     quote(to)
                 ));
-                told.leaving(to, ports.policy(to.id), way);
+                told.leaves(to, ports.policy(to.id), way, Vec::new());
             }
             Decision::Flood(flood) => {
-                let why = match flood {
-                    Flood::Group => "is a group's address: it is flooded",
-                    Flood::Unknown => "is not known: it is flooded",
-                    Flood::Reserved(_) => "is flooded to the ports that pass it",
-                };
-                told.step(format!("{destination} {why}"));
-                told.flooded(&policy, port, (destination, flood), way);
+                told.flood(port, (destination, flood, None));
+                told.flooded(&policy, port, flood, way);
             }
             Decision::Drop(cause) => told.dropped(destination, cause),
         }
@@ -109,19 +120,31 @@ impl Told {
         self.steps.push(text);
     }
 
-    /// The ports that a flood from `port` reaches, and why not the others of its VLAN.
-    fn flooded(
+    /// Says that a frame is flooded, and why; `unknown`: the port whose address is not known.
+    fn flood(
         &mut self,
-        policy: &Policy<'_, PortTable>,
         port: &Port,
-        (destination, flood): (MacAddr, Flood),
-        way: Way<'_>,
+        (destination, flood, unknown): (MacAddr, Flood, Option<&Port>),
     ) {
+        self.step(match (flood, unknown) {
+            (Flood::Unknown, Some(to)) => {
+                format!("no address is known behind {}: frames for it are flooded", quote(to))
+            }
+            (Flood::Unknown, None) => format!("{destination} is not known: it is flooded"),
+            (Flood::Group, _) => format!("{destination} is a group's address: it is flooded"),
+            (Flood::Reserved(_), _) => {
+                format!("{destination} is flooded to the ports that pass it")
+            }
+        });
         let class = FloodClass::of(destination);
         if let Some(limit) = port.rates.floods[class as usize].limit() {
             let (class, rate) = (class.name(), limit_word(&limit));
             self.step(format!("its storm limit is {class}:{rate}: what exceeds it is dropped"));
         }
+    }
+
+    /// The ports that a flood from `port` reaches, and why not the others of its VLAN.
+    fn flooded(&mut self, policy: &Policy<'_, PortTable>, port: &Port, flood: Flood, way: Way<'_>) {
         let (ports, from) = (policy.ports, policy.ports.policy(port.id));
         let ingress = Ingress { port: port.id, kind: port.kind() };
         let segment = from.segment(way.vlan);
@@ -140,7 +163,7 @@ impl Told {
                     _ => "flood=off".to_owned(),
                 }
             } else {
-                self.leaving(to, asked, way);
+                self.leaves(to, asked, way, Vec::new());
                 continue;
             };
             if to.id != port.id {
@@ -199,13 +222,29 @@ impl Told {
         Some((reached, why))
     }
 
-    fn coming(&mut self, port: &Port) {
-        let state = show::state(port);
-        let instead = match state {
-            State::Attached => String::new(),
-            state => format!(", which is {state}: nothing comes from there now"),
-        };
-        self.step(format!("in on {}{instead}", quote(port)));
+    /// Whether anything comes in on a port. Of a guest that has sent nothing so far `strictly` says
+    /// so.
+    fn coming(&mut self, port: &Port, strictly: bool) {
+        let is_silent = || port.as_guest().is_some() && port.traffic()[0].frames == 0;
+        let idle = idle(port).map(|(why, _)| format!("{why}, nothing comes from there now"));
+        let silent = || "its guest has sent no frame yet: its interface is down, or has no address";
+        let idle = idle.or_else(|| (strictly && is_silent()).then(|| silent().to_owned()));
+        self.is_idle = idle.is_some();
+        let idle = idle.map_or_else(String::new, |why| format!(": {why}"));
+        self.step(format!("in on {}{idle}", quote(port)));
+    }
+
+    /// The VLAN that a frame comes in on, if it does.
+    fn entering(&mut self, ports: &PortTable, port: &Port, sample: &Sample) -> Option<VlanId> {
+        let asked = ports.policy(port.id);
+        if !asked.forwards {
+            self.reason = Some(DropReason::AdminDown);
+            return None;
+        }
+        if self.mirrored(ports, port) || self.guard(port, asked, sample) {
+            return None;
+        }
+        self.admitted(port, asked, sample)
     }
 
     /// What mirrors do with what comes from a port; true if it gets copies itself.
@@ -248,7 +287,7 @@ impl Told {
         &mut self,
         port: &Port,
         PortPolicy { bridge, vlans, .. }: &PortPolicy,
-        bytes: &[u8],
+        Sample { bytes, .. }: &Sample,
     ) -> Option<VlanId> {
         let vlan = vlans.classify(bytes);
         let tag = ethernet::vlan_tag(bytes).map(|tag| tag & 0xfff);
@@ -347,51 +386,32 @@ impl Told {
         });
     }
 
-    /// Whether it gets out of a port.
-    fn leaving(&mut self, port: &Port, asked: &PortPolicy, way: Way<'_>) {
-        let Way { vlan, sample: Sample { bytes, length, .. } } = way;
-        let (to, state, most) = (quote(port), show::state(port), port.mtu.max_len());
-        let edit = asked.vlans.edit(vlan, bytes);
-        let alone = |why: &str, reason| (why.to_owned(), reason);
-        let uplink = port.as_uplink();
-        let is_xdp = uplink.is_some_and(|(device, _)| matches!(device.behind, Behind::Xdp(..)));
-        let (why, reason) = if !asked.forwards {
-            alone("it is administratively down (admin=down)", DropReason::AdminDown)
-        } else if uplink.is_some() && !port.is_up() {
-            let left_out = port.is_left_out();
-            let why = if left_out { "it has no interface" } else { "its interface is gone" };
-            alone(why, if is_xdp { DropReason::XdpGone } else { DropReason::TapGone })
-        } else if state == State::Down {
-            let reason = if is_xdp { DropReason::XdpDown } else { DropReason::TapDown };
-            alone("its interface is down", reason)
-        } else if port.is_left_out() && port.as_guest().is_some() {
-            alone("it has no socket", DropReason::PortDown)
-        } else if port.as_stream().is_some() && state != State::Attached {
-            alone("no process is connected to it", DropReason::StreamGone)
-        } else if state != State::Attached {
-            (format!("it is {state}, no driver takes frames there"), DropReason::PortDown)
-        } else if *length > most {
-            let most = most - MIN_FRAME_LEN;
-            let why = format!("{length} bytes are too long for an MTU of {most}");
-            (why, DropReason::TooBig)
-        } else if let Some(edit) = edit {
-            let tag = match edit {
-                TagEdit::Keep => "",
-                TagEdit::Pop => " without its tag",
-                TagEdit::Push(_) => " with a tag",
-                TagEdit::Rewrite(_) => " with another tag",
-            };
-            let limit = port.rates.output.limit().map(|limit| limit_word(&limit));
-            let rate =
-                limit.map(|limit| format!(", unless its rate-out of {limit} is used up (rate)"));
-            self.step(format!("out to {to}{tag}{}", rate.unwrap_or_default()));
-            self.ports.push(port.name.clone());
+    /// Whether a frame leaves by a port that it is for, unless there is a reason why not.
+    fn leaves(&mut self, port: &Port, asked: &PortPolicy, way: Way<'_>, mut why: Vec<String>) {
+        let Way { vlan, sample } = way;
+        let edit = asked.vlans.edit(vlan, &sample.bytes);
+        let mut found = hindrances(port, sample);
+        if edit.is_none() && why.is_empty() {
+            found.push(("its tag would be that of a VLAN there".to_owned(), DropReason::Vlan));
+        }
+        if let (Some((_, reason)), true) = (found.first(), why.is_empty()) {
+            self.reason.get_or_insert(*reason);
+        }
+        why.extend(found.into_iter().map(|(text, _)| text));
+        if !why.is_empty() {
+            self.step(format!("not to {}: {}", quote(port), why.join("; ")));
             return;
-        } else {
-            alone("its tag would be that of a VLAN there", DropReason::Vlan)
+        }
+        let tag = match edit {
+            None | Some(TagEdit::Keep) => "",
+            Some(TagEdit::Pop) => " without its tag",
+            Some(TagEdit::Push(_)) => " with a tag",
+            Some(TagEdit::Rewrite(_)) => " with another tag",
         };
-        self.step(format!("not to {to}: {why}"));
-        self.reason.get_or_insert(reason);
+        let limit = port.rates.output.limit().map(|limit| limit_word(&limit));
+        let rate = limit.map(|limit| format!(", unless its rate-out of {limit} is used up (rate)"));
+        self.step(format!("out to {}{tag}{}", quote(port), rate.unwrap_or_default()));
+        self.ports.push(port.name.clone());
     }
 
     fn dropped(&mut self, destination: MacAddr, cause: DropCause) {
@@ -416,8 +436,18 @@ impl Told {
         self.reason = Some(reason);
     }
 
-    fn answer(self) -> Traced {
-        let Told { steps, ports, reason } = self;
+    fn answer(self, port: &Port, to: Option<&Arc<Port>>) -> Traced {
+        let Told { steps, mut ports, reason, is_idle } = self;
+        if let Some(to) = to {
+            ports.retain(|name| !is_idle && *name == to.name);
+            let verdict = match () {
+                () if is_idle => format!("nothing comes from {}", quote(port)),
+                () if ports.is_empty() => format!("it does not reach {}", quote(to)),
+                () => format!("it reaches {}", quote(to)),
+            };
+            let reason = reason.map(|reason| reason.name().to_owned());
+            return Traced { steps, verdict, ports, reason };
+        }
         let reason = reason.or(ports.is_empty().then_some(DropReason::NoReceiver));
         let verdict = match (&ports[..], reason) {
             ([], Some(reason)) => format!("it is dropped: {}", reason.name()),
@@ -430,93 +460,50 @@ impl Told {
     }
 }
 
-/// The frame that is traced.
-struct Sample {
-    /// Its first bytes.
-    bytes: Vec<u8>,
-    /// The first bytes of one that a guard looks at.
-    guarded: Vec<u8>,
-    length: u32,
-    /// It was given, and not made of what was given.
-    is_given: bool,
+/// Why no frame crosses a port, if none does, and the reason that it is dropped for there.
+fn idle(port: &Port) -> Option<(String, DropReason)> {
+    let (state, guest) = (show::state(port), port.as_guest());
+    let device = |tap, xdp| match port.as_uplink().map(|(device, _)| &device.behind) {
+        Some(Behind::Xdp(..)) => xdp,
+        Some(_) => tap,
+        None => DropReason::StreamGone,
+    };
+    let gone = if guest.is_some() {
+        DropReason::PortDown
+    } else {
+        device(DropReason::TapGone, DropReason::XdpGone)
+    };
+    let (why, reason) = match state {
+        State::Attached => return None,
+        State::Removing => ("it is being removed", gone),
+        State::LeftOut if port.as_uplink().is_some() => ("it has no interface", gone),
+        State::LeftOut => ("it has no socket", gone),
+        State::Disabled => ("it is administratively down (admin=down)", DropReason::AdminDown),
+        State::Down => ("its interface is down", device(DropReason::TapDown, DropReason::XdpDown)),
+        State::Gone => ("its interface is gone", gone),
+        State::Listening if guest.is_some() => ("no front-end is connected to it", gone),
+        State::Listening => ("no process is connected to it", gone),
+        State::Negotiating => {
+            let pid = port.front_end().map_or(0, |who| who.pid);
+            let why = format!(
+                "its front-end (pid {pid}) is connected, and its guest's driver takes no frames"
+            );
+            return Some((why, gone));
+        }
+    };
+    Some((why.to_owned(), reason))
 }
 
-impl Sample {
-    fn new(given: &Trace) -> Result<Sample, Fault> {
-        let Some(frame) = &given.frame else { return Sample::made(given) };
-        let parts = [("src", &given.src), ("dst", &given.dst), ("ip", &given.ip)];
-        let beside = parts.iter().find(|part| part.1.is_some()).map(|part| part.0);
-        if let Some(key) = beside.or(given.vlan.as_ref().map(|_| "vlan")) {
-            return Err(wrong(key, format!("{key} is part of frame"), ""));
-        }
-        let bytes = BASE64_STANDARD.decode(frame).unwrap_or_default();
-        let (least, most) = (u64::from(MIN_FRAME_LEN), u64::from(MAX_FRAME_LEN));
-        let known = bytes.len() as u64;
-        if !(least..=most).contains(&known) {
-            let text = format!("frame must be {least} to {most} bytes in base64");
-            return Err(wrong("frame", text, frame));
-        }
-        let length = number(given.len.clone(), "len", known..=most)?.unwrap_or(known) as u32;
-        Ok(Sample { guarded: bytes.clone(), bytes, length, is_given: true })
+/// What keeps a frame that is for a port from leaving by it, with the reasons of its drop.
+fn hindrances(port: &Port, sample: &Sample) -> Vec<(String, DropReason)> {
+    let mut found: Vec<_> = idle(port).into_iter().collect();
+    let (most, length) = (port.mtu.max_len(), sample.length);
+    if length > most {
+        let most = most - MIN_FRAME_LEN;
+        let why = format!("{length} bytes are too long for an MTU of {most}");
+        found.push((why, DropReason::TooBig));
     }
-
-    /// Of addresses, tag and length.
-    fn made(given: &Trace) -> Result<Sample, Fault> {
-        let address = |word: &Option<String>, key| match word {
-            Some(word) => mac(word, key),
-            None => Err(Fault::parameter(key, None)),
-        };
-        let (source, to) = (address(&given.src, "src")?, address(&given.dst, "dst")?);
-        let ip = given.ip.as_deref().map(|word| ip(word, "ip")).transpose()?;
-        let range = MIN_FRAME_LEN.into()..=MAX_FRAME_LEN.into();
-        let length = number(given.len.clone(), "len", range)?.unwrap_or(LENGTH) as u32;
-        let tag = number(given.vlan.clone(), "vlan", 0..=MAX_VLAN.into())?;
-        let tag = tag.map(|vlan| [[0x81, 0], (vlan as VlanId).to_be_bytes()].concat());
-        let rest = Reserved::usual(to).map_or(&[8, 0][..], |(_, rest)| rest);
-        let bytes = [&to.0[..], &source.0, &tag.unwrap_or_default(), rest].concat();
-        Ok(Sample { bytes, guarded: headers(source, ip), length, is_given: false })
-    }
-
-    /// Its source and its destination.
-    fn addresses(&self) -> (MacAddr, MacAddr) {
-        let snapshot = self.snapshot();
-        (ethernet::source(&snapshot), ethernet::destination(&snapshot))
-    }
-
-    fn snapshot(&self) -> Snapshot {
-        let mut snapshot = [0; SNAPSHOT_LEN];
-        snapshot.iter_mut().zip(&self.bytes).for_each(|(to, byte)| *to = *byte);
-        snapshot
-    }
-
-    /// The ports that it reaches of those of its segment, if not all, as it is for a group or a
-    /// message about groups.
-    fn reach(
-        &self,
-        snooping: &Snooping,
-        segment: Segment,
-        may_query: bool,
-    ) -> Option<(Option<IpAddr>, Reach)> {
-        let (now, snapshot) = (clock::coarse_seconds(), self.snapshot());
-        let (_, to) = self.addresses();
-        if !self.is_given {
-            let groups = snooping.limited_by_mac(segment, to.0, now);
-            let &(group, limited) = groups.first()?;
-            return Some((Some(group), Reach::Members(limited)));
-        }
-        if !to.is_group() || !multicast::is_of_vlan(&snapshot, segment.vlan()) {
-            return None;
-        }
-        if multicast::may_be_message(&snapshot) {
-            let message = (&self.bytes[..], multicast::parse(&self.bytes, true));
-            if let Some(reach) = snooping.reach(segment, message, may_query, now) {
-                return Some((None, reach));
-            }
-        }
-        let group = multicast::group(&snapshot, self.length)?;
-        let limited = snooping.limited(segment, group, now)?;
-        Some((Some(group), Reach::Members(limited)))
-    }
+    found
 }
 
 /// A frame on its way out.
@@ -524,25 +511,6 @@ impl Sample {
 struct Way<'a> {
     vlan: VlanId,
     sample: &'a Sample,
-}
-
-/// The first bytes of a frame from there, of TCP if it is one of IP.
-fn headers(source: MacAddr, ip: Option<IpAddr>) -> Vec<u8> {
-    let mut bytes = [[0; 6], source.0].concat();
-    match ip {
-        None => bytes.extend([0x88, 0xb5]),
-        Some(IpAddr::V4(ip)) => {
-            bytes.extend([8, 0, 0x45, 0, 0, 20, 0, 0, 0, 0, 64, 6, 0, 0]);
-            bytes.extend(ip.octets());
-            bytes.extend([0; 4]);
-        }
-        Some(IpAddr::V6(ip)) => {
-            bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 0, 6, 64]);
-            bytes.extend(ip.octets());
-            bytes.extend([0; 16]);
-        }
-    }
-    bytes
 }
 
 /// Of which frames alone a mirror is, and how much of each it copies, if that is not all.

@@ -9,14 +9,29 @@ use std::ops::Deref;
 use super::sampler::Seen;
 use super::{Daemon, View};
 use crate::config::Origin;
-use crate::diagnosis::facts::{self, Condition, Degraded, Facts, Link, LinkState, Offloads};
+use crate::diagnosis::facts::{
+    self, Condition, Degraded, Facts, Link, LinkState, Offloads, Refused,
+};
 use crate::diagnosis::history::{LATELY, MINUTE, MOMENT};
 use crate::diagnosis::{self, Finding};
 use crate::frame::MacAddr;
 use crate::port::{Port, PortTable};
-use crate::stats::Direction;
+use crate::stats::{Direction, DropReason};
 use crate::switch::{Membership, PortId, PortKind, PortView, Segment, Station};
 use crate::sys::clock;
+
+/// Reasons that frames of a healthy guest are not dropped for, and that no other finding is about.
+const REFUSALS: [DropReason; 9] = [
+    DropReason::Guard,
+    DropReason::Storm,
+    DropReason::BadSource,
+    DropReason::BadOffload,
+    DropReason::BadChain,
+    DropReason::BadDirection,
+    DropReason::TooShort,
+    DropReason::TooLong,
+    DropReason::NoFit,
+];
 
 impl Daemon {
     /// What the switch knows of its own state.
@@ -70,8 +85,11 @@ impl View {
         let held = last.and_then(|(mac, at)| Some((mac, name(at)?, held.contains(&(mac, at)))));
         let moved = port.last_seen.moved().and_then(|(mac, from)| Some((mac, name(from)?)));
         let over = |seen: &Seen| [MOMENT, MINUTE, LATELY].map(|seconds| seen.over(seconds, now));
-        let seen = self.samples.of(port, |seen| (over(seen), seen.senders.lately(now)));
-        let ([moment, minute, lately], senders) = seen.unwrap_or_default();
+        let seen = self.samples.of(port, |seen| {
+            let dropped: Vec<(DropReason, u64)> = seen.drops.lately(now).collect();
+            (over(seen), seen.senders.lately(now), dropped)
+        });
+        let ([moment, minute, lately], senders, dropped) = seen.unwrap_or_default();
         facts::Port {
             name: port.name.clone(),
             link: link(port),
@@ -80,6 +98,8 @@ impl View {
             has_all_addresses: self.fdb.is_port_full(port.id),
             is_disabled: !port.policy.get().forwards,
             segment: segment(ports, port),
+            memory: memory(port, &dropped),
+            refused: refused(port, &dropped),
             broken: broken(port),
             offloads: offloads(port),
             moment,
@@ -130,6 +150,33 @@ fn link(port: &Port) -> Option<Link> {
         bridge.map(|bridge| facts::Bridge { index: bridge.index, name: bridge.name.to_string() });
     let is_tap = port.kind_name() == "tap";
     Some(Link { interface: interface.to_owned(), is_tap, state, bridge })
+}
+
+fn memory(port: &Port, dropped: &[(DropReason, u64)]) -> facts::Memory {
+    let Some(faults) = port.as_guest().map(|guest| &guest.memory_faults) else {
+        return facts::Memory::default();
+    };
+    let outside = dropped.iter().filter(|(reason, _)| *reason == DropReason::BadAddress);
+    facts::Memory {
+        missing: faults.is_missing(),
+        all_on_disk: faults.is_all_on_disk(),
+        on_disk: faults.on_disk(),
+        outside: outside.map(|(_, frames)| frames).sum(),
+    }
+}
+
+fn refused(port: &Port, dropped: &[(DropReason, u64)]) -> Option<Refused> {
+    let refusals = dropped.iter().filter(|(reason, _)| REFUSALS.contains(reason));
+    let &(reason, frames) = refusals.max_by_key(|(_, frames)| *frames)?;
+    let violation = port.last_seen.violation().filter(|_| reason == DropReason::Guard);
+    let address = violation.map(|last| last.address.to_string());
+    Some(Refused {
+        reason: reason.name(),
+        meaning: reason.meaning(),
+        advice: reason.advice(),
+        frames,
+        address: address.filter(|text| !text.is_empty()),
+    })
 }
 
 /// Rings that are left alone, by their index. Of a port that never had one none is looked at.

@@ -4,6 +4,7 @@
 //! a second ([`super::sampler`]). A reason that counts after [`DROPS_QUIET_SECONDS`] without a drop
 //! is a beginning; as many seconds without one are its end.
 
+use crate::diagnosis::history::LATELY;
 use crate::events::What;
 use crate::limits::DROPS_QUIET_SECONDS;
 use crate::port::Port;
@@ -17,6 +18,18 @@ pub struct Drops {
     /// The second of the last drop of each reason; none if that was counted before.
     last: [[Option<u32>; DropReason::ALL.len()]; 2],
     running: Vec<Running>,
+    /// What was dropped in the last minutes; one of each direction and reason at most.
+    recent: Vec<Recent>,
+}
+
+/// Frames that were dropped for one reason.
+#[derive(Debug)]
+struct Recent {
+    direction: Direction,
+    reason: DropReason,
+    frames: u64,
+    /// The second of the last one.
+    last: u32,
 }
 
 /// Drops that began, or that lasted until a moment ago.
@@ -36,7 +49,7 @@ impl Drops {
     /// None so far; those that were counted already are no beginning.
     pub fn new(traffic: Option<&[Traffic; 2]>) -> Drops {
         let last = [[None; DropReason::ALL.len()]; 2];
-        Drops { counts: traffic.map(counts), last, running: Vec::new() }
+        Drops { counts: traffic.map(counts), last, running: Vec::new(), recent: Vec::new() }
     }
 
     /// Returns the seconds since the last drop of a reason that has counted `count` by second
@@ -69,6 +82,7 @@ impl Drops {
                 if count != before {
                     self.last[at.0][at.1] = Some(now);
                     self.note(port, direction, reason, before, now);
+                    self.remember(direction, reason, count.wrapping_sub(before), now);
                 }
             }
         }
@@ -82,6 +96,22 @@ impl Drops {
             }
             lasts
         });
+    }
+
+    fn remember(&mut self, direction: Direction, reason: DropReason, frames: u64, now: u32) {
+        self.recent.retain(|one| now.saturating_sub(one.last) < LATELY);
+        let same = |one: &&mut Recent| (one.direction, one.reason) == (direction, reason);
+        match self.recent.iter_mut().find(same) {
+            Some(one) => (one.frames, one.last) = (one.frames + frames, now),
+            None => self.recent.push(Recent { direction, reason, frames, last: now }),
+        }
+    }
+
+    /// Reasons that frames were dropped for in the [`LATELY`] seconds before `now`, and how many
+    /// frames; more if they were dropped before, too, without so long a pause.
+    pub fn lately(&self, now: u32) -> impl Iterator<Item = (DropReason, u64)> {
+        let recent = self.recent.iter().filter(move |one| now.saturating_sub(one.last) < LATELY);
+        recent.map(|one| (one.reason, one.frames))
     }
 
     /// Frames were dropped since the last look.

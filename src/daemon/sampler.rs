@@ -52,7 +52,7 @@ struct Ledger {
 #[derive(Debug)]
 pub struct Seen {
     port: Arc<Port>,
-    drops: Drops,
+    pub drops: Drops,
     reports: Reports,
     /// Unknown while counters of before are being carried over.
     history: Option<History>,
@@ -234,6 +234,13 @@ impl Seen {
     }
 }
 
+/// Receive buffers that a guest's driver made of descriptors that cannot be used.
+fn bad_buffers(port: &Port) -> u64 {
+    let mut all = 0;
+    port.each_queue(&mut |_, _, stats| all += stats.bad_buffers.get());
+    all
+}
+
 fn counts(port: &Port, [input, output]: &[Traffic; 2]) -> Counts {
     let dropped = |traffic: &Traffic, reason: DropReason| traffic.drops[reason as usize];
     let room = DropReason::ALL.iter().filter(|reason| reason.is_want_of_room());
@@ -245,6 +252,7 @@ fn counts(port: &Port, [input, output]: &[Traffic; 2]) -> Counts {
         learn_static: port.stats.learn_static.get(),
         learn_held: port.stats.learn_held.get(),
         moves: port.stats.mac_moves.get(),
+        bad_buffers: bad_buffers(port),
     }
 }
 

@@ -53,6 +53,10 @@ pub struct Port {
     pub is_disabled: bool,
     /// Where its untagged frames are, but for the default bridge without VLANs.
     pub segment: Option<Segment>,
+    /// What is wrong with the guest's memory.
+    pub memory: Memory,
+    /// What was dropped most lately of frames that no healthy guest sends.
+    pub refused: Option<Refused>,
     /// Rings that are left alone, by their index.
     pub broken: Vec<usize>,
     /// Frames that went out, and what was done for some of them, since the port began.
@@ -78,6 +82,34 @@ pub struct Port {
     /// The last source address from here that flapped and is held at another port, that port, and
     /// whether it is held there now.
     pub held: Option<(MacAddr, String, bool)>,
+}
+
+/// What is wrong with the memory that a front-end shares.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// It shares none, and the guest's driver waits.
+    pub missing: bool,
+    /// All that it shares lies in files on disks.
+    pub all_on_disk: bool,
+    /// Bytes of such files beside other memory.
+    pub on_disk: u64,
+    /// Frames that lately lay in other memory than that.
+    pub outside: u64,
+}
+
+/// Frames that were dropped for one reason.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// The reason's name.
+    pub reason: &'static str,
+    /// What it means.
+    pub meaning: &'static str,
+    /// What to do.
+    pub advice: &'static str,
+    /// How many.
+    pub frames: u64,
+    /// An address that the last one had and may not have.
+    pub address: Option<String>,
 }
 
 /// A bridge, or a VLAN of one.

@@ -38,6 +38,8 @@ pub struct Counts {
     pub learn_held: u64,
     /// Addresses that were behind another port before.
     pub moves: u64,
+    /// Receive buffers that could not be used.
+    pub bad_buffers: u64,
 }
 
 impl Counts {
@@ -51,6 +53,7 @@ impl Counts {
             learn_static: self.learn_static.saturating_sub(before.learn_static),
             learn_held: self.learn_held.saturating_sub(before.learn_held),
             moves: self.moves.saturating_sub(before.moves),
+            bad_buffers: self.bad_buffers.saturating_sub(before.bad_buffers),
         }
     }
 }

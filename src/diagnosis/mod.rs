@@ -2,7 +2,7 @@
 //!
 //! * [`facts`] what is judged;
 //! * [`history`] what a port counted in the last minutes;
-//! * `of_switch`, `of_ports`, `of_addresses`, `of_vlans` what is wrong with that.
+//! * `of_switch`, `of_ports`, `of_memory`, `of_addresses`, `of_vlans` what is wrong with that.
 //!
 //! A client that asks for the health of the switch gets these findings: `vioswitchctl doctor`,
 //! `health` and `why`, and the metrics. What can be seen on the host alone, `doctor` adds.
@@ -13,6 +13,7 @@
 pub mod facts;
 pub mod history;
 mod of_addresses;
+mod of_memory;
 mod of_ports;
 mod of_switch;
 mod of_vlans;
@@ -47,7 +48,7 @@ pub struct Code {
 
 macro_rules! codes {
     ($($code:ident $name:literal $level:ident;)*) => {
-        $(pub(crate) const $code: Code = Code { name: $name, level: Level::$level };)*
+        $(#[doc = $name] pub const $code: Code = Code { name: $name, level: Level::$level };)*
 
         /// All kinds.
         pub const CODES: &[Code] = &[$($code,)*];
@@ -59,6 +60,10 @@ codes! {
     NOT_KEPT "not-kept" Warn;
     PORT_DISABLED "port-disabled" Warn;
     RING_BROKEN "ring-broken" Fail;
+    MEMORY_NOT_SHARED "memory-not-shared" Fail;
+    MEMORY_ON_DISK "memory-on-disk" Warn;
+    MEMORY_PARTLY_SHARED "memory-partly-shared" Warn;
+    FRAMES_REFUSED "frames-refused" Warn;
     RECEIVER_OVERLOADED "receiver-overloaded" Warn;
     FRAMES_TOO_LONG "frames-too-long" Warn;
     OFFLOADS_IN_SOFTWARE "offloads-in-software" Warn;
@@ -108,6 +113,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     let mut found = Vec::new();
     of_switch::judge(facts, &mut found);
     of_ports::judge(facts, &mut found);
+    of_memory::judge(facts, &mut found);
     of_addresses::judge(facts, &mut found);
     of_vlans::judge(facts, &mut found);
     found.sort_by_key(|finding| std::cmp::Reverse(finding.level));

@@ -1,9 +1,9 @@
 //! What is wrong with a port: its interface, its rings, and what it takes.
 
-use super::facts::{Facts, Link, LinkState, Offloads, Port, Sender};
+use super::facts::{Facts, Link, LinkState, Offloads, Port, Refused, Sender};
 use super::{
-    FRAMES_TOO_LONG, Finding, Level, OFFLOADS_IN_SOFTWARE, PORT_DISABLED, RECEIVER_OVERLOADED,
-    RING_BROKEN, TAP_DOWN, TAP_GONE, UPLINKS_IN_ONE_BRIDGE,
+    FRAMES_REFUSED, FRAMES_TOO_LONG, Finding, Level, OFFLOADS_IN_SOFTWARE, PORT_DISABLED,
+    RECEIVER_OVERLOADED, RING_BROKEN, TAP_DOWN, TAP_GONE, UPLINKS_IN_ONE_BRIDGE,
 };
 use crate::words::counted;
 
@@ -25,6 +25,7 @@ pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
         found.extend(broken(port));
         found.extend(overloaded(port));
         found.extend(too_long(port));
+        found.extend(refused(port));
         found.extend(software(port));
     }
     bridges(facts, found);
@@ -107,6 +108,16 @@ fn too_long(port: &Port) -> Option<Finding> {
     let cause = format!("{frames} {were} too long for its MTU of {mtu} and {were} dropped lately");
     let command = format!("vioswitchctl port set {name} mtu=NUMBER, and the same MTU in guests");
     Some(Finding::of(FRAMES_TOO_LONG, port, cause, command))
+}
+
+fn refused(port: &Port) -> Option<Finding> {
+    let Refused { reason, meaning, advice, frames, address } = port.refused.as_ref()?;
+    let last = address.as_ref().map(|last| format!("; the last one's address: {last}"));
+    let cause = format!(
+        "{frames} frames were dropped lately ({reason}): {meaning}{}",
+        last.unwrap_or_default()
+    );
+    Some(Finding::of(FRAMES_REFUSED, port, cause, advice.replace("NAME", &port.name)))
 }
 
 /// What the receiver lacks is done for it, which costs.

@@ -1,6 +1,6 @@
 //! Each fault of a healthy switch is found by its own code, and by no other one.
 
-use super::facts::{Bridge, Degraded, Link, LinkState, Offloads, Port, Segment, Sender};
+use super::facts::{Bridge, Degraded, Link, LinkState, Offloads, Port, Refused, Segment, Sender};
 use super::history::Counts;
 use super::*;
 use crate::frame::MacAddr;
@@ -46,7 +46,7 @@ fn vlan(is_shared: bool, is_cut_off: bool) -> Segment {
 
 type Fault = (&'static str, fn(&mut Facts));
 
-const FAULTS: [Fault; 19] = [
+const FAULTS: [Fault; 25] = [
     ("degraded", |facts| {
         let why = "port vm2: in use".to_owned();
         let port = Some("vm2".to_owned());
@@ -91,6 +91,21 @@ const FAULTS: [Fault; 19] = [
         }
         facts.ports[1].minute.learn_held = 1;
         facts.ports[1].held = Some((mac(), "vm1".to_owned(), true));
+    }),
+    ("memory-not-shared", |facts| facts.ports[0].memory.missing = true),
+    ("memory-not-shared", |facts| {
+        (facts.ports[0].memory.missing, facts.ports[0].memory.all_on_disk) = (true, true);
+    }),
+    ("memory-on-disk", |facts| {
+        (facts.ports[0].memory.on_disk, facts.ports[0].memory.outside) = (1 << 30, 9);
+    }),
+    ("memory-partly-shared", |facts| facts.ports[0].memory.outside = 7),
+    ("memory-partly-shared", |facts| facts.ports[0].lately.bad_buffers = 1),
+    ("frames-refused", |facts| {
+        let (meaning, advice) = ("it is not the port's", "vioswitchctl port show NAME");
+        let address = Some("10.0.0.9".to_owned());
+        facts.ports[1].refused =
+            Some(Refused { reason: "guard", meaning, advice, frames: 3, address });
     }),
 ];
 
@@ -141,6 +156,12 @@ fn a_finding_names_those_it_is_about() {
     let cut_off = &found(FAULTS[11].1)[0];
     let said = (cut_off.port.as_deref(), &cut_off.with[..]);
     assert_eq!(said, (Some("vm1"), &["vm2".to_owned()][..]), "{cut_off:?}");
+    let refused = &found(FAULTS[24].1)[0];
+    assert!(refused.cause.contains("3 frames were dropped lately (guard)"), "{refused:?}");
+    assert!(refused.cause.ends_with("the last one's address: 10.0.0.9"), "{refused:?}");
+    assert_eq!(refused.command, "vioswitchctl port show vm2");
+    let (none, disk) = (&found(FAULTS[19].1)[0], &found(FAULTS[20].1)[0]);
+    assert!(none.cause.contains("shares no memory") && disk.cause.contains("on a disk"));
     let full = found(|facts| {
         facts.ports[1].lately.learn_refused = 7;
         (facts.ports[2].addresses, facts.addresses) = (65_000, 65_536);

@@ -9,7 +9,7 @@ pub const FINDINGS_TOLD: usize = 256;
 /// Tuning: seconds between samples of a port's counters.
 pub const SAMPLES_SPACING: u32 = 5;
 
-/// Tuning: samples kept of a port, five minutes of them: 3.5 KiB.
+/// Tuning: samples kept of a port, five minutes of them: 4.5 KiB.
 pub const SAMPLES_KEPT: usize = 61;
 
 /// Tuning: senders remembered of a port without room.

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use super::inspect::{Inspection, SessionFacts};
 use super::queue::{Queue, QueueRef, Rx, Tx};
 use super::session_waker::SessionWaker;
+use super::shared_memory::MemoryFaults;
 use super::steering::Steering;
 use crate::guard::SignalCost;
 use crate::guard::bucket::Bucket;
@@ -42,6 +43,8 @@ pub struct GuestPort {
     steering: OnceLock<Steering>,
     /// What notifying its front-ends took, in this session and those before it.
     pub signal_cost: Arc<SignalCost>,
+    /// What is wrong with the memory that its front-end shares.
+    pub memory_faults: MemoryFaults,
     /// Wakes the session with the front-end.
     session_waker: Mutex<Option<Arc<SessionWaker>>>,
     /// The number of the last session; changed with the lock of `session_waker` held.
@@ -90,6 +93,7 @@ impl GuestPort {
             received: AtomicU32::new(0),
             steering: OnceLock::new(),
             signal_cost: Arc::default(),
+            memory_faults: MemoryFaults::default(),
             session_waker: Mutex::new(None),
             last_session: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
@@ -192,6 +196,7 @@ impl GuestPort {
             steering.clear();
         }
         self.inspection.clear();
+        self.memory_faults.set(false, false, 0);
         *self.session_waker() = None;
     }
 

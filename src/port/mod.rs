@@ -36,6 +36,7 @@ pub mod quantum;
 pub mod queue;
 pub mod rate;
 pub mod session_waker;
+mod shared_memory;
 pub mod steering;
 pub mod table;
 

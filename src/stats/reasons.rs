@@ -41,7 +41,7 @@ macro_rules! drop_reasons {
 drop_reasons! {
     BadAddress, "bad_address", "in",
     "a transmit descriptor points outside the guest's memory",
-    "a broken or hostile driver; or memory was left out: see docs/troubleshoot.md";
+    "a broken or hostile driver, or a part of its memory is private: vioswitchctl doctor NAME";
 
     BadChain, "bad_chain", "in",
     "a loop, too many descriptors, or a malformed indirect table on the transmit ring",
@@ -85,7 +85,7 @@ drop_reasons! {
 
     Guard, "guard", "in",
     "its sender's addresses are not the port's, it is a server's, or its headers cannot be read",
-    "see the event guard_violation, and docs/network.md";
+    "compare its addresses with mac and allowed-ips: vioswitchctl port show NAME";
 
     Observer, "observer", "in",
     "from a port that gets the copies of a mirror",

@@ -161,6 +161,10 @@ pub struct Session<'a> {
     log: Option<Arc<DirtyLog>>,
     rings: Rings<'a>,
     setup: Setup,
+    /// Memory was mapped, be it that it is away now.
+    mapped: bool,
+    /// All memory that was sent lies on a disk.
+    all_on_disk: bool,
     /// A ring has run.
     attached: bool,
 }
@@ -191,6 +195,8 @@ impl<'a> Session<'a> {
             log: None,
             rings: Rings::new(context, port, guest),
             setup: Setup::default(),
+            mapped: false,
+            all_on_disk: false,
             attached: false,
         })
     }
@@ -275,10 +281,21 @@ impl<'a> Session<'a> {
             Err(bad) => Some(bad.into()),
         };
         self.tell_attached();
+        self.all_on_disk |= matches!(refusal, Some(Refusal::OnDisk));
+        self.note_memory();
         match refusal {
             None => self.acknowledge(head, true),
             Some(refusal) => self.refuse(head, refusal),
         }
+    }
+
+    /// Says for the diagnosis what is wrong with the guest's memory.
+    fn note_memory(&mut self) {
+        let Some(guest) = self.port.as_guest() else { return };
+        self.mapped |= !self.memory.is_empty();
+        let driver = self.features & !features::PROTOCOL_FEATURES != 0;
+        let on_disk = self.left_out.iter().map(|region| region.len).sum();
+        guest.memory_faults.set(driver && !self.mapped, self.all_on_disk, on_disk);
     }
 
     /// Tells once that a ring runs.

@@ -155,11 +155,13 @@ methods! {
     /// Explains what the switch would do with a frame of len bytes, 98 by default, that enters by a
     /// port, with the tag of this VLAN if one is given: each step in a sentence, and the verdict.
     /// ip: its source address of IP, if it has one. frame: its first bytes in base64, as in data of
-    /// Packet, in place of src, dst, vlan and ip. ports: its receivers. reason: of drops. Sends and
-    /// learns nothing.
+    /// Packet, in place of src, dst, vlan and ip. to: the port that steps and verdict are about;
+    /// src, dst and vlan are then chosen, unless they are given: of what is known behind the two
+    /// ports. ports: its receivers; with to none while nothing comes from port. reason: of drops.
+    /// Sends and learns nothing.
     Trace {
         port: String, src?: String, dst?: String, len?: Number, vlan?: Number, ip?: String,
-        frame?: String,
+        frame?: String, to?: String,
     } -> Traced {
         steps: Vec<String>, verdict: String, ports: Vec<String>, reason?: String,
     }

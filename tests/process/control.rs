@@ -43,6 +43,7 @@ mod trace;
 mod turns;
 mod unconfirmed;
 mod wait;
+mod why;
 mod worker;
 mod xdp;
 

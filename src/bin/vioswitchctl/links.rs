@@ -9,7 +9,16 @@ use crate::tool;
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Link {
+    pub ifindex: u32,
     pub ifname: String,
+    /// The other end of a veth pair: its name, if that is in the same namespace.
+    pub link: Option<String>,
+    /// Its number, if it is in another one.
+    pub link_index: Option<u32>,
+    pub link_netnsid: Option<i64>,
+    pub linkinfo: Info,
+    /// A program of XDP takes its frames.
+    pub xdp: Option<serde_json::Value>,
     /// The bridge that it is in.
     pub master: Option<String>,
     pub link_type: String,
@@ -19,6 +28,13 @@ pub struct Link {
     pub flags: Vec<String>,
     pub qdisc: String,
     pub addr_info: Vec<Address>,
+}
+
+/// What kind of interface it is.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Info {
+    pub info_kind: String,
 }
 
 /// An address of an interface.

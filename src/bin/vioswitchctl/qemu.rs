@@ -82,6 +82,11 @@ pub struct Item {
 const FIRST: [&str; 5] = ["type", "backend", "driver", "qom-type", "size"];
 
 impl Item {
+    /// An option with this value.
+    pub fn new(option: &str, value: &str) -> Item {
+        Item { option: option.to_owned(), keys: keys(value), value: value.to_owned() }
+    }
+
     /// The value of a key.
     pub fn get(&self, key: &str) -> Option<&str> {
         self.keys.get(key).map(String::as_str)
@@ -110,7 +115,7 @@ pub fn items(words: &[String]) -> Vec<Item> {
             Some(next) if !next.starts_with('-') => words.next().cloned().unwrap_or_default(),
             _ => String::new(),
         };
-        found.push(Item { option, keys: keys(&value), value });
+        found.push(Item::new(&option, &value));
     }
     found
 }

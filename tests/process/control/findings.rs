@@ -68,13 +68,26 @@ fn announce(vm: &mut Vm, source: [u8; 6]) {
     vm.tx[0].drain(LOST);
 }
 
-/// What `why` finds in the way, and its exit status.
-fn why(lab: &Lab, from: &str, to: &str) -> Vec<String> {
+/// What `why` finds in the way: findings, and the steps of frames that do not arrive; its exit
+/// status agrees.
+pub fn why(lab: &Lab, from: &str, to: &str) -> Vec<String> {
     let output = lab.ctl(&["--json", "why", from, to]);
     let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    let problems = told["problems"].as_array().expect("problems");
+    let words = |one: &Value, keys: &[&str]| {
+        let all: Vec<&str> = keys.iter().filter_map(|key| one[key].as_str()).collect();
+        all.join(": ")
+    };
+    let findings = told["findings"].as_array().expect("findings");
+    let findings = findings.iter().map(|one| words(one, &["code", "port", "cause", "command"]));
+    let traces = told["traces"].as_array().expect("traces").iter();
+    let traces = traces.filter(|one| one["passes"] == false).map(|one| {
+        let steps = one["steps"].as_array().expect("steps").iter();
+        let steps: Vec<&str> = steps.map(|step| step.as_str().expect("text")).collect();
+        format!("{}: {}", words(one, &["from", "to", "verdict"]), steps.join("; "))
+    });
+    let problems: Vec<String> = findings.chain(traces).collect();
     assert_eq!(output.status.code(), Some(i32::from(!problems.is_empty())), "{told}");
-    problems.iter().map(|one| one.as_str().expect("text").to_owned()).collect()
+    problems
 }
 
 fn one_has(problems: &[String], words: &str) {
@@ -412,18 +425,16 @@ fn why_takes_addresses() {
     announce(&mut vms[0], [2, 0, 0, 0, 0, 0x55]);
     let shown = lab.json(&["fdb", "show", "p1"]);
     let theirs = shown["addresses"][0]["mac"].as_str().expect("an address").to_owned();
-    let long = "long frames from 'p0' do not reach 'p1'";
+    let long = "p0: p1: it does not reach 'p1'";
     for (from, to) in [("02:00:00:00:00:55", theirs.as_str()), ("p0", &theirs.to_uppercase())] {
         let problems = why(&lab, from, to);
         assert!(problems.len() == 1 && problems[0].starts_with(long), "{problems:?}");
+        assert!(problems[0].contains("02:00:00:00:00:55 is known here"), "{problems:?}");
     }
-    let text =
-        String::from_utf8(lab.ctl(&["why", "02:00:00:00:00:55", "p1"]).stdout).expect("UTF-8");
-    assert!(text.contains("02:00:00:00:00:55 is on 'p0'"), "{text}");
-    let problems = why(&lab, "p0", "02:00:00:00:00:66");
-    assert!(problems[0].starts_with("02:00:00:00:00:66 is known behind no port"), "{problems:?}");
-    let own = why(&lab, "p0", "02:00:00:00:00:55");
-    assert!(own[0].contains("are both behind 'p0'"), "{own:?}");
+    let (status, line) = lab.fails(&["why", "p0", "02:00:00:00:00:66"]);
+    assert!(status == 1 && line.contains("no port has the address 02:00:00:00:00:66"), "{line}");
+    let (status, line) = lab.fails(&["why", "p0", "02:00:00:00:00:55"]);
+    assert!(status == 1 && line.contains("are both behind 'p0'"), "{line}");
     lab.d.stop();
 }
 

@@ -119,7 +119,10 @@ fn a_port_without_a_directory_for_its_socket_comes_when_there_is_one() {
     assert!(lab.fails(&["port", "wait", "p1", "--for=listening", "--timeout=50ms"]).0 == 1);
     let why = lab.ctl(&["why", "p0", "p1"]);
     let told = String::from_utf8_lossy(&why.stdout).into_owned();
-    assert!(why.status.code() == Some(1) && told.contains("'p1' has no socket"), "{told}");
+    assert!(
+        why.status.code() == Some(1) && told.contains("not to 'p1': it has no socket"),
+        "{told}"
+    );
     // What it is to be may change meanwhile.
     lab.done(&["port", "set", "p1", "mtu=9000"]);
     fs::create_dir(&late).expect("mkdir");

@@ -70,7 +70,7 @@ fn ports_are_isolated_and_joined_while_they_serve() {
         let found = lab.ctl(&["why", "p2", "p3"]);
         let text = String::from_utf8(found.stdout).expect("UTF-8");
         assert!(found.status.code() == Some(1), "{text}");
-        assert!(text.contains("'p2' and 'p3' are both isolated: no frame passes"), "{text}");
+        assert!(text.contains("not to 'p3': both have isolated=on"), "{text}");
         let port = lab.json(&["port", "show", "p3"])["port"].clone();
         // One of each round is for an address that is known.
         assert_eq!(port["isolated"], json!("on"));

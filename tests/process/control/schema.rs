@@ -225,7 +225,7 @@ fn json_is_as_described() {
     }
     let why = lab.ctl(&["--json", "why", "p0", "p1"]).stdout;
     let why: Value = serde_json::from_slice(&why).expect("JSON");
-    let fields = definition("problems: []string, notes: []string");
+    let fields = definition("findings: []Finding, traces: []object");
     schema.defined(&fields, &why, "why");
     drop(vm);
     // One object for each line. What was lost stands alone.

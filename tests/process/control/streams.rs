@@ -60,7 +60,7 @@ fn streams_come_and_go_by_the_client() {
         let shown: Vec<String> = row(&lab);
         assert_eq!(shown, ["net", "stream", "runtime", "listening", "1", "9000", "0", "-"]);
         let why = String::from_utf8(lab.ctl(&["why", "p0", "net"]).stdout).expect("UTF-8");
-        assert!(why.contains("no process is connected to 'net'"), "{why}");
+        assert!(why.contains("not to 'net': no process is connected to it"), "{why}");
         let (_, line) = lab.fails(&["attach", "net", "--qemu"]);
         assert!(line.contains("-netdev stream"), "{line}");
         let mut peer = Peer::connect(&path);

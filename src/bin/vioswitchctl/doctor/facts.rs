@@ -105,6 +105,8 @@ pub struct Ended {
     pub status: String,
     /// The last lines of its log.
     pub said: Vec<String>,
+    /// Control sockets of switches that run.
+    pub others: Vec<String>,
 }
 
 /// The machine.
@@ -116,11 +118,30 @@ pub struct Host {
     pub qdiscs: BTreeMap<String, Vec<Qdisc>>,
     /// Interfaces that spread frames over CPUs, and by what.
     pub spread: BTreeMap<String, &'static str>,
+    /// The other ends of veth pairs, by the interface on this side.
+    pub peers: BTreeMap<String, Peer>,
     /// Frames on bridges are shown to the firewall of IP.
     pub bridge_filtered: bool,
     pub forward: Option<Forward>,
     /// Free pages, by their size in bytes.
     pub free_huge: BTreeMap<u64, u64>,
+}
+
+/// The two ends of a veth pair.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Peer {
+    /// What runs a program where this side is.
+    pub enter: Vec<String>,
+    /// This side passes frames on whose checksums are not finished.
+    pub leaves_sums: bool,
+    /// Name of the other end.
+    pub peer: String,
+    /// What runs a program there.
+    pub enter_peer: Vec<String>,
+    /// It passes such frames on to this side.
+    pub peer_leaves_sums: bool,
+    /// A program of XDP takes its frames.
+    pub peer_has_program: bool,
 }
 
 /// What the firewall does with what is forwarded.
@@ -192,6 +213,16 @@ impl Port {
 
     pub fn regions(&self) -> &[wire::Region] {
         self.details.session.as_ref().map_or(&[], |session| &session.memory)
+    }
+}
+
+impl Facts {
+    /// What starts the switch again.
+    pub fn restart(&self) -> String {
+        match &self.daemon.unit {
+            Some(unit) => format!("systemctl restart {}", unit.name),
+            None => format!("kill {}, and start vioswitchd as before", self.status.pid),
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use vioswitch::wire::{DiffConfig, Finding, GetConfig, GetPortDetails, GetStatus};
 
 use super::facts::{Facts, Port};
-use super::{firewall, is_about, links, processes};
+use super::{firewall, is_about, links, peers, processes};
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::look;
@@ -25,10 +25,13 @@ pub fn all(client: &mut Client, only: Option<&str>, user: Option<&str>) -> Resul
         facts.ports.iter_mut().for_each(|port| port.others.push(process.clone()));
     }
     facts.host.free_huge = processes::free_huge_pages();
-    if facts.ports.iter().any(Port::is_tap) {
+    if facts.ports.iter().any(Port::is_uplink) {
         let namespace = processes::other_network(pid);
         links::look(&namespace, &mut facts);
-        firewall::look(&namespace, &mut facts);
+        peers::look(&namespace, &mut facts);
+        if facts.ports.iter().any(Port::is_tap) {
+            firewall::look(&namespace, &mut facts);
+        }
     }
     Ok(facts)
 }

@@ -13,6 +13,7 @@ mod links;
 mod of_guest;
 mod of_switch;
 mod of_uplink;
+mod peers;
 mod proc;
 mod processes;
 #[cfg(test)]
@@ -51,7 +52,8 @@ pub struct Doctor {
     watch: Option<Duration>,
 }
 
-fn is_about(finding: &Finding, name: &str) -> bool {
+/// True for a finding of this port.
+pub fn is_about(finding: &Finding, name: &str) -> bool {
     finding.port.iter().chain(&finding.with).any(|port| port == name)
 }
 
@@ -60,6 +62,11 @@ fn headline(finding: &Finding) -> String {
     let Finding { level, code, port, cause, .. } = finding;
     let about = port.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
     line(&format!("{}  {code}  {about}{cause}", word(*level)))
+}
+
+/// A finding, and what mends it in a second line.
+pub fn finding_lines(finding: &Finding) -> String {
+    headline(finding) + &line(&format!("      {}", finding.command))
 }
 
 /// As JSON; without other ports where it is about one alone.
@@ -100,9 +107,9 @@ fn judge(facts: &Facts) -> Vec<Finding> {
         if port.is_tap() {
             of_uplink::judge(port, facts, &mut findings);
         } else if port.is_uplink() {
-            // Its frames pass the host's bridges and queues: the switch says itself what is wrong.
+            of_uplink::judge_xdp(port, facts, &mut findings);
         } else if port.shown().kind == "stream" {
-            of_guest::judge_stream(port, &mut findings);
+            of_guest::judge_stream(port, facts, &mut findings);
         } else {
             of_guest::judge(port, facts, &mut findings);
         }
@@ -113,10 +120,10 @@ fn judge(facts: &Facts) -> Vec<Finding> {
 }
 
 /// Why no switch answers.
-fn judge_ended(failure: &Failure, ended: &Ended) -> Vec<Finding> {
+fn judge_ended(failure: &Failure, ended: &Ended, control: &Path) -> Vec<Finding> {
     let mut findings = Findings::default();
     let mut cause = failure.text.split(": ").next().unwrap_or_default().to_owned();
-    let Ended { unit, state, result, status, said } = ended;
+    let Ended { unit, state, result, status, said, others } = ended;
     if unit.is_empty() {
         cause += "; systemd knows no unit of it";
     } else {
@@ -129,10 +136,16 @@ fn judge_ended(failure: &Failure, ended: &Ended) -> Vec<Finding> {
     if !said.is_empty() {
         cause += &format!("; its log ends with: {}", said.join(" | "));
     }
-    let command = match state.split(' ').next().unwrap_or_default() {
-        "failed" => format!("systemctl status {unit}; journalctl -u {unit}"),
-        "active" => format!("--control PATH, as in the configuration of {unit}"),
-        _ => "systemctl start vioswitchd, or --control PATH".to_owned(),
+    let command = match (state.split(' ').next().unwrap_or_default(), others.first()) {
+        (_, Some(other)) => format!("vioswitchctl --control {other} doctor"),
+        ("failed", _) => format!("systemctl status {unit}; journalctl -u {unit}"),
+        ("active", _) => format!("--control PATH, as in the configuration of {unit}"),
+        _ if !unit.is_empty() => format!("systemctl start {unit}"),
+        _ => {
+            let directory = control.parent().filter(|directory| !directory.exists());
+            let make = directory.map(|directory| format!("mkdir -p {} && ", directory.display()));
+            format!("{}vioswitchd --control {}", make.unwrap_or_default(), control.display())
+        }
     };
     findings.fail("switch-absent", "", cause, &command);
     findings.0
@@ -161,7 +174,7 @@ impl Doctor {
                 Ok((facts, findings, u8::from(failed)))
             }
             Err(failure) if failure.is_absence() => {
-                let findings = judge_ended(&failure, &unit::ended());
+                let findings = judge_ended(&failure, &processes::ended(), control);
                 Ok((Facts::default(), findings, failure.status))
             }
             Err(failure) => Err(failure),
@@ -189,11 +202,7 @@ fn line(text: &str) -> String {
 }
 
 fn lines(facts: &Facts, findings: &[Finding]) -> String {
-    let mut text = String::new();
-    for finding in findings {
-        text += &headline(finding);
-        text += &line(&format!("      {}", finding.command));
-    }
+    let mut text: String = findings.iter().map(finding_lines).collect();
     for name in healthy(facts, findings) {
         let name = if name.is_empty() { "the switch" } else { name };
         text += &line(&format!("OK    {name}"));

@@ -1,6 +1,7 @@
 //! What is wrong with a virtual machine's port: its socket, its front-end, its memory, its rings.
 
-use vioswitch::wire::State;
+use vioswitch::diagnosis::MEMORY_NOT_SHARED as NOT_SHARED;
+use vioswitch::wire::{Finding, State};
 use vioswitch::words::counted;
 
 use super::facts::{Facts, Port, Process};
@@ -13,9 +14,9 @@ use crate::show::maybe;
 const LEAST_SHARED: u64 = 4 << 20;
 
 pub fn judge(port: &Port, facts: &Facts, findings: &mut Findings) {
-    socket(port, findings);
+    socket(port, facts, findings);
     if port.shown().front_end.is_some() {
-        let shares = memory(port, findings);
+        let shares = memory(port, facts, findings);
         huge_pages(port, facts, findings);
         rings(port, shares, findings);
         if let Some(process) = &port.front_end {
@@ -25,8 +26,8 @@ pub fn judge(port: &Port, facts: &Facts, findings: &mut Findings) {
 }
 
 /// A stream has a socket, and no guest whose memory or rings could be wrong.
-pub fn judge_stream(port: &Port, findings: &mut Findings) {
-    socket(port, findings);
+pub fn judge_stream(port: &Port, facts: &Facts, findings: &mut Findings) {
+    socket(port, facts, findings);
 }
 
 /// True if a process may do this with what has these permissions: 1 to enter, 2 to write.
@@ -40,7 +41,7 @@ fn may(process: &Process, step: &super::facts::Step, wanted: u32) -> bool {
     step.mode >> shift & wanted != 0
 }
 
-fn socket(port: &Port, findings: &mut Findings) {
+fn socket(port: &Port, facts: &Facts, findings: &mut Findings) {
     let (name, path) = (port.name(), port.socket());
     if port.is_client() || path.is_empty() || port.is_silent() {
         return;
@@ -48,8 +49,9 @@ fn socket(port: &Port, findings: &mut Findings) {
     let complete = port.path.last().is_some_and(|step| step.path == path);
     if !complete && port.details.socket.as_ref().is_none_or(|one| one.mode.is_none()) {
         let cause = format!("its socket {path} is gone: no front-end can connect");
-        let command = "vioswitchctl port del and add it anew, or systemctl restart vioswitchd";
-        findings.fail("socket-missing", name, cause, command);
+        let command =
+            format!("vioswitchctl port del {name} and add it anew, or {}", facts.restart());
+        findings.fail("socket-missing", name, cause, &command);
         return;
     }
     for process in port.others.iter().filter(|_| complete) {
@@ -89,27 +91,20 @@ fn second(port: &Port, who: &str, findings: &mut Findings) {
     findings.warn("socket-shared", port.name(), cause, command);
 }
 
-/// False if no driver can be served.
-fn memory(port: &Port, findings: &mut Findings) -> bool {
-    let name = port.name();
-    let session = port.details.session.as_ref();
-    let negotiated = session.is_some_and(|session| !session.features.is_empty());
-    let private = port.front_end.as_ref().and_then(|process| process.shared);
-    let private = private.is_some_and(|bytes| bytes < LEAST_SHARED);
-    let qemu = "-object memory-backend-memfd,id=mem,size=SIZE,share=on -machine memory-backend=mem";
-    let shares = !port.regions().is_empty()
-        || !(private || negotiated && port.shown().state == State::Negotiating);
-    if !shares {
-        let cause =
-            "its front-end shares no memory: the switch sees none of the guest's".to_owned();
-        let command = format!("QEMU: {qemu}; others: vioswitchctl attach {name} --help");
-        findings.fail("memory-not-shared", name, cause, &command);
+/// False if no driver can be served. Once the driver has begun, the switch finds that itself.
+fn memory(port: &Port, facts: &Facts, findings: &mut Findings) -> bool {
+    let is_found =
+        |one: &Finding| one.code == NOT_SHARED.name && one.port.as_deref() == Some(port.name());
+    if facts.findings.iter().any(is_found) {
+        return false;
     }
-    let disk: u64 = port.memory("disk").map(|region| region.bytes).sum();
-    if disk > 0 {
-        let cause =
-            format!("{} MiB of its memory lie in a file on a disk and are left out", disk >> 20);
-        findings.warn("memory-on-disk", name, cause, &format!("QEMU: {qemu}"));
+    let private = port.front_end.as_ref().and_then(|process| process.shared);
+    let shares = !port.regions().is_empty() || private.is_none_or(|bytes| bytes >= LEAST_SHARED);
+    if !shares {
+        let cause = "its front-end has no memory that others can map".to_owned();
+        let name = port.name();
+        let command = format!("vioswitchctl attach {name} --qemu; others: attach {name} --help");
+        findings.fail(NOT_SHARED.name, name, cause, &command);
     }
     shares
 }
@@ -149,6 +144,7 @@ fn rings(port: &Port, shares: bool, findings: &mut Findings) {
 
 /// What QEMU was started with.
 fn command_line(port: &Port, process: &Process, findings: &mut Findings) {
+    cloud_hypervisor(port, process, findings);
     let Some(card) = qemu::card(&process.items, port.socket()) else { return };
     let name = port.name();
     let attach = format!("vioswitchctl attach {name} --qemu");
@@ -184,6 +180,24 @@ fn command_line(port: &Port, process: &Process, findings: &mut Findings) {
         );
         findings.warn("vectors-few", name, cause, &attach);
     }
+}
+
+/// As client cloud-hypervisor tries for a minute to connect again, and then never.
+fn cloud_hypervisor(port: &Port, process: &Process, findings: &mut Findings) {
+    let net = process.items.iter().find(|item| item.option == "net");
+    if net.is_none_or(|net| net.get("vhost_mode") == Some("server")) {
+        return;
+    }
+    let (name, pid) = (port.name(), process.pid);
+    let cause = format!(
+        "its front-end (pid {pid}), cloud-hypervisor with vhost_mode=client, gives the port up for \
+         good when it is without the switch for 60 s"
+    );
+    let command = format!(
+        "vioswitchctl port del {name}; vioswitchctl port add {name} mode=client; start \
+         cloud-hypervisor with vhost_mode=server: vioswitchctl attach {name} --cloud-hypervisor"
+    );
+    findings.warn("no-reconnect", name, cause, &command);
 }
 
 fn says_kvm(item: &qemu::Item) -> bool {

@@ -24,10 +24,10 @@ fn version(facts: &Facts, findings: &mut Findings) {
     let client = &facts.client_version;
     if switch != *client {
         let cause = format!("the switch that runs is version {switch}, vioswitchctl is {client}");
-        findings.warn("version-differs", "", cause, "systemctl restart vioswitchd");
+        findings.warn("version-differs", "", cause, &facts.restart());
     } else if facts.daemon.replaced {
         let cause = "the switch's program was replaced since it was started: the old one runs";
-        findings.warn("program-replaced", "", cause.to_owned(), "systemctl restart vioswitchd");
+        findings.warn("program-replaced", "", cause.to_owned(), &facts.restart());
     }
 }
 

@@ -23,6 +23,9 @@ use super::Findings;
 use super::facts::{Facts, Host, Port};
 use crate::links::{Link, Qdisc};
 
+/// Frames come unfinished to somebody who cannot finish them.
+const UNFINISHED: &str = "checksums-unfinished";
+
 pub fn judge(port: &Port, facts: &Facts, findings: &mut Findings) {
     // What has its name may be another's.
     if matches!(port.shown().state, State::Gone | State::LeftOut) {
@@ -34,6 +37,45 @@ pub fn judge(port: &Port, facts: &Facts, findings: &mut Findings) {
     chain(port, link, facts, findings);
     queues(port, link, &facts.host, findings);
     filter(port, link, &facts.host, findings);
+    unfinished_there(port, link, &facts.host, findings);
+}
+
+/// An uplink past the host's network stack: the other end of a veth pair may leave checksums to it.
+pub fn judge_xdp(port: &Port, facts: &Facts, findings: &mut Findings) {
+    let interface = port.shown().interface.as_deref().unwrap_or_default();
+    let Some(ends) = facts.host.peers.get(interface) else { return };
+    // What another program sends by XDP is finished.
+    if ends.peer_leaves_sums && !ends.peer_has_program {
+        let cause = format!(
+            "the other end of its veth pair, {}, leaves checksums and segmentation to the \
+             receiver: guests drop such frames of its host",
+            ends.peer
+        );
+        findings.warn(UNFINISHED, port.name(), cause, &finish(&ends.enter_peer, &ends.peer));
+    }
+}
+
+/// Beside a TAP in its bridge: what guests leave unfinished gets to a program of XDP so.
+fn unfinished_there(port: &Port, link: &Link, host: &Host, findings: &mut Findings) {
+    let Some(bridge) = link.master.as_deref() else { return };
+    for member in host.members(bridge) {
+        let Some(ends) = host.peers.get(&member.ifname) else { continue };
+        if ends.leaves_sums && ends.peer_has_program {
+            let (own, peer) = (&member.ifname, &ends.peer);
+            let cause = format!(
+                "{own} in its bridge {bridge} passes checksums and segments of guests on \
+                 unfinished, and a program of XDP takes the frames at its other end, {peer}"
+            );
+            findings.warn(UNFINISHED, port.name(), cause, &finish(&ends.enter, own));
+        }
+    }
+}
+
+/// What has an interface finish what it sends.
+fn finish(enter: &[String], interface: &str) -> String {
+    let words = ["ethtool", "-K", interface, "tx", "off", "txvlan", "off"];
+    let words = enter.iter().map(String::as_str).chain(words);
+    words.collect::<Vec<_>>().join(" ")
 }
 
 /// The interface, its bridge, what is beside it there, and the guests before it.

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::facts::{Daemon, Facts, Port, Process};
+use super::facts::{Daemon, Ended, Facts, Port, Process};
 use super::proc::{Reader, User, View};
 use super::unit;
 use crate::qemu::{self, Item};
@@ -23,6 +23,8 @@ const MAX_GENERATIONS: usize = 64;
 const MAX_OTHERS: usize = 8;
 /// Most words about KVM that are kept of a command line.
 const MAX_ACCELERATORS: usize = 8;
+/// Most switches that are named where none answers.
+const MAX_SWITCHES: usize = 4;
 /// Mappings of devices, which are no memory of a guest.
 const DEVICES: [&str; 3] = ["/dev/", "anon_inode:", "/SYSV"];
 /// The switch's process by its own number, if that is its number here too; else 0, which no process
@@ -33,6 +35,35 @@ pub fn of_switch(said: i64, skipped: &mut Vec<String>) -> i64 {
     }
     skipped.push("the switch's process: it is in another PID namespace".to_owned());
     0
+}
+
+/// What is known where no switch answers: of the unit, and of switches that have another control
+/// socket.
+pub fn ended() -> Ended {
+    let mut reader = Reader::new();
+    let mut others = Vec::new();
+    for pid in reader.processes() {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        // Anybody may call a program so.
+        let own = [0, rustix::process::geteuid().as_raw()];
+        let is_own = |user: User| own.contains(&user.uid);
+        if name.starts_with(SWITCH)
+            && others.len() < MAX_SWITCHES
+            && reader.user(pid).is_some_and(is_own)
+        {
+            others.extend(control_socket(&reader.words(pid)));
+        }
+    }
+    Ended { others, ..unit::ended() }
+}
+
+/// The control socket that a command line of the switch names, if there is one.
+fn control_socket(words: &[String]) -> Option<String> {
+    let after = |word: &&[String]| word[0] == "--control";
+    let apart = words.windows(2).find(after).map(|pair| pair[1].clone());
+    let joined = words.iter().find_map(|word| word.strip_prefix("--control=").map(str::to_owned));
+    let printable = |path: &String| !path.contains(|c: char| c.is_whitespace() || c.is_control());
+    apart.or(joined).filter(|path| printable(path) && Path::new(path).exists())
 }
 
 /// What is known of the switch's own process.
@@ -189,20 +220,29 @@ fn process(pid: i64, socket: &str, reader: &mut Reader) -> Option<Process> {
         name: reader.whole(pid, "comm")?.trim().to_owned(),
         uid,
         groups,
-        items: judged(&qemu::items(&reader.words(pid)), socket),
+        items: judged(&reader.words(pid), socket),
         shared: maps.map(|maps| shared_bytes(&maps)),
         way: Vec::new(),
     })
 }
 
 /// What of a command line is judged: the port's card, and whether it says KVM.
-fn judged(items: &[Item], socket: &str) -> Vec<Item> {
-    let Some(card) = qemu::card(items, socket) else { return Vec::new() };
+fn judged(words: &[String], socket: &str) -> Vec<Item> {
+    let items = &qemu::items(words);
+    let Some(card) = qemu::card(items, socket) else { return of_cloud_hypervisor(words, socket) };
     let says_kvm =
         |item: &&Item| ["enable-kvm", "accel", "machine", "M"].contains(&item.option.as_str());
     let accelerators = items.iter().filter(says_kvm).take(MAX_ACCELERATORS);
     let card = [Some(card.chardev), card.netdev, card.device];
     card.into_iter().flatten().chain(accelerators).cloned().collect()
+}
+
+/// What of cloud-hypervisor's command line is about a port: one of the values of `--net`.
+fn of_cloud_hypervisor(words: &[String], socket: &str) -> Vec<Item> {
+    let value = words.iter().map(|word| word.strip_prefix("--net=").unwrap_or(word));
+    let net = value.map(|value| Item::new("net", value));
+    let is_it = |item: &Item| item.is_on("vhost_user") && item.get("socket") == Some(socket);
+    net.filter(is_it).take(1).collect()
 }
 
 /// Bytes that a process maps writable and others can map too.
@@ -311,9 +351,35 @@ mod tests {
         let line = "-name x -chardev socket,id=c,path=/s -chardev socket,id=d,path=/t -netdev \
                     vhost-user,id=n,chardev=c -device virtio-net-pci,netdev=n -accel kvm -m 1G";
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
-        let kept = judged(&qemu::items(&words), "/s");
+        let kept = judged(&words, "/s");
         let options: Vec<&str> = kept.iter().map(|item| item.option.as_str()).collect();
         assert_eq!(options, ["chardev", "netdev", "device", "accel"]);
-        assert!(judged(&qemu::items(&words), "/u").is_empty());
+        assert!(judged(&words, "/u").is_empty());
+        let line = "cloud-hypervisor --memory size=1G,shared=on --net tap=t \
+                    vhost_user=on,socket=/s,num_queues=2 --net=vhost_user=true,socket=/t,vhost_mode=server";
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        let mode = |socket: &str| {
+            let kept = judged(&words, socket);
+            kept.first().map(|item| item.get("vhost_mode").unwrap_or("").to_owned())
+        };
+        assert_eq!(
+            (mode("/s"), mode("/t"), mode("/u")),
+            (Some("".into()), Some("server".into()), None)
+        );
+    }
+
+    #[test]
+    fn a_switch_names_its_control_socket() {
+        let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(
+            control_socket(&words("vioswitchd --control=/dev/null")).as_deref(),
+            Some("/dev/null")
+        );
+        assert_eq!(
+            control_socket(&words("x --control /dev/null --poll")).as_deref(),
+            Some("/dev/null")
+        );
+        assert_eq!(control_socket(&words("vioswitchd --control=/no/such/socket")), None);
+        assert_eq!(control_socket(&words("vioswitchd --control")), None);
     }
 }

@@ -4,7 +4,7 @@ use serde_json::json;
 use vioswitch::diagnosis;
 use vioswitch::wire::{Region, State, Status};
 
-use super::facts::{Daemon, Ended, Facts, Forward, Host, Port, Process, Step, Unit};
+use super::facts::{Daemon, Ended, Facts, Forward, Host, Peer, Port, Process, Step, Unit};
 use super::*;
 use crate::links::Link;
 use crate::qemu;
@@ -138,7 +138,7 @@ const OF_SWITCH: [Fault; 8] = [
     ("worker-starved", |facts| facts.daemon.waits[0].1 = 30),
 ];
 
-const OF_GUEST: [Fault; 13] = [
+const OF_GUEST: [Fault; 12] = [
     ("socket-missing", |facts| {
         facts.ports[0].path.pop();
         facts.ports[0].details.socket.as_mut().expect("a socket").mode = None;
@@ -157,15 +157,6 @@ const OF_GUEST: [Fault; 13] = [
         memory(facts).clear();
         facts.ports[0].front_end.as_mut().expect("a process").shared = Some(0);
     }),
-    ("memory-not-shared", |facts| {
-        // Not root: its mappings cannot be read.
-        facts.ports[0].front_end = None;
-        memory(facts).clear();
-        facts.ports[0].details.port.state = State::Negotiating;
-    }),
-    ("memory-on-disk", |facts| {
-        memory(facts)[0].backing = "disk".to_owned();
-    }),
     ("huge-pages-short", |facts| {
         facts.ports[0].huge = Some(1 << 29);
     }),
@@ -175,6 +166,11 @@ const OF_GUEST: [Fault; 13] = [
     }),
     ("no-reconnect", |facts| {
         facts.ports[0].front_end = Some(qemu("", ",queues=2", ",mq=on"));
+    }),
+    ("no-reconnect", |facts| {
+        let net = format!("vhost_user=on,socket={SOCKET}");
+        let items = vec![qemu::Item::new("net", &net)];
+        facts.ports[0].front_end.as_mut().expect("a process").items = items;
     }),
     ("queues-unused", |facts| {
         facts.ports[0].front_end = Some(qemu(",reconnect-ms=9", ",queues=2", ",vectors=6"));
@@ -187,7 +183,7 @@ const OF_GUEST: [Fault; 13] = [
     }),
 ];
 
-const OF_UPLINK: [Fault; 7] = [
+const OF_UPLINK: [Fault; 9] = [
     ("bridge-down", |facts| facts.host.links[1].flags.clear()),
     ("tap-alone", |facts| {
         facts.host.links[0] = link("vio0", None);
@@ -196,6 +192,15 @@ const OF_UPLINK: [Fault; 7] = [
     ("mtu-differs", |facts| facts.host.links[2].mtu = 1400),
     ("mtu-differs", |facts| drop(facts.ports[0].keys.insert("mtu".to_owned(), "9000".to_owned()))),
     ("tap-queues", |facts| facts.host.links[0].qdisc = "fq_codel".to_owned()),
+    ("checksums-unfinished", |facts| {
+        let peer = Peer { leaves_sums: true, peer_has_program: true, ..Peer::default() };
+        facts.host.peers.insert("eth1".to_owned(), peer);
+    }),
+    ("checksums-unfinished", |facts| {
+        facts.ports[1].details.port.kind = "xdp".to_owned();
+        let peer = Peer { peer_leaves_sums: true, ..Peer::default() };
+        facts.host.peers.insert("vio0".to_owned(), peer);
+    }),
     ("tap-lock", |facts| {
         facts.host.spread.insert("eth1".to_owned(), "RSS");
     }),
@@ -227,7 +232,7 @@ fn each_fault_is_found_by_its_own_code() {
 /// What is no fault, though it looks like one.
 #[test]
 fn what_is_meant_so_is_no_finding() {
-    let harmless: [fn(&mut Facts); 8] = [
+    let harmless: [fn(&mut Facts); 10] = [
         // All huge pages are taken, and this guest has all of its own.
         |facts| {
             facts.host.free_huge.clear();
@@ -237,6 +242,17 @@ fn what_is_meant_so_is_no_finding() {
         |facts| {
             facts.host.free_huge.insert(2 << 20, 256);
             facts.ports[0].huge = Some(1 << 29);
+        },
+        // cloud-hypervisor listens.
+        |facts| {
+            let net = format!("vhost_user=on,socket={SOCKET},vhost_mode=server");
+            let items = vec![qemu::Item::new("net", &net)];
+            facts.ports[0].front_end.as_mut().expect("a process").items = items;
+        },
+        // A stack of the kernel is at the other end, and finishes checksums itself.
+        |facts| {
+            let peer = Peer { leaves_sums: true, peer_leaves_sums: true, ..Peer::default() };
+            facts.host.peers.insert("eth1".to_owned(), peer);
         },
         // A stream has no memory, nor a ring.
         |facts| {
@@ -274,6 +290,23 @@ fn what_is_meant_so_is_no_finding() {
         change(&mut facts);
         assert_eq!(codes(&facts), Vec::<String>::new());
     }
+}
+
+/// What the switch has found of a guest's memory is not said twice, and explains that no ring is
+/// started.
+#[test]
+fn memory_that_the_switch_misses_is_told_once() {
+    let mut facts = healthy();
+    memory(&mut facts).clear();
+    let port = &mut facts.ports[0];
+    port.front_end.as_mut().expect("a process").shared = Some(0);
+    port.details.rings = read(json!([{"index": 0, "started": false}]));
+    port.details.port.state = State::Negotiating;
+    facts.findings = vec![read(json!({
+        "level": "fail", "code": "memory-not-shared", "port": "vm1", "with": [], "cause": "c",
+        "command": "d",
+    }))];
+    assert_eq!(codes(&facts), ["memory-not-shared"]);
 }
 
 /// What the switch finds itself is told as it says it, among the rest.
@@ -334,22 +367,29 @@ fn a_process_that_names_a_socket_fails_nothing() {
 #[test]
 fn a_switch_that_ended_is_told_of_with_its_end() {
     let failure = Failure::connect(Path::new("/x"), &std::io::ErrorKind::NotFound.into());
-    let told = |ended: &Ended| judge_ended(&failure, ended).remove(0);
+    let told = |ended: &Ended| judge_ended(&failure, ended, Path::new("/x")).remove(0);
     let failed = Ended {
         unit: "vioswitchd.service".to_owned(),
         state: "failed (failed)".to_owned(),
         result: "exit-code".to_owned(),
         status: "2".to_owned(),
         said: vec!["bad line 3".to_owned()],
+        others: Vec::new(),
     };
     let finding = told(&failed);
     let cause = "no switch at /x; vioswitchd.service is failed (failed), exit-code, status 2; its \
                  log ends with: bad line 3";
     assert_eq!((&*finding.code, &*finding.cause), ("switch-absent", cause));
     assert!(finding.command.contains("systemctl status vioswitchd.service"), "{finding:?}");
-    let other = Ended { state: "active (running)".to_owned(), ..failed };
-    assert!(told(&other).command.contains("--control PATH"));
-    assert!(told(&Ended::default()).command.contains("systemctl start"));
+    let active = Ended { state: "active (running)".to_owned(), ..failed };
+    assert!(told(&active).command.contains("--control PATH"));
+    let inactive = Ended { state: "inactive (dead)".to_owned(), ..active };
+    assert_eq!(told(&inactive).command, "systemctl start vioswitchd.service");
+    // Without a unit: a switch by hand, or the one that runs with another socket.
+    assert_eq!(told(&Ended::default()).command, "vioswitchd --control /x");
+    let others = vec!["/run/other".to_owned()];
+    let elsewhere = Ended { others, ..Ended::default() };
+    assert_eq!(told(&elsewhere).command, "vioswitchctl --control /run/other doctor");
 }
 
 /// The codes that the tables of a page begin their rows with, from a heading on, and what is next.
@@ -398,6 +438,7 @@ fn every_code_has_a_fault_that_is_made() {
         include_str!("../../../../tests/process/control/findings.rs"),
         include_str!("../../../../tests/process/control/tenants.rs"),
         include_str!("../../../../tests/process/control/unconfirmed.rs"),
+        include_str!("../../../../tests/process/control/why.rs"),
         include_str!("../../../../tests/guests/attach.rs"),
     ];
     for (code, _) in all_codes() {

@@ -104,6 +104,7 @@ pub fn ended() -> Ended {
         result: value("Result"),
         status: value("ExecMainStatus"),
         said: said.lines().map(str::to_owned).collect(),
+        others: Vec::new(),
     }
 }
 
