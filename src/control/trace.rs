@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use self::sample::Sample;
 use super::methods::{Switch, unknown_port};
+use super::parameters::wrong;
 use super::show;
 use crate::config::limit_word;
 use crate::frame::MacAddr;
@@ -46,6 +47,9 @@ impl Switch {
         let named = |name: &String| ports.named(name).ok_or_else(|| unknown_port(ports, name));
         let port = named(&given.port)?;
         let to = given.to.as_ref().map(named).transpose()?;
+        if let Some(to) = to.filter(|to| to.id == port.id) {
+            return Err(wrong("to", "to must be another port".to_owned(), &to.name));
+        }
         let sample = &match to {
             Some(to) => self.between(ports, (port, to), given)?,
             None => Sample::new(given)?,

@@ -31,18 +31,7 @@ impl Switch {
         }
         let [from_policy, to_policy] = [port, to].map(|port| ports.policy(port.id));
         let entries = self.view.fdb.entries(clock::coarse_seconds());
-        let known = [(port, &given.src), (to, &given.dst)].map(|(port, word)| {
-            let mac = word.as_deref().and_then(|word| word.parse().ok());
-            let is = |entry: &&Entry| mac.is_none_or(|mac: MacAddr| entry.station.mac == mac);
-            let mut own: Vec<&Entry> =
-                entries.iter().filter(|entry| entry.port == port.id).filter(is).collect();
-            // A static address may have no station yet.
-            own.sort_by_key(|entry| match entry.age {
-                EntryAge::Idle(seconds) => seconds,
-                EntryAge::Static => u32::MAX,
-            });
-            own
-        });
+        let known = [newest(&entries, port, &given.src), newest(&entries, to, &given.dst)];
         let vlan = vlan(from_policy, to_policy, &known);
         let segment = from_policy.segment(vlan);
         let address = |at: usize, word: &Option<String>| {
@@ -50,10 +39,10 @@ impl Switch {
             // A source that is known in another VLAN is as good.
             let elsewhere = known[at].first().filter(|_| at == 0);
             let found = here.or(elsewhere).map(|entry| entry.station.mac);
-            word.clone()
-                .map_or((found.is_none(), found.unwrap_or(UNKNOWN[at]).to_string()), |word| {
-                    (false, word)
-                })
+            match word {
+                Some(word) => (false, word.clone()),
+                None => (found.is_none(), found.unwrap_or(UNKNOWN[at]).to_string()),
+            }
         };
         let [(no_source, src), (no_destination, dst)] =
             [address(0, &given.src), address(1, &given.dst)];
@@ -65,6 +54,20 @@ impl Switch {
     }
 }
 
+/// The addresses behind a port, or the given one there: the one that was heard last comes first.
+fn newest<'e>(entries: &'e [Entry], port: &Port, given: &Option<String>) -> Vec<&'e Entry> {
+    let mac: Option<MacAddr> = given.as_deref().and_then(|word| word.parse().ok());
+    let is = |entry: &&Entry| mac.is_none_or(|mac| entry.station.mac == mac);
+    let own = entries.iter().filter(|entry| entry.port == port.id);
+    let mut own: Vec<&Entry> = own.filter(is).collect();
+    // A static address may have no station yet.
+    own.sort_by_key(|entry| match entry.age {
+        EntryAge::Idle(seconds) => seconds,
+        EntryAge::Static => u32::MAX,
+    });
+    own
+}
+
 /// The VLAN of a frame from one port to another, where these addresses are known: one that both
 /// ports have, or else the first of the sender.
 fn vlan(from: &PortPolicy, to: &PortPolicy, [sources, destinations]: &[Vec<&Entry>; 2]) -> VlanId {
@@ -73,14 +76,11 @@ fn vlan(from: &PortPolicy, to: &PortPolicy, [sources, destinations]: &[Vec<&Entr
     let heard = destinations.iter().chain(sources);
     let heard = heard.filter(|entry| entry.station.segment.bridge() == from.bridge.number());
     let all = untagged.into_iter().chain(heard.map(|entry| entry.station.segment.vlan()));
-    let first = match &from.vlans {
-        Membership::Trunk { tagged, .. } => tagged.ranges().first().map(|range| range.0),
-        _ => None,
-    };
     let trunk = match &from.vlans {
         Membership::Trunk { tagged, .. } => tagged.ranges(),
         _ => Vec::new(),
     };
+    let first = trunk.first().map(|range| range.0);
     let listed = trunk.into_iter().flat_map(|(first, last)| first..=last);
     all.chain(listed).find(|vlan| common(*vlan)).or(untagged).or(first).unwrap_or(0)
 }

@@ -88,6 +88,8 @@ fn a_trace_says_what_becomes_of_a_frame() {
     for (args, status) in [
         (&["trace", "p0", "src=1", "dst=ff:ff:ff:ff:ff:ff"][..], 2),
         (&["trace", "p0", "source=02:00:00:00:00:01"], 2),
+        (&["trace", "p0", "to=p0"], 2),
+        (&["trace", "p0", "to=p9"], 1),
         (&["trace", "p9", "src=02:00:00:00:00:01", "dst=02:00:00:00:00:02"], 1),
     ] {
         assert_eq!(lab.fails(args).0, status, "{args:?}");

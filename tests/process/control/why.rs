@@ -517,8 +517,8 @@ fn scenario(faults: &[&Fault], to: &'static str) {
     // A rate is no fault by itself.
     let fails = faults.iter().any(|fault| !fault.name.starts_with("a low rate"));
     assert_eq!(is_well, !fails, "{names:?}:\n{text}");
-    let is_of_third = |fault: &&Fault| ["addresses", "mirror"].contains(&fault.uses[0]);
-    if !faults.iter().any(|fault| is_of_third(&fault)) {
+    let is_of_third = |fault: &Fault| ["addresses", "mirror"].contains(&fault.uses[0]);
+    if !faults.iter().any(|fault| is_of_third(fault)) {
         assert!(!text.contains("p2"), "a port that is well is blamed, {names:?}:\n{text}");
     }
 }

@@ -52,7 +52,7 @@ pub fn look(namespace: &[String], facts: &mut Facts) {
         let sums =
             [(namespace, &link), (&at[..], &peer)].map(|(at, of)| leaves_sums(at, &of.ifname));
         answers &= sums[0].is_some() && sums[1].is_some();
-        let [leaves_sums, gets_unfinished] = sums.map(|sums| sums.unwrap_or(false));
+        let [leaves_sums, peer_leaves_sums] = sums.map(|sums| sums.unwrap_or(false));
         facts.host.peers.insert(
             link.ifname.clone(),
             Peer {
@@ -60,7 +60,7 @@ pub fn look(namespace: &[String], facts: &mut Facts) {
                 leaves_sums,
                 peer: peer.ifname,
                 enter_peer: at,
-                peer_leaves_sums: gets_unfinished,
+                peer_leaves_sums,
                 peer_has_program: peer.xdp.is_some(),
             },
         );
