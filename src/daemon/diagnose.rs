@@ -98,7 +98,7 @@ impl View {
             has_all_addresses: self.fdb.is_port_full(port.id),
             is_disabled: !port.policy.get().forwards,
             segment: segment(ports, port),
-            memory: memory(port, &dropped),
+            guest_memory: guest_memory(port, &dropped),
             refused: refused(port, &dropped),
             broken: broken(port),
             offloads: offloads(port),
@@ -152,7 +152,7 @@ fn link(port: &Port) -> Option<Link> {
     Some(Link { interface: interface.to_owned(), is_tap, state, bridge })
 }
 
-fn memory(port: &Port, dropped: &[(DropReason, u64)]) -> facts::Memory {
+fn guest_memory(port: &Port, dropped: &[(DropReason, u64)]) -> facts::Memory {
     let Some(faults) = port.as_guest().map(|guest| &guest.memory_faults) else {
         return facts::Memory::default();
     };

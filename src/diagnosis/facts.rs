@@ -54,7 +54,7 @@ pub struct Port {
     /// Where its untagged frames are, but for the default bridge without VLANs.
     pub segment: Option<Segment>,
     /// What is wrong with the guest's memory.
-    pub memory: Memory,
+    pub guest_memory: Memory,
     /// What was dropped most lately of frames that no healthy guest sends.
     pub refused: Option<Refused>,
     /// Rings that are left alone, by their index.

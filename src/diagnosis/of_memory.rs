@@ -14,10 +14,10 @@ pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
 }
 
 fn missing(port: &Port) -> Option<Finding> {
-    if !port.memory.missing {
+    if !port.guest_memory.missing {
         return None;
     }
-    let cause = match port.memory.all_on_disk {
+    let cause = match port.guest_memory.all_on_disk {
         true => "all of its guest's memory lies in files on a disk, which the switch leaves out",
         false => "its front-end shares no memory: the switch sees none of the guest's",
     };
@@ -26,15 +26,15 @@ fn missing(port: &Port) -> Option<Finding> {
 }
 
 fn on_disk(port: &Port) -> Option<Finding> {
-    let mib = port.memory.on_disk >> 20;
+    let mib = port.guest_memory.on_disk >> 20;
     let cause = format!("{mib} MiB of its memory lie in a file on a disk and are left out");
     let command = format!("QEMU: {QEMU}");
-    (port.memory.on_disk > 0).then(|| Finding::of(MEMORY_ON_DISK, port, cause, command))
+    (port.guest_memory.on_disk > 0).then(|| Finding::of(MEMORY_ON_DISK, port, cause, command))
 }
 
 /// Such as a DIMM that was plugged in and is not shared: the driver has its buffers there, too.
 fn outside(port: &Port) -> Option<Finding> {
-    let count = port.memory.outside + port.lately.bad_buffers;
+    let count = port.guest_memory.outside + port.lately.bad_buffers;
     let cause = format!(
         "{count} buffers of its guest lately lay outside the memory that its front-end shares: a \
          part of it, such as a plugged DIMM or a NUMA node, is private, or the driver is broken"

@@ -92,14 +92,15 @@ const FAULTS: [Fault; 25] = [
         facts.ports[1].minute.learn_held = 1;
         facts.ports[1].held = Some((mac(), "vm1".to_owned(), true));
     }),
-    ("memory-not-shared", |facts| facts.ports[0].memory.missing = true),
+    ("memory-not-shared", |facts| facts.ports[0].guest_memory.missing = true),
     ("memory-not-shared", |facts| {
-        (facts.ports[0].memory.missing, facts.ports[0].memory.all_on_disk) = (true, true);
+        (facts.ports[0].guest_memory.missing, facts.ports[0].guest_memory.all_on_disk) =
+            (true, true);
     }),
     ("memory-on-disk", |facts| {
-        (facts.ports[0].memory.on_disk, facts.ports[0].memory.outside) = (1 << 30, 9);
+        (facts.ports[0].guest_memory.on_disk, facts.ports[0].guest_memory.outside) = (1 << 30, 9);
     }),
-    ("memory-partly-shared", |facts| facts.ports[0].memory.outside = 7),
+    ("memory-partly-shared", |facts| facts.ports[0].guest_memory.outside = 7),
     ("memory-partly-shared", |facts| facts.ports[0].lately.bad_buffers = 1),
     ("frames-refused", |facts| {
         let (meaning, advice) = ("it is not the port's", "vioswitchctl port show NAME");
