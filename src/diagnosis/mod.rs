@@ -48,7 +48,7 @@ pub struct Code {
 
 macro_rules! codes {
     ($($code:ident $name:literal $level:ident;)*) => {
-        $(#[doc = $name] pub const $code: Code = Code { name: $name, level: Level::$level };)*
+        $(pub(crate) const $code: Code = Code { name: $name, level: Level::$level };)*
 
         /// All kinds.
         pub const CODES: &[Code] = &[$($code,)*];

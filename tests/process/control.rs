@@ -11,6 +11,7 @@ mod completion;
 mod descriptors;
 mod details;
 mod doctor;
+mod doctor_peers;
 mod events;
 mod fdb_oracle;
 mod findings;

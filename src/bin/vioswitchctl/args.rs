@@ -129,8 +129,8 @@ pub enum Command {
         /// The port where the frame enters
         port: String,
         /// src (MAC), dst (MAC), vlan (of its tag), ip (its source address), len (bytes, by default
-        /// 98); or frame (its first bytes in base64, as `capture --json` has them in `data`); to (the
-        /// port that is asked about; what is not given is chosen)
+        /// 98); or frame (its first bytes in base64, as `capture --json` has them in `data`); to
+        /// (the port that is asked about; what is not given is chosen)
         #[arg(value_name = "KEY=VALUE", required = true)]
         frame: Vec<String>,
     },

@@ -1,6 +1,5 @@
 //! What is wrong with a virtual machine's port: its socket, its front-end, its memory, its rings.
 
-use vioswitch::diagnosis::MEMORY_NOT_SHARED as NOT_SHARED;
 use vioswitch::wire::{Finding, State};
 use vioswitch::words::counted;
 
@@ -10,6 +9,8 @@ use crate::attach::forms;
 use crate::qemu;
 use crate::show::maybe;
 
+/// A finding of the switch, too, once the driver has begun.
+const NOT_SHARED: &str = "memory-not-shared";
 /// Less shared memory than any guest has.
 const LEAST_SHARED: u64 = 4 << 20;
 
@@ -94,7 +95,7 @@ fn second(port: &Port, who: &str, findings: &mut Findings) {
 /// False if no driver can be served. Once the driver has begun, the switch finds that itself.
 fn memory(port: &Port, facts: &Facts, findings: &mut Findings) -> bool {
     let is_found =
-        |one: &Finding| one.code == NOT_SHARED.name && one.port.as_deref() == Some(port.name());
+        |one: &Finding| one.code == NOT_SHARED && one.port.as_deref() == Some(port.name());
     if facts.findings.iter().any(is_found) {
         return false;
     }
@@ -104,7 +105,7 @@ fn memory(port: &Port, facts: &Facts, findings: &mut Findings) -> bool {
         let cause = "its front-end has no memory that others can map".to_owned();
         let name = port.name();
         let command = format!("vioswitchctl attach {name} --qemu; others: attach {name} --help");
-        findings.fail(NOT_SHARED.name, name, cause, &command);
+        findings.fail(NOT_SHARED, name, cause, &command);
     }
     shares
 }

@@ -356,7 +356,8 @@ mod tests {
         assert_eq!(options, ["chardev", "netdev", "device", "accel"]);
         assert!(judged(&words, "/u").is_empty());
         let line = "cloud-hypervisor --memory size=1G,shared=on --net tap=t \
-                    vhost_user=on,socket=/s,num_queues=2 --net=vhost_user=true,socket=/t,vhost_mode=server";
+                    vhost_user=on,socket=/s,num_queues=2 \
+                    --net=vhost_user=true,socket=/t,vhost_mode=server";
         let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
         let mode = |socket: &str| {
             let kept = judged(&words, socket);

@@ -435,6 +435,7 @@ fn every_code_is_documented() {
 fn every_code_has_a_fault_that_is_made() {
     let tests = [
         include_str!("../../../../tests/process/control/doctor.rs"),
+        include_str!("../../../../tests/process/control/doctor_peers.rs"),
         include_str!("../../../../tests/process/control/findings.rs"),
         include_str!("../../../../tests/process/control/tenants.rs"),
         include_str!("../../../../tests/process/control/unconfirmed.rs"),
