@@ -215,16 +215,20 @@ counters! {
         arp "The sender of an ARP packet is not the port's.",
         rarp "The sender of a RARP packet is not the port's.",
         nd "Target or link-layer address of neighbour discovery is not the port's.",
-        dhcp "A DHCP client gives another hardware address than the port's.",
-        server "A server's: DHCP, DHCPv6, router advertisement or redirect.",
+        dhcp "A DHCP client gives another identity or address than the port's, or one too many.",
+        server "A server, relay or router sent it: DHCP, DHCPv6, advertisement, redirect, VRRP.",
         headers "The headers cannot be read, or not safely: cut off, in fragments, too long.",
+        ethertype "The type is neither IPv4, IPv6, ARP or RARP nor listed in ethertypes.",
+        version "An IP version of which allowed-ips lists no address; no event tells of these.",
     }
 }
 
 impl GuardStats {
-    /// All of them together.
-    pub fn total(&self) -> u64 {
-        self.counters().map(|(_, counter)| counter.get()).sum()
+    /// Returns the number of frames that an event tells of: all but those of `version`, which a
+    /// guest sends by itself.
+    pub fn told(&self) -> u64 {
+        let all: u64 = self.counters().map(|(_, counter)| counter.get()).sum();
+        all.wrapping_sub(self.version.get())
     }
 }
 

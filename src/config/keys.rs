@@ -15,12 +15,13 @@ use super::amount::FloodRates;
 use super::entries::Shared;
 use super::raw::Setting;
 use super::types::{
-    ADDRESSES, ADMIN, ALLOW_SERVER, ALLOWED_IPS, ALLOWED_MACS, BRIDGE, BURST, GROUP, GUARD,
-    INHERITED, INTERFACE, IO, LABEL, MAC, MEMORY, MODE, MTU, NAME, NATIVE, OFFLOAD, ON_OFF, PASS,
-    PEER, PERMISSIONS, QUEUES, RATE, SNAPLEN, SOCKET, STORM, SWITCHED, TRUNK, VLAN, WAY, WORKER,
+    ADDRESSES, ADMIN, ALLOW_SERVER, ALLOWED_IPS, ALLOWED_MACS, BRIDGE, BURST, ETHERTYPES, GROUP,
+    GUARD, INHERITED, INTERFACE, IO, LABEL, MAC, MEMORY, MODE, MTU, NAME, NATIVE, OFFLOAD, ON_OFF,
+    PASS, PEER, PERMISSIONS, QUEUES, RATE, SNAPLEN, SOCKET, STORM, SWITCHED, TRUNK, VLAN, WAY,
+    WORKER,
 };
 use super::types::{
-    Admin, AllowedMac, Guard, Memory, Mode, Offload, Server, Slot, is_list, words_of,
+    Admin, AllowedMac, Ethertype, Guard, Memory, Mode, Offload, Server, Slot, is_list, words_of,
 };
 use crate::frame::{MacAddr, Prefix};
 use crate::limits;
@@ -359,6 +360,10 @@ port_keys! { |kind|
     "allow-server" allow_server: Vec<Server> = Vec::new(), ALLOW_SERVER, GUARDED, Now,
         "[\"dhcp\"]",
         "For `guard`: a server that may be behind the port.";
+    "ethertypes" ethertypes: Vec<Ethertype> = Vec::new(), ETHERTYPES, GUARDED, Now,
+        "[\"0x88b5\"]",
+        "For `guard`: a type of frames from the port beside IPv4, IPv6, ARP and RARP; `llc`: \
+         frames of IEEE 802.2.";
     "from" from: Option<String> = None, PEER, MIRRORS, Now, "\"vm1\"",
         "The port whose frames are copied.";
     "to" to: Option<String> = None, PEER, MIRRORS, Now, "\"monitor\"",

@@ -189,6 +189,7 @@ impl Settings {
             macs: self.source_addresses(),
             ips: AllowedIps::new(&self.allowed_ips),
             servers: Server::all(&self.allow_server),
+            ethertypes: self.ethertypes.iter().map(|ethertype| ethertype.0).collect(),
         }
     }
 
@@ -385,6 +386,8 @@ mod tests {
                     ("allowed-ips", "fd00::/64"),
                     ("allow-server", "dhcp"),
                     ("allow-server", "ra"),
+                    ("ethertypes", "llc"),
+                    ("ethertypes", "0x88b5"),
                 ],
             ),
             read("port", &[name, socket, ("offload", "off")]),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::amount::{FloodRates, rate, rate_word, size, size_word, storm, storm_word};
 use super::entries::Shared;
 use super::keys::Kind;
-use super::raw::Setting;
+use super::raw::{Setting, quote};
 use super::value::{
     group, inherited_socket, interface_name, label, number, one_of, permissions, port_name, prefix,
     protocols, socket_path, station_address, text as text_of, vlan_set, worker, worker_word,
@@ -16,7 +16,7 @@ use crate::frame::{MacAddr, Prefix};
 use crate::limits;
 use crate::limits::MAX_VLAN;
 use crate::switch::mirror::Way;
-use crate::switch::port_security::Servers;
+use crate::switch::port_security::{FIRST_ETHERTYPE, LLC, Servers};
 use crate::switch::segment::VlanId;
 use crate::switch::vlan::VlanSet;
 use crate::switch::{Rate, ReservedSet, Size};
@@ -86,6 +86,10 @@ impl Listed for Prefix {
 
 impl Listed for Server {
     const MOST: (usize, &'static str) = (limits::MAX_ALLOWED, "servers");
+}
+
+impl Listed for Ethertype {
+    const MOST: (usize, &'static str) = (limits::MAX_ALLOWED, "ethertypes");
 }
 
 impl<T: Listed> Slot<T> for Vec<T> {
@@ -207,6 +211,8 @@ words! {
         Dhcpv6 "dhcpv6",
         /// A router that advertises itself.
         Ra "ra",
+        /// A virtual router.
+        Vrrp "vrrp",
     }
 }
 
@@ -253,7 +259,12 @@ impl Server {
     /// Those of a list.
     pub fn all(list: &[Server]) -> Servers {
         let has = |server| list.contains(&server);
-        Servers { dhcp: has(Server::Dhcp), dhcpv6: has(Server::Dhcpv6), ra: has(Server::Ra) }
+        Servers {
+            dhcp: has(Server::Dhcp),
+            dhcpv6: has(Server::Dhcpv6),
+            ra: has(Server::Ra),
+            vrrp: has(Server::Vrrp),
+        }
     }
 }
 
@@ -284,6 +295,38 @@ impl AllowedMac {
 
     fn word(&self) -> String {
         if let AllowedMac::One(mac) = self { mac.to_string() } else { word_of(self) }
+    }
+}
+
+/// A type of frames that a guard lets pass, or frames of IEEE 802.2, which have a length instead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ethertype(pub u16);
+
+impl Ethertype {
+    /// The word for frames of IEEE 802.2.
+    const LLC: &'static str = "llc";
+
+    fn read(setting: &Setting) -> Result<Ethertype, String> {
+        let word = text_of(setting)?;
+        if word == Ethertype::LLC {
+            return Ok(Ethertype(LLC));
+        }
+        let digits = word.strip_prefix("0x").unwrap_or_default();
+        match u16::from_str_radix(digits, 16) {
+            Ok(number) if number >= FIRST_ETHERTYPE => Ok(Ethertype(number)),
+            _ => Err(format!(
+                "{} must be llc or a type from 0x0600 to 0xffff, such as 0x88b5, not {}",
+                setting.key,
+                quote(word)
+            )),
+        }
+    }
+
+    fn word(&self) -> String {
+        match self.0 {
+            LLC => Ethertype::LLC.to_owned(),
+            number => format!("{number:#06x}"),
+        }
     }
 }
 
@@ -353,6 +396,7 @@ types! {
     LABEL String: "TEXT", label, String::clone, is_shown: true;
     ALLOWED_MACS AllowedMac: "own|vrrp|MAC", AllowedMac::read, AllowedMac::word;
     ALLOWED_IPS Prefix: "IP[/LENGTH]", prefix, Prefix::to_string;
+    ETHERTYPES Ethertype: "llc|TYPE", Ethertype::read, Ethertype::word;
 }
 
 pub(super) const MODE: Type<Mode> =

@@ -19,7 +19,7 @@ use crate::limits::{MAX_HEADERS_LEN, MIN_FRAME_LEN};
 use crate::port::{Behind, Port, PortTable};
 use crate::stats::DropReason;
 use crate::switch::mirror::Watch;
-use crate::switch::port_security::{self, Headers, Refused};
+use crate::switch::port_security::{self, Address, Headers, Refused};
 use crate::switch::{
     Bridge, Decision, DropCause, Flood, FloodClass, Ingress, Membership, Policy, PortId,
     PortPolicy, Reach, Reserved, ReservedSet, Rule, Segment, Source, Station, VlanId,
@@ -325,13 +325,15 @@ impl Told {
     /// What the port's guard says of a frame; true if it drops it.
     fn guard(&mut self, port: &Port, asked: &PortPolicy, sample: &Sample) -> bool {
         let Some(rules) = &asked.security else { return false };
-        let bytes = &sample.guarded[..sample.guarded.len().min(MAX_HEADERS_LEN)];
+        let whole = &sample.guarded[..];
+        let bytes = &whole[..whole.len().min(MAX_HEADERS_LEN)];
         let len = if sample.is_given { sample.length as usize } else { bytes.len() };
-        let frame = Headers { bytes, len, sum_at: None, is_cut: false };
+        let frame = Headers { bytes, whole, len, sum_at: None, is_cut: false };
         let guard = if rules.enforced { "guard=on" } else { "guard=log" };
-        let violation = match port_security::check(rules, &frame) {
+        // A frame that is not sent adds no DHCP client to the port.
+        let violation = match port_security::check(rules, &frame, &|_| true) {
             Err(Refused::Broken(violation)) => violation,
-            Err(Refused::Short) => {
+            Err(Refused::Short | Refused::Whole) => {
                 self.step(format!("{guard} needs more of its bytes to say whether it is allowed"));
                 return false;
             }
@@ -352,8 +354,15 @@ impl Told {
             Rule::Mac | Rule::Ip => {
                 format!("{address} is not allowed as a source address of {to}")
             }
-            Rule::Server => format!("it is from a server, which {to} may not have"),
+            Rule::Server => format!("a server or router sends it, which {to} may not have"),
             Rule::Headers => "its headers are not allowed, as they cannot be followed".to_owned(),
+            Rule::Ethertype => format!("its type is not in the ethertypes of {to}"),
+            Rule::Version => {
+                format!("{to} has no address of the IP version of {address} in allowed-ips")
+            }
+            Rule::Dhcp if address == Address::None => {
+                format!("{to} has had too many DHCP clients")
+            }
             rule => {
                 let rule = rule.name().to_uppercase();
                 format!("{address} is not allowed inside {rule} from {to}")

@@ -16,7 +16,7 @@ pub struct Reports([Paced; 3]);
 /// The counts of a port: addresses that moved, frames from held ones, and frames that broke a rule.
 pub fn counted(port: &Port) -> [u64; 3] {
     let stats = &port.stats;
-    [stats.mac_moves.get(), stats.learn_held.get(), stats.guard.total()]
+    [stats.mac_moves.get(), stats.learn_held.get(), stats.guard.told()]
 }
 
 impl Reports {

@@ -51,6 +51,7 @@ use crate::frame::offload::Offloads;
 use crate::guard::bucket::Bucket;
 use crate::limits::{PORT_LOG_BURST, PORT_LOG_EVERY};
 use crate::stats::{Counter, Direction, DropReason, Drops, PortStats, QueueStats, Traffic};
+use crate::switch::port_security::DhcpClients;
 use crate::switch::{Fdb, FloodLimits, Limit, PortId, PortKind, PortPolicy, StaticError, Station};
 use crate::sys::clock;
 
@@ -117,6 +118,8 @@ pub struct Port {
     pub dropped_from: DroppedFrom,
     /// Source addresses that are worth a look.
     pub last_seen: LastSeen,
+    /// DHCP clients behind a port with a guard.
+    pub dhcp_clients: DhcpClients,
     /// Bounds what this port's peer can make us write to the log.
     pub log: LogLimit,
     /// Tells of what happens to it.
@@ -155,6 +158,7 @@ impl Port {
             stats: PortStats::default(),
             dropped_from: DroppedFrom::default(),
             last_seen: LastSeen::default(),
+            dhcp_clients: DhcpClients::default(),
             log: LogLimit::default(),
             events: PortEvents::new(None),
         }

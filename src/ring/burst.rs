@@ -3,10 +3,12 @@
 //! A frame's first [`SNAPSHOT_LEN`] bytes and its virtio-net header are private copies: decisions
 //! are made on them and they are what gets delivered, so the sender may rewrite its buffer at any
 //! moment without changing what was checked. Where more of a frame's headers has to be checked, for
-//! an offload ([`Burst::examine`]) or for the port's security ([`Burst::headers`]), these become
-//! private too, and are delivered from there. The rest of the payload stays where it is.
+//! an offload ([`Burst::examine`]) or for the port's security ([`Burst::headers`],
+//! [`Burst::message`]), these become private too, and are delivered from there. The rest of the
+//! payload stays where it is.
 
 mod keep;
+mod private;
 
 pub use keep::KeptFrames;
 use virtio_queue::desc::split::Descriptor;
@@ -97,6 +99,9 @@ pub struct Burst {
     /// First bytes of frames whose headers are longer than a snapshot, by the frame's position: its
     /// place among the frames changes where another one is rejected.
     headers: Box<[[u8; MAX_HEADERS_LEN]; BURST_FRAMES]>,
+    /// All bytes of frames that were looked at as a whole, by the frame's position; none before the
+    /// first such frame.
+    messages: Box<[u8]>,
     /// Left by the first pass for the second; kept here as clearing it would cost a short burst
     /// more than its frames.
     pub(super) found: Box<[Found; BURST_FRAMES]>,
@@ -127,6 +132,7 @@ impl Default for Burst {
             // A frame in one piece needs one more where its headers are copied.
             pieces: PieceBuf::new(BURST_PIECES + BURST_FRAMES),
             headers: Box::new([[0; MAX_HEADERS_LEN]; BURST_FRAMES]),
+            messages: Box::default(),
             found: Box::new([Found::CHAIN; BURST_FRAMES]),
             chains: Box::new([Descriptor::default(); BURST_FRAMES]),
             staging: Box::default(),
@@ -343,65 +349,6 @@ impl Burst {
         }
     }
 
-    /// The first [`MAX_HEADERS_LEN`] bytes of frame `index`, or all there are. They are private and
-    /// what is delivered, from the first call on. None if there is no room for another piece.
-    pub fn headers(&mut self, index: usize) -> Option<&[u8]> {
-        let Frame { len, rest, position, .. } = self.frames[index];
-        let known = (len as usize).min(MAX_HEADERS_LEN);
-        if known <= SNAPSHOT_LEN {
-            return Some(self.frames[index].head());
-        }
-        // No reference to the slots: frames refer to what was written there.
-        let slots = (&raw mut *self.headers).cast::<[u8; MAX_HEADERS_LEN]>();
-        let slot = slots.wrapping_add(usize::from(position) % BURST_FRAMES);
-        if rest.at != slot.cast::<u8>().wrapping_add(SNAPSHOT_LEN) {
-            self.extend(index, slot)?;
-        }
-        // SAFETY: it is one of the slots, and nothing writes there while the burst is borrowed.
-        let slot = unsafe { &*slot };
-        Some(&slot[..known])
-    }
-
-    /// Makes the first [`MAX_HEADERS_LEN`] bytes of frame `index`, which is longer than a snapshot,
-    /// private: they are copied to its slot, and the frame refers to them there. None if there is
-    /// no room for another piece, and the frame is as it was.
-    fn extend(&mut self, index: usize, at: *mut [u8; MAX_HEADERS_LEN]) -> Option<()> {
-        // SAFETY: it is one of the slots. Positions count the heads of a burst, of which there are
-        // as many as slots at most, so that no other frame refers to this one.
-        let slot = unsafe { &mut *at };
-        let frame = &mut self.frames[index];
-        let wanted = (frame.len as usize).min(MAX_HEADERS_LEN);
-        let mut rest = frame.rest;
-        let (start, count) = (usize::from(frame.more.0), usize::from(frame.more.1));
-        slot[..SNAPSHOT_LEN].copy_from_slice(&frame.snapshot);
-        let mut filled = SNAPSHOT_LEN + gather_one(&mut rest, &mut slot[SNAPSHOT_LEN..wanted]);
-        let mut next = start;
-        while filled < wanted && next < start + count {
-            rest = self.pieces.as_slice()[next];
-            next += 1;
-            filled += gather_one(&mut rest, &mut slot[filled..wanted]);
-        }
-        let mut left = start + count - next;
-        if rest.len > 0 {
-            // What is left of a chain's piece takes that piece's place, just before the others.
-            // A frame in one piece has none: there is room for one more of each.
-            if next > 0 {
-                next -= 1;
-                self.pieces.as_mut_slice()[next] = rest;
-            } else {
-                next = self.pieces.len();
-                self.pieces.push(rest).ok()?;
-            }
-            left += 1;
-        }
-        // The private copy is the only source from here on; see `make_private` in `tx`.
-        std::hint::black_box(slot);
-        let at = at.cast::<u8>().wrapping_add(SNAPSHOT_LEN);
-        frame.rest = Piece { at, len: (filled - SNAPSHOT_LEN) as u32 };
-        frame.more = (next as u16, left as u16);
-        Some(())
-    }
-
     /// Counts something that came and is no frame to be forwarded.
     pub fn refuse(&mut self, reason: DropReason) {
         self.reject(self.taken, reason);
@@ -571,6 +518,7 @@ impl Burst {
         self.rejected.fill((byte, DropReason::TapGone));
         self.pieces.poison(piece);
         self.headers.fill([byte; MAX_HEADERS_LEN]);
+        self.messages.fill(byte);
         self.found.fill(Found { at: piece.at, len });
         self.chains.fill(Descriptor::new(u64::from(len), len, len as u16, len as u16));
     }

@@ -2,23 +2,31 @@
 //! may be behind it.
 //!
 //! [`check`] looks at the source address of Ethernet and of IP, at the sender in ARP and RARP, at
-//! targets and link-layer addresses of neighbour discovery, and at the client's address in DHCP.
+//! targets and link-layer addresses of neighbour discovery, and at what a DHCP client says of
+//! itself.
 //!
 //! * Each check is made whatever another one says. An exception (a DHCP client without an address,
-//!   duplicate address detection, an ARP probe) excuses one field of a frame and no other.
-//! * A frame whose headers cannot be followed to their end is refused: its receiver may read them
-//!   otherwise. That are headers behind the first [`MAX_HEADERS_LEN`] bytes, neighbour discovery
-//!   and DHCP in fragments (RFC 6980, 7112, 7113), more than two VLAN tags, LLC with SNAP in front
-//!   of what stands on Ethernet elsewhere, and a checksum that would be written over what was read.
-//! * What a tunnel carries is not looked at.
+//!   duplicate address detection, an ARP probe, a report of IGMP) excuses one field of a frame and
+//!   no other.
+//! * A frame whose headers cannot be followed to their end is refused: the frame's receiver may
+//!   read the headers otherwise. Such are headers behind the first [`MAX_HEADERS_LEN`] bytes,
+//!   neighbour discovery and DHCP in fragments (RFC 6980, 7112, 7113), more than two VLAN tags, and
+//!   a checksum that would be written over what was read.
+//! * Frames of other types than IPv4, IPv6, ARP and RARP are refused unless
+//!   [`PortSecurity::ethertypes`] lists the type: some receivers find an IP packet behind a type
+//!   that the guard does not know (MPLS, LLC, a provider's tag; CVE-2021-27853, -27854, -27861).
+//! * Packets in an IP tunnel are not looked at. The receiver of a tunnel is configured for one
+//!   other end, whose address is checked in the outer header.
 //!
 //! The bytes are private ones, of which a frame of most kinds needs no more than the snapshot:
-//! [`Refused::Short`] says that it needs the rest of [`MAX_HEADERS_LEN`].
+//! [`Refused::Short`] asks for the rest of [`MAX_HEADERS_LEN`], [`Refused::Whole`] for all.
 //!
 //! [`MAX_HEADERS_LEN`]: crate::limits::MAX_HEADERS_LEN
 
 mod arp;
+mod clients;
 mod dhcp;
+mod dhcpv6;
 mod headers;
 mod ipv4;
 mod ipv6;
@@ -28,6 +36,7 @@ mod tests;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::fmt;
 
+pub use clients::DhcpClients;
 use headers::Sent;
 pub use headers::{Headers, Refused};
 
@@ -48,7 +57,13 @@ pub struct PortSecurity {
     pub ips: AllowedIps,
     /// Servers that may be behind it.
     pub servers: Servers,
+    /// Types of frames that may be sent beside IPv4, IPv6, ARP and RARP; [`LLC`] are frames with a
+    /// length in the place of the type.
+    pub ethertypes: Box<[u16]>,
 }
+
+/// Stands for frames of IEEE 802.2 in [`PortSecurity::ethertypes`].
+pub const LLC: u16 = 0;
 
 /// Link-layer addresses.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -142,14 +157,25 @@ impl AllowedIps {
         self.v6.iter().any(|prefix| is_in(bits, *prefix))
     }
 
-    /// True if a station of IPv4 may be there.
+    /// Returns true if a station of IPv4 may be there.
     fn has_v4(&self) -> bool {
         self.any || !self.v4.is_empty()
     }
 
-    /// The same of IPv6.
+    /// Returns true if a station of IPv6 may be there.
     fn has_v6(&self) -> bool {
         self.any || !self.v6.is_empty()
+    }
+
+    /// Returns what an address of IPv4 breaks that is none of the port's: `rule`, or
+    /// [`Rule::Version`] if the port has no address of IPv4.
+    fn refuse_v4(&self, address: Ipv4Addr, rule: Rule) -> Refused {
+        if self.has_v4() { rule } else { Rule::Version }.of_ip(address)
+    }
+
+    /// Returns what an address of IPv6 breaks; see [`AllowedIps::refuse_v4`].
+    fn refuse_v6(&self, address: Ipv6Addr, rule: Rule) -> Refused {
+        if self.has_v6() { rule } else { Rule::Version }.of_ip(address)
     }
 }
 
@@ -164,14 +190,17 @@ pub struct Servers {
     pub dhcp: bool,
     /// DHCPv6, or a relay of it.
     pub dhcpv6: bool,
-    /// A router that advertises itself or redirects.
+    /// A router that advertises itself or redirects, of IPv6 or IPv4, or to snooping switches.
     pub ra: bool,
+    /// A virtual router: VRRP, CARP, HSRP or GLBP.
+    pub vrrp: bool,
 }
 
 impl Servers {
     /// As they are called in `allow-server`.
     pub fn names(self) -> Vec<&'static str> {
-        let all = [(self.dhcp, "dhcp"), (self.dhcpv6, "dhcpv6"), (self.ra, "ra")];
+        let all =
+            [(self.dhcp, "dhcp"), (self.dhcpv6, "dhcpv6"), (self.ra, "ra"), (self.vrrp, "vrrp")];
         all.into_iter().filter(|(has, _)| *has).map(|(_, name)| name).collect()
     }
 }
@@ -198,12 +227,17 @@ words! {
         Rarp "rarp",
         /// Target or link-layer address of neighbour discovery.
         Nd "nd",
-        /// The client's hardware address of DHCP.
+        /// What a DHCP client says of itself.
         Dhcp "dhcp",
-        /// It is a server's.
+        /// A server, relay or router has sent the frame.
         Server "server",
         /// Its headers cannot be read.
         Headers "headers",
+        /// The type of the frame.
+        Ethertype "ethertype",
+        /// The frame is of an IP version of which the port has no address. A guest sends such
+        /// frames by itself, as when the guest gives itself a link-local address.
+        Version "version",
     }
 }
 
@@ -245,18 +279,22 @@ impl Rule {
 /// Tags: of 802.1Q, 802.1ad, and one in use before that.
 const TAGS: [u16; 3] = [ETHERTYPE_VLAN, ETHERTYPE_QINQ, 0x9100];
 /// Below it is a length (IEEE Std 802.3 section 3.2.6).
-const FIRST_ETHERTYPE: u16 = 0x600;
-/// Service access point of SNAP; the last bit makes it a group's.
-const SNAP: u8 = 0xaa;
+pub const FIRST_ETHERTYPE: u16 = 0x600;
 
-/// Whether a frame may be sent from a port with these rules; the first rule that it breaks.
+/// Checks whether a frame may be sent from a port with these rules; the error is the first rule
+/// that the frame breaks. `clients` notes the identifier of a DHCP client ([`DhcpClients::note`])
+/// and returns false if the port has had too many.
 #[inline]
-pub fn check(rules: &PortSecurity, frame: &Headers<'_>) -> Result<(), Refused> {
+pub fn check(
+    rules: &PortSecurity,
+    frame: &Headers<'_>,
+    clients: &dyn Fn(&[&[u8]]) -> bool,
+) -> Result<(), Refused> {
     let source = frame.mac(6)?;
     if !rules.macs.allow(source) {
         return Err(Rule::Mac.of_mac(source));
     }
-    let frame = &Sent { rules, headers: frame, source };
+    let frame = &Sent { rules, headers: frame, source, clients };
     match frame.u16(12)? {
         ETHERTYPE_IPV4 => ipv4::check(frame, 14),
         ETHERTYPE_IPV6 => ipv6::check(frame, 14),
@@ -264,7 +302,7 @@ pub fn check(rules: &PortSecurity, frame: &Headers<'_>) -> Result<(), Refused> {
     }
 }
 
-/// The same of a frame that is not IP without a tag.
+/// Checks a frame that is not IP without a tag.
 #[inline(never)]
 fn check_other(frame: &Sent<'_>, mut ethertype: u16) -> Result<(), Refused> {
     let mut at = 14;
@@ -280,10 +318,14 @@ fn check_other(frame: &Sent<'_>, mut ethertype: u16) -> Result<(), Refused> {
         ETHERTYPE_IPV6 => ipv6::check(frame, at),
         ETHERTYPE_ARP => arp::check(frame, at),
         ETHERTYPE_RARP => arp::check_reverse(frame, at),
-        // Some receivers take IP and ARP from there too (CVE-2021-27853 and its like).
-        length if length < FIRST_ETHERTYPE && frame.has(at) && frame.u8(at)? & !1 == SNAP => {
-            Err(Rule::Headers.alone())
+        other => {
+            let listed = if other < FIRST_ETHERTYPE { LLC } else { other };
+            let is_listed = frame.rules.ethertypes.contains(&listed);
+            // What passes between neighbours is the matter of `ReservedSet`.
+            match is_listed || frame.mac(0)?.is_bridge_reserved() {
+                true => Ok(()),
+                false => Err(Rule::Ethertype.alone()),
+            }
         }
-        _ => Ok(()),
     }
 }

@@ -45,13 +45,14 @@ struct Lab {
 }
 
 impl Lab {
-    fn new() -> Lab {
+    /// One whose ports have more keys.
+    fn new(more: &str) -> Lab {
         let dir = Dir::new();
         let streams = MACS.iter().enumerate().map(|(n, mac)| {
             let socket = dir.path().join(format!("c{n}"));
             format!(
                 "--stream=c{n},socket={},mac={mac},guard=on,\
-                 allowed-ips=10.77.0.5{n},{SHARED},fd77::/64",
+                 allowed-ips=10.77.0.5{n},{SHARED},fd77::/64{more}",
                 socket.display()
             )
         });
@@ -140,13 +141,18 @@ impl Lab {
 
 /// Runs a test in a namespace if these programs are there.
 fn with(programs: &[&str], test: impl FnOnce(Lab) + Send) {
+    with_keys("", programs, test);
+}
+
+/// Runs a test with more keys for the guarded ports.
+fn with_keys(keys: &str, programs: &[&str], test: impl FnOnce(Lab) + Send) {
     for program in programs {
         let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
         if !found.is_ok_and(|output| output.status.success()) {
             return skip(&format!("needs {program}"));
         }
     }
-    in_namespace(|| test(Lab::new()));
+    in_namespace(|| test(Lab::new(keys)));
 }
 
 /// Waits until addresses that contain these words are usable.
@@ -255,7 +261,7 @@ fn probes_and_announcements_of_own_addresses_pass() {
 #[test]
 #[ignore = "full"]
 fn virtual_routers_take_over_from_each_other() {
-    with(&["keepalived", "ping"], |lab| {
+    with_keys(",allow-server=vrrp", &["keepalived", "ping"], |lab| {
         let clients = [0, 1].map(|n| lab.client(n));
         let start = |n: usize| {
             clients[n].sh(&format!("ip address replace 10.77.0.5{n}/24 dev {INTERFACE}"));

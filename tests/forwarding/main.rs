@@ -5,6 +5,7 @@ mod coalescing;
 mod differential;
 mod flood;
 mod guard_clients;
+mod guard_leases;
 mod isolation;
 mod learning;
 mod mirror;

@@ -235,7 +235,8 @@ fn a_template_takes_what_several_ports_may_have() {
     assert_eq!(port.endpoint(), Some(Endpoint::Client { path: "/run/plug/vm1".into() }));
     let known = "(known: queues, offload, platform, flood, isolated, learn, max-addresses, \
                  multicast-router, mtu, rate-in, burst-in, rate-out, burst-out, storm, pass, \
-                 bridge, vlan, trunk, native, guard, allow-server, worker, memory, label)";
+                 bridge, vlan, trunk, native, guard, allow-server, ethertypes, worker, \
+                 memory, label)";
     for key in ["name = 'a'", "socket = '/a'", "mac = ['02:00:00:00:00:01']", "mode = 'client'"] {
         let name = key.split(' ').next().unwrap();
         assert_file_error(&format!("{plug}{key}"), &format!("3: unknown key '{name}' {known}"));

@@ -115,7 +115,11 @@ impl Sample {
 fn headers(source: MacAddr, ip: Option<IpAddr>) -> Vec<u8> {
     let mut bytes = [[0; 6], source.0].concat();
     match ip {
-        None => bytes.extend([0x88, 0xb5]),
+        // A request of RARP for itself, in which a guard finds no other address.
+        None => {
+            bytes.extend([0x80, 0x35, 0, 1, 8, 0, 6, 4, 0, 3]);
+            (0..2).for_each(|_| bytes.extend([&source.0[..], &[0; 4]].concat()));
+        }
         Some(IpAddr::V4(ip)) => {
             bytes.extend([8, 0, 0x45, 0, 0, 20, 0, 0, 0, 0, 64, 6, 0, 0]);
             bytes.extend(ip.octets());

@@ -24,8 +24,8 @@ pub fn check(frame: &Sent<'_>, at: usize) -> Result<(), Refused> {
     let probes = from.is_unspecified() && sender == REQUEST;
     match probes {
         true if frame.rules.ips.allow_v4(target) => Ok(()),
-        true => Err(Rule::Arp.of_ip(target)),
-        false => Err(Rule::Arp.of_ip(from)),
+        true => Err(frame.rules.ips.refuse_v4(target, Rule::Arp)),
+        false => Err(frame.rules.ips.refuse_v4(from, Rule::Arp)),
     }
 }
 

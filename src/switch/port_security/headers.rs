@@ -3,15 +3,17 @@
 use core::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::Deref;
 
-use super::{PortSecurity, Rule, Violation};
+use super::{AllowedMacs, PortSecurity, Rule, Violation};
 use crate::frame::MacAddr;
-use crate::limits::MAX_HEADERS_LEN;
+use crate::limits::{MAX_HEADERS_LEN, MAX_MESSAGE_LEN};
 
 /// Why a frame may not be sent, or not yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refused {
-    /// More of the frame's first bytes are needed to say.
+    /// The first [`MAX_HEADERS_LEN`] bytes of the frame are needed to say.
     Short,
+    /// All bytes of the frame, which has at most [`MAX_MESSAGE_LEN`], are needed to say.
+    Whole,
     /// It breaks a rule.
     Broken(Violation),
 }
@@ -19,9 +21,11 @@ pub enum Refused {
 /// The first bytes of a frame, and what becomes of them on their way.
 #[derive(Clone, Copy, Debug)]
 pub struct Headers<'a> {
-    /// Private bytes: all of the frame, or [`MAX_HEADERS_LEN`], or fewer and then the answer may be
-    /// [`Refused::Short`].
+    /// Private bytes: the first [`MAX_HEADERS_LEN`], or all if the frame is shorter; or fewer, and
+    /// then the answer may be [`Refused::Short`].
     pub bytes: &'a [u8],
+    /// Private bytes: all of the frame; or none, and then the answer may be [`Refused::Whole`].
+    pub whole: &'a [u8],
     /// Bytes of the whole frame.
     pub len: usize,
     /// Where a checksum is written by whoever delivers or receives the frame.
@@ -38,6 +42,36 @@ pub(super) struct Sent<'a> {
     pub(super) headers: &'a Headers<'a>,
     /// Its source address.
     pub(super) source: MacAddr,
+    /// Notes a DHCP client's identifier; false if the port has had too many.
+    pub(super) clients: &'a dyn Fn(&[&[u8]]) -> bool,
+}
+
+impl<'a> Sent<'a> {
+    /// Returns true if a link-layer address inside the frame is one of the port.
+    pub(super) fn is_own(&self, mac: MacAddr) -> bool {
+        self.rules.macs.allow_inside(mac, self.source)
+    }
+
+    /// Returns true if a virtual router may be behind the port.
+    pub(super) fn may_have_virtual_router(&self) -> bool {
+        let vrrp_mac = matches!(self.rules.macs, AllowedMacs::Only { vrrp: true, .. });
+        self.rules.servers.vrrp || vrrp_mac
+    }
+
+    /// Notes the identifier of a DHCP client behind the port, if the port may have one more.
+    pub(super) fn note_client(&self, identifier: &[&[u8]]) -> Result<(), Refused> {
+        if (self.clients)(identifier) { Ok(()) } else { Err(Rule::Dhcp.alone()) }
+    }
+
+    /// Returns `len` bytes from `at`, however far into the frame.
+    pub(super) fn message(&self, at: usize, len: usize) -> Result<&'a [u8], Refused> {
+        let frame: &'a Headers<'a> = self.headers;
+        if at + len > frame.len || frame.len > MAX_MESSAGE_LEN || frame.is_overwritten(at, len) {
+            return Err(Rule::Headers.alone());
+        }
+        let bytes = [frame.bytes, frame.whole].into_iter().find_map(|all| all.get(at..at + len));
+        bytes.ok_or(Refused::Whole)
+    }
 }
 
 impl<'a> Deref for Sent<'a> {
@@ -72,11 +106,6 @@ impl Headers<'_> {
     #[inline(always)]
     fn is_overwritten(&self, at: usize, len: usize) -> bool {
         self.sum_at.is_some_and(|sum| sum < at + len && at < sum + 2)
-    }
-
-    /// True if the frame has a byte there.
-    pub(super) fn has(&self, at: usize) -> bool {
-        at < self.len
     }
 
     #[inline(always)]

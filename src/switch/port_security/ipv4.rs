@@ -1,4 +1,4 @@
-//! IPv4 (RFC 791).
+//! IPv4 (RFC 791), and the protocols by which routers make themselves known.
 
 use core::net::Ipv4Addr;
 
@@ -8,7 +8,26 @@ use crate::frame::ethernet::UDP;
 
 const SHORTEST_HEADER: usize = 20;
 
-/// A packet: its source is the port's. A DHCP client without an address may ask all for one.
+const ICMP: u8 = 1;
+const IGMP: u8 = 2;
+/// VRRP (RFC 9568), and CARP.
+pub(super) const VRRP: u8 = 112;
+
+/// Messages of ICMP from a router (RFC 792, 1256).
+const REDIRECT: u8 = 5;
+const ROUTER_ADVERTISEMENT: u8 = 9;
+
+/// Messages of IGMP from a station: reports of each version (RFC 1112, 2236, 3376) and a leave.
+const REPORTS: [u8; 4] = [0x12, 0x16, 0x22, 0x17];
+/// Messages of multicast router discovery (RFC 4286): a router advertises itself to snooping
+/// switches, and takes that back.
+const MULTICAST_ROUTER: [u8; 2] = [0x30, 0x32];
+
+/// Ports of UDP to which virtual routers send to groups: HSRP (RFC 2281), HSRP over IPv6, GLBP.
+const VIRTUAL_ROUTERS: [u16; 3] = [1985, 2029, 3222];
+
+/// Checks a packet: the packet's source is the port's. A station without an address may ask all
+/// DHCP servers for one, and may say which groups it is in (RFC 3376 section 4.2.13).
 #[inline]
 pub fn check(frame: &Sent<'_>, at: usize) -> Result<(), Refused> {
     let first = frame.u8(at)?;
@@ -17,22 +36,60 @@ pub fn check(frame: &Sent<'_>, at: usize) -> Result<(), Refused> {
         return Err(Rule::Headers.alone());
     }
     let from = frame.v4(at + 12)?;
-    let mut asks = false;
-    if frame.u8(at + 9)? == UDP {
-        // What follows the first fragment of a datagram has no ports.
-        let fragment = frame.u16(at + 6)?;
-        if fragment & 0x1fff == 0 {
-            let whole = fragment & 0x3fff == 0;
-            let datagram = Datagram { at: at + header, whole };
-            asks = dhcp::check(frame, datagram)?;
-        }
+    let protocol = frame.u8(at + 9)?;
+    let fragment = frame.u16(at + 6)?;
+    // Only the first fragment has the header of the protocol.
+    let is_first = fragment & 0x1fff == 0;
+    let mut may_lack_address = false;
+    if protocol == UDP && is_first {
+        let datagram = Datagram { at: at + header, whole: fragment & 0x3fff == 0 };
+        let asks = dhcp::check(frame, datagram)?;
+        let to = frame.v4(at + 16)?;
+        check_redundancy(frame, datagram.at, to.is_multicast())?;
+        may_lack_address = asks && to == Ipv4Addr::BROADCAST;
+    } else if matches!(protocol, ICMP | IGMP | VRRP) && is_first {
+        may_lack_address = check_routing(frame, protocol, at, header)?;
     }
-    if frame.rules.ips.allow_v4(from) {
-        return Ok(());
-    }
-    let to_all = frame.v4(at + 16)? == Ipv4Addr::BROADCAST;
-    match asks && from.is_unspecified() && to_all && frame.rules.ips.has_v4() {
+    let is_excused = may_lack_address && from.is_unspecified() && frame.rules.ips.has_v4();
+    match is_excused || frame.rules.ips.allow_v4(from) {
         true => Ok(()),
-        false => Err(Rule::Ip.of_ip(from)),
+        false => Err(frame.rules.ips.refuse_v4(from, Rule::Ip)),
+    }
+}
+
+/// Checks a message of a protocol that routers speak, in the packet at `at` with a header of
+/// `header` bytes. Returns true if the message is a station's that may have no address yet.
+#[inline(never)]
+fn check_routing(
+    frame: &Sent<'_>,
+    protocol: u8,
+    at: usize,
+    header: usize,
+) -> Result<bool, Refused> {
+    let servers = frame.rules.servers;
+    let kind = frame.u8(at + header)?;
+    let is_routers = match protocol {
+        ICMP => matches!(kind, REDIRECT | ROUTER_ADVERTISEMENT) && !servers.ra,
+        IGMP => MULTICAST_ROUTER.contains(&kind) && !servers.ra,
+        _ => !frame.may_have_virtual_router(),
+    };
+    if is_routers {
+        return Err(Rule::Server.alone());
+    }
+    let is_report = protocol == IGMP && REPORTS.contains(&kind);
+    Ok(is_report && frame.v4(at + 16)?.is_multicast())
+}
+
+/// Checks a datagram of UDP, which goes to a group or not, for what virtual routers send.
+#[inline]
+pub(super) fn check_redundancy(
+    frame: &Sent<'_>,
+    datagram: usize,
+    to_group: bool,
+) -> Result<(), Refused> {
+    let is_virtual_router = to_group && VIRTUAL_ROUTERS.contains(&frame.u16(datagram + 2)?);
+    match is_virtual_router && !frame.may_have_virtual_router() {
+        true => Err(Rule::Server.alone()),
+        false => Ok(()),
     }
 }

@@ -2,7 +2,9 @@
 
 use core::net::Ipv6Addr;
 
-use super::dhcp::{self, Datagram};
+use super::dhcp::Datagram;
+use super::dhcpv6;
+use super::ipv4::{self, VRRP};
 use super::{Headers, Refused, Rule, Sent};
 use crate::frame::MacAddr;
 use crate::frame::ethernet::{DESTINATION_OPTIONS, FRAGMENT, HOP_BY_HOP, ICMPV6, ROUTING, UDP};
@@ -29,6 +31,10 @@ const REDIRECT: u8 = 137;
 const INVERSE_SOLICITATION: u8 = 141;
 const INVERSE_ADVERTISEMENT: u8 = 142;
 const LISTENER_REPORT_2: u8 = 143;
+/// Messages of multicast router discovery (RFC 4286): a router advertises itself to snooping
+/// switches, and takes that back.
+const MULTICAST_ROUTER_ADVERTISEMENT: u8 = 151;
+const MULTICAST_ROUTER_TERMINATION: u8 = 153;
 
 /// Options with a link-layer address: the source's, the target's.
 const SOURCE_MAC: u8 = 1;
@@ -64,17 +70,19 @@ pub fn check(frame: &Sent<'_>, at: usize) -> Result<(), Refused> {
     let begins = match upper.protocol {
         Some(UDP) => {
             let datagram = Datagram { at: upper.at, whole: !upper.fragment };
-            dhcp::check_v6(frame, datagram)?;
+            dhcpv6::check(frame, datagram)?;
+            ipv4::check_redundancy(frame, upper.at, frame.v6(at + 24)?.is_multicast())?;
             false
         }
         Some(ICMPV6) => icmp(frame, at, &upper, from)?,
+        Some(VRRP) if !frame.may_have_virtual_router() => return Err(Rule::Server.alone()),
         _ => false,
     };
     let begins = begins && from.is_unspecified() && frame.rules.ips.has_v6();
     let excused = begins && frame.v6(at + 24)?.is_multicast();
     match frame.rules.ips.allow_v6(from) || excused {
         true => Ok(()),
-        false => Err(Rule::Ip.of_ip(from)),
+        false => Err(frame.rules.ips.refuse_v6(from, Rule::Ip)),
     }
 }
 
@@ -116,7 +124,12 @@ fn icmp(frame: &Sent<'_>, packet: usize, upper: &Upper, from: Ipv6Addr) -> Resul
     // Where its options begin.
     let options = match kind {
         LISTENER_REPORT | LISTENER_DONE | LISTENER_REPORT_2 => return Ok(true),
-        ROUTER_ADVERTISEMENT | REDIRECT if !frame.rules.servers.ra => {
+        ROUTER_ADVERTISEMENT
+        | REDIRECT
+        | MULTICAST_ROUTER_ADVERTISEMENT
+        | MULTICAST_ROUTER_TERMINATION
+            if !frame.rules.servers.ra =>
+        {
             return Err(Rule::Server.alone());
         }
         ROUTER_SOLICITATION | INVERSE_SOLICITATION | INVERSE_ADVERTISEMENT => at + 8,
@@ -142,7 +155,7 @@ fn icmp(frame: &Sent<'_>, packet: usize, upper: &Upper, from: Ipv6Addr) -> Resul
     if kind == NEIGHBOUR_ADVERTISEMENT || is_probe {
         let target = frame.v6(at + 8)?;
         if !frame.rules.ips.allow_v6(target) {
-            return Err(Rule::Nd.of_ip(target));
+            return Err(frame.rules.ips.refuse_v6(target, Rule::Nd));
         }
     }
     // RFC 4861 sections 4.1 and 4.3: without an address of IP it gives none of the link layer.

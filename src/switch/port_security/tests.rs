@@ -1,5 +1,6 @@
 //! Frames of an honest guest pass, and those of one that gives other addresses than its own do not.
 
+mod dhcp;
 mod frames;
 mod hidden;
 
@@ -33,9 +34,10 @@ fn what_an_honest_guest_sends_passes() {
             ("DHCP discover", discover(OWN, OWN)),
             ("DHCP renew", from(OWN, ETHERTYPE_IPV4, &v4(OWN_IP, OTHER_IP, 17, 0, 0, &renew))),
             (
-                "DHCPv6 solicit",
-                from(OWN, ETHERTYPE_IPV6, &v6(LINK, &[], 17, &udp(546, 547, &[1; 40]))),
+                "IGMP without an address, RFC 3376",
+                from(OWN, ETHERTYPE_IPV4, &v4(NO_IP, [224, 0, 0, 22], 2, 0, 4, &[0x22; 16])),
             ),
+            ("DHCPv6 solicit", to_dhcpv6(1, &[])),
             ("TCP over IPv6", from(OWN, ETHERTYPE_IPV6, &v6(OWN_V6, &[], 6, &[9; 40]))),
             (
                 "a fragment of IPv6",
@@ -58,9 +60,6 @@ fn what_an_honest_guest_sends_passes() {
                 "MLD without an address",
                 from(OWN, ETHERTYPE_IPV6, &v6(NONE, &listener, 58, &report)),
             ),
-            ("another protocol", from(OWN, 0x88b5, &[0; 46])),
-            ("LLC", from(OWN, 39, &[0xe0, 0xe0, 3, 1, 2, 3])),
-            ("a length without LLC", from(OWN, 0, &[])),
         ],
     );
 }
@@ -112,8 +111,6 @@ fn the_sender_of_arp_is_the_port_s() {
             ("other lengths", from(OWN, ETHERTYPE_ARP, &packet)),
             ("no target", arp_frame(1, (OWN, NO_IP), (NO_MAC, OWN_IP))[..38].to_vec()),
             ("no end", short),
-            ("SNAP", from(OWN, 36, &[&[0xaa, 0xaa, 3, 0, 0, 0, 8, 6], &spoofed[14..]].concat())),
-            ("SNAP, a wrong length", from(OWN, 1535, &[0xab, 0xaa, 3, 0, 0, 0xf8, 8, 6, 0])),
         ],
     );
     let thrice = tagged(&spoofed, &[0x8100, 0x8100, 0x8100]);
@@ -158,7 +155,7 @@ fn the_source_of_ip_is_the_port_s() {
             ("IPv6", six(OTHER_V6, 6, &[0; 40])),
             ("IPv6 without an address", six(NONE, 6, &[0; 40])),
             ("a ping without an address", six(NONE, 58, &[128; 40])),
-            ("DHCPv6 from another's", six(OTHER_V6, 17, &udp(546, 547, &[1; 40]))),
+            ("DHCPv6 from another's", six(OTHER_V6, 17, &udp(546, 547, &dhcpv6(1, &[])))),
             ("an advertisement from none", nd(NONE, 136, OWN_V6, &[(2, OWN)])),
             ("DAD with a link-layer address", nd(NONE, 135, OWN_V6, &[(1, OWN)])),
             ("solicitation from another's", nd(OTHER_V6, 135, OWN_V6, &[(1, OWN)])),
@@ -192,11 +189,54 @@ fn a_list_of_one_version_has_no_other() {
     let dad = nd(NONE, 135, LINK, &[]);
     assert_eq!(verdict(&four, &discover(OWN, OWN)), Ok(()));
     assert_eq!(verdict(&six, &dad), Ok(()));
-    all_are(&four, Err(Rule::Ip), &[("MLD", from(OWN, ETHERTYPE_IPV6, &report)), ("TCP", tcp)]);
-    all_are(&four, Err(Rule::Nd), &[("DAD", dad)]);
-    all_are(&six, Err(Rule::Ip), &[("DHCP", discover(OWN, OWN))]);
+    let mld = from(OWN, ETHERTYPE_IPV6, &report);
+    all_are(&four, Err(Rule::Version), &[("MLD", mld), ("TCP", tcp), ("DAD", dad)]);
     let probe = arp_frame(1, (OWN, NO_IP), (NO_MAC, OWN_IP));
-    all_are(&six, Err(Rule::Arp), &[("a probe", probe)]);
+    all_are(&six, Err(Rule::Version), &[("DHCP", discover(OWN, OWN)), ("a probe", probe)]);
+    // What another rule is about stays so.
+    let router = from(OWN, ETHERTYPE_IPV6, &v6(LINK, &[], 58, &icmp(134, &[0; 12], &[])));
+    all_are(&four, Err(Rule::Server), &[("an advertisement", router)]);
+}
+
+#[test]
+fn frames_of_other_types_need_a_list() {
+    let spoofed = arp(2, (OWN, OTHER_IP), (OTHER, OTHER_IP));
+    let packet = v4(OTHER_IP, OWN_IP, 1, 0, 0, &[8; 20]);
+    let snap = [&[0xaa, 0xaa, 3, 0, 0, 0, 8, 6], &spoofed[..]].concat();
+    let frames = [
+        ("a protocol", from(OWN, 0x88b5, &[0; 46]), 0x88b5),
+        ("an old tag", from(OWN, 0x9200, &[&[0, 5, 8, 6], &spoofed[..]].concat()), 0x9200),
+        ("MPLS", from(OWN, 0x8847, &[&[0, 0, 1, 64], &packet[..]].concat()), 0x8847),
+        ("PPPoE", from(OWN, 0x8863, &[0x11, 7, 0, 0, 0, 0]), 0x8863),
+        ("LLC", from(OWN, 39, &[0xe0, 0xe0, 3, 1, 2, 3]), LLC),
+        ("IP in LLC", from(OWN, 40, &[&[6, 6, 3], &packet[..]].concat()), LLC),
+        ("SNAP", from(OWN, 36, &snap), LLC),
+        ("SNAP, a wrong length", from(OWN, 1535, &snap), LLC),
+        ("a length without LLC", from(OWN, 0, &[]), LLC),
+    ];
+    for (what, frame, ethertype) in frames {
+        let lists = |ethertype| PortSecurity { ethertypes: [ethertype].into(), ..both() };
+        all_are(&both(), Err(Rule::Ethertype), &[(what, frame.clone())]);
+        all_are(&lists(0x88b6), Err(Rule::Ethertype), &[(what, frame.clone())]);
+        all_are(&lists(ethertype), Ok(()), &[(what, frame)]);
+    }
+    // A list says nothing of what is checked.
+    let all = PortSecurity { ethertypes: [ETHERTYPE_ARP, LLC].into(), ..both() };
+    all_are(&all, Err(Rule::Arp), &[("ARP", from(OWN, ETHERTYPE_ARP, &spoofed))]);
+}
+
+/// IGMP is the host's word for the groups it is in, also before it has an address.
+#[test]
+fn a_station_without_an_address_says_which_groups_it_is_in() {
+    let group = [224, 0, 0, 22];
+    let igmp = |kind, to| from(OWN, ETHERTYPE_IPV4, &v4(NO_IP, to, 2, 0, 4, &[kind; 16]));
+    for kind in [0x12, 0x16, 0x17, 0x22] {
+        all_are(&both(), Ok(()), &[("a report", igmp(kind, group))]);
+        all_are(&both(), Err(Rule::Ip), &[("to a station", igmp(kind, OTHER_IP))]);
+    }
+    all_are(&both(), Err(Rule::Ip), &[("a query", igmp(0x11, group))]);
+    let other = from(OWN, ETHERTYPE_IPV4, &v4(OTHER_IP, group, 2, 0, 4, &[0x22; 16]));
+    all_are(&both(), Err(Rule::Ip), &[("another's", other)]);
 }
 
 #[test]

@@ -27,7 +27,7 @@ impl Entry {
 }
 
 /// The first one that applies counts.
-pub const LIST: [Entry; 19] = [
+pub const LIST: [Entry; 20] = [
     Entry {
         direction: Stricter,
         why: "no server of DHCP, DHCPv6 or router advertisements without allow-server",
@@ -52,6 +52,12 @@ pub const LIST: [Entry; 19] = [
         direction: Stricter,
         why: "IP behind LLC and SNAP, which receivers read or not (CVE-2021-27853)",
         of: |_, frame| frame.is(&["snap"]),
+    },
+    Entry {
+        direction: Stricter,
+        why: "other types than IP and ARP need `ethertypes`; OVN passes them of a port without IP \
+              addresses",
+        of: |profile, frame| profile.is_free() && frame.is(&["ethertype"]),
     },
     Entry {
         direction: Stricter,
@@ -94,8 +100,8 @@ pub const LIST: [Entry; 19] = [
     },
     Entry {
         direction: Laxer,
-        why: "with IP addresses OVN passes IPv4, IPv6 and ARP alone, without them any protocol",
-        of: |profile, frame| !profile.is_free() && frame.is(&["rarp", "ethertype"]),
+        why: "with IP addresses OVN passes IPv4, IPv6 and ARP alone",
+        of: |profile, frame| !profile.is_free() && frame.is(&["rarp"]),
     },
     Entry {
         direction: Laxer,

@@ -306,6 +306,8 @@ impl Maker<'_> {
         let mut message = vec![0; 240];
         message[..3].copy_from_slice(&[operation, 1, 6]);
         message[28..34].copy_from_slice(&mac);
+        message[236..].copy_from_slice(&[99, 130, 83, 99]);
+        message.push(255);
         message
     }
 

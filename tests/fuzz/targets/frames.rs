@@ -300,18 +300,22 @@ fn guarded(frame: &[u8], source: MacAddr) {
         macs: AllowedMacs::Only { list: [source].into(), vrrp: false },
         ips: AllowedIps::new(&ips),
         servers: Servers::default(),
+        ethertypes: Box::default(),
     };
     let first = &frame[..frame.len().min(MAX_HEADERS_LEN)];
-    let asked = |known: usize| {
+    let more = [port_security::Refused::Short, port_security::Refused::Whole];
+    let asks_for_more = |answer: Result<(), _>| more.map(Err).contains(&answer);
+    let asked = |known: usize, whole| {
         let bytes = &first[..known.min(first.len())];
         let len = frame.len();
-        port_security::check(&rules, &Headers { bytes, len, sum_at: None, is_cut: false })
+        let frame = Headers { bytes, whole, len, sum_at: None, is_cut: false };
+        port_security::check(&rules, &frame, &|_| true)
     };
-    let answer = asked(first.len());
-    assert_ne!(answer, Err(port_security::Refused::Short), "there are no more bytes to look at");
-    for known in [SNAPSHOT_LEN, 14, first.len() / 2] {
-        let early = asked(known);
-        assert!(early == Err(port_security::Refused::Short) || early == answer, "{known}");
+    let answer = asked(first.len(), frame);
+    assert!(!asks_for_more(answer), "there are no more bytes to look at");
+    for known in [SNAPSHOT_LEN, 14, first.len() / 2, first.len()] {
+        let early = asked(known, &[]);
+        assert!(asks_for_more(early) || early == answer, "{known}");
     }
     let (Ok(()), Ok(packet)) = (answer, PacketHeaders::from_ethernet_slice(frame)) else { return };
     match packet.net {

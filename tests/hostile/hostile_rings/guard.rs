@@ -21,6 +21,9 @@ struct Case {
     spoofed: u8,
 }
 
+/// Where the client identifier in that message has its last byte, behind the first 256.
+const IDENTIFIER_END: usize = 290;
+
 /// A DHCP client's message, with its hardware address behind the first 64 bytes.
 fn discover() -> Vec<u8> {
     let mut frame = vec![0; LEN];
@@ -29,8 +32,12 @@ fn discover() -> Vec<u8> {
     frame[12..16].copy_from_slice(&[8, 0, 0x45, 0]);
     (frame[23], frame[35], frame[37]) = (17, 68, 67);
     frame[30..34].fill(0xff);
+    frame[38..40].copy_from_slice(&((LEN - 34) as u16).to_be_bytes());
     frame[42..45].copy_from_slice(&[1, 1, 6]);
     frame[70..76].copy_from_slice(&mac_of(0));
+    frame[278..285].copy_from_slice(&[99, 130, 83, 99, 61, 7, 1]);
+    frame[285..=IDENTIFIER_END].copy_from_slice(&mac_of(0));
+    frame[IDENTIFIER_END + 1] = 255;
     frame
 }
 
@@ -57,6 +64,7 @@ fn cases() -> Vec<Case> {
     vec![
         case("the source address", discover(), 11),
         case("the client's address of DHCP", discover(), 75),
+        case("the client's identifier of DHCP", discover(), IDENTIFIER_END),
         case("the option of an advertisement", advertisement(8), 54 + 8 + 31),
         case("the same behind long headers", advertisement(160), 54 + 160 + 31),
     ]

@@ -32,7 +32,9 @@ fn ipv4(from: [u8; 4], proto: u8, rest: &[u8]) -> Vec<u8> {
 /// What a DHCP client without an address sends; the hardware address is behind 64 bytes.
 fn discover(chaddr: [u8; 6]) -> Vec<u8> {
     let mut datagram = vec![0; 8 + 240];
-    datagram[..8].copy_from_slice(&[0, 68, 0, 67, 0, 248, 0, 0]);
+    datagram[..8].copy_from_slice(&[0, 68, 0, 67, 0, 249, 0, 0]);
+    datagram[244..].copy_from_slice(&[99, 130, 83, 99]);
+    datagram.push(255);
     datagram[8..11].copy_from_slice(&[1, 1, 6]);
     datagram[36..42].copy_from_slice(&chaddr);
     frame(OWN, 0x0800, &ipv4([0; 4], 17, &datagram))
@@ -63,7 +65,7 @@ fn honest() -> Vec<Vec<u8>> {
         frame(OWN, 0x0800, &ipv4(OWN_IP, 6, &[5; 200])),
         discover(OWN),
         advertisement(1, OWN),
-        frame(OWN, 0x88b5, &[6; 46]),
+        frame(OWN, 0x0800, &ipv4(OWN_IP, 17, &[6; 40])),
     ]
 }
 
@@ -81,6 +83,7 @@ fn spoofed() -> Vec<(&'static str, Vec<u8>)> {
         ("nd", advertisement(1, OTHER)),
         ("server", router()),
         ("headers", frame(OWN, 0x0806, &[0; 8])),
+        ("ethertype", frame(OWN, 0x88b5, &[6; 46])),
     ]
 }
 
@@ -246,7 +249,8 @@ fn a_trace_of_a_frame_looks_at_what_it_carries() {
         let told = trace(&frame);
         let why = match rule {
             "mac" | "ip" => "is not allowed as a source address of 'p0'".to_owned(),
-            "server" => "it is from a server, which 'p0' may not have".to_owned(),
+            "server" => "a server or router sends it, which 'p0' may not have".to_owned(),
+            "ethertype" => "its type is not in the ethertypes of 'p0'".to_owned(),
             "headers" => "its headers are not allowed".to_owned(),
             rule => format!("is not allowed inside {} from 'p0'", rule.to_uppercase()),
         };

@@ -143,7 +143,15 @@ const CASES: &[Case] = &[
     Case {
         keys: &["allow-server"],
         ports: [",guard=on,allow-server=dhcp,ra", ""],
+        rest: IP,
         sentence: "its source addresses are allowed (guard=on, allow-server=dhcp,ra)",
+        series: r#"out_frames_total{port="p1"} 1"#,
+        ..PLAIN
+    },
+    Case {
+        keys: &["ethertypes"],
+        ports: [",guard=on,ethertypes=0x88b5", ""],
+        sentence: "its source addresses are allowed (guard=on)",
         series: r#"out_frames_total{port="p1"} 1"#,
         ..PLAIN
     },

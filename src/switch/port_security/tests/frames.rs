@@ -23,6 +23,7 @@ pub fn rules(ips: &[&str]) -> PortSecurity {
         macs: AllowedMacs::Only { list: [OWN].into(), vrrp: false },
         ips: AllowedIps::new(&list),
         servers: Servers::default(),
+        ethertypes: Box::default(),
     }
 }
 
@@ -43,14 +44,17 @@ pub fn asking(
     sum_at: Option<usize>,
     is_cut: bool,
 ) -> Result<(), Rule> {
-    let with = |known: usize| {
+    let with = |known: usize, whole| {
         let bytes = &frame[..frame.len().min(known)];
-        check(rules, &Headers { bytes, len: frame.len(), sum_at, is_cut })
+        check(rules, &Headers { bytes, whole, len: frame.len(), sum_at, is_cut }, &|_| true)
     };
-    let all = with(MAX_HEADERS_LEN);
-    assert_ne!(all, Err(Refused::Short), "there is no more");
-    let early = with(SNAPSHOT_LEN);
-    assert!(early == Err(Refused::Short) || early == all, "{early:?}, {all:?}");
+    let all = with(MAX_HEADERS_LEN, frame);
+    assert!(!matches!(all, Err(Refused::Short | Refused::Whole)), "there is no more");
+    let headers = with(MAX_HEADERS_LEN, &[]);
+    assert!(headers == Err(Refused::Whole) || headers == all, "{headers:?}, {all:?}");
+    let early = with(SNAPSHOT_LEN, &[]);
+    let asks = matches!(early, Err(Refused::Short | Refused::Whole));
+    assert!(asks || early == headers, "{early:?}, {headers:?}");
     match all {
         Err(Refused::Broken(violation)) => Err(violation.rule),
         _ => Ok(()),
@@ -105,12 +109,31 @@ pub fn udp(sport: u16, dport: u16, rest: &[u8]) -> Vec<u8> {
     all
 }
 
-/// A message of DHCP up to its options.
+/// A message of DHCP without options.
 pub fn bootp(op: u8, chaddr: MacAddr) -> Vec<u8> {
     let mut message = vec![0; 240];
     message[..3].copy_from_slice(&[op, 1, 6]);
     message[28..34].copy_from_slice(&chaddr.0);
+    message[236..].copy_from_slice(&[99, 130, 83, 99]);
+    message.push(255);
     message
+}
+
+/// A message of DHCPv6: type, options.
+pub fn dhcpv6(kind: u8, options: &[(u16, Vec<u8>)]) -> Vec<u8> {
+    let mut message = vec![kind, 0, 0, 1];
+    for (code, value) in options {
+        message.extend(code.to_be_bytes());
+        message.extend((value.len() as u16).to_be_bytes());
+        message.extend(value);
+    }
+    message
+}
+
+/// What a client sends to DHCPv6 servers.
+pub fn to_dhcpv6(kind: u8, options: &[(u16, Vec<u8>)]) -> Vec<u8> {
+    let datagram = udp(546, 547, &dhcpv6(kind, options));
+    from(OWN, ETHERTYPE_IPV6, &v6(LINK, &[], 17, &datagram))
 }
 
 /// A client's first message.
@@ -186,7 +209,7 @@ pub fn all_are(rules: &PortSecurity, expected: Result<(), Rule>, frames: &[(&str
 }
 
 /// Frames of servers, by what allows them.
-pub fn served() -> [(Servers, Vec<Vec<u8>>); 3] {
+pub fn served() -> [(Servers, Vec<Vec<u8>>); 4] {
     let four = |sport, dport, op, chaddr| {
         let datagram = udp(sport, dport, &bootp(op, chaddr));
         from(OWN, ETHERTYPE_IPV4, &v4(OWN_IP, OTHER_IP, 17, 0, 0, &datagram))
@@ -197,6 +220,9 @@ pub fn served() -> [(Servers, Vec<Vec<u8>>); 3] {
     };
     let redirect = [about(OTHER_V6), vec![0; 16]].concat();
     let first_of = [(44, fragment(1))];
+    let routed = |protocol, rest: &[u8]| {
+        from(OWN, ETHERTYPE_IPV4, &v4(OWN_IP, [224, 0, 0, 18], protocol, 0, 0, rest))
+    };
     [
         (
             Servers { dhcp: true, ..Servers::default() },
@@ -224,6 +250,22 @@ pub fn served() -> [(Servers, Vec<Vec<u8>>); 3] {
                 six(&[], 58, &icmp(134, &[0; 12], &[(1, OWN)])),
                 six(&[(60, options(1))], 58, &icmp(134, &[0; 12], &[])),
                 six(&[], 58, &icmp(137, &redirect, &[(2, OTHER)])),
+                six(&[(0, options(1))], 58, &icmp(151, &[0; 4], &[])),
+                six(&[(0, options(1))], 58, &icmp(153, &[0; 4], &[])),
+                routed(1, &[5, 1, 0, 0, 10, 0, 0, 1]),
+                routed(1, &[9, 0, 0, 0, 1, 2, 7, 8]),
+                routed(2, &[0x30, 20, 0, 0, 0, 0, 0, 0]),
+                routed(2, &[0x32, 0, 0, 0]),
+            ],
+        ),
+        (
+            Servers { vrrp: true, ..Servers::default() },
+            vec![
+                routed(112, &[0x21, 1, 255, 1, 0, 1, 0, 0]),
+                six(&[], 112, &[0x31, 1, 255, 1, 0, 1, 0, 0]),
+                routed(17, &udp(1985, 1985, &[0; 20])),
+                routed(17, &udp(3222, 3222, &[0; 20])),
+                six(&[], 17, &udp(2029, 2029, &[0; 20])),
             ],
         ),
     ]
