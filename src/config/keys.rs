@@ -51,12 +51,21 @@ impl Kind {
     /// Those of ports.
     pub const PORTS: [Kind; 4] = [Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream];
     /// Those of which there may be several.
-    pub(super) const NAMED: [Kind; 5] =
-        [Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Mirror];
+    pub const NAMED: [Kind; 5] = [Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Mirror];
 
     /// The kind of entries that is called so.
     pub fn named(name: &str) -> Option<Kind> {
         Kind::NAMED.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// The word for the kind on the control socket: `vm` for the port of a virtual machine.
+    pub fn word(self) -> &'static str {
+        if self == Kind::Port { "vm" } else { self.name() }
+    }
+
+    /// The kind of entries for which the control socket has this word.
+    pub fn of_word(word: &str) -> Option<Kind> {
+        Kind::NAMED.into_iter().find(|kind| kind.word() == word)
     }
 
     /// How many of them there may be, and what they are called.

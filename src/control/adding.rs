@@ -59,7 +59,7 @@ impl AddWait {
             self.begin(switch);
         }
         if let Some(added) = found(&self.begun)? {
-            return Ok(Part::reply(&switch.added(&self.wanted, added)?, false));
+            return Ok(Part::reply(&switch.added(&self.wanted, added.map(Some))?, false));
         }
         let now = Instant::now();
         if now < self.end {

@@ -4,7 +4,7 @@ use super::adding::{AddWait, Wanted};
 use super::connection::Caller;
 use super::methods::{Answer, Switch};
 use super::parameters::{Values, settings, wrong};
-use crate::config::{self, Difference, Kind, Settings, Wrong};
+use crate::config::{self, Difference, Entry, Kind, Settings, Wrong};
 use crate::daemon::PortError;
 use crate::switch::PortId;
 use crate::wire::{self, Added, Change, Changed, Delete, Fault, clip};
@@ -29,11 +29,14 @@ impl Switch {
         self.check_worker(&wanted, &values)?;
         self.tell("adds", &name, caller);
         if let Some(mirror) = wanted.mirror() {
-            self.named(&mirror.from)?;
-            self.named(&mirror.to)?;
-            let added = self.daemon().add_mirror(&wanted);
-            added.map_err(|error| self.fault(&name, &error))?;
-            return Ok(Answer::reply(&Added::default()));
+            let exists = self.daemon().desired().get(&name).is_some();
+            if !exists {
+                self.named(&mirror.from)?;
+                self.named(&mirror.to)?;
+            }
+            let added = self.daemon().add_mirror(&wanted).map(|()| None);
+            let wanted = Wanted { settings: wanted, may_exist, any_socket: false };
+            return self.added(&wanted, added).map(|added| Answer::reply(&added));
         }
         let wanted = Wanted { settings: wanted, may_exist, any_socket: default };
         // What is there already is answered without a look at a path.
@@ -45,14 +48,14 @@ impl Switch {
             }
             added = self.daemon().add(&wanted.settings);
         }
-        self.added(&wanted, added).map(|added| Answer::reply(&added))
+        self.added(&wanted, added.map(Some)).map(|added| Answer::reply(&added))
     }
 
-    /// What adding came to.
+    /// The answer to `Add`: the number of the port, which a mirror lacks.
     pub(super) fn added(
         &self,
         Wanted { settings, may_exist, any_socket }: &Wanted,
-        added: Result<PortId, PortError>,
+        added: Result<Option<PortId>, PortError>,
     ) -> Result<Added, Fault> {
         match added {
             Ok(number) => Ok(reply(number, settings)),
@@ -141,12 +144,13 @@ impl Switch {
         Ok(Answer::Removal(clip(&name), removal))
     }
 
-    /// The number of the port of this name, if it is as it is wanted. A socket that was not asked
-    /// for may be anywhere.
+    /// The answer for an entry of this name that exists, if its settings are the wanted ones. A
+    /// socket that was not asked for may be anywhere.
     fn same(&self, name: &str, wanted: &Settings, any_socket: bool) -> Result<Added, Fault> {
         let number = self.daemon().ports().named(name).map(|port| port.id);
         let entry = self.daemon().desired().get(name).cloned();
-        let Some((number, entry)) = number.zip(entry) else {
+        let is_there = |entry: &Entry| number.is_some() || entry.settings.kind == Kind::Mirror;
+        let Some(entry) = entry.filter(is_there) else {
             return Err(self.fault(name, &PortError::NoSuchPort));
         };
         let (kind, origin) = (entry.settings.kind, entry.origin.name());
@@ -168,17 +172,17 @@ impl Switch {
     }
 }
 
-/// What was added: its number, and where its socket is.
-fn reply(number: PortId, settings: &Settings) -> Added {
+/// What was added: its number, and where its socket is. A mirror has neither.
+fn reply(number: Option<PortId>, settings: &Settings) -> Added {
     let socket = settings.socket.as_ref().map(|path| path.to_string_lossy().into_owned());
-    Added { number: Some(number), socket }
+    Added { number, socket }
 }
 
 /// The kind that is given, or else that of virtual machines.
 fn named(kind: Option<String>) -> Result<Kind, Fault> {
-    let word = kind.unwrap_or_else(|| Kind::Port.name().to_owned());
-    Kind::named(&word).ok_or_else(|| {
-        wrong("kind", "kind must be port, tap, xdp, stream or mirror".to_owned(), &word)
+    let word = kind.unwrap_or_else(|| Kind::Port.word().to_owned());
+    Kind::of_word(&word).ok_or_else(|| {
+        wrong("kind", "kind must be vm, tap, xdp, stream or mirror".to_owned(), &word)
     })
 }
 

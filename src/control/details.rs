@@ -69,7 +69,7 @@ impl DetailsWait {
         let (shown, view) = (switch.show(&self.port), &switch.view);
         let told = details(&self.port, facts.as_ref(), shown, view);
         let socket = self.socket.as_mut().map(SocketLook::answer);
-        let lists = switch.lists(&self.port.name);
+        let (lists, settings) = switch.other_keys(&self.port.name);
         let table = switch.view.ports.present();
         let name = &self.port.name;
         let of = |is: fn(&Mirror, &str) -> bool| {
@@ -78,7 +78,8 @@ impl DetailsWait {
         };
         let watched_by = of(|mirror, name| mirror.from == name);
         let observes = of(|mirror, name| mirror.to == name);
-        Part::reply(&PortDetails { socket, lists, watched_by, observes, ..told }, false)
+        let told = PortDetails { socket, lists, settings, watched_by, observes, ..told };
+        Part::reply(&told, false)
     }
 }
 
@@ -161,6 +162,7 @@ fn details(
         rate_waits: port.stats.rate_waits.get(),
         log_suppressed: port.log.suppressed.get(),
         lists: Vec::new(),
+        settings: Vec::new(),
         violations: show::happened(rules.map(|(rule, counter)| (rule, counter.get()))),
         watched_by: Vec::new(),
         observes: Vec::new(),

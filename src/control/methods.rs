@@ -19,7 +19,7 @@ use super::parts::{Part, Stream, list};
 use super::reload::keys;
 use super::wait::wait_for_port;
 use super::{findings, show};
-use crate::config::{self, nearest};
+use crate::config::{self, Kind, nearest};
 use crate::daemon::desired::NotAssigned;
 use crate::daemon::{Daemon, PortError, Reloader, Removal, View};
 use crate::guard::bucket::Bucket;
@@ -43,6 +43,9 @@ use crate::wire::{
 const SERVICE_DESCRIPTION: &str = include_str!("org.varlink.service.varlink");
 /// Its methods.
 const SERVICE_METHODS: [&str; 2] = ["GetInfo", "GetInterfaceDescription"];
+
+/// Keys whose values are fields of a port, or of its details, by themselves.
+const FIELDS: [&str; 5] = ["socket", "ifname", "queues", "io", "mtu"];
 
 /// What a call comes to.
 pub enum Answer {
@@ -266,14 +269,20 @@ impl Switch {
         }
     }
 
-    /// Keys of a port that are lists, those that are not empty.
-    pub(super) fn lists(&self, name: &str) -> Vec<wire::ConfigKey> {
+    /// Settings of a port that are not their defaults and that `GetPort` does not answer: lists,
+    /// and others.
+    pub(super) fn other_keys(&self, name: &str) -> (Vec<wire::ConfigKey>, Vec<wire::ConfigKey>) {
         let daemon = self.daemon();
-        let words = daemon.desired().get(name).map(|entry| entry.settings.words());
-        let is_list = |(name, _): &(&str, Vec<String>)| {
-            config::KEYS.iter().any(|key| key.name == *name && key.is_list)
+        let words = daemon.desired().get(name).map(|entry| entry.settings.given());
+        let is = |name: &str, of: fn(&config::Key) -> bool| {
+            config::KEYS.iter().any(|key| key.name == name && of(key))
         };
-        keys(words.unwrap_or_default().into_iter().filter(is_list))
+        let others = words.unwrap_or_default().into_iter();
+        let others =
+            others.filter(|(name, _)| !is(name, |key| key.is_shown) && !FIELDS.contains(name));
+        let (lists, others): (Vec<_>, Vec<_>) =
+            others.partition(|(name, _)| is(name, |k| k.is_list));
+        (keys(lists), keys(others))
     }
 
     /// Who changes the switch stands in the log.
@@ -286,7 +295,8 @@ impl Switch {
     fn status(&self) -> Status {
         let View { ports, fdb, workers, .. } = &self.view;
         let ports = ports.present();
-        let count = |kind| ports.iter().filter(|port| port.kind_name() == kind).count();
+        let count =
+            |kind: Kind| ports.iter().filter(|port| port.kind_name() == kind.word()).count();
         let unconfirmed = self.unconfirmed();
         let daemon = self.daemon();
         let all = daemon.degradations();
@@ -295,10 +305,10 @@ impl Switch {
             pid: std::process::id(),
             uptime: self.started.elapsed().as_secs(),
             workers: workers.handles().len(),
-            ports: count("vm"),
-            taps: count("tap"),
-            xdps: count("xdp"),
-            streams: count("stream"),
+            ports: count(Kind::Port),
+            taps: count(Kind::Tap),
+            xdps: count(Kind::Xdp),
+            streams: count(Kind::Stream),
             addresses: fdb.len(),
             events: self.view.events.last(),
             degraded: show::degraded(&all),

@@ -47,12 +47,12 @@ pub(super) fn keys(words: impl IntoIterator<Item = (&'static str, Vec<String>)>)
 fn differences(Changed { configured, now, tied }: &Changed<'_>) -> Vec<RuntimeChange> {
     let tell = |sign: &str, entry: &Entry, before: Vec<ConfigKey>, now: Vec<ConfigKey>| {
         let Entry { settings, origin, .. } = entry;
-        let (kind, name) = (settings.kind.name().to_owned(), settings.name.clone());
+        let (kind, name) = (settings.kind.word().to_owned(), settings.name.clone());
         let (sign, origin) = (sign.to_owned(), origin.name().to_owned());
         RuntimeChange { sign, kind, name, origin, before, now, addresses: Vec::new() }
     };
     let mut told = match (configured, now) {
-        (Some(was), Some(is)) if was.settings.kind.name() == is.settings.kind.name() => {
+        (Some(was), Some(is)) if was.settings.kind == is.settings.kind => {
             let (before, after) = (was.settings.words(), is.settings.words());
             // Only what differs, either way.
             let other = |all: &[(&str, Vec<String>)], than: &[(&'static str, Vec<String>)]| {
@@ -87,7 +87,7 @@ impl Switch {
         }
         let entries =
             desired.entries().iter().map(|(name, Entry { settings, origin, .. })| ConfigEntry {
-                kind: settings.kind.name().to_owned(),
+                kind: settings.kind.word().to_owned(),
                 name: settings.name.clone(),
                 origin: origin.name().to_owned(),
                 keys: keys(settings.words()),
@@ -197,7 +197,7 @@ impl Switch {
             }
             _ => match step.entry() {
                 Some(Entry { settings, origin, .. }) => {
-                    (Some(settings.kind.name()), Some(settings.name.clone()), Some(*origin))
+                    (Some(settings.kind.word()), Some(settings.name.clone()), Some(*origin))
                 }
                 None => (None, None, None),
             },

@@ -9,16 +9,14 @@ use super::show;
 use crate::limits::{CONTROL_WAIT_MAX, CONTROL_WAIT_STEP};
 use crate::wire::{Fault, State, SwitchError, WaitForPort, WaitedFor};
 
-/// How far a front-end, or an interface, may be; a port that is further is that far too.
-const STATES: [State; 3] = [State::Listening, State::Negotiating, State::Attached];
-
 /// What `WaitForPort` requests.
 pub fn wait_for_port(given: WaitForPort) -> Result<Answer, Fault> {
     let WaitForPort { name, state, timeout_ms } = given;
     let wanted = match state {
         None => State::Attached,
-        Some(word) => STATES.into_iter().find(|known| known.name() == word).ok_or_else(|| {
-            wrong("state", format!("one of {}", STATES.map(State::name).join(", ")), &word)
+        Some(word) => State::awaited(&word).ok_or_else(|| {
+            let names = State::AWAITED.map(|(state, _)| state.name()).join(", ");
+            wrong("state", format!("state must be one of {names}"), &word)
         })?,
     };
     let longest = u64::try_from(CONTROL_WAIT_MAX.as_millis()).unwrap_or(u64::MAX);
@@ -27,7 +25,8 @@ pub fn wait_for_port(given: WaitForPort) -> Result<Answer, Fault> {
     Ok(Answer::parts(move |switch| {
         let port = switch.named(&name)?;
         let state = show::state(&port);
-        if STATES.contains(&state) && state >= wanted {
+        let is_on_the_way = State::AWAITED.iter().any(|(one, _)| *one == state);
+        if is_on_the_way && state >= wanted {
             return Ok(Part::reply(&WaitedFor { port: switch.show(&port) }, false));
         }
         let now = Instant::now();

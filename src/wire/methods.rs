@@ -70,23 +70,24 @@ methods! {
     GetPort { name: String } -> OnePort { port: Port }
     /// A port in detail. command: the name of the front-end's process. The switch waits for the
     /// session a quarter of a second, for the file system of the socket a second. lists: its keys
-    /// that are lists and not empty. violations: frames that broke a rule of its guard, by rule.
+    /// that are lists and not empty; settings: other keys that are neither defaults nor fields of
+    /// Port. violations: frames that broke a rule of its guard, by rule.
     /// watched_by: mirrors of its frames; observes: mirrors whose copies it gets.
     GetPortDetails { name: String } -> PortDetails {
         port: Port, socket?: Socket, command?: String, session?: Session, rings: Vec<Ring>,
         learn_static: u64, learn_held: u64, rate_waits: u64, log_suppressed: u64,
-        lists: Vec<ConfigKey>, violations: BTreeMap<String, u64>, watched_by: Vec<String>,
-        observes: Vec<String>,
+        lists: Vec<ConfigKey>, settings: Vec<ConfigKey>, violations: BTreeMap<String, u64>,
+        watched_by: Vec<String>, observes: Vec<String>,
     }
-    /// Answers when a port has reached a state: listening, negotiating or attached, the default; or
-    /// with TimedOut after so many milliseconds, a day at most.
+    /// Answers when a port has reached a state: listening, negotiating or attached, which is the
+    /// default and may be written up; or with TimedOut after so many milliseconds, a day at most.
     WaitForPort { name: String, state?: String as State, timeout_ms?: Number } -> WaitedFor {
         port: Port,
     }
     /// Adds an entry of this kind: a port for a virtual machine, unless another is given. The other
     /// parameters are the keys of vioswitchd's --port, --tap, --stream or --mirror. Without socket
     /// that of a port or stream is NAME.sock beside the control socket. A path begins with "/".
-    /// may_exist accepts an existing port with the same settings. The answer has the path of the
+    /// may_exist accepts an existing entry with the same settings. The answer has the path of the
     /// socket, unless that is an inherited descriptor, and no number of a mirror. With a state_dir
     /// the entry lasts until the machine is restarted, else as long as the process. A mirror copies
     /// frames of port from to port to, which takes part in no forwarding from then on.

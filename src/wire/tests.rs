@@ -163,11 +163,11 @@ fn description() -> String {
     let mut kinds: Vec<&str> = KINDS.iter().map(|kind| kind.name).collect();
     kinds.dedup();
     let enumerations = enumerations! {
-        /// What is behind a port: a virtual machine, a TAP interface of the host, or a process at
-        /// the other end of a stream.
-        Kind = ["vm", "tap", "xdp", "stream"];
-        /// What is configured: a port for a virtual machine, or one of the others.
-        EntryKind = ["port", "tap", "xdp", "stream", "mirror"];
+        /// What is behind a port: a virtual machine, a TAP interface of the host, an interface past
+        /// the host's network stack, or a process at the other end of a stream.
+        Kind = Kind::PORTS.map(Kind::word);
+        /// What is configured: a port of one of these kinds, or a mirror.
+        EntryKind = Kind::NAMED.map(Kind::word);
         /// Where a port's settings come from: a configuration file, the command line, a change
         /// while the switch runs, or a socket in the directory of ports by plug.
         Origin = ["file", "cli", "runtime", "plug"];

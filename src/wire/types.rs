@@ -23,6 +23,20 @@ words! {
     }
 }
 
+impl State {
+    /// The states that a client can wait for, each with further words for it. A port that is
+    /// further than a state is in that state too.
+    pub const AWAITED: [(State, &'static [&'static str]); 3] =
+        [(State::Listening, &[]), (State::Negotiating, &[]), (State::Attached, &["up"])];
+
+    /// The state that a client waits for by this word.
+    pub fn awaited(word: &str) -> Option<State> {
+        let is_it =
+            |(state, more): &&(State, &[&str])| state.name() == word || more.contains(&word);
+        State::AWAITED.iter().find(is_it).map(|(state, _)| *state)
+    }
+}
+
 words! {
     /// What a port is to multicast groups.
     #[derive(Serialize, Deserialize)]

@@ -13,6 +13,7 @@ mod details;
 mod doctor;
 mod doctor_peers;
 mod events;
+mod every_key;
 mod fdb_oracle;
 mod findings;
 mod flapping;

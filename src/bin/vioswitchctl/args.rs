@@ -4,12 +4,14 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::PossibleValue;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use serde_json::Number;
 
 use vioswitch::config::{Key, Kind, first_line};
+use vioswitch::wire;
 
 use crate::attach::Attach;
 use crate::complete;
@@ -180,21 +182,41 @@ pub struct Deleted {
     pub if_exists: bool,
 }
 
-/// How far a port is.
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum State {
-    /// Its socket listens
-    Listening,
-    /// A front-end is connected
-    Negotiating,
-    /// Frames pass; up means the same
-    #[value(alias = "up")]
-    Attached,
+/// How far a port is: one of the states that the switch can wait for.
+#[derive(Debug, Clone, Copy)]
+pub struct State(wire::State);
+
+impl State {
+    /// The switch's name of the state.
+    pub fn name(self) -> String {
+        self.0.name().to_owned()
+    }
 }
 
 /// The word for a value of an option.
 pub fn word(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+impl ValueEnum for State {
+    fn value_variants<'a>() -> &'a [State] {
+        const ALL: [State; 3] = [
+            State(wire::State::AWAITED[0].0),
+            State(wire::State::AWAITED[1].0),
+            State(wire::State::AWAITED[2].0),
+        ];
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let (state, more) = wire::State::AWAITED.iter().find(|(state, _)| *state == self.0)?;
+        let help = match state {
+            wire::State::Listening => "Its socket listens",
+            wire::State::Negotiating => "A front-end is connected",
+            _ => "Frames pass; up means the same",
+        };
+        Some(PossibleValue::new(state.name()).aliases(more.iter()).help(help))
+    }
 }
 
 /// `500ms`, `30s`, `5m`, `1h`; a number alone is seconds. A day at most.
@@ -278,6 +300,9 @@ pub enum Mirror {
         /// {keys}
         #[arg(value_name = "KEY=VALUE", required = true)]
         settings: Vec<String>,
+        /// Succeed if the mirror exists with these settings
+        #[arg(long)]
+        may_exist: bool,
     },
     /// Delete a mirror
     #[command(visible_aliases = DELETE)]

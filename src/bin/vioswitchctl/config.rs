@@ -2,17 +2,22 @@
 
 use std::fmt::Write;
 
-use vioswitch::config::Effect;
+use vioswitch::config::{Effect, Kind};
 use vioswitch::wire::{ConfigEntry, Reloaded, Step};
 
 use crate::save::edit;
 use crate::show::{arrow, maybe, table, text, when};
 
+/// The word of files and commands for a kind of the control socket.
+pub fn file_word(kind: &str) -> String {
+    Kind::of_word(kind).map_or_else(|| text(kind), |kind| kind.name().to_owned())
+}
+
 /// `config show`: as a file has it.
 pub fn entries(entries: &[ConfigEntry]) -> String {
     let mut out = String::new();
     for ConfigEntry { kind, name, origin, keys, addresses } in entries {
-        let _ = writeln!(out, "# origin {}\n[[{}]]", text(origin), text(kind));
+        let _ = writeln!(out, "# origin {}\n[[{}]]", text(origin), file_word(kind));
         let _ = writeln!(out, "name = {}", edit::quoted(name));
         for key in keys {
             let name = text(&key.key);
@@ -33,7 +38,7 @@ pub fn steps(steps: &[Step]) -> String {
     let mut rows = Vec::new();
     for Step { sign, kind, name, origin, changes, detaches } in steps {
         let about = match name {
-            Some(name) => format!("{sign} {} {name}", maybe(kind.as_ref())),
+            Some(name) => format!("{sign} {} {name}", maybe(kind.as_deref().map(file_word))),
             None => format!("{sign} switch"),
         };
         let about = text(about);

@@ -14,7 +14,11 @@ pub fn show(Details { details, rates }: &Details) -> String {
     told.extend(details.command.as_ref().map(|command| ("command", text(command))));
     let name = |key: &ConfigKey| KEYS.iter().find(|known| known.name == key.key);
     told.extend(
-        details.lists.iter().filter_map(|list| Some((name(list)?.name, words(&list.values)))),
+        details
+            .settings
+            .iter()
+            .chain(&details.lists)
+            .filter_map(|key| Some((name(key)?.name, words(&key.values)))),
     );
     if !details.violations.is_empty() {
         let each = details.violations.iter().map(|(rule, count)| format!("{rule} {count}"));

@@ -11,7 +11,7 @@ use vioswitch::wire::{
     Unconfirmed, WaitForPort, Worker, Workers,
 };
 
-use crate::args::{self, State};
+use crate::args::State;
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::show::text;
@@ -280,13 +280,13 @@ pub fn wait(
 ) -> Result<wire::WaitedFor, Failure> {
     client.wait_for(timeout)?;
     let millis = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-    let (name, state) = (name.to_owned(), Some(args::word(&state)));
+    let (name, state) = (name.to_owned(), Some(state.name()));
     client.call(&WaitForPort { name, state, timeout_ms: Some(millis.into()) })
 }
 
 /// `tap list`, `stream list`: ports of one kind.
 pub fn of_kind(client: &mut Client, kind: Option<Kind>) -> Result<Vec<Port>, Failure> {
     let mut all = ports(client)?;
-    all.retain(|port| kind.is_none_or(|kind| port.kind == kind.name()));
+    all.retain(|port| kind.is_none_or(|kind| port.kind == kind.word()));
     Ok(all)
 }

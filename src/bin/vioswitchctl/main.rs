@@ -206,7 +206,7 @@ fn port(client: &mut Client, kind: Option<Kind>, command: &Port) -> Result<Told,
             told(&changed, |answer| show::changes(&answer.changes))
         }
         Port::Del(one) => {
-            let deleted = delete(client, &one.name, kind.map(Kind::name), one.if_exists)?;
+            let deleted = delete(client, &one.name, kind, one.if_exists)?;
             told(&deleted, |answer| match answer.in_progress {
                 Some(true) => {
                     "the removal continues: what served the port has not ended yet\n".into()
@@ -221,12 +221,13 @@ fn port(client: &mut Client, kind: Option<Kind>, command: &Port) -> Result<Told,
 fn mirror(client: &mut Client, command: &Mirror) -> Result<Told, Failure> {
     Ok(match command {
         Mirror::List => listed("mirrors", &client.call(&ListMirrors {})?.mirrors, details::mirrors),
-        Mirror::Add { name, settings } => {
+        Mirror::Add { name, settings, may_exist } => {
             // from=PORT,vlan=N is two keys: no value has a comma.
             let parts = settings.iter().flat_map(|one| one.split(',')).map(str::to_owned);
-            done(&client.call(&new_port(Kind::Mirror, name, &parts.collect::<Vec<_>>(), false)?)?)
+            let parts: Vec<String> = parts.collect();
+            done(&client.call(&new_port(Kind::Mirror, name, &parts, *may_exist)?)?)
         }
-        Mirror::Del { name } => done(&delete(client, name, Some("mirror"), false)?),
+        Mirror::Del { name } => done(&delete(client, name, Some(Kind::Mirror), false)?),
     })
 }
 
@@ -288,10 +289,10 @@ fn fdb(client: &mut Client, command: &Fdb) -> Result<Told, Failure> {
 fn delete(
     client: &mut Client,
     name: &str,
-    kind: Option<&str>,
+    kind: Option<Kind>,
     if_exists: bool,
 ) -> Result<Deleted, Failure> {
-    let (name, kind) = (name.to_owned(), kind.map(str::to_owned));
+    let (name, kind) = (name.to_owned(), kind.map(|kind| kind.word().to_owned()));
     match client.call(&Delete { name, kind }) {
         Err(failure) if if_exists && failure.is("NoSuchPort") => Ok(Deleted::default()),
         answer => answer,
@@ -307,7 +308,7 @@ fn trace(client: &mut Client, port: &str, settings: &[String]) -> Result<wire::T
 /// What is to be added.
 fn new_port(kind: Kind, name: &str, settings: &[String], may_exist: bool) -> Result<Add, Failure> {
     let keys = EntryKeys(parameters(("name", name), settings)?);
-    Ok(Add { kind: Some(kind.name().to_owned()), may_exist: Some(may_exist), keys })
+    Ok(Add { kind: Some(kind.word().to_owned()), may_exist: Some(may_exist), keys })
 }
 
 /// What is to be changed: a key without a value gets its default.
@@ -316,7 +317,7 @@ fn changed(kind: Kind, name: &str, settings: &[String]) -> Result<Set, Failure> 
     let (unset, given): (Vec<&String>, Vec<&String>) = settings.iter().partition(is_unset);
     let unset = unset.iter().map(|setting| setting.trim_end_matches('=').to_owned()).collect();
     let keys = LiveKeys(parameters(("name", name), given)?);
-    Ok(Set { kind: Some(kind.name().to_owned()), unset: Some(unset), keys })
+    Ok(Set { kind: Some(kind.word().to_owned()), unset: Some(unset), keys })
 }
 
 /// `KEY=VALUE …` as parameters: varlink has `_` where the configuration has `-`, numbers where

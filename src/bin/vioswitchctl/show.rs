@@ -150,23 +150,31 @@ pub fn changes(changes: &[Change]) -> String {
     table(&[], rows.collect())
 }
 
-/// Keys that are shown wherever a port is.
-fn shown() -> impl Iterator<Item = &'static Key> {
-    KEYS.iter().filter(|key| key.is_shown)
+/// Keys that are shown wherever a port of one of `kinds` is.
+fn shown(kinds: &[Kind]) -> impl Iterator<Item = &'static Key> {
+    KEYS.iter().filter(|key| key.is_shown && key.kinds.iter().any(|kind| kinds.contains(kind)))
 }
 
-/// The value of one of them.
-fn value<'p>(port: &'p Port, key: &Key) -> Option<&'p str> {
-    port.keys.0.get(&key.field()).and_then(Value::as_str)
+/// The kind of a port; that of virtual machines for a word of a later version.
+fn kind(port: &Port) -> Kind {
+    Kind::of_word(&port.kind).unwrap_or(Kind::Port)
+}
+
+/// The value of a key that a port has, a string or a number.
+fn value(port: &Port, key: &Key) -> Option<String> {
+    match port.keys.0.get(&key.field())? {
+        Value::String(word) => Some(word.clone()),
+        other => Some(other.to_string()),
+    }
 }
 
 /// `port list`. A setting has a column where a port's is not the default.
 pub fn ports(ports: &[Port]) -> String {
     let is_set = |key: &Key| {
-        let mut values = ports.iter().filter_map(|port| value(port, key));
-        values.any(|word| word != key.default(Kind::Port))
+        let mut values = ports.iter().filter_map(|port| Some((kind(port), value(port, key)?)));
+        values.any(|(kind, word)| word != key.default(kind))
     };
-    let keys: Vec<&Key> = shown().filter(|key| is_set(key)).collect();
+    let keys: Vec<&Key> = shown(&Kind::PORTS).filter(|key| is_set(key)).collect();
     let names = ["NAME", "KIND", "ORIGIN", "STATE", "QUEUES", "MTU", "ADDRESSES", "PID"];
     let mut title: Vec<String> = names.map(str::to_owned).into();
     title.extend(keys.iter().map(|key| key.name.to_uppercase()));
@@ -231,7 +239,7 @@ pub fn port(port: &Port) -> Vec<(&'static str, String)> {
         ("offloads in", words(&port.send_offloads)),
         ("offloads out", words(&port.offloads)),
     ]);
-    told.extend(shown().map(|key| (key.name, maybe(value(port, key)))));
+    told.extend(shown(&[kind(port)]).map(|key| (key.name, maybe(value(port, key)))));
     let pending = port.pending.iter();
     told.extend(
         pending.map(|change| ("pending", format!("{}, {}", arrow(change), when(change.effect)))),

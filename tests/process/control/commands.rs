@@ -254,6 +254,7 @@ fn the_json_of_each_command_has_its_keys() {
         "rate_waits",
         "log_suppressed",
         "lists",
+        "settings",
         "violations",
         "watched_by",
         "observes",

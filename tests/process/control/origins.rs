@@ -45,6 +45,57 @@ fn one_that_may_exist_must_be_the_same() {
     lab.d.stop();
 }
 
+/// As with ports: the same mirror is accepted, and another one is refused with the difference.
+#[test]
+fn a_mirror_that_may_exist_must_be_the_same() {
+    let lab = Lab::new(3, &[]);
+    let add = |more: &[&'static str]| -> Vec<&'static str> {
+        [&["mirror", "add", "m", "from=p0", "--may-exist"], more].concat()
+    };
+    for _ in 0..2 {
+        lab.done(&add(&["to=p2", "dir=in"]));
+    }
+    let (status, line) = lab.fails(&add(&["to=p1"]));
+    let wanted = "mirror 'm' exists (origin runtime) with other settings: to is p2, not p1, dir is \
+                  in, not both";
+    assert_eq!((status, line.as_str()), (1, wanted));
+    let (_, line) = lab.fails(&["mirror", "add", "m", "from=p0", "to=p2", "dir=in"]);
+    assert!(line.contains("--may-exist"), "{line}");
+    // Its port may have gone since.
+    lab.done(&["port", "del", "p0"]);
+    lab.done(&add(&["to=p2", "dir=in"]));
+    let (_, line) = lab.fails(&["port", "add", "m", "--may-exist"]);
+    assert_eq!(line, "\"m\" is a mirror (origin runtime)");
+    let add = serde_json::json!({"kind": "mirror", "may_exist": true, "name": "m", "from": "p0",
+        "to": "p2", "dir": "in"});
+    let answer = lab.client().call("Add", add);
+    assert_eq!(answer["parameters"], serde_json::json!({}), "{answer}");
+    lab.d.stop();
+}
+
+/// The control socket has one word for what is behind a port of a virtual machine.
+#[test]
+fn the_kind_of_an_answer_is_a_kind_of_a_request() {
+    let lab = Lab::new(1, &[]);
+    let mut client = lab.client();
+    let kind = client.call("GetPort", serde_json::json!({"name": "p0"}));
+    let kind = kind["parameters"]["port"]["kind"].clone();
+    assert_eq!(kind, "vm");
+    let mut call = |method: &str, name: &str| {
+        client.call(method, serde_json::json!({"kind": kind, "name": name}))["error"].clone()
+    };
+    for (method, name) in [("Add", "x"), ("Set", "x"), ("Delete", "x"), ("Set", "p0")] {
+        assert_eq!(call(method, name), serde_json::Value::Null, "{method} {name}");
+    }
+    assert_eq!(lab.json(&["config", "show"])["entries"][0]["kind"], kind);
+    assert!(lab.done(&["config", "show"]).contains("[[port]]\nname = \"p0\""));
+    let set = serde_json::json!({"kind": "port", "name": "p0"});
+    let refused = lab.client().call("Set", set);
+    let wanted = "kind must be vm, tap, xdp, stream or mirror";
+    assert_eq!(refused["parameters"]["wanted"], wanted, "{refused}");
+    lab.d.stop();
+}
+
 /// Two ports that connect to one front-end would each have half of it. Both listening is found
 /// out by the socket itself, and told before that as well.
 #[test]

@@ -20,6 +20,10 @@ fn a_client_waits_for_a_front_end() {
     let up = client.answer().expect("an answer");
     assert_eq!(up["parameters"]["port"]["state"], "attached", "{up}");
     assert_eq!(up.get("continues"), None);
+    // The word of vioswitchctl for the same state.
+    let up = client.call("WaitForPort", json!({"name": "p0", "state": "up"}));
+    assert_eq!(up["parameters"]["port"]["state"], "attached", "{up}");
+    lab.done(&["port", "wait", "p0", "--for=up"]);
     drop(vm);
 }
 
@@ -40,7 +44,7 @@ fn a_wait_ends_with_its_time_or_its_port() {
 
     for (parameters, error) in [
         (json!({"name": "p7"}), "NoSuchPort"),
-        (json!({"name": "p0", "state": "up"}), "InvalidParameter"),
+        (json!({"name": "p0", "state": "down"}), "InvalidParameter"),
         (json!({"name": "p0", "timeout_ms": -1}), "InvalidParameter"),
     ] {
         let answer = client.call("WaitForPort", parameters);

@@ -7,6 +7,7 @@ use std::fs;
 
 use clap::Args;
 use serde_json::json;
+use vioswitch::config::Kind;
 use vioswitch::frame::MacAddr;
 use vioswitch::wire::{ConfigKey, GetConfig, GetPort, GetStatus, value};
 use vioswitch::words::counted;
@@ -136,7 +137,7 @@ impl Port {
             client.call(&GetPort { name: name.to_owned() })?;
             return Err(Failure::refused(format!("port '{name}' is going")));
         };
-        if entry.kind != "port" {
+        if entry.kind != Kind::Port.word() {
             let what = match entry.kind.as_str() {
                 "stream" => "a stream: QEMU's -netdev stream takes its socket",
                 "xdp" => "an XDP uplink: no virtual machine's port",

@@ -126,7 +126,7 @@ const OF_SWITCH: [Fault; 8] = [
     ("program-replaced", |facts| facts.daemon.replaced = true),
     ("config-bad", |facts| facts.reload = Some(Err("line 3".to_owned()))),
     ("config-differs", |facts| {
-        facts.reload = Some(Ok(vec![read(json!({"sign": "+", "kind": "port", "name": "vm2"}))]));
+        facts.reload = Some(Ok(vec![read(json!({"sign": "+", "kind": "vm", "name": "vm2"}))]));
     }),
     ("reload-unconfirmed", |facts| {
         facts.status.unconfirmed = read(json!({"seconds": 9, "pid": 4711, "uid": 0}));

@@ -13,6 +13,7 @@ use super::store::Store;
 use super::{Told, dnsmasq};
 use crate::args;
 use crate::client::Client;
+use crate::config::file_word;
 use crate::failure::Failure;
 use crate::say;
 use crate::show::text;
@@ -108,7 +109,7 @@ fn ready(plan: &Plan) -> Result<(), Failure> {
 fn free(client: &mut Client, plan: &Plan) -> Result<(), Failure> {
     for entry in client.list(&GetConfig {}, |part| part.entries)? {
         let same = value(&entry.keys, "ifname") == Some(&plan.interface());
-        let (kind, name) = (text(&entry.kind), text(&entry.name));
+        let (kind, name) = (file_word(&entry.kind), text(&entry.name));
         if same == (name == plan.name) {
             continue;
         }

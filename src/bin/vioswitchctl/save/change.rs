@@ -8,7 +8,7 @@ use crate::show::text;
 /// What became of one port.
 #[derive(Debug)]
 pub struct Change {
-    /// As the switch says it.
+    /// As the switch says it, with the kind as files have it.
     pub told: RuntimeChange,
     /// There is another change of this name: it is of another kind now.
     pub twin: bool,
@@ -30,15 +30,16 @@ pub fn read(all: Vec<RuntimeChange>) -> Option<Vec<Change>> {
     let is_key = |ConfigKey { key, .. }: &ConfigKey| {
         key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-')
     };
-    let known = |change: &RuntimeChange| {
-        let keys = change.before.iter().chain(&change.now);
-        Kind::named(&change.kind).is_some() && keys.into_iter().all(is_key)
+    // The files have their own word for a kind.
+    let known = |told: RuntimeChange| {
+        let kind = Kind::of_word(&told.kind)?.name().to_owned();
+        let has_keys = told.before.iter().chain(&told.now).all(is_key);
+        has_keys.then(|| RuntimeChange { kind, ..told })
     };
     let names: Vec<String> = all.iter().map(|change| change.name.clone()).collect();
     let twin = |name: &str| names.iter().filter(|other| *other == name).count() > 1;
-    all.iter()
-        .all(known)
-        .then(|| all.into_iter().map(|told| Change { twin: twin(&told.name), told }).collect())
+    let change = |told: RuntimeChange| Some(Change { twin: twin(&told.name), told: known(told)? });
+    all.into_iter().map(change).collect()
 }
 
 impl Change {
@@ -54,10 +55,9 @@ impl Change {
 
     /// By what a reload would do, which is how the files differ from what runs.
     pub fn standing(&self, steps: &[Step]) -> Standing {
-        let of_entry = |step: &&Step| {
-            let kind = step.kind.as_deref().and_then(Kind::named);
-            step.name.as_ref() == Some(&self.told.name) && kind.is_some()
-        };
+        let kind_of = |step: &Step| step.kind.as_deref().and_then(Kind::of_word);
+        let of_entry =
+            |step: &&Step| step.name.as_ref() == Some(&self.told.name) && kind_of(step).is_some();
         let step = steps.iter().find(of_entry);
         let sign = self.told.sign.as_str();
         let (saved, as_before) = match step {
@@ -68,7 +68,7 @@ impl Change {
                 _ => (self.told.addresses.is_empty(), sign == "~"),
             },
             Some(step) => {
-                let same_kind = step.kind.as_ref() == Some(&self.told.kind);
+                let same_kind = kind_of(step).map(Kind::name) == Some(&*self.told.kind);
                 match (sign, step.sign.as_str()) {
                     ("-", "+") => (false, same_kind),
                     ("-", "~") => (self.twin && !same_kind, self.twin && same_kind),

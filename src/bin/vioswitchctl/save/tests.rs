@@ -16,7 +16,7 @@ fn told(sign: &str, before: &[(&str, &[&str])], now: &[(&str, &[&str])], tied: &
         all.iter().map(|(key, values)| json!({"key": key, "values": values})).collect()
     };
     let change = json!({
-        "sign": sign, "kind": "port", "name": "vm1", "origin": "file",
+        "sign": sign, "kind": "vm", "name": "vm1", "origin": "file",
         "before": keys(before), "now": keys(now), "addresses": tied,
     });
     read(change).expect("a change").remove(0)
@@ -26,7 +26,7 @@ fn told(sign: &str, before: &[(&str, &[&str])], now: &[(&str, &[&str])], tied: &
 #[test]
 fn what_is_no_key_is_not_written() {
     let good = json!({
-        "sign": "+", "kind": "port", "name": "a", "origin": "runtime", "addresses": [],
+        "sign": "+", "kind": "vm", "name": "a", "origin": "runtime", "addresses": [],
         "before": [], "now": [{"key": "socket-mode", "values": ["0600"]}],
     });
     assert!(read(good.clone()).is_some());
@@ -165,7 +165,7 @@ fn an_entry_reads_as_a_person_writes_it() {
 fn what_a_file_has_is_told_by_the_difference() {
     use Standing::{AsBefore, Otherwise, Saved};
     let mtu = |sign: &str, changes: Value| {
-        let mut step = json!({"kind": "port", "name": "vm1", "changes": changes});
+        let mut step = json!({"kind": "vm", "name": "vm1", "changes": changes});
         step["sign"] = sign.into();
         step
     };
