@@ -164,7 +164,7 @@ impl Settings {
     }
 
     /// The VLANs that the port is a member of.
-    fn vlans(&self) -> Membership {
+    pub(super) fn vlans(&self) -> Membership {
         match (self.vlan, &self.trunk, self.native) {
             (Some(vlan), ..) => Membership::Access(vlan),
             (None, None, None) => Membership::Opaque,
@@ -209,23 +209,15 @@ impl Settings {
         AllowedMacs::Only { list, vrrp: given.contains(&AllowedMac::Vrrp) }
     }
 
-    /// What its guard does that may not be meant, a line each.
+    /// What its settings do that may not be meant, a line each, for the log.
     pub fn warnings(&self) -> Vec<String> {
-        let lists = !(self.allowed_macs.is_empty() && self.allowed_ips.is_empty());
-        let own = self.allowed_macs.contains(&AllowedMac::Own);
-        let mut said = Vec::new();
-        if self.guard == Guard::Off {
-            if lists {
-                said.push("its lists of addresses have no effect without guard=on or guard=log");
-            }
-        } else {
-            if own && self.mac.is_empty() {
-                said.push("allowed-macs=own, and it has no mac: none of its own is allowed");
-            }
-            let has_v6 = self.allowed_ips.iter().any(|prefix| prefix.v6().is_some());
-            if !self.allowed_ips.is_empty() && !has_v6 {
-                said.push("allowed-ips has no address of IPv6: no frame of IPv6 is allowed");
-            }
+        // Other settings, which are not known here, may make up for some.
+        let odd = self.oddities(true, true).into_iter().map(|oddity| oddity.cause);
+        let mut said: Vec<String> = odd.collect();
+        let has_v6 = self.allowed_ips.iter().any(|prefix| prefix.v6().is_some());
+        if self.guard != Guard::Off && !self.allowed_ips.is_empty() && !has_v6 {
+            let text = "allowed-ips has no address of IPv6: no frame of IPv6 is allowed";
+            said.push(text.to_owned());
         }
         said.into_iter().map(|text| format!("port {}: {text}", self.name)).collect()
     }

@@ -126,6 +126,7 @@ pub(super) fn entry(section: &Section) -> (Checked, Vec<Complaint>) {
                 Complaint::new(&setting.at, format!("vlan does not go with {other}"))
             }));
     }
+    complaints.extend(native_alone(section));
     let of_server = |setting: &&Setting| kind.key(&setting.key).is_some_and(Key::is_of_server);
     if settings.mode == Mode::Client {
         complaints.extend(section.settings.iter().filter(of_server).map(
@@ -135,4 +136,22 @@ pub(super) fn entry(section: &Section) -> (Checked, Vec<Complaint>) {
         ));
     }
     (Checked { at: section.at.clone(), settings, claims }, complaints)
+}
+
+/// The complaint about a native VLAN without a trunk: the port would be in that VLAN alone, which
+/// is what `vlan` says, and cut off from ports in no VLAN.
+fn native_alone(Section { settings, .. }: &Section) -> Option<Complaint> {
+    let given = |name: &str| settings.iter().find(|setting| setting.key == name);
+    let native = given("native").filter(|_| given("trunk").is_none() && given("vlan").is_none())?;
+    let told = match &native.value {
+        Value::Integer(number) => number.to_string(),
+        Value::Word(word) => word.clone(),
+        _ => return None,
+    };
+    let instead = match told.as_str() {
+        "0" => "leave it out: a port without vlan and trunk is in no VLAN".to_owned(),
+        vlan => format!("for an access port of VLAN {vlan} write vlan={vlan}"),
+    };
+    let text = format!("native is of a trunk, and trunk is missing; {instead}");
+    Some(Complaint::new(&native.at, text))
 }

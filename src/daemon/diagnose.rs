@@ -8,9 +8,9 @@ use std::ops::Deref;
 
 use super::sampler::Seen;
 use super::{Daemon, View};
-use crate::config::Origin;
+use crate::config::{Oddity, Origin, Settings};
 use crate::diagnosis::facts::{
-    self, Condition, Degraded, Facts, Link, LinkState, Offloads, Refused,
+    self, Condition, Degraded, Facts, Link, LinkState, Odd, Offloads, Refused,
 };
 use crate::diagnosis::history::{LATELY, MINUTE, MOMENT};
 use crate::diagnosis::{self, Finding};
@@ -45,7 +45,24 @@ impl Daemon {
             None => added.map(|entry| entry.settings.name.clone()).collect(),
             Some(_) => Vec::new(),
         };
-        Condition { degraded: degraded.collect(), not_kept }
+        Condition { degraded: degraded.collect(), not_kept, odd: self.odd() }
+    }
+
+    /// Combinations of ports' settings that do not do what the settings say.
+    fn odd(&self) -> Vec<Odd> {
+        let desired = self.desired();
+        let tied: HashSet<&str> = desired.assigned().map(|(_, port)| port).collect();
+        let has_snooping = self.ports().snooping().is_some();
+        let of_port = |settings: &Settings| {
+            let odd = settings.oddities(has_snooping, tied.contains(settings.name.as_str()));
+            let port = settings.name.clone();
+            odd.into_iter().map(move |Oddity { cause, command }| Odd {
+                port: port.clone(),
+                cause,
+                command,
+            })
+        };
+        desired.entries().values().flat_map(|entry| of_port(&entry.settings)).collect()
     }
 }
 

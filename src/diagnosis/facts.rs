@@ -23,6 +23,19 @@ pub struct Condition {
     pub degraded: Vec<Degraded>,
     /// Ports that were added while it runs, and that the next start will not have.
     pub not_kept: Vec<String>,
+    /// Combinations of settings that do not do what the settings say.
+    pub odd: Vec<Odd>,
+}
+
+/// A combination of settings of a port that does not do what the settings say.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Odd {
+    /// The port's name.
+    pub port: String,
+    /// What is odd.
+    pub cause: String,
+    /// What mends it.
+    pub command: String,
 }
 
 /// Something that was asked for and is not there.

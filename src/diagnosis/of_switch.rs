@@ -1,7 +1,7 @@
 //! What is wrong with the switch as a whole.
 
-use super::facts::{Degraded, Facts};
-use super::{DEGRADED, Finding, NOT_KEPT};
+use super::facts::{Degraded, Facts, Odd};
+use super::{DEGRADED, Finding, NOT_KEPT, SETTINGS_AT_ODDS};
 
 /// Names that are listed of several.
 const MOST_NAMED: usize = 3;
@@ -12,6 +12,10 @@ pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
         let command = "journalctl -u vioswitchd -p warning";
         let finding = Finding::of_switch(DEGRADED, cause, command);
         found.push(Finding { code, port: port.clone(), ..finding });
+    }
+    for Odd { port, cause, command } in &facts.condition.odd {
+        let finding = Finding::of_switch(SETTINGS_AT_ODDS, cause.clone(), command.clone());
+        found.push(Finding { port: Some(port.clone()), ..finding });
     }
     let added = &facts.condition.not_kept;
     if !added.is_empty() {

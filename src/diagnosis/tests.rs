@@ -1,6 +1,8 @@
 //! Each fault of a healthy switch is found by its own code, and by no other one.
 
-use super::facts::{Bridge, Degraded, Link, LinkState, Offloads, Port, Refused, Segment, Sender};
+use super::facts::{
+    Bridge, Degraded, Link, LinkState, Odd, Offloads, Port, Refused, Segment, Sender,
+};
 use super::history::Counts;
 use super::*;
 use crate::frame::MacAddr;
@@ -46,7 +48,7 @@ fn vlan(is_shared: bool, is_cut_off: bool) -> Segment {
 
 type Fault = (&'static str, fn(&mut Facts));
 
-const FAULTS: [Fault; 25] = [
+const FAULTS: [Fault; 26] = [
     ("degraded", |facts| {
         let why = "port vm2: in use".to_owned();
         let port = Some("vm2".to_owned());
@@ -107,6 +109,10 @@ const FAULTS: [Fault; 25] = [
         let address = Some("10.0.0.9".to_owned());
         facts.ports[1].refused =
             Some(Refused { reason: "guard", meaning, advice, frames: 3, address });
+    }),
+    ("settings-at-odds", |facts| {
+        let cause = "burst-in has no effect without rate-in".to_owned();
+        facts.condition.odd.push(Odd { port: "vm1".to_owned(), cause, ..Odd::default() });
     }),
 ];
 

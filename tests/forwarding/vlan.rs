@@ -42,7 +42,7 @@ const PORTS: [(&str, &str, Is); 12] = [
     (",bridge=blue,vlan=10", "blue", Is::Access(10)),
     (",bridge=blue", "blue", Is::Plain),
     (",bridge=blue,trunk=10,20,native=0", "blue", Is::Trunk(&[10, 20], Some(0))),
-    (",bridge=blue,native=10", "blue", Is::Trunk(&[], Some(10))),
+    (",bridge=blue,trunk=10,native=10", "blue", Is::Trunk(&[10], Some(10))),
 ];
 
 /// The tags of a frame, each with its type.

@@ -478,3 +478,25 @@ fn a_port_that_is_down_forwards_nothing_and_says_so() {
     assert!(vms.iter_mut().all(|vm| vm.fe.still_served()));
     lab.d.stop();
 }
+
+/// A combination of keys that makes a key ineffective is found, and its command mends it.
+#[test]
+fn settings_at_odds_are_found() {
+    let lab = Lab::new(1, &[]);
+    for (odd, back) in [
+        (&["burst-in=64kib", "rate-in="][..], "rate-in=1mbit"),
+        (&["learn=off", "flood=off"], ""),
+        (&["learn=off", "max-addresses=7"], ""),
+    ] {
+        lab.done(&[&["port", "set", "p0"], odd].concat());
+        let finding = is_found(&lab, "p0", "settings-at-odds");
+        let command = finding["command"].as_str().expect("a command").replace("RATE", "1mbit");
+        assert!(command.ends_with(back), "{command}");
+        let words: Vec<&str> = command.split(' ').collect();
+        assert_eq!(words[0], "vioswitchctl");
+        lab.done(&words[1..]);
+        assert_eq!(found(&lab), [], "{command}");
+        lab.done(&["port", "set", "p0", "learn=", "flood=", "max-addresses=", "burst-in="]);
+    }
+    lab.d.stop();
+}

@@ -281,9 +281,9 @@ fn a_list_of_one_version_is_told_of() {
     lab.done(&["port", "set", "p0", "label=x"]);
     assert_eq!(warned("port p0: allowed-ips has no address of IPv6"), 1);
     lab.done(&["port", "set", "p0", "allowed-macs=own"]);
-    assert_eq!(warned("port p0: allowed-macs=own, and it has no mac"), 1);
+    assert_eq!(warned("port p0: allowed-macs=own, and the port has no mac"), 1);
     lab.done(&["port", "add", "vm2", "allowed-ips=10.0.0.2"]);
-    assert_eq!(warned("port vm2: its lists of addresses have no effect"), 1);
+    assert_eq!(warned("port vm2: allowed-ips has no effect without guard=on"), 1);
     for (keys, wanted) in [
         ("allowed-ips=10.0.0.1/24", "write 10.0.0.0/24"),
         ("allowed-ips=224.0.0.1", "no address of a station"),

@@ -92,7 +92,7 @@ fn ports_move_between_vlans_and_bridges() {
     lab.done(&["port", "set", "p3", "vlan=", "trunk=20-29", "native=21"]);
     let all = lab.json(&["fdb", "show", "--vlan=21", "--bridge=blue"]);
     assert_eq!(all["addresses"][0]["mac"], "02:00:00:00:00:08", "{all}");
-    lab.done(&["port", "set", "p3", "native=20", "trunk="]);
+    lab.done(&["port", "set", "p3", "native=20", "trunk=20"]);
     pass(&mut vms, true);
     // Learned addresses of a VLAN are forgotten, and no others.
     let of = |flags: &[&str]| {
@@ -143,6 +143,8 @@ fn bad_values_name_their_keys() {
         (&["bridge=.a"], "bridge '.a' must be 1 to"),
         (&["vlan=10", "trunk=20"], "vlan does not go with trunk"),
         (&["vlan=10", "native=20"], "vlan does not go with native"),
+        (&["native=10"], "for an access port of VLAN 10 write vlan=10"),
+        (&["native=0"], "leave it out: a port without vlan and trunk is in no VLAN"),
     ] {
         let args = [&["port", "set", "p0"], given].concat();
         if wanted.is_empty() {

@@ -1,0 +1,174 @@
+//! Combinations of keys that are permitted, and that make a key ineffective or a port unreachable.
+//!
+//! A combination that can mean nothing is refused when it is read (`validate`). The combinations
+//! here have been valid in files, and harm nobody else: the log says them when the settings come,
+//! and the switch finds them (`settings-at-odds`) as long as they are in force.
+
+use super::keys::{Effect, Settings};
+use super::types::{AllowedMac, Guard};
+use crate::frame::MacAddr;
+
+/// A combination of keys that does not do what the keys say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Oddity {
+    /// What is odd, in a sentence.
+    pub cause: String,
+    /// The command that mends it; words in capitals are to be filled in.
+    pub command: String,
+}
+
+impl Settings {
+    /// All of them. `has_snooping`: the switch follows multicast groups. `has_tied`: the port has
+    /// static addresses beside those of its settings.
+    pub fn oddities(&self, has_snooping: bool, has_tied: bool) -> Vec<Oddity> {
+        let mut found = Vec::new();
+        let mut odd = |is_odd: bool, cause: &str, change: &str| {
+            if is_odd {
+                let command = self.command(change);
+                found.push(Oddity { cause: cause.to_owned(), command });
+            }
+        };
+        let is_guarded = self.guard != Guard::Off;
+        let lists = [
+            ("allowed-macs", self.allowed_macs.is_empty()),
+            ("allowed-ips", self.allowed_ips.is_empty()),
+            ("allow-server", self.allow_server.is_empty()),
+        ];
+        for (key, _) in lists.into_iter().filter(|(_, is_empty)| !is_empty && !is_guarded) {
+            let cause = format!("{key} has no effect without guard=on or guard=log");
+            odd(true, &cause, "guard=on");
+        }
+        let lists_own = self.allowed_macs.contains(&AllowedMac::Own);
+        odd(
+            is_guarded && lists_own && self.mac.is_empty(),
+            "allowed-macs=own, and the port has no mac: no address of its own is allowed",
+            "mac=ADDRESS",
+        );
+        let lists_mac = |mac: &MacAddr| self.allowed_macs.contains(&AllowedMac::One(*mac));
+        odd(
+            is_guarded
+                && !self.allowed_macs.is_empty()
+                && !self.mac.is_empty()
+                && !lists_own
+                && !self.mac.iter().any(lists_mac),
+            "no mac of the port is in its allowed-macs: the guard drops frames from its own \
+             addresses",
+            "allowed-macs=own,ADDRESS",
+        );
+        for (rate, burst, side) in [
+            (self.rate_in.is_some(), self.burst_in.is_some(), "in"),
+            (self.rate_out.is_some(), self.burst_out.is_some(), "out"),
+        ] {
+            let cause = format!("burst-{side} has no effect without rate-{side}");
+            odd(burst && !rate, &cause, &format!("rate-{side}=RATE"));
+        }
+        odd(
+            !self.learn && self.max_addresses.is_some(),
+            "max-addresses has no effect with learn=off: the port learns no address",
+            "max-addresses=",
+        );
+        odd(
+            !self.learn && !self.flood && self.mac.is_empty() && !has_tied,
+            "flood=off and learn=off, and the port has no static address: no frame for a single \
+             station reaches it",
+            "flood=on",
+        );
+        let has_home = self.vlans().untagged().is_some();
+        odd(
+            !self.mac.is_empty() && !has_home && !is_guarded,
+            "mac has no effect on a trunk without native: static addresses are in the VLAN of \
+             frames without a tag",
+            "native=VLAN",
+        );
+        odd(
+            self.multicast_router.is_some() && !has_snooping,
+            "multicast-router has no effect without --multicast-snooping of vioswitchd",
+            "multicast-router=",
+        );
+        odd(
+            self.socket_group.is_some() && self.socket_mode & 0o020 == 0,
+            "socket-group has no effect: socket-mode permits the group no access",
+            "socket-mode=0660",
+        );
+        found
+    }
+    /// The command that changes one setting of the port. A key that needs another socket or
+    /// interface cannot be set while the port serves.
+    fn command(&self, change: &str) -> String {
+        let (kind, name) = (self.kind, &self.name);
+        let key = change.split('=').next().and_then(|key| kind.key(key));
+        match key.is_some_and(|key| key.effect(kind) == Effect::Reopen) {
+            true => format!("vioswitchctl {kind} del {name}, and add it with {change}"),
+            false => format!("vioswitchctl {kind} set {name} {change}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Kind, Value};
+
+    fn settings(keys: &str) -> Settings {
+        let given = ["name=vm1", "socket=/run/vm1"].into_iter().chain(keys.split_whitespace());
+        let pairs = given.map(|word| word.split_once('=').expect("KEY=VALUE"));
+        let pairs = pairs.map(|(key, word)| (key.to_owned(), Value::Word(word.to_owned())));
+        Settings::parse(Kind::Port, pairs.collect()).expect(keys)
+    }
+
+    fn causes(keys: &str) -> Vec<String> {
+        let found = settings(keys).oddities(false, false).into_iter();
+        found.map(|Oddity { cause, command }| format!("{cause} | {command}")).collect()
+    }
+
+    /// Each pair of keys has one oddity, and the second list of keys, which mends it, has none.
+    #[test]
+    fn each_oddity_is_found_and_mended() {
+        const MAC: &str = "mac=52:54:00:00:00:01";
+        let own = |more: &str| format!("{MAC} guard=on allowed-macs={more}");
+        for (keys, words, mended) in [
+            (
+                "allowed-macs=vrrp",
+                "allowed-macs has no effect without guard",
+                "allowed-macs=vrrp guard=on",
+            ),
+            ("allowed-ips=10.0.0.1", "allowed-ips has no effect", "allowed-ips=10.0.0.1 guard=log"),
+            ("allow-server=ra", "allow-server has no effect", "allow-server=ra guard=on"),
+            ("guard=on allowed-macs=own", "| vioswitchctl port set vm1 mac=ADDRESS", &own("own")),
+            (
+                &own("52:54:00:00:00:02"),
+                "no mac of the port is in its allowed-macs",
+                &own("own allowed-macs=52:54:00:00:00:02"),
+            ),
+            ("burst-in=64kib", "burst-in has no effect", "burst-in=64kib rate-in=1mbit"),
+            ("burst-out=64kib", "burst-out has no effect", "burst-out=64kib rate-out=1mbit"),
+            ("learn=off max-addresses=5", "vm1 max-addresses=", "learn=off"),
+            (
+                "learn=off flood=off",
+                "no frame for a single station",
+                &format!("{MAC} learn=off flood=off"),
+            ),
+            (
+                &format!("{MAC} trunk=10"),
+                "mac has no effect on a trunk",
+                &format!("{MAC} trunk=10 native=0"),
+            ),
+            ("multicast-router=off", "without --multicast-snooping", ""),
+            (
+                "socket-group=65533 socket-mode=0600",
+                "vioswitchctl port del vm1, and add it with socket-mode=0660",
+                "socket-group=65533 socket-mode=0620",
+            ),
+        ] {
+            let found = causes(keys);
+            assert!(found.len() == 1 && found[0].contains(words), "{keys}: {found:?}");
+            assert_eq!(causes(mended), Vec::<String>::new(), "{mended}");
+        }
+    }
+
+    #[test]
+    fn what_the_switch_has_beside_the_settings_counts() {
+        assert_eq!(settings("multicast-router=on").oddities(true, false), []);
+        assert_eq!(settings("learn=off flood=off").oddities(false, true), []);
+    }
+}
