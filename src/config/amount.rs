@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 
 use super::raw::{Setting, Value, quote};
+use super::value::kind as kind_of;
 use crate::limits::{BURST_SIZE_BYTES, BURST_SIZE_PACKETS, RATE_BITS, RATE_PACKETS};
 use crate::switch::{FloodClass, Limit, Rate, Size};
 
@@ -15,6 +16,8 @@ struct Form {
     units: [&'static [Unit]; 2],
     ranges: [RangeInclusive<u64>; 2],
     examples: &'static str,
+    /// Units of other programs, each behind the one that is meant.
+    others: &'static [(&'static str, &'static [&'static str])],
 }
 
 const RATES: Form = Form {
@@ -24,6 +27,13 @@ const RATES: Form = Form {
     ],
     ranges: [RATE_BITS, RATE_PACKETS],
     examples: "a rate with its unit, such as 10mbit, 5kpps or 10mbit,5kpps",
+    others: &[
+        ("bit", &["b", "bps", "bits"]),
+        ("kbit", &["k", "kb", "kbps", "kbits"]),
+        ("mbit", &["", "m", "mb", "mbps", "mbits"]),
+        ("gbit", &["g", "gb", "gbps", "gbits"]),
+        ("pps", &["p", "pkt", "pkts", "packets"]),
+    ],
 };
 
 const SIZES: Form = Form {
@@ -33,11 +43,22 @@ const SIZES: Form = Form {
     ],
     ranges: [BURST_SIZE_BYTES, BURST_SIZE_PACKETS],
     examples: "a size with its unit, such as 64kib, 100pkt or 64kib,100pkt",
+    others: &[
+        ("byte", &["", "b", "bytes"]),
+        ("kib", &["k"]),
+        ("mib", &["m"]),
+        ("pkt", &["p", "pkts", "packets"]),
+    ],
 };
 
 /// `rate-in=`, `rate-out=`.
 pub(super) fn rate(setting: &Setting) -> Result<Rate, String> {
-    RATES.read(setting).map(|[bits, packets]| Rate { bits, packets })
+    rate_of(setting, &format!("{}=", setting.key))
+}
+
+/// The rate that stands behind `lead`.
+fn rate_of(setting: &Setting, lead: &str) -> Result<Rate, String> {
+    RATES.read(setting, lead).map(|[bits, packets]| Rate { bits, packets })
 }
 
 /// A rate as it is written.
@@ -74,7 +95,9 @@ pub(super) fn storm(setting: &Setting) -> Result<FloodRates, String> {
         let place = number.and_then(|number| rates.get_mut(number));
         let place = place.filter(|place| **place == Rate::default());
         let value = Value::Word(word.to_owned());
-        *place.ok_or_else(|| wrong(&quote(given)))? = rate(&Setting { value, ..setting.clone() })?;
+        let lead = format!("{}={class}:", setting.key);
+        let one = Setting { value, ..setting.clone() };
+        *place.ok_or_else(|| wrong(&quote(given)))? = rate_of(&one, &lead)?;
     }
     Ok(rates)
 }
@@ -88,7 +111,8 @@ pub fn storm_word(rates: &FloodRates) -> String {
 
 /// `burst-in=`, `burst-out=`.
 pub(super) fn size(setting: &Setting) -> Result<Size, String> {
-    SIZES.read(setting).map(|[bytes, packets]| Size { bytes, packets })
+    let lead = format!("{}=", setting.key);
+    SIZES.read(setting, &lead).map(|[bytes, packets]| Size { bytes, packets })
 }
 
 /// As it is written.
@@ -97,28 +121,65 @@ pub(super) fn size_word(size: &Size) -> String {
 }
 
 impl Form {
-    /// How much of either kind; 0 of one that is not given.
-    fn read(&self, setting: &Setting) -> Result<[u64; 2], String> {
+    /// A unit as it is known here; `unit` is in small letters.
+    fn known(&self, unit: &str) -> Option<(usize, Unit)> {
+        let of = |kind: usize| self.units[kind].iter().find(|(name, _)| *name == unit);
+        (0..2).find_map(|kind| Some((kind, *of(kind)?)))
+    }
+
+    /// `given` with a unit of ours in the place of each of another program's; none if that gives no
+    /// amount.
+    fn meant(&self, given: &str) -> Option<String> {
+        let part = |part: &str| {
+            let digits = part.bytes().take_while(u8::is_ascii_digit).count();
+            let (number, unit) = part.split_at(digits);
+            let unit = unit.trim().trim_end_matches("/s").to_ascii_lowercase();
+            let other = || self.others.iter().find(|(_, all)| all.contains(&unit.as_str()));
+            let known = self.known(&unit).map(|(_, (name, _))| name);
+            let unit = known.or_else(|| other().map(|(name, _)| *name))?;
+            let (kind, (_, factor)) = self.known(unit)?;
+            let amount = number.parse::<u64>().ok()?.saturating_mul(factor);
+            self.ranges[kind].contains(&amount).then(|| format!("{number}{unit}"))
+        };
+        given.split(',').map(part).collect::<Option<Vec<_>>>().map(|parts| parts.join(","))
+    }
+
+    /// How much of either kind; 0 of one that is not given. `lead` stands before the value where it
+    /// is proposed.
+    fn read(&self, setting: &Setting, lead: &str) -> Result<[u64; 2], String> {
         let wrong = |given: &str| {
             let all = self.units.concat();
             let units: Vec<&str> = all.iter().rev().map(|(name, _)| *name).collect();
-            let (wanted, units) = (self.examples, units.join(", "));
-            format!("{} must be {wanted} (units: {units}), not {given}", setting.key)
+            let (key, wanted, units) = (&setting.key, self.examples, units.join(", "));
+            let shown = quote(given);
+            match self.meant(given).filter(|meant| *meant != given) {
+                Some(meant) => {
+                    let what = "has no unit that there is";
+                    format!("{key} {shown} {what}, did you mean {lead}{meant}? (units: {units})")
+                }
+                None => format!("{key} must be {wanted} (units: {units}), not {shown}"),
+            }
         };
         let given = match &setting.value {
-            Value::Word(word) | Value::Text(word) => word,
-            Value::Integer(number) => return Err(wrong(&number.to_string())),
-            _ => return Err(wrong("that")),
+            Value::Word(word) | Value::Text(word) => word.clone(),
+            Value::Integer(number) => number.to_string(),
+            other => {
+                return Err(format!(
+                    "{} must be {}, not {}",
+                    setting.key,
+                    self.examples,
+                    kind_of(other)
+                ));
+            }
         };
         let mut amounts = [0; 2];
         for part in given.split(',') {
             let digits = part.bytes().take_while(u8::is_ascii_digit).count();
             let (number, unit) = part.split_at(digits);
             let unit = unit.to_ascii_lowercase();
-            let known = |units: &&[Unit]| units.iter().find(|(name, _)| *name == unit).copied();
-            let found = (0..2).find_map(|kind| Some((kind, known(&self.units[kind])?)));
-            let (Some((kind, (_, factor))), Ok(number)) = (found, number.parse::<u64>()) else {
-                return Err(wrong(&quote(given)));
+            let (Some((kind, (_, factor))), Ok(number)) = (self.known(&unit), number.parse::<u64>())
+            else {
+                return Err(wrong(&given));
             };
             let range = &self.ranges[kind];
             let amount = number.saturating_mul(factor);
@@ -128,7 +189,7 @@ impl Form {
                 return Err(format!("{} must be from {least} to {most}, not {part}", setting.key));
             }
             if amounts[kind] != 0 {
-                return Err(wrong(&quote(given)));
+                return Err(wrong(&given));
             }
             amounts[kind] = amount;
         }
@@ -203,24 +264,22 @@ mod tests {
             assert!(error.starts_with("storm must be CLASS:RATE with classes bcast,"), "{error}");
         }
         let error = of("bcast:10").unwrap_err();
+        assert!(error.contains("did you mean storm=bcast:10mbit?"), "{error}");
+        let error = of("bcast:1.5").unwrap_err();
         assert!(error.starts_with("storm must be a rate with its unit"), "{error}");
     }
 
     #[test]
     fn what_is_no_amount_is_refused_with_its_key_and_what_it_wants() {
         for word in [
-            "10",
             "0",
             "",
             ",",
             "mbit",
-            "10 mbit",
             "-1mbit",
             "1.5mbit",
-            "10mb",
             "10mbit,",
             "1mbit,9kbit",
-            "10mbps",
             "0x10mbit",
             "99999999999999999999mbit",
             "٣mbit",
@@ -228,6 +287,21 @@ mod tests {
             let error = rate_of(word).expect_err(word);
             let start = "rate-in must be a rate with its unit, such as 10mbit, 5kpps";
             assert!(error.starts_with(start), "{word}: {error}");
+        }
+        for (word, meant) in [
+            ("10", "10mbit"),
+            ("10 mbit", "10mbit"),
+            ("10mb", "10mbit"),
+            ("100M", "100mbit"),
+            ("100Mbps", "100mbit"),
+            ("1Gbit/s,5kpps", "1gbit,5kpps"),
+            ("500pkts", "500pps"),
+        ] {
+            let error = rate_of(word).expect_err(word);
+            let start = format!("rate-in '{word}' has no unit that there is");
+            let rest = format!(", did you mean rate-in={meant}? ");
+            assert!(error.starts_with(&(start + &rest)), "{word}: {error}");
+            assert!(rate_of(meant).is_ok());
         }
         for word in ["1kbit", "0mbit", "1001gbit", "0pps", "18446744073709551615gbit", "1001mpps"] {
             let error = rate_of(word).expect_err(word);
@@ -237,11 +311,12 @@ mod tests {
             rate_of("7kbit").unwrap_err(),
             "rate-in must be from 8kbit to 1000gbit, not '7kbit'"
         );
+        let error = size_of("1514").unwrap_err();
+        assert!(error.contains("did you mean burst-in=1514byte?"), "{error}");
         for word in ["100", "10kbit", "1513byte", "2000mb", "0pkt"] {
             assert!(size_of(word).expect_err(word).starts_with("burst-in must be "), "{word}");
         }
         let error = rate(&setting("rate-out", Value::Integer(10))).unwrap_err();
-        assert!(error.starts_with("rate-out must be a rate with its unit"), "{error}");
-        assert!(error.ends_with("not 10"), "{error}");
+        assert!(error.contains("did you mean rate-out=10mbit?"), "{error}");
     }
 }

@@ -131,7 +131,7 @@ pub(super) fn whereabouts(other: &Place, at: &Place) -> String {
         }
         (Place::Line(file, line), _) => format!("in {file}:{line}"),
         (Place::Argument(argument), _) => format!("by {argument}"),
-        (Place::Command, _) => "elsewhere".to_owned(),
+        (Place::Parameter(_) | Place::Command, _) => "elsewhere".to_owned(),
     }
 }
 
@@ -159,9 +159,8 @@ pub(super) fn overlay(
     let mut complaints = conflicts(&all, places);
     // With a control socket the ports may come later.
     if all.entries.is_empty() && all.scalars.control.is_none() && all.scalars.plug.is_none() {
-        let text = "nothing to switch: give at least one --port, --tap, --xdp, --stream, \
-                    --socket-path or --fd, or a --config file with a [[port]], [[tap]], [[xdp]] or \
-                    [[stream]], or --control or --plug to add them later";
+        let text = "nothing to switch: give --port, --tap or another entry, or --config FILE, or \
+                    --control PATH to add ports later; see --help";
         complaints.push(Complaint::new(&Place::Command, text));
     }
     complaints.extend(missing_workers(&all));

@@ -104,16 +104,41 @@ fn lower(text: &Text) -> Result<(Source, Vec<Complaint>), Vec<Complaint>> {
 /// What to write instead of a line that is no TOML, where that is known.
 fn instead(text: &str, at: &Place) -> Option<String> {
     let Place::Line(_, number) = at else { return None };
-    let (key, value) = text.lines().nth(number - 1)?.split_once('=')?;
-    let value = value.split('#').next()?.trim();
+    let line = text.lines().nth(number - 1)?.split('#').next()?.trim();
+    let short = |text: &str| clip(text.trim(), limits::MAX_QUOTED_CHARS);
+    if line.starts_with('[') {
+        return header(line);
+    }
+    let Some((key, value)) = line.split_once('=') else {
+        let (key, _) = line.split_once([':', ' ']).unwrap_or((line, ""));
+        let is_key = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        let named = !key.is_empty() && key.chars().all(is_key);
+        return named.then(|| format!("no = behind {}: write {} = VALUE", quote(key), short(key)));
+    };
+    let (key, value) = (short(key), value.trim());
+    if value.is_empty() && !key.is_empty() {
+        let shown = quote(&key);
+        return Some(format!("{shown} has no value: write {key} = VALUE, or leave the line out"));
+    }
     let bare = value.trim_end_matches(',');
     if bare.len() > 1 && bare.starts_with('0') && bare.bytes().all(|byte| byte.is_ascii_digit()) {
         let wrong = "a number does not begin with 0, and permissions are a string";
-        let key = clip(key.trim(), limits::MAX_QUOTED_CHARS);
         return Some(format!("{wrong}: write {key} = \"{}\"", clip(bare, 8)));
     }
-    let wrong = "a line ends without a comma: leave it out";
-    (value.len() > bare.len()).then(|| wrong.to_owned())
+    if value.len() > bare.len() {
+        return Some("a line ends without a comma: leave it out".to_owned());
+    }
+    let is_word = |c: char| c.is_ascii_alphanumeric() || "/.:_-".contains(c);
+    let begins = |c: char| c.is_ascii_alphabetic() || c == '/';
+    let word = value.starts_with(begins) && value.chars().all(is_word);
+    word.then(|| format!("a string stands between quotes: write {key} = \"{}\"", short(value)))
+}
+
+/// What to write instead of the head of a table.
+fn header(line: &str) -> Option<String> {
+    let name = line.trim_matches(['[', ']', ' ']);
+    let kind = Kind::named(name)?;
+    (line != format!("[[{kind}]]")).then(|| format!("a table begins with [[{kind}]]: write that"))
 }
 
 /// `FILE:LINE: message`, in the order of the files and their lines.
@@ -122,7 +147,7 @@ fn report(texts: &[Text], mut complaints: Vec<Complaint>) -> UsageError {
     let order: HashMap<String, usize> = order.collect();
     complaints.sort_by_key(|complaint| match &complaint.at {
         Place::Line(file, line) => (order.get(&**file).copied(), *line),
-        Place::Argument(_) | Place::Command => (Some(usize::MAX), 0),
+        Place::Argument(_) | Place::Parameter(_) | Place::Command => (Some(usize::MAX), 0),
     });
     complaints.dedup();
     let more = complaints.len().saturating_sub(limits::MAX_CONFIG_ERRORS);

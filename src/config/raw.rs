@@ -16,6 +16,8 @@ pub(super) enum Place {
     Argument(String),
     /// In this file, on this line, counted from 1.
     Line(Arc<str>, usize),
+    /// In a request of a program: the key.
+    Parameter(String),
     /// Nowhere in particular: the whole of the arguments, or of what a program gives.
     Command,
 }
@@ -65,6 +67,24 @@ impl Setting {
             _ => format!("{} = \"{word}\"", self.key),
         }
     }
+
+    /// The same setting under the key `key`, as it would be written where this one was given. A
+    /// value that is long, or that a shell would take apart, is left out.
+    pub(super) fn renamed(&self, key: &str) -> String {
+        let (is_text, word) = match &self.value {
+            Value::Word(word) | Value::Text(word) => (true, word.clone()),
+            Value::Integer(number) => (false, number.to_string()),
+            Value::Boolean(truth) => (false, truth.to_string()),
+            Value::Other(_) => return key.to_owned(),
+        };
+        let plain = |c: char| c.is_ascii_alphanumeric() || "/.,:_+-".contains(c);
+        match &self.at {
+            _ if word.len() > limits::MAX_QUOTED_CHARS || !word.chars().all(plain) => key.to_owned(),
+            Place::Line(..) if is_text => format!("{key} = \"{word}\""),
+            Place::Line(..) => format!("{key} = {word}"),
+            _ => format!("{key}={word}"),
+        }
+    }
 }
 
 /// One `--port`, `--tap` or `--stream`, or the table of the same name in a file.
@@ -102,7 +122,7 @@ impl fmt::Display for Complaint {
         match &self.at {
             Place::Argument(argument) => write!(f, "{argument}: {}", self.text),
             Place::Line(file, line) => write!(f, "{file}:{line}: {}", self.text),
-            Place::Command => f.write_str(&self.text),
+            Place::Parameter(_) | Place::Command => f.write_str(&self.text),
         }
     }
 }

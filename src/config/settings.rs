@@ -102,7 +102,7 @@ pub struct Wrong {
 impl From<Complaint> for Wrong {
     fn from(Complaint { at, text }: Complaint) -> Wrong {
         let key = match at {
-            Place::Argument(key) => key,
+            Place::Parameter(key) => key,
             // A complaint about the whole begins with what is missing.
             _ => text.split(' ').next().unwrap_or_default().to_owned(),
         };
@@ -115,7 +115,7 @@ impl Settings {
     /// and the files.
     pub fn parse(kind: Kind, given: Vec<(String, Value)>) -> Result<Settings, Wrong> {
         let setting = |(key, value): (String, Value)| {
-            let at = Place::Argument(key.clone());
+            let at = Place::Parameter(key.clone());
             Setting { key, value, at }
         };
         let settings = given.into_iter().map(setting).collect();
@@ -464,7 +464,7 @@ mod tests {
         let whole = [("name", "a"), ("socket", "/a")];
         for (more, key, words) in [
             (("queues", "17"), "queues", "must be a number from 1 to 16, not '17'"),
-            (("queue", "1"), "queue", "unknown key 'queue' (known: name, socket,"),
+            (("queue", "1"), "queue", "unknown key 'queue': write queues=1"),
             (("socket-mode", "9"), "socket-mode", "must be octal digits"),
             (("socket", "/b"), "socket", "'socket' is given twice"),
             (("mac", "01:00:00:00:00:00"), "mac", "is a group address"),
@@ -475,7 +475,7 @@ mod tests {
             assert!(error.text.contains(words), "{error}");
         }
         let error = Settings::parse(Kind::Port, given(&[("name", "a")])).unwrap_err();
-        assert_eq!((error.key.as_str(), error.text.as_str()), ("socket", "socket is missing"));
+        assert_eq!((error.key.as_str(), error.text.as_str()), ("socket", "socket is missing: write socket=PATH"));
         let mut settings = given(&whole);
         settings.push(("offload".to_owned(), Value::Boolean(false)));
         assert!(Settings::parse(Kind::Port, settings).unwrap_err().text.contains("write offload"));

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use super::Machine;
 use super::entries::{Checked, Claim, Shared};
 use super::keys::{Key, Kind, Settings};
-use super::raw::{Complaint, Section, Setting, Source, Value, quote};
+use super::raw::{Complaint, Place, Section, Setting, Source, Value, quote};
 use super::scalars::{SCALAR_KEYS, Scalars, claimed_socket};
 use super::types::Mode;
 use super::value::{inherited_socket, unknown_key};
@@ -60,7 +60,7 @@ fn scalar(checked: &mut Validated, setting: &Setting, machine: Machine<'_>) -> R
             checked.entries.push(shorthand(setting, |settings| settings.fd = fd));
         }
         _ if checked.scalars.read(setting, machine)? => {}
-        _ => return Err(unknown_key(setting, SCALAR_KEYS)),
+        _ => return Err(unknown_key(setting, SCALAR_KEYS, None)),
     }
     Ok(())
 }
@@ -86,6 +86,15 @@ fn one_by_one(kind: Kind, setting: &Setting) -> Vec<Cow<'_, Setting>> {
     }
 }
 
+/// The complaint about a key that an entry needs, and how it is written there.
+fn missing(key: &Key, Section { kind, at, .. }: &Section) -> String {
+    let (name, form) = (key.name, key.form(*kind));
+    match at {
+        Place::Line(..) => format!("{name} is missing: write {name} = \"{form}\""),
+        _ => format!("{name} is missing: write {name}={form}"),
+    }
+}
+
 /// All settings of an entry, and what is wrong with them: each is looked at, once.
 pub(super) fn entry(section: &Section) -> (Checked, Vec<Complaint>) {
     let kind = section.kind;
@@ -108,13 +117,13 @@ pub(super) fn entry(section: &Section) -> (Checked, Vec<Complaint>) {
             }),
             None => {
                 let known: Vec<&str> = kind.keys().map(|key| key.name).collect();
-                Err(unknown_key(setting, &known))
+                Err(unknown_key(setting, &known, Some(kind)))
             }
         };
         complaints.extend(outcome.err().map(|text| Complaint::new(&setting.at, text)));
     }
     for key in kind.keys().filter(|key| key.is_required() && !given.contains(key.name)) {
-        complaints.push(Complaint::new(&section.at, format!("{} is missing", key.name)));
+        complaints.push(Complaint::new(&section.at, missing(key, section)));
     }
     for claim in claims.iter_mut().filter(|claim| claim.what == Shared::Mac) {
         claim.scope = settings.home();
@@ -123,7 +132,11 @@ pub(super) fn entry(section: &Section) -> (Checked, Vec<Complaint>) {
     for setting in section.settings.iter().filter(|setting| setting.key == "vlan") {
         complaints
             .extend(trunk.map(|other| {
-                Complaint::new(&setting.at, format!("vlan does not go with {other}"))
+                let text = format!(
+                    "vlan does not go with {other}: leave one of them out, or set it to nothing \
+                     (vlan=, {other}=); on a trunk native= is the VLAN of untagged frames"
+                );
+                Complaint::new(&setting.at, text)
             }));
     }
     complaints.extend(native_alone(section));

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use log::LevelFilter;
 
 use super::MetricsSocket;
-use super::keys::Kind;
-use super::nearest::nearest;
-use super::raw::{Setting, Value, is_unprintable, quote};
+use super::keys::{KEYS, Kind};
+use super::nearest::{habitual, nearest};
+use super::raw::{Place, Setting, Value, is_unprintable, quote};
 use crate::frame::prefix::ParsePrefixError;
 use crate::frame::{MacAddr, Prefix};
 use crate::limits::MAX_VLAN;
@@ -110,19 +110,31 @@ pub(super) fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// The complaint about a key that nothing reads; `known` lists those that exist here.
-pub(super) fn unknown_key(setting: &Setting, known: &[&str]) -> String {
+/// The complaint about a key that nothing reads. `known` lists the keys that exist here, which are
+/// those of `kind`, or none of an entry. The suggestion comes first, then where the list is.
+pub(super) fn unknown_key(setting: &Setting, known: &[&str], kind: Option<Kind>) -> String {
     let plain = |word: &str| word.trim_end_matches('s').replace('_', "-").to_lowercase();
     let meant = known.iter().find(|word| plain(word) == plain(&setting.key));
+    let list = match (&setting.at, kind) {
+        (Place::Parameter(_), Some(kind)) => format!("vioswitchctl {kind} add --help"),
+        _ => "vioswitchd --help".to_owned(),
+    };
+    let near = || nearest(&setting.key, known.iter().copied());
+    let elsewhere = kind.and_then(|kind| KEYS.iter().find(|k| k.name == setting.key).zip(Some(kind)));
+    if let Some((key, kind)) = elsewhere {
+        let kinds = key.kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ");
+        let key = quote(&setting.key);
+        return format!("{key} is a key of {kinds}, not of {kind}; {list} lists its keys");
+    }
     let hint = match meant {
         Some(word) if Kind::named(word).is_some() => format!(": write [[{word}]]"),
-        Some(word) => format!(": write {word}"),
-        None => match nearest(&setting.key, known.iter().copied()) {
-            Some(word) => format!(", did you mean {word}?"),
-            None => String::new(),
+        Some(word) => format!(": write {}", setting.renamed(word)),
+        None => match habitual(&setting.key, known).or_else(near) {
+            Some(word) => format!(", did you mean {}? {list} lists the keys", setting.renamed(word)),
+            None => format!("; {list} lists the keys"),
         },
     };
-    format!("unknown key {} (known: {}){hint}", quote(&setting.key), known.join(", "))
+    format!("unknown key {}{hint}", quote(&setting.key))
 }
 
 /// The name of a port: letters and digits, and `.`, `_`, `-` behind the first. It stands in log

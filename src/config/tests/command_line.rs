@@ -216,7 +216,7 @@ fn bad_entries_on_the_command_line() {
         ("a b,socket=/s", "name 'a b' must be 1 to 64"),
         ("-a,socket=/s", "name '-a' must be 1 to 64"),
         (",socket=/s", "name '' must be 1 to 64"),
-        ("a,socket=/s,ifname=x", "unknown key 'ifname' (known: name, socket, mode,"),
+        ("a,socket=/s,ifname=x", "'ifname' is a key of tap, xdp, not of port; vioswitchd --help"),
         ("a,socket=/s,", "ends in a comma: leave it out, or write it twice if the value ends"),
         ("a,", "ends in a comma: leave it out"),
     ];
@@ -253,7 +253,7 @@ fn bad_taps_on_the_command_line() {
         settings(&config(&["--tap=up,ifname=fifteen-bytes-x"]))[0].ifname.as_deref(),
         Some("fifteen-bytes-x")
     );
-    assert_complaint(&["--tap=up"], "--tap up: ifname is missing");
+    assert_complaint(&["--tap=up"], "--tap up: ifname is missing: write ifname=IFNAME");
     for queues in ["0", "65"] {
         let arg = format!("up,ifname=t,queues={queues}");
         let rule = "queues must be a number from 1 to 64";
@@ -268,7 +268,7 @@ fn bad_taps_on_the_command_line() {
         &["--tap=up,ifname=t,offload="],
         "--tap up,ifname=t,offload=: offload must be on, csum or off, not ''",
     );
-    assert!(complaint(&["--tap=up,ifname=t,mac=x"]).contains("unknown key 'mac'"));
+    assert!(complaint(&["--tap=up,ifname=t,mac=x"]).contains("'mac' is a key of "));
     assert_complaint(
         &["--tap=a,ifname=t", "--tap=b,ifname=t"],
         "--tap b,ifname=t: interface 't' is already used by --tap a,ifname=t",
@@ -309,14 +309,14 @@ fn duplicates_on_the_command_line_name_the_later_argument() {
 #[test]
 fn streams_are_told_what_to_write() {
     for (word, expected) in [
-        ("net", "--stream net: socket is missing"),
+        ("net", "--stream net: socket is missing: write socket=PATH"),
         ("socket=/a", "--stream socket=/a: the name comes first"),
         ("n,socket=/a,mode=connect", "mode must be server or client, not 'connect'"),
         ("n,socket=/a,mode=client,socket-mode=0600", "socket-mode does not go with mode=client"),
-        ("n,socket=/a,offload=off", "unknown key 'offload' (known: name, socket, mode,"),
+        ("n,socket=/a,offload=off", "'offload' is a key of port, tap, template, not of stream; "),
         ("n,socket=/a,mtu=67", "mtu must be a number from 68 to 65535, not '67'"),
         ("n,socket=/a/", "names a directory, not a socket"),
-        ("n,socket=/a,sockt=/b", "did you mean socket?"),
+        ("n,socket=/a,sockt=/b", "unknown key 'sockt', did you mean socket=/b? "),
     ] {
         let line = complaint(&["--stream", word]);
         assert!(line.contains(expected), "{word}: {line}");

@@ -339,7 +339,7 @@ fn shorthands_make_one_port() {
 fn nothing_to_switch_says_what_to_give() {
     for args in [&[][..], &["--workers=1"]] {
         let line = complaint(args);
-        assert!(line.starts_with("nothing to switch: give at least one --port"), "{line}");
+        assert!(line.starts_with("nothing to switch: give --port, --tap or"), "{line}");
     }
     assert!(config(&["--control=/c"]).ports.is_empty(), "they may come later");
     assert!(with_file("workers = 1\n", &[]).unwrap_err().lines[0].contains("nothing to switch"));
