@@ -578,6 +578,14 @@ pub const MAX_CONFIG_ERRORS: usize = 100;
 /// Tuning: characters of a rejected value in an error message.
 pub const MAX_QUOTED_CHARS: usize = 80;
 
+/// Tuning: processes among which the one is looked for that has a TAP, as a hostile user may have as
+/// many as the host permits ...
+pub const HOLDER_PROCESSES: usize = 16_384;
+/// Tuning: ... descriptors of each of them that are looked at ...
+pub const HOLDER_DESCRIPTORS: usize = 1_024;
+/// Tuning: ... and the time that is spent on it.
+pub const HOLDER_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(100);
+
 /// Worker threads unless configured: one core is all a small host gives away by default.
 pub const DEFAULT_WORKERS: usize = 1;
 

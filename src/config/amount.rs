@@ -177,7 +177,8 @@ impl Form {
             let digits = part.bytes().take_while(u8::is_ascii_digit).count();
             let (number, unit) = part.split_at(digits);
             let unit = unit.to_ascii_lowercase();
-            let (Some((kind, (_, factor))), Ok(number)) = (self.known(&unit), number.parse::<u64>())
+            let (Some((kind, (_, factor))), Ok(number)) =
+                (self.known(&unit), number.parse::<u64>())
             else {
                 return Err(wrong(&given));
             };

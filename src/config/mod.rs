@@ -28,7 +28,7 @@ pub use keys::{Effect, KEYS, Key, Kind, Settings};
 pub use latency::Latency;
 pub use nearest::nearest;
 pub use oddities::Oddity;
-pub use raw::Value;
+pub use raw::{Value, shell_word};
 pub use settings::{Difference, Entry, Origin, Wrong};
 pub use sources::{Text, Texts};
 pub use types::{Admin, AllowedMac, Guard, Memory, Mode, Offload, Server};

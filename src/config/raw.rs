@@ -79,7 +79,9 @@ impl Setting {
         };
         let plain = |c: char| c.is_ascii_alphanumeric() || "/.,:_+-".contains(c);
         match &self.at {
-            _ if word.len() > limits::MAX_QUOTED_CHARS || !word.chars().all(plain) => key.to_owned(),
+            _ if word.len() > limits::MAX_QUOTED_CHARS || !word.chars().all(plain) => {
+                key.to_owned()
+            }
             Place::Line(..) if is_text => format!("{key} = \"{word}\""),
             Place::Line(..) => format!("{key} = {word}"),
             _ => format!("{key}={word}"),
@@ -145,6 +147,15 @@ pub(super) fn clip(text: &str, max: usize) -> String {
     shown
 }
 
+/// `word` as one word of a shell's command line.
+pub fn shell_word(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "%+,-./:=@_".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", clip(word, usize::MAX).replace('\'', "'\\''")),
+    }
+}
+
 /// `text` between quotes, cut behind [`limits::MAX_QUOTED_CHARS`].
 pub(super) fn quote(text: &str) -> String {
     format!("'{}'", clip(text, limits::MAX_QUOTED_CHARS))
@@ -158,6 +169,18 @@ pub(super) fn is_unprintable(c: char) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_word_of_a_shell_is_one_word() {
+        for (word, shown) in [
+            ("socket=/run/a.sock", "socket=/run/a.sock"),
+            ("label=tenant 7", "'label=tenant 7'"),
+            ("label=it's; $(x)", "'label=it'\\''s; $(x)'"),
+            ("", "''"),
+        ] {
+            assert_eq!(shell_word(word), shown);
+        }
+    }
 
     #[test]
     fn quoted_text_is_one_short_line() {

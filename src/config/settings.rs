@@ -475,7 +475,10 @@ mod tests {
             assert!(error.text.contains(words), "{error}");
         }
         let error = Settings::parse(Kind::Port, given(&[("name", "a")])).unwrap_err();
-        assert_eq!((error.key.as_str(), error.text.as_str()), ("socket", "socket is missing: write socket=PATH"));
+        assert_eq!(
+            (error.key.as_str(), error.text.as_str()),
+            ("socket", "socket is missing: write socket=PATH")
+        );
         let mut settings = given(&whole);
         settings.push(("offload".to_owned(), Value::Boolean(false)));
         assert!(Settings::parse(Kind::Port, settings).unwrap_err().text.contains("write offload"));

@@ -130,14 +130,13 @@ pub(super) fn entry(section: &Section) -> (Checked, Vec<Complaint>) {
     }
     let trunk = ["trunk", "native"].into_iter().find(|key| given.contains(key));
     for setting in section.settings.iter().filter(|setting| setting.key == "vlan") {
-        complaints
-            .extend(trunk.map(|other| {
-                let text = format!(
-                    "vlan does not go with {other}: leave one of them out, or set it to nothing \
+        complaints.extend(trunk.map(|other| {
+            let text = format!(
+                "vlan does not go with {other}: leave one of them out, or set it to nothing \
                      (vlan=, {other}=); on a trunk native= is the VLAN of untagged frames"
-                );
-                Complaint::new(&setting.at, text)
-            }));
+            );
+            Complaint::new(&setting.at, text)
+        }));
     }
     complaints.extend(native_alone(section));
     let of_server = |setting: &&Setting| kind.key(&setting.key).is_some_and(Key::is_of_server);

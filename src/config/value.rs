@@ -120,7 +120,8 @@ pub(super) fn unknown_key(setting: &Setting, known: &[&str], kind: Option<Kind>)
         _ => "vioswitchd --help".to_owned(),
     };
     let near = || nearest(&setting.key, known.iter().copied());
-    let elsewhere = kind.and_then(|kind| KEYS.iter().find(|k| k.name == setting.key).zip(Some(kind)));
+    let elsewhere =
+        kind.and_then(|kind| KEYS.iter().find(|k| k.name == setting.key).zip(Some(kind)));
     if let Some((key, kind)) = elsewhere {
         let kinds = key.kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ");
         let key = quote(&setting.key);
@@ -130,7 +131,9 @@ pub(super) fn unknown_key(setting: &Setting, known: &[&str], kind: Option<Kind>)
         Some(word) if Kind::named(word).is_some() => format!(": write [[{word}]]"),
         Some(word) => format!(": write {}", setting.renamed(word)),
         None => match habitual(&setting.key, known).or_else(near) {
-            Some(word) => format!(", did you mean {}? {list} lists the keys", setting.renamed(word)),
+            Some(word) => {
+                format!(", did you mean {}? {list} lists the keys", setting.renamed(word))
+            }
             None => format!("; {list} lists the keys"),
         },
     };
@@ -329,7 +332,10 @@ pub(super) fn group(setting: &Setting) -> Result<u32, String> {
     let name = text(setting)?;
     match sys::group::gid_of(name) {
         Ok(Some(gid)) => Ok(gid),
-        Ok(None) => Err(format!("{} {} does not exist", setting.key, quote(name))),
+        Ok(None) => {
+            let rule = "does not exist: getent group lists the groups";
+            Err(format!("{} {} {rule}", setting.key, quote(name)))
+        }
         Err(error) => Err(format!("{} {} cannot be looked up: {error}", setting.key, quote(name))),
     }
 }
@@ -340,7 +346,8 @@ pub(super) fn station_address(setting: &Setting) -> Result<MacAddr, String> {
     let key = &setting.key;
     let mac: MacAddr = word.parse().map_err(|error| format!("{key} {}: {error}", quote(word)))?;
     if mac.is_group() {
-        return Err(format!("{key} {} is a group address", quote(word)));
+        let rule = "is a group address, not a station's such as 52:54:00:12:34:56";
+        return Err(format!("{key} {} {rule}", quote(word)));
     }
     if mac.is_zero() {
         return Err(format!("{key} {} is not the address of a station", quote(word)));

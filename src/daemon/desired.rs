@@ -33,7 +33,7 @@ impl Changed<'_> {
 
 /// An entry claims what another one has.
 #[derive(Debug, thiserror::Error)]
-#[error("{what} {} is already used by {owner}", self.shown().display())]
+#[error("{what} {} is already used by {owner}{}", self.shown().display(), self.remedy())]
 pub struct Clash {
     what: Shared,
     place: PathBuf,
@@ -41,6 +41,14 @@ pub struct Clash {
 }
 
 impl Clash {
+    /// The command that shows the owner.
+    fn remedy(&self) -> String {
+        match self.owner.as_str() {
+            CONTROL => ": choose another path".to_owned(),
+            owner => format!(": see vioswitchctl port show {owner}"),
+        }
+    }
+
     /// The path, or of an address what is behind its bridge and VLAN.
     fn shown(&self) -> &Path {
         let address = self.place.file_name().filter(|_| self.what == Shared::Mac);

@@ -20,7 +20,7 @@ use super::serving::{Opened, Serving};
 use super::state_store::NotSaved;
 use super::uplink::{self, UplinkError};
 use super::{Daemon, build};
-use crate::config::{Difference, Effect, Entry, Origin, Settings};
+use crate::config::{Difference, Effect, Entry, Origin, Settings, shell_word};
 use crate::events::What;
 use crate::frame::MacAddr;
 use crate::limits::{MAX_PLUG_PORTS, MAX_PLUG_PORTS_A_USER, REMOVE_TIMEOUT, SOCKET_OPENS};
@@ -82,8 +82,13 @@ pub enum PortError {
     #[error(transparent)]
     Uplink(#[from] UplinkError),
     /// A setting that belongs to the socket or interface.
-    #[error("{0} cannot be changed: delete it and add it anew")]
-    Fixed(&'static str),
+    #[error("{key} of {} '{}' cannot be changed: {}", wanted.kind, wanted.name, anew(wanted))]
+    Fixed {
+        /// The setting.
+        key: &'static str,
+        /// What the port would be like.
+        wanted: Box<Settings>,
+    },
     /// A setting cannot be changed.
     #[error(transparent)]
     Change(#[from] ChangeError),
@@ -108,6 +113,17 @@ pub enum PortError {
     /// A thread or descriptor cannot be had.
     #[error("{0}")]
     Io(#[from] io::Error),
+}
+
+/// The commands that delete a port and add it with other settings.
+fn anew(wanted: &Settings) -> String {
+    let Settings { kind, name, .. } = wanted;
+    let given = wanted.given().into_iter();
+    let given = given.flat_map(|(key, words)| {
+        words.into_iter().map(move |word| format!(" {}", shell_word(&format!("{key}={word}"))))
+    });
+    let given: String = given.collect();
+    format!("vioswitchctl {kind} del {name} && vioswitchctl {kind} add {name}{given}")
 }
 
 impl Daemon {
@@ -273,7 +289,7 @@ impl Daemon {
         }
         let changes = before.differences(wanted);
         if let Some(fixed) = changes.iter().find(|change| change.effect == Effect::Reopen) {
-            return Err(PortError::Fixed(fixed.key));
+            return Err(PortError::Fixed { key: fixed.key, wanted: Box::new(wanted.clone()) });
         }
         // Its socket is where it was.
         let entry = Entry { settings: wanted.clone(), ..entry };

@@ -50,10 +50,10 @@ impl Opened {
             let attach = |_: &mut Received| uplink::attach(port, workers, kept.take(), handover);
             let attached = received.open(end, attach, UplinkError::is_busy);
             let attached = attached.inspect_err(|_| uplink::detach(port, workers, handover));
-            return Ok(Opened::Interface(attached?));
+            return Ok(Opened::Interface(attached.map_err(UplinkError::with_holder)?));
         };
         let open = |received: &mut Received| Acceptor::open(port.id.into(), endpoint, received);
-        let in_use = |error: &SocketError| matches!(error, SocketError::InUse(_));
+        let in_use = |error: &SocketError| matches!(error, SocketError::InUse(..));
         Ok(Opened::Socket(received.open(Instant::now(), open, in_use)?))
     }
 

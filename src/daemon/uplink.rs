@@ -16,6 +16,7 @@ use crate::frame::Offloads;
 use crate::limits::TAP_RETRY_MILLIS;
 use crate::port::device::{Device, Lost};
 use crate::port::{Behind, DevicePort, Port, PortTable};
+use crate::sys::holder::Holder;
 use crate::sys::netlink::{self, Link};
 use crate::sys::tap::{self, Missing, Tap, TapError, TapQueue};
 use crate::sys::tap_ring::Io;
@@ -32,6 +33,9 @@ pub enum UplinkError {
     /// An interface of ours, of this name, cannot be brought up.
     #[error("cannot bring up {0}: {1}")]
     Up(String, netlink::NetlinkError),
+    /// A process has the interface.
+    #[error("interface {0}: in use by {1}: give another ifname, or end that process")]
+    Held(String, Holder),
     /// There is no interface behind the port.
     #[error("it is no uplink")]
     NoUplink,
@@ -52,6 +56,19 @@ pub enum OpenError {
 }
 
 impl UplinkError {
+    /// The same, with the process that has the interface if that can be seen.
+    pub fn with_holder(self) -> UplinkError {
+        match self {
+            UplinkError::Open(ifname, OpenError::Tap(TapError::Busy)) => {
+                match Holder::of_tap(&ifname) {
+                    Some(holder) => UplinkError::Held(ifname, holder),
+                    None => UplinkError::Open(ifname, TapError::Busy.into()),
+                }
+            }
+            other => other,
+        }
+    }
+
     /// True if a process is attached to the interface, or it is one that is about to go.
     pub fn is_busy(&self) -> bool {
         let UplinkError::Open(_, source) = self else { return false };

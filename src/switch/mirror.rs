@@ -77,7 +77,9 @@ pub fn conflict<'m>(
 ) -> Option<String> {
     let Mirror { name, from, to, .. } = mirror;
     if from == to {
-        return Some(format!("port '{to}' cannot get copies of its own frames"));
+        return Some(format!(
+            "port '{to}' cannot get copies of its own frames: name another port in to="
+        ));
     }
     others.into_iter().filter(|other| other.name != *name).find_map(|other| {
         let by = &other.name;

@@ -12,6 +12,7 @@ pub mod footprint;
 pub mod frame_io;
 pub mod fs;
 pub mod group;
+pub mod holder;
 pub mod inherited;
 pub mod link_events;
 pub mod netlink;

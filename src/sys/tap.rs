@@ -50,7 +50,7 @@ const TUN_F: [(Offloads, libc::c_uint); 6] = [
 ];
 
 /// The clone device of the TUN/TAP driver.
-const CLONE_DEVICE: &str = "/dev/net/tun";
+pub(super) const CLONE_DEVICE: &str = "/dev/net/tun";
 
 /// What to do if no interface has the name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,10 +94,10 @@ pub enum TapError {
     )]
     Permission,
     /// A process is attached to it.
-    #[error("in use by another process")]
+    #[error("in use by another process, which grep -l iff: /proc/[0-9]*/fdinfo/* finds as root")]
     Busy,
     /// Some other kind of interface has the name; a TUN, which has no Ethernet, too.
-    #[error("exists and is not a TAP")]
+    #[error("exists and is not a TAP: give another ifname, or use it as xdp")]
     NotTap,
     /// Several queues were asked for, and the existing TAP takes one.
     #[error("exists with a single queue: recreate it with multi_queue, or use queues=1")]

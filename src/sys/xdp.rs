@@ -94,7 +94,7 @@ pub enum XdpError {
     #[error("not permitted to lock 10 MiB of memory for each queue (LimitMEMLOCK=)")]
     Locked,
     /// A program or a socket has it.
-    #[error("in use by another XDP program or socket")]
+    #[error("in use by another XDP program or socket, which ip -details link show names")]
     Busy,
     /// The driver runs no program, or not this one now.
     #[error("its driver runs no XDP program (mode=native): {0}")]

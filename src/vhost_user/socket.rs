@@ -27,6 +27,7 @@ use crate::guard::disposal::Guarded;
 use crate::limits::{ACCEPT_RETRY_MAX, ACCEPT_RETRY_MIN, MAX_SOCKET_PATH, SOCKET_BACKLOG};
 use crate::port::FrontEnd;
 use crate::sys::fs::directory_of;
+use crate::sys::holder::Holder;
 use crate::sys::poll::{Interest, Wake, pause, wait};
 use crate::sys::{descriptor, group, unix_socket};
 pub use connector::{Connector, Trouble};
@@ -43,9 +44,12 @@ pub enum SocketError {
     /// The path does not fit into a socket address.
     #[error("socket path {0:?} is empty or longer than {MAX_SOCKET_PATH} bytes")]
     BadPath(PathBuf),
-    /// A process accepts connections there.
-    #[error("socket {0:?} is in use by a live process")]
-    InUse(PathBuf),
+    /// A process accepts connections there: which one, if that can be seen.
+    #[error("socket {0:?} is in use by {by}: choose another path, or end that process", by = who(.1))]
+    InUse(PathBuf, Option<Holder>),
+    /// The directory is missing.
+    #[error("socket {0:?}: there is no directory {1:?}: mkdir -p {1:?}")]
+    NoDirectory(PathBuf, PathBuf),
     /// Something that we did not make and do not touch.
     #[error("{0:?} exists and is not a socket")]
     NotASocket(PathBuf),
@@ -84,6 +88,11 @@ impl SocketError {
             _ => true,
         }
     }
+}
+
+/// The process that accepts connections.
+fn who(holder: &Option<Holder>) -> String {
+    holder.as_ref().map_or("another process".to_owned(), Holder::to_string)
 }
 
 /// Wraps what the system said with what was tried.
@@ -167,7 +176,7 @@ impl Listener {
         match fs::hard_link(&place.socket, path) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                return Err(SocketError::InUse(path.to_owned()));
+                return Err(SocketError::InUse(path.to_owned(), None));
             }
             Err(error) => return Err(failed("create socket", path)(error)),
         }
@@ -317,7 +326,10 @@ struct Directory {
 impl Directory {
     fn open(socket: &Path) -> Result<Directory, SocketError> {
         let path = directory_of(socket);
-        let handle = File::open(path).map_err(failed("open directory", path))?;
+        let handle = File::open(path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => SocketError::NoDirectory(socket.into(), path.into()),
+            _ => failed("open directory", path)(error),
+        })?;
         Ok(Directory { _lock: Lock::take(&by_handle(&handle), path), handle })
     }
 
@@ -346,8 +358,12 @@ fn clear_stale(path: &Path) -> Result<(), SocketError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(failed("examine", path)(error)),
     }
-    let Err(error) = unix_socket::connect(path).map(UnixStream::from).map(Guarded::from) else {
-        return Err(SocketError::InUse(path.to_owned()));
+    let error = match unix_socket::connect(path).map(UnixStream::from).map(Guarded::from) {
+        Ok(socket) => {
+            let holder = Holder::of_listener(socket.as_fd());
+            return Err(SocketError::InUse(path.to_owned(), holder));
+        }
+        Err(error) => error,
     };
     match error.raw_os_error() {
         Some(libc::ECONNREFUSED) => match fs::remove_file(path) {
@@ -358,7 +374,7 @@ fn clear_stale(path: &Path) -> Result<(), SocketError> {
         },
         Some(libc::ENOENT) => Ok(()),
         // A full queue, or a live socket of another type.
-        Some(libc::EAGAIN | libc::EPROTOTYPE) => Err(SocketError::InUse(path.to_owned())),
+        Some(libc::EAGAIN | libc::EPROTOTYPE) => Err(SocketError::InUse(path.to_owned(), None)),
         _ => Err(failed("find out whether anybody uses", path)(error)),
     }
 }

@@ -428,7 +428,8 @@ fn interfaces_that_cannot_serve_are_refused() {
         for queues in ["", ",queues=2"] {
             let d = daemon(1, &[&format!("up,ifname=own{queues}")], &[]);
             let text = refusal(&format!("up,ifname=own{queues}"));
-            assert!(text.contains("interface own: in use by another process"), "{text}");
+            let holder = format!("interface own: in use by vioswitchd (pid {}): ", d.pid());
+            assert!(text.contains(&holder), "{text}");
             d.stop();
         }
     });

@@ -5,21 +5,21 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::PossibleValue;
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use serde_json::Number;
 
-use vioswitch::config::{Key, Kind, first_line};
+use vioswitch::config::{Key, Kind};
 use vioswitch::wire;
 
 use crate::attach::Attach;
-use crate::complete;
 use crate::doctor::Doctor;
 use crate::frames::Capture;
 use crate::network::Network;
 use crate::run::Run;
 use crate::save::Save;
+use crate::slips;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -39,12 +39,15 @@ const LIST: [&str; 2] = ["list", "ls"];
 /// Other words for `del`: those of ip(8), ovs-vsctl(8) and virsh(1).
 const DELETE: [&str; 3] = ["rm", "remove", "delete"];
 
+/// Where the control socket is unless something else is said.
+pub const DEFAULT_CONTROL: &str = "/run/vioswitch/control.sock";
+
 /// Shows and changes vioswitchd while it runs
 #[derive(Debug, Parser)]
 #[command(name = "vioswitchctl", version, after_help = EXAMPLES)]
 pub struct Options {
     /// Path of the switch's control socket; overrides VIOSWITCH_CONTROL in the environment
-    #[arg(long, global = true, value_name = "PATH", default_value = "/run/vioswitch/control.sock")]
+    #[arg(long, global = true, value_name = "PATH", default_value = DEFAULT_CONTROL)]
     pub control: PathBuf,
 
     /// Print answers and failures as JSON
@@ -448,49 +451,10 @@ pub fn parse(args: &[OsString], control: Option<OsString>) -> Result<Options, Ou
     parsed.map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Outcome::Print(error.to_string()),
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            Outcome::Usage("a command is missing, see --help".to_owned())
+            Outcome::Usage(slips::no_command(args))
         }
-        _ => Outcome::Usage(line(&error, args)),
+        _ => Outcome::Usage(slips::line(&error, args)),
     })
-}
-
-/// What clap says in several lines, as one: its first paragraph, and what was perhaps meant.
-fn line(error: &clap::Error, args: &[OsString]) -> String {
-    let line = first_line(error);
-    let word = |kind| match error.get(kind) {
-        Some(ContextValue::String(word)) => Some(word.clone()),
-        // The best one comes last.
-        Some(ContextValue::Strings(words)) => words.last().cloned(),
-        _ => None,
-    };
-    let meant = word(ContextKind::InvalidArg)
-        .and_then(|option| key(&option, args))
-        .or_else(|| word(ContextKind::InvalidSubcommand).and_then(|inner| grouped(&inner)))
-        .or_else(|| word(ContextKind::SuggestedSubcommand))
-        .or_else(|| word(ContextKind::SuggestedArg));
-    match meant {
-        Some(meant) => format!("{line}, did you mean '{meant}'?"),
-        None => format!("{line}, see --help"),
-    }
-}
-
-/// `queues=2` of `--queues 2`, where that is a key of the command.
-fn key(option: &str, args: &[OsString]) -> Option<String> {
-    let words: Vec<&str> = args.iter().skip(1).map(|word| word.to_str().unwrap_or("")).collect();
-    let at = words.iter().position(|word| word.split('=').next() == Some(option))?;
-    let key = format!("{}=", option.strip_prefix("--")?);
-    let next = words.get(at + 1).filter(|word| !word.starts_with('-'));
-    let value = words[at].split_once('=').map(|(_, value)| value).or(next.copied());
-    let known = complete::keys(&words[..at]).contains(&key);
-    known.then(|| key + value.unwrap_or_default())
-}
-
-/// `config reload` of `reload`.
-fn grouped(inner: &str) -> Option<String> {
-    let command = command();
-    let mut groups = command.get_subcommands().filter(|group| !group.is_hide_set());
-    let group = groups.find(|group| group.find_subcommand(inner).is_some())?;
-    Some(format!("{} {inner}", group.get_name()))
 }
 
 /// True if a failure is to be printed as JSON; the command line may be what is wrong.

@@ -3,15 +3,17 @@
 use std::io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use vioswitch::sys::unix_socket;
 use vioswitch::wire::{self, Method, SWITCH};
 
 use crate::failure::Failure;
+use crate::foreign;
 
 /// Longest the switch takes, but for what is waited for longer: deleting a port waits 4 s for a
 /// front-end that does not let go.
@@ -22,11 +24,18 @@ const MAX_MESSAGE: u64 = 16 << 20;
 /// How often one who waits for something to happen looks whether to end.
 const STEP: Duration = Duration::from_millis(100);
 
+/// How long something that listens may be silent before it is doubted that it is a switch.
+const DOUBT: Duration = Duration::from_secs(1);
+
 /// A connection to the switch.
 pub struct Client {
     socket: BufReader<UnixStream>,
     /// What has come of a message.
     message: Vec<u8>,
+    /// How long an answer is waited for.
+    patience: Option<Duration>,
+    /// The socket's path until a switch has answered, if what listens there is to be found out.
+    unproven: Option<PathBuf>,
 }
 
 /// What comes of an answer that goes on as long as something happens.
@@ -40,11 +49,25 @@ pub enum Next<A> {
 impl Client {
     pub fn connect(path: &Path) -> Result<Client, Failure> {
         let socket = UnixStream::connect(path).map_err(|error| Failure::connect(path, &error))?;
-        let timeouts = socket
-            .set_read_timeout(Some(PATIENCE))
-            .and_then(|()| socket.set_write_timeout(Some(PATIENCE)));
-        timeouts.map_err(|error| Failure::connect(path, &error))?;
-        Ok(Client { socket: BufReader::new(socket), message: Vec::new() })
+        let mut client = Client::with(socket, PATIENCE);
+        client.unproven = Some(path.to_owned());
+        client.wait_for(Duration::ZERO)?;
+        Ok(client)
+    }
+
+    /// Connects to a socket that may be a switch's, for a question, and does not wait for it.
+    pub fn to_ask(path: &Path) -> Result<Client, Failure> {
+        let socket = unix_socket::connect(path).map(UnixStream::from);
+        let socket = socket.and_then(|socket| socket.set_nonblocking(false).map(|()| socket));
+        let socket = socket.map_err(|error| Failure::connect(path, &error))?;
+        let mut client = Client::with(socket, DOUBT);
+        client.set_patience(Some(DOUBT))?;
+        Ok(client)
+    }
+
+    fn with(socket: UnixStream, patience: Duration) -> Client {
+        let (socket, patience) = (BufReader::new(socket), Some(patience));
+        Client { socket, message: Vec::new(), patience, unproven: None }
     }
 
     /// Has the next answers waited for so much longer.
@@ -53,7 +76,10 @@ impl Client {
     }
 
     fn set_patience(&mut self, patience: Option<Duration>) -> Result<(), Failure> {
-        let set = self.socket.get_ref().set_read_timeout(patience);
+        self.patience = patience;
+        let socket = self.socket.get_ref();
+        let set = socket.set_read_timeout(patience);
+        let set = set.and_then(|()| socket.set_write_timeout(Some(PATIENCE)));
         set.map_err(|error| Failure::silence(Some(&error)))
     }
 
@@ -133,8 +159,35 @@ impl Client {
 
     /// The parameters of the next answer, and whether another one follows.
     fn answer<A: DeserializeOwned>(&mut self) -> Result<(A, bool), Failure> {
-        let read = self.read();
+        let mut read = match self.unproven {
+            Some(_) => self.first()?,
+            None => self.read(),
+        };
+        if self.unproven.is_some() && is_timeout(&read) {
+            read = self.read();
+        }
         self.parse(read)
+    }
+
+    /// The first message, waited for until there is reason to doubt that a switch listens.
+    fn first(&mut self) -> Result<io::Result<()>, Failure> {
+        let patience = self.patience;
+        self.set_patience(Some(DOUBT))?;
+        let read = self.read();
+        self.set_patience(patience)?;
+        if is_timeout(&read)
+            && let Some(failure) = self.stranger()
+        {
+            return Err(failure);
+        }
+        Ok(read)
+    }
+
+    /// What listens instead of a switch, if that can be found out.
+    fn stranger(&mut self) -> Option<Failure> {
+        let path = self.unproven.clone()?;
+        let what = foreign::recognise(&path, self.socket.get_ref(), &self.message)?;
+        Some(Failure::no_switch(what))
     }
 
     /// Goes on with the message that is coming.
@@ -144,6 +197,12 @@ impl Client {
     }
 
     fn parse<A: DeserializeOwned>(&mut self, read: io::Result<()>) -> Result<(A, bool), Failure> {
+        if self.message.last() != Some(&0)
+            && !is_timeout(&read)
+            && let Some(failure) = self.stranger()
+        {
+            return Err(failure);
+        }
         read.map_err(|error| Failure::silence(Some(&error)))?;
         let mut message = std::mem::take(&mut self.message);
         if message.pop() != Some(0) {
@@ -152,6 +211,7 @@ impl Client {
         let Ok(mut answer) = serde_json::from_slice::<Value>(&message) else {
             return Err(Failure::silence(None));
         };
+        self.unproven = None;
         if answer["error"].is_string() {
             return Err(Failure::answered(answer));
         }
@@ -162,4 +222,9 @@ impl Client {
             Err(_) => Err(Failure::other_version()),
         }
     }
+}
+
+/// True if nothing came in time.
+fn is_timeout(read: &io::Result<()>) -> bool {
+    read.as_ref().is_err_and(|error| matches!(error.kind(), WouldBlock | TimedOut))
 }

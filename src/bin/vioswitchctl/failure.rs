@@ -90,6 +90,11 @@ impl Failure {
         Failure::new(NO_SWITCH, text)
     }
 
+    /// Something else than a switch listens at the control socket's path.
+    pub fn no_switch(text: String) -> Failure {
+        Failure::new(NO_SWITCH, text)
+    }
+
     /// The connection ended, or nothing comes.
     pub fn silence(error: Option<&io::Error>) -> Failure {
         let text = match error {

@@ -215,7 +215,7 @@ fn compile(expression: &str) -> Result<Vec<Instruction>, Failure> {
         let text = String::from_utf8_lossy(&output.stderr);
         // Its last line says what is wrong.
         let line = text.lines().last().unwrap_or("no reason").replace("tcpdump: ", "");
-        return Err(Failure::usage(format!("--filter {expression:?}: {line}")));
+        return Err(Failure::usage(format!("--filter {expression:?}: {line}; see pcap-filter(7)")));
     }
     program(&String::from_utf8_lossy(&output.stdout))
         .ok_or_else(|| Failure::refused("tcpdump did not print a program".to_owned()))

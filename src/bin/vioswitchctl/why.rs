@@ -59,7 +59,9 @@ pub fn trace(Traced { steps, verdict, .. }: &Traced) -> String {
 pub fn run(client: &mut Client, words: [&String; 2]) -> Result<(Told, u8), Failure> {
     let [one, other] = words;
     if one == other {
-        return Err(Failure::usage("two different ports are needed".to_owned()));
+        return Err(Failure::usage(
+            "two different ports are needed: see vioswitchctl port list".to_owned(),
+        ));
     }
     let asked = [find(client, one)?, find(client, other)?];
     let [a, b] = asked.each_ref().map(|one| one.port.name.as_str());

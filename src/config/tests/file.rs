@@ -123,10 +123,7 @@ fn wrong_types_in_a_file() {
         ("offload=true", "4: offload is not true or false: write offload = \"on\""),
         ("offload='tso'", "4: offload must be on, send, csum or off, not 'tso'"),
         ("mode='client'\nsocket-group=0", "5: socket-group does not go with mode=client"),
-        (
-            "socket_mode='0660'",
-            "4: unknown key 'socket_mode': write socket-mode = \"0660\"",
-        ),
+        ("socket_mode='0660'", "4: unknown key 'socket_mode': write socket-mode = \"0660\""),
     ];
     for (line, expected) in cases {
         assert_file_error(&format!("{port}{line}\n"), expected);

@@ -128,7 +128,7 @@ fn a_live_socket_is_refused_and_left_alone() {
     let path = scratch.join("vm1.sock");
     let mut first = Listener::bind(&path, ACCESS).unwrap();
     let error = Listener::bind(&path, ACCESS).unwrap_err();
-    assert!(matches!(error, SocketError::InUse(_)), "{error}");
+    assert!(matches!(error, SocketError::InUse(..)), "{error}");
     assert!(error.to_string().ends_with("vm1.sock\" is in use by a live process"), "{error}");
     // The look at it was a connection that ended; the next one is served.
     let mut frontend = UnixStream::connect(&path).unwrap();
@@ -142,10 +142,10 @@ fn a_live_socket_is_refused_and_left_alone() {
     while let Ok(socket) = unix_socket::connect(&path) {
         queue.push(socket);
     }
-    assert!(matches!(Listener::bind(&path, ACCESS), Err(SocketError::InUse(_))));
+    assert!(matches!(Listener::bind(&path, ACCESS), Err(SocketError::InUse(..))));
     let path = scratch.join("datagram");
     let _datagram = UnixDatagram::bind(&path).unwrap();
-    assert!(matches!(Listener::bind(&path, ACCESS), Err(SocketError::InUse(_))));
+    assert!(matches!(Listener::bind(&path, ACCESS), Err(SocketError::InUse(..))));
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn of_many_that_start_at_once_exactly_one_gets_the_path() {
             let threads: Vec<_> = (0..8).map(|_| scope.spawn(bind)).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
-        let losers = results.iter().filter(|r| matches!(r, Err(SocketError::InUse(_)))).count();
+        let losers = results.iter().filter(|r| matches!(r, Err(SocketError::InUse(..)))).count();
         assert_eq!(losers, 7, "round {round}: {results:?}");
         // The winner is the one behind the path: it would not be if a loser had replaced it.
         UnixStream::connect(&path).unwrap();

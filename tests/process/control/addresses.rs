@@ -58,7 +58,10 @@ fn they_outlive_the_process_and_the_settings_of_their_port() {
     // Other settings leave them alone, and other ports cannot have them.
     kept.lab.done(&["port", "set", "r2", "mtu=1400", "mac="]);
     let (status, line) = kept.lab.fails(&["port", "set", "p1", "mac=02:00:00:00:00:01"]);
-    assert_eq!((status, line.as_str()), (1, "mac 02:00:00:00:00:01 is already used by p0"));
+    assert_eq!(
+        (status, line.as_str()),
+        (1, "mac 02:00:00:00:00:01 is already used by p0: see vioswitchctl port show p0")
+    );
     let (_, line) = kept.lab.fails(&["fdb", "add", &mac(1), "p1"]);
     assert_eq!(line, "02:00:00:00:00:01 is a static address of port 'p0'");
     kept.lab.done(&["fdb", "del", &mac(1)]);
@@ -96,7 +99,7 @@ fn a_reload_leaves_them_alone_and_a_file_wins() {
     let busy = std::os::unix::net::UnixListener::bind(filed.etc.path().join("busy"));
     filed.write(&[("f1", own), ("busy", ""), ("f3", taken)]);
     let (_, line) = lab.fails(&["config", "reload"]);
-    assert!(line.contains("in use by a live process"), "{line}");
+    assert!(line.contains("is in use by "), "{line}");
     assert_eq!(statics(lab), expected);
     drop(busy);
     // So does what nobody confirms.

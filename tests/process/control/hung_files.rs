@@ -251,7 +251,7 @@ fn a_port_is_changed_where_no_file_answers() {
         let other = json!({"name": "hangs", "socket": directory.join("other")});
         let (told, took) = timed(&lab, "Set", other);
         let text = told["parameters"]["reason"].as_str().unwrap_or_default();
-        assert!(text.contains("socket cannot be changed"), "{told}");
+        assert!(text.contains("socket of port 'hangs' cannot be changed"), "{told}");
         assert!(took < quick, "{took:?}");
         others_are_served(&lab, "nothing");
         drop(server);

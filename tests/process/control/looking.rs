@@ -28,8 +28,8 @@ fn a_port_is_added_and_waited_for() {
         (&["port", "wait", "p0", "--timeout=x"], "a time such as 500ms"),
         (&["port", "wait", "p0", "--timeout=2d"], "a time such as 500ms"),
         (&["port", "add", "y", "queue=1"], "): write queues"),
-        (&["port", "add", "y", "offlod=on"], "), did you mean offload?"),
-        (&["drop"], "did you mean 'drops'?"),
+        (&["port", "add", "y", "offlod=on"], "unknown key 'offlod', did you mean offload=on?"),
+        (&["drop"], " drops'?"),
     ] {
         let (status, line) = lab.fails(args);
         assert!(status == 2 && line.contains(words), "{args:?}: {status} {line}");

@@ -104,14 +104,17 @@ fn a_socket_is_one_ports_alone() {
     let client = format!("socket={}", lab.socket("c.sock").display());
     lab.done(&["port", "add", "c1", "mode=client", &client]);
     let spelled = format!("socket={}", lab.socket("./c.sock").display());
-    let in_use = format!("socket {} is already used by c1", lab.socket("c.sock").display());
+    let in_use = format!(
+        "socket {} is already used by c1: see vioswitchctl port show c1",
+        lab.socket("c.sock").display()
+    );
     for more in [&["mode=client"][..], &[]] {
         let args = [&["port", "add", "c2", &spelled], more].concat();
         assert_eq!(lab.fails(&args), (1, in_use.clone()));
     }
     let control = format!("socket={}", lab.path.display());
     let (_, line) = lab.fails(&["port", "add", "c2", &control]);
-    assert!(line.ends_with("is already used by the control socket"), "{line}");
+    assert!(line.ends_with("is already used by the control socket: choose another path"), "{line}");
     lab.done(&["port", "del", "c1"]);
     lab.done(&["port", "add", "c2", "mode=client", &spelled]);
     lab.d.stop();

@@ -98,8 +98,14 @@ fn what_runs_is_shown_and_settings_change() {
         let told = lab.done(&["xdp", "set", "up", "flood=off", "learn=off"]);
         assert_eq!(told.matches(" now").count(), 2, "{told}");
         for (args, part) in [
-            (&["xdp", "set", "up", "mode=generic"][..], "mode cannot be changed: delete it and"),
-            (&["xdp", "set", "up", "queues=2"], "queues cannot be changed: delete it and add it"),
+            (
+                &["xdp", "set", "up", "mode=generic"][..],
+                "mode of xdp 'up' cannot be changed: vioswitchctl xdp del",
+            ),
+            (
+                &["xdp", "set", "up", "queues=2"],
+                "queues of xdp 'up' cannot be changed: vioswitchctl xdp",
+            ),
             (&["xdp", "add", "x", "ifname=wire"], "already used by up"),
             (&["xdp", "add", "x", "ifname=none"], "interface none: no such interface"),
             (

@@ -14,7 +14,7 @@ mod of_guest;
 mod of_switch;
 mod of_uplink;
 mod peers;
-mod proc;
+pub mod proc;
 mod processes;
 #[cfg(test)]
 mod tests;
