@@ -26,6 +26,7 @@ mod kept;
 mod latency;
 mod looking;
 mod mirror;
+mod mistakes;
 mod network;
 mod origins;
 mod overview;
