@@ -225,6 +225,10 @@ pub const FDB_FLAPS: u32 = 5;
 /// eleven is left to the flapping, and what was a mistake is over soon.
 pub const FDB_HOLD_SECONDS: u32 = 10;
 
+/// Silence of its port after which it is held no longer: a router that lost its
+/// virtual address sends nothing more from there, one that has it answers all the time.
+pub const FDB_SILENCE_SECONDS: u32 = 1;
+
 /// Tuning: ports that the table distinguishes: 10 bits of a word.
 pub const FDB_MAX_PORTS: usize = MAX_PORTS;
 

@@ -163,7 +163,10 @@ fn separate_truth(args: &[OsString]) -> Option<String> {
     let words: Vec<&str> = args.iter().filter_map(|arg| arg.to_str()).collect();
     words.windows(2).find_map(|pair| match pair {
         [
-            option @ ("--poll" | "--uplink-to-uplink" | "--multicast-snooping"),
+            option @ ("--poll"
+            | "--uplink-to-uplink"
+            | "--mac-flap-damping"
+            | "--multicast-snooping"),
             truth @ ("true" | "false"),
         ] => Some(format!("unexpected argument '{truth}' found, write {option}={truth}")),
         _ => None,

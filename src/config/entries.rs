@@ -203,6 +203,7 @@ fn config(scalars: Scalars, entries: Vec<Checked>, places: Places<'_>) -> Config
         metrics: scalars.metrics,
         log_level: scalars.log_level.unwrap_or(LevelFilter::Info),
         uplink_to_uplink: scalars.uplink_to_uplink.unwrap_or_default(),
+        mac_flap_damping: scalars.mac_flap_damping.unwrap_or(true),
         multicast_snooping: scalars.multicast_snooping.unwrap_or_default(),
         plug: scalars.plug,
         template: scalars.template.unwrap_or_else(|| Settings::new(Kind::Template)),

@@ -77,6 +77,8 @@ pub struct Config {
     pub log_level: LevelFilter,
     /// Frames are forwarded between two TAPs. Two TAPs in one bridge are then a loop.
     pub uplink_to_uplink: bool,
+    /// An address that flaps between ports is held at one for a while.
+    pub mac_flap_damping: bool,
     /// Frames of a multicast group go to its members, while a querier is heard.
     pub multicast_snooping: bool,
     /// A directory in which each listening socket becomes a port.

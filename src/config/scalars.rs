@@ -128,6 +128,9 @@ scalars! {
     "uplink-to-uplink" uplink_to_uplink: bool = Some(false), "BOOL", |setting, _| truth(setting),
         bool::to_string,
         "Forward between TAPs too; two TAPs in one bridge are then a loop";
+    "mac-flap-damping" mac_flap_damping: bool = Some(true), "BOOL", |setting, _| truth(setting),
+        bool::to_string,
+        "Hold an address that moves between ports five times in a second [default: true]";
     "multicast-snooping" multicast_snooping: bool = Some(false), "BOOL",
         |setting, _| truth(setting), bool::to_string,
         "Send the frames of a multicast group to its members only, while a querier is heard";

@@ -22,7 +22,7 @@ use crate::switch::mirror::Watch;
 use crate::switch::port_security::{self, Address, Headers, Refused};
 use crate::switch::{
     Bridge, Decision, DropCause, Flood, FloodClass, Ingress, Membership, Policy, PortId,
-    PortPolicy, Reach, Reserved, ReservedSet, Rule, Segment, Source, Station, VlanId,
+    PortPolicy, Reach, Reserved, ReservedSet, Rule, Segment, Source, Station, Tick, VlanId,
 };
 use crate::sys::clock;
 use crate::wire::{Fault, State, Trace, Traced};
@@ -82,7 +82,8 @@ impl Switch {
         let asked = ports.policy(port.id);
         let segment = asked.segment(vlan);
         let stations = [source, destination].map(|mac| Station::new(segment, mac));
-        let trace = policy.trace(ingress, stations[0], stations[1], clock::coarse_seconds());
+        let (seconds, nanos) = clock::coarse();
+        let trace = policy.trace(ingress, stations[0], stations[1], Tick::new(seconds, nanos));
         if let Some(limit) = port.rates.input.limit() {
             let limit = limit_word(&limit);
             told.step(format!("its rate-in is {limit}: what exceeds it waits there"));

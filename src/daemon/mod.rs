@@ -217,8 +217,10 @@ impl Daemon {
         }
         sigbus::install()?;
         let (handover, mut received) = Handover::begin(config);
-        let fdb =
-            Arc::new(Fdb::new(FdbConfig::limited(MAX_PORTS, config.age_seconds, random::key()?)));
+        let fdb = Arc::new(Fdb::new(FdbConfig {
+            damping: config.mac_flap_damping,
+            ..FdbConfig::limited(MAX_PORTS, config.age_seconds, random::key()?)
+        }));
         let news = Arc::new(Waker::new()?);
         let events = Arc::new(Events::new(&news));
         let ports = build::build(config, &desired, &fdb, &events)?;

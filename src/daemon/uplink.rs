@@ -407,6 +407,7 @@ mod tests {
             max_per_segment: u32::MAX,
             reserved_per_segment: 0,
             age_seconds: 300,
+            damping: true,
             ports: 1,
             key: [1, 2],
         };

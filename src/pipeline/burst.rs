@@ -44,7 +44,7 @@ use crate::port::steering::Steering;
 use crate::port::{FloodPlace, Next, Port, PortTable, Queue, Remainder, Tx, TxState};
 use crate::ring::{Burst, KeptFrames};
 use crate::stats::{DropReason, QueueStats, WorkerStats};
-use crate::switch::{BurstMemo, Fdb, Ingress, Policy, Rules, SourceMemo};
+use crate::switch::{BurstMemo, Fdb, Ingress, Policy, Rules, SourceMemo, Tick};
 use crate::sys::clock;
 use rate::refund_input;
 
@@ -101,8 +101,8 @@ pub struct Pipeline {
 
 /// The present turn.
 struct Time {
-    /// The turn's second.
-    second: u32,
+    /// The turn's tick of the forwarding table's time.
+    tick: Tick,
     /// Its cycle.
     cycle: u64,
     /// When to look again at what no event reports.
@@ -122,7 +122,7 @@ impl Pipeline {
             signals: Signals::new(worker, slot),
             stalls: Stalls::default(),
             account: Account::default(),
-            time: Time { second: 0, cycle: 0, retry: clock::cycles_in(RETRY_NANOS) },
+            time: Time { tick: Tick::default(), cycle: 0, retry: clock::cycles_in(RETRY_NANOS) },
         }
     }
 
@@ -130,10 +130,13 @@ impl Pipeline {
     /// all of them were throttled.
     pub fn begin_turn(&mut self, cycle: u64, contended: bool, idle: bool) {
         self.stalls.begin_turn(cycle);
-        let now = clock::coarse_seconds();
-        if now != self.time.second {
-            self.time.second = now;
-            self.stalls.rebase(cycle);
+        let (seconds, nanos) = clock::coarse();
+        let now = Tick::new(seconds, nanos);
+        if now != self.time.tick {
+            if now.second() != self.time.tick.second() {
+                self.stalls.rebase(cycle);
+            }
+            self.time.tick = now;
         }
         self.time.cycle = cycle;
         self.account.begin_turn(cycle, contended, idle);
@@ -239,7 +242,7 @@ impl Pipeline {
                 }
                 if let Some(snooping) = ports.snooping() {
                     let BurstContext { snooped, burst, .. } = &mut *guard;
-                    snooped.note(snooping, burst, (ports, source.port()), self.time.second);
+                    snooped.note(snooping, burst, (ports, source.port()), self.time.tick.second());
                 }
                 if guard.outcomes.are_wanted() {
                     self.observe(ports, source.port().id, source.counters(), &mut guard, stats);
@@ -267,7 +270,7 @@ impl Pipeline {
         let policy = Policy { fdb: &self.fdb, ports, rules: self.rules };
         let port = source.port();
         let ingress = Ingress { port: port.id, kind: port.kind() };
-        let (memo, now) = (source.memo(), self.time.second);
+        let (memo, now) = (source.memo(), self.time.tick);
         match (ports.policy(port.id).screens(), ports.snooping().is_some()) {
             (false, false) => context.classify::<false, false>(&policy, port, ingress, memo, now),
             (false, true) => context.classify::<false, true>(&policy, port, ingress, memo, now),

@@ -25,7 +25,7 @@ use crate::ring::{Burst, Frame};
 use crate::stats::DropReason;
 use crate::switch::{
     BurstMemo, Decision, DropCause, Fdb, Flood, Ingress, Learn, Policy, PortId, PortPolicy, Reach,
-    ReservedSet, Segment, SourceMemo, Station,
+    ReservedSet, Segment, SourceMemo, Station, Tick,
 };
 use crate::sys::prefetch;
 
@@ -37,7 +37,7 @@ struct Classifier<'a> {
     ingress: Ingress,
     source: &'a mut SourceMemo,
     memo: &'a mut BurstMemo,
-    now: u32,
+    now: Tick,
     /// What is asked of the port, and where the frame before came in.
     asked: &'a PortPolicy,
     segment: Segment,
@@ -64,14 +64,14 @@ struct Classifier<'a> {
 }
 
 impl<'a> Classifier<'a> {
-    /// For a burst from `port`; `now` is the present second.
+    /// For a burst from `port`; `now` is the present tick.
     fn new(
         policy: &'a Policy<'a, PortTable>,
         port: &'a Port,
         ingress: Ingress,
         source: &'a mut SourceMemo,
         memo: &'a mut BurstMemo,
-        now: u32,
+        now: Tick,
     ) -> Classifier<'a> {
         let generation = policy.fdb.generation();
         let asked = policy.ports.policy(ingress.port);
@@ -249,7 +249,7 @@ impl BurstContext {
         port: &Port,
         ingress: Ingress,
         source: &mut SourceMemo,
-        now: u32,
+        now: Tick,
     ) {
         let BurstContext { burst, plan, memo, flows, outcomes, violations, snooped, .. } = self;
         let (place, flooding) = (&mut self.place, &mut self.flooding);
@@ -260,7 +260,9 @@ impl BurstContext {
         // Before anything is learned from them.
         let asked = policy.ports.policy(ingress.port);
         let refused = match &asked.security {
-            Some(rules) if SCREENED && asked.forwards => violations.find(burst, rules, port, now),
+            Some(rules) if SCREENED && asked.forwards => {
+                violations.find(burst, rules, port, now.second())
+            }
             _ => 0,
         };
         let mut classifier = Classifier::new(policy, port, ingress, source, memo, now);
@@ -294,7 +296,7 @@ impl BurstContext {
                     let reach = match flood {
                         Flood::Group if SNOOPED => {
                             let from = (asked.may_route(ingress.kind), segment);
-                            snooped.reach(policy.ports.snooping(), (burst, i), from, now)
+                            snooped.reach(policy.ports.snooping(), (burst, i), from, now.second())
                         }
                         _ => Reach::All,
                     };

@@ -23,6 +23,7 @@ use crate::limits::{
     FDB_SWEEP_BUCKETS,
 };
 
+mod ageing;
 mod answers;
 mod config;
 mod damping;
@@ -32,6 +33,7 @@ mod slots;
 mod sync;
 #[cfg(test)]
 mod tests;
+mod tick;
 
 pub use answers::{Entry, EntryAge, Learn, StaticError};
 pub use config::FdbConfig;
@@ -39,12 +41,15 @@ use damping::Moves;
 use quota::Quota;
 use slots::{Found, Home, Slots, Word};
 use sync::{AtomicU64, Mutex, MutexGuard, Ordering, spin_loop};
+pub use tick::Tick;
 
 /// Number of a port in the switch, below [`FDB_MAX_PORTS`].
 pub type PortId = u16;
 
 /// Stamp of an entry that the ageing sweep has claimed: it can no longer be refreshed.
 const EXPIRING: u32 = u32::MAX;
+/// The latest that another entry may have.
+const LAST_TICK: Tick = Tick::from_bits(EXPIRING - 1);
 
 /// Keeps what writers change off the cache lines that lookups read.
 #[repr(align(64))]
@@ -57,7 +62,9 @@ type Shard = CacheLine<Mutex<Vec<u32>>>;
 /// One table. See the module's description for its promises.
 pub struct Fdb {
     slots: Slots,
-    age_seconds: u32,
+    /// Ticks that an idle entry is kept; 0: for ever.
+    age: u32,
+    damping: bool,
     buckets_per_shard: usize,
     shards: Vec<Shard>,
     quota: Quota,
@@ -74,7 +81,8 @@ impl Fdb {
         let ports = config.ports.min(FDB_MAX_PORTS);
         Fdb {
             slots: Slots::new(buckets, config.key),
-            age_seconds: config.age_seconds,
+            age: Tick::ticks(config.age_seconds),
+            damping: config.damping,
             buckets_per_shard,
             shards: (0..FDB_SHARDS).map(|_| CacheLine(Mutex::new(vec![0; runs]))).collect(),
             quota: Quota::new(ports, &FdbConfig { max_entries, ..config }),
@@ -95,17 +103,23 @@ impl Fdb {
     }
 
     /// Where an address stays because it flaps, or would with its next move, by a frame from `port`
-    /// in second `now`.
-    pub fn held(&self, station: impl Into<Station>, port: PortId, now: u32) -> Option<PortId> {
+    /// at `now`.
+    pub fn held(
+        &self,
+        station: impl Into<Station>,
+        port: PortId,
+        now: impl Into<Tick>,
+    ) -> Option<PortId> {
         let found = self.slots.find(self.slots.home(station.into()))?;
-        let (at, moves) = (found.word.port(), self.slots.moves(found.slot));
-        if at == port || found.word.is_static() {
+        let (at, moves, now) = (found.word.port(), self.slots.moves(found.slot), now.into());
+        if at == port || found.word.is_static() || !self.damping {
             return None;
         }
-        match (moves.hold(now), moves.and(at, now)) {
-            (true, _) => Some(at),
-            (false, next) => (next.hold(now) && next.origin() != port).then(|| next.origin()),
+        if moves.hold(now) {
+            return (!moves.lapse(port, self.seen(found.slot), now)).then_some(at);
         }
+        let next = moves.and(at, port, now);
+        (next.hold(now) && next.origin() != port).then(|| next.origin())
     }
 
     /// What becomes of a source address on a port that does not learn.
@@ -134,12 +148,12 @@ impl Fdb {
         read(self.slots.lines(self.slots.home(destination)).0);
     }
 
-    /// Notes that a frame from `station` came in on `port` in second `now`.
+    /// Notes that a frame from `station` came in on `port` at `now`.
     #[inline]
-    pub fn learn(&self, station: impl Into<Station>, port: PortId, now: u32) -> Learn {
+    pub fn learn(&self, station: impl Into<Station>, port: PortId, now: impl Into<Tick>) -> Learn {
         let station = station.into();
         let home = self.slots.home(station);
-        let now = now.min(EXPIRING - 1);
+        let now = now.into().min(LAST_TICK);
         match self.slots.find(home) {
             Some(found) if found.word.port() == port => {
                 self.refresh(found, now).unwrap_or_else(|| self.learn_locked(station, port, now))
@@ -151,17 +165,17 @@ impl Fdb {
 
     /// Brings the stamp of a known entry up to date; `None` if the slot is changing hands.
     #[inline]
-    fn refresh(&self, found: Found, now: u32) -> Option<Learn> {
+    fn refresh(&self, found: Found, now: Tick) -> Option<Learn> {
         let seen = self.slots.stamp(found.slot).load(Ordering::Relaxed);
-        if seen == now || found.word.is_static() {
+        if seen == now.to_bits() || found.word.is_static() {
             return Some(Learn::Known);
         }
         if seen == EXPIRING {
             return None;
         }
-        // Any other second is written, an earlier one too: should time ever step back, live
+        // Any other tick is written, an earlier one too: should time ever step back, live
         // entries follow it.
-        self.restamp(found.slot, seen, now).then_some(Learn::Refreshed)
+        self.restamp(found.slot, seen, now.to_bits()).then_some(Learn::Refreshed)
     }
 
     /// Replaces the stamp unless it is no longer the one seen.
@@ -179,7 +193,7 @@ impl Fdb {
     /// A new address: what needs no lock is refused without one, so that a guest with a million
     /// addresses costs its neighbours no lock traffic.
     #[cold]
-    fn learn_new(&self, station: Station, port: PortId, now: u32) -> Learn {
+    fn learn_new(&self, station: Station, port: PortId, now: Tick) -> Learn {
         if !station.mac.is_station() {
             return Learn::NotStation;
         }
@@ -190,22 +204,40 @@ impl Fdb {
 
     /// An address of another port; likewise.
     #[cold]
-    fn learn_elsewhere(&self, found: Found, station: Station, port: PortId, now: u32) -> Learn {
+    fn learn_elsewhere(&self, found: Found, station: Station, port: PortId, now: Tick) -> Learn {
         if found.word.is_static() {
             Learn::Static
         } else if self.quota.is_port_full(port) {
             Learn::PortFull
-        } else if self.slots.moves(found.slot).hold(now) {
+        } else if self.keeps(found.slot, port, now) {
             Learn::Held { at: found.word.port() }
         } else {
             self.learn_locked(station, port, now)
         }
     }
 
+    /// Whether an entry of another port is held there; notes who contests it.
+    ///
+    /// Without the lock, as whoever contests an entry may do so with each frame. The exchange fails
+    /// if the moves have changed meanwhile, and then the next frame notes it.
+    fn keeps(&self, slot: usize, port: PortId, now: Tick) -> bool {
+        let moves = self.slots.moves(slot);
+        if !moves.hold(now) || moves.lapse(port, self.seen(slot), now) {
+            return false;
+        }
+        self.slots.exchange_moves(slot, moves, moves.contested(port, now));
+        true
+    }
+
+    /// When the port of an entry sent last from its address.
+    fn seen(&self, slot: usize) -> Tick {
+        Tick::from_bits(self.slots.stamp(slot).load(Ordering::Relaxed))
+    }
+
     /// Learns under the shard's lock, where no other thread inserts, moves or removes in this
     /// bucket.
     #[cold]
-    fn learn_locked(&self, station: Station, port: PortId, now: u32) -> Learn {
+    fn learn_locked(&self, station: Station, port: PortId, now: Tick) -> Learn {
         let home = self.slots.home(station);
         let Some(mut shard) = self.lock_briefly(self.shard_of(home)) else {
             return Learn::Busy;
@@ -214,7 +246,7 @@ impl Fdb {
         match self.slots.find(home) {
             Some(found) if found.word.port() == port => {
                 // No sweep can have claimed it: that needs this lock.
-                self.slots.stamp(found.slot).store(now, Ordering::Relaxed);
+                self.slots.stamp(found.slot).store(now.to_bits(), Ordering::Relaxed);
                 Learn::Refreshed
             }
             Some(found) if found.word.is_static() => Learn::Static,
@@ -224,12 +256,12 @@ impl Fdb {
     }
 
     /// Moves an entry to `port`, or to its origin if it flaps.
-    fn relocate(&self, found: Found, station: Station, port: PortId, now: u32) -> Learn {
+    fn relocate(&self, found: Found, station: Station, port: PortId, now: Tick) -> Learn {
         let (from, before) = (found.word.port(), self.slots.moves(found.slot));
         if before.hold(now) {
-            return Learn::Held { at: from };
+            return self.end_hold(found, station, port, now);
         }
-        let moves = before.and(from, now);
+        let moves = if self.damping { before.and(from, port, now) } else { Moves::NONE };
         let held = moves.hold(now);
         let to = if held { moves.origin() } else { port };
         if to != from
@@ -243,13 +275,39 @@ impl Fdb {
         }
         self.slots.set_moves(found.slot, moves);
         if to != from {
-            self.write(found.slot, station.segment, Word::learned(station, to), now);
+            self.write(found.slot, station.segment, Word::learned(station, to), now.to_bits());
             self.count_generation();
         }
         if to == port { Learn::Moved { from } } else { Learn::Held { at: to } }
     }
 
-    fn insert(&self, run: &mut u32, home: Home, station: Station, port: PortId, now: u32) -> Learn {
+    /// Moves an entry whose hold lapses to `port`.
+    fn end_hold(&self, found: Found, station: Station, port: PortId, now: Tick) -> Learn {
+        let (at, moves) = (found.word.port(), self.slots.moves(found.slot));
+        let seen = self.slots.stamp(found.slot).load(Ordering::Relaxed);
+        // Exchanged: its port refreshes without the lock. If both come at once, one fails.
+        if !moves.lapse(port, Tick::from_bits(seen), now)
+            || !self.restamp(found.slot, seen, now.to_bits())
+        {
+            return Learn::Held { at };
+        }
+        if let Err(refusal) = self.quota.transfer(at, port) {
+            return refusal;
+        }
+        self.slots.set_moves(found.slot, moves.lapsed(now));
+        self.write(found.slot, station.segment, Word::learned(station, port), now.to_bits());
+        self.count_generation();
+        Learn::Moved { from: at }
+    }
+
+    fn insert(
+        &self,
+        run: &mut u32,
+        home: Home,
+        station: Station,
+        port: PortId,
+        now: Tick,
+    ) -> Learn {
         let Some(free) = self.slots.bucket(home).find(|slot| slot.word == Word::EMPTY) else {
             return self.replace_own_oldest(home, station, port, now);
         };
@@ -257,13 +315,13 @@ impl Fdb {
             return refusal;
         }
         *run += 1;
-        self.write(free.slot, station.segment, Word::learned(station, port), now);
+        self.write(free.slot, station.segment, Word::learned(station, port), now.to_bits());
         Learn::Inserted
     }
 
     /// The bucket is full: a port may displace its own entries only, or a guest that sends from
     /// many addresses would push its neighbours out.
-    fn replace_own_oldest(&self, home: Home, station: Station, port: PortId, now: u32) -> Learn {
+    fn replace_own_oldest(&self, home: Home, station: Station, port: PortId, now: Tick) -> Learn {
         let own = |word: Word| word.port() == port;
         let Some(victim) = self.oldest_learned(home, own) else {
             return Learn::BucketFull;
@@ -273,7 +331,7 @@ impl Fdb {
             return refusal;
         }
         self.slots.set_moves(victim.slot, Moves::NONE);
-        self.write(victim.slot, station.segment, Word::learned(station, port), now);
+        self.write(victim.slot, station.segment, Word::learned(station, port), now.to_bits());
         self.count_generation();
         Learn::Inserted
     }
@@ -390,46 +448,6 @@ impl Fdb {
         })
     }
 
-    /// Removes entries that were idle for more than the configured age. Returns how many.
-    ///
-    /// For a thread that is no worker: it visits the whole table, one short run of buckets locked
-    /// at a time.
-    pub fn age(&self, now: u32) -> usize {
-        if self.age_seconds == 0 {
-            return 0;
-        }
-        let now = now.min(EXPIRING - 1);
-        self.sweep(|found| !found.word.is_static() && self.claim_if_idle(found.slot, now))
-    }
-
-    /// The second in which [`Fdb::age`] may first find an entry to remove. A visit as `age`'s.
-    pub fn next_expiry(&self, now: u32) -> u32 {
-        let mut oldest = now;
-        self.sweep(|found| {
-            if !found.word.is_static() {
-                oldest = oldest.min(self.slots.stamp(found.slot).load(Ordering::Relaxed));
-            }
-            false
-        });
-        oldest.saturating_add(self.age_seconds).saturating_add(1).max(now + 1)
-    }
-
-    /// Claims an entry for removal unless it is refreshed in time.
-    fn claim_if_idle(&self, slot: usize, now: u32) -> bool {
-        let seen = self.slots.stamp(slot).load(Ordering::Relaxed);
-        let Some(idle) = now.checked_sub(seen) else {
-            // A little ahead, and this sweep merely read the clock before that frame came in.
-            // Far ahead, and time has stepped back: count the age from here, so that a step
-            // neither empties the table nor keeps an entry for ever.
-            if seen - now > self.age_seconds {
-                self.restamp(slot, seen, now);
-            }
-            return false;
-        };
-        // More than, not at least: stamps are whole seconds, and an entry must get its full time.
-        idle > self.age_seconds && self.restamp(slot, seen, EXPIRING)
-    }
-
     /// Changes whenever a remembered answer of [`Fdb::lookup`] may have become wrong. Read it
     /// before the lookup that it is to vouch for.
     #[inline]
@@ -465,14 +483,16 @@ impl Fdb {
     }
 
     /// All entries, in no order. Each is what the table held at some moment of the call.
-    pub fn entries(&self, now: u32) -> Vec<Entry> {
+    pub fn entries(&self, now: impl Into<Tick>) -> Vec<Entry> {
+        let now = now.into();
         // Room for what is learned meanwhile: the vector should not grow under a shard's lock.
         let mut entries = Vec::with_capacity(self.len() + self.len() / 8 + 64);
         self.sweep(|found| {
-            let stamp = self.slots.stamp(found.slot).load(Ordering::Relaxed);
             let age = match found.word.is_static() {
                 true => EntryAge::Static,
-                false => EntryAge::Idle(now.saturating_sub(stamp)),
+                false => {
+                    EntryAge::Idle(now.second().saturating_sub(self.seen(found.slot).second()))
+                }
             };
             let station = Station::new(self.slots.segment(found), found.word.mac());
             let held = self.slots.moves(found.slot).hold(now);

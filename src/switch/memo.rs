@@ -1,8 +1,8 @@
 //! What a worker may remember between frames, and when it must forget.
 //!
 //! [`SourceMemo`] spares a stream the look at its own source: one per port. Its answer is "this
-//! address is in the table on this port, and its stamp is this second", so it holds for one
-//! second and one generation.
+//! address is in the table on this port, and its stamp is this tick", so it holds for one
+//! tick and one generation.
 //!
 //! [`BurstMemo`] gives each address of a burst one decision. That is a matter of order, not only
 //! of speed: were the first frame of a burst flooded and the second, its destination learned
@@ -10,7 +10,7 @@
 //! delivers unicast before floods. It is cleared with every burst, so "no port is known for this
 //! address" is not remembered longer, and needs no generation.
 
-use super::fdb::{Learn, PortId};
+use super::fdb::{Learn, PortId, Tick};
 use super::policy::{Decision, Flood};
 use super::segment::Station;
 use crate::limits::BURST_FRAMES;
@@ -31,17 +31,17 @@ pub struct SourceMemo {
     /// Zero, which no station has, when nothing is remembered.
     source: Station,
     generation: u64,
-    second: u32,
+    tick: Tick,
     port: PortId,
 }
 
 impl SourceMemo {
     /// Whether `source` needs no learning: it is in the table on this port, stamped `now`.
     #[inline]
-    pub fn covers(&self, source: Station, port: PortId, generation: u64, now: u32) -> bool {
+    pub fn covers(&self, source: Station, port: PortId, generation: u64, now: Tick) -> bool {
         // The zero address of an empty memo is no station: it must reach `admit_source`.
         self.source == source
-            && self.second == now
+            && self.tick == now
             && self.generation == generation
             && self.port == port
             && !source.mac.is_zero()
@@ -50,9 +50,16 @@ impl SourceMemo {
     /// Remembers what [`super::Fdb::learn`] answered, if it may be; `generation` as read before
     /// that call, or a removal in between would go unnoticed.
     #[inline]
-    pub fn note(&mut self, source: Station, port: PortId, generation: u64, now: u32, learn: Learn) {
+    pub fn note(
+        &mut self,
+        source: Station,
+        port: PortId,
+        generation: u64,
+        now: Tick,
+        learn: Learn,
+    ) {
         if learn.is_in_table() {
-            *self = SourceMemo { source, generation, second: now, port };
+            *self = SourceMemo { source, generation, tick: now, port };
         }
     }
 }
@@ -121,22 +128,24 @@ mod tests {
     use crate::frame::MacAddr;
     use crate::switch::Segment;
 
+    const NOW: Tick = Tick::from_bits(100);
+
     fn station(n: u64) -> Station {
         MacAddr::from_bits(0x5254_0000_0000 + n).into()
     }
 
     #[test]
-    fn a_source_is_covered_for_its_second_generation_and_port() {
+    fn a_source_is_covered_for_its_tick_generation_and_port() {
         let mut memo = SourceMemo::default();
-        assert!(!memo.covers(station(1), 3, 7, 100), "an empty memo");
-        memo.note(station(1), 3, 7, 100, Learn::Inserted);
-        assert!(memo.covers(station(1), 3, 7, 100));
-        assert!(!memo.covers(station(2), 3, 7, 100), "another source");
-        assert!(!memo.covers(station(1), 4, 7, 100), "another port");
+        assert!(!memo.covers(station(1), 3, 7, NOW), "an empty memo");
+        memo.note(station(1), 3, 7, NOW, Learn::Inserted);
+        assert!(memo.covers(station(1), 3, 7, NOW));
+        assert!(!memo.covers(station(2), 3, 7, NOW), "another source");
+        assert!(!memo.covers(station(1), 4, 7, NOW), "another port");
         let elsewhere = Station::new(Segment::new(0, 5), station(1).mac);
-        assert!(!memo.covers(elsewhere, 3, 7, 100), "another VLAN");
-        assert!(!memo.covers(station(1), 3, 8, 100), "something moved or went");
-        assert!(!memo.covers(station(1), 3, 7, 101), "the stamp must be renewed");
+        assert!(!memo.covers(elsewhere, 3, 7, NOW), "another VLAN");
+        assert!(!memo.covers(station(1), 3, 8, NOW), "something moved or went");
+        assert!(!memo.covers(station(1), 3, 7, Tick::from_bits(101)), "the stamp must be renewed");
     }
 
     #[test]
@@ -154,14 +163,14 @@ mod tests {
         ];
         for refusal in refusals {
             let mut memo = SourceMemo::default();
-            memo.note(station(1), 0, 0, 0, refusal);
-            assert!(!memo.covers(station(1), 0, 0, 0), "{refusal:?}");
+            memo.note(station(1), 0, 0, NOW, refusal);
+            assert!(!memo.covers(station(1), 0, 0, NOW), "{refusal:?}");
         }
     }
 
     #[test]
     fn an_empty_memo_does_not_cover_the_zero_address() {
-        assert!(!SourceMemo::default().covers(Station::default(), 0, 0, 0));
+        assert!(!SourceMemo::default().covers(Station::default(), 0, 0, NOW));
     }
 
     #[test]

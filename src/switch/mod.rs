@@ -24,7 +24,7 @@ pub mod storm;
 pub mod trace;
 pub mod vlan;
 
-pub use fdb::{Entry, EntryAge, Fdb, FdbConfig, Learn, PortId, StaticError};
+pub use fdb::{Entry, EntryAge, Fdb, FdbConfig, Learn, PortId, StaticError, Tick};
 pub use memo::{BurstMemo, SourceMemo};
 pub use meter::{Booking, Limit, Meter, Rate, Room, Size};
 pub use multicast::{Known, Limited, Noted, Reach, Snooping};

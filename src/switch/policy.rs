@@ -8,7 +8,7 @@
 //! refused learning from the answers; it calls [`Policy::admit_source`] and [`Policy::decide`]
 //! where what it remembers of a burst (`memo.rs`) does not answer.
 
-use super::fdb::{Fdb, Learn, PortId};
+use super::fdb::{Fdb, Learn, PortId, Tick};
 use super::port_security::PortSecurity;
 use super::reserved::{Reserved, ReservedSet};
 use super::segment::{Bridge, Segment, Station, VlanId};
@@ -265,7 +265,7 @@ impl<P: PortView + ?Sized> Policy<'_, P> {
         &self,
         ingress: Ingress,
         source: Station,
-        now: u32,
+        now: impl Into<Tick>,
     ) -> Result<Learn, DropCause> {
         if !source.mac.is_station() {
             return Err(DropCause::BadSource);

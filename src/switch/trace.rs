@@ -1,6 +1,6 @@
 //! What would become of a frame, without anything being learned from it.
 
-use super::fdb::PortId;
+use super::fdb::{PortId, Tick};
 use super::policy::{Decision, DropCause, Ingress, Policy, PortView};
 use super::segment::Station;
 
@@ -42,14 +42,14 @@ impl Trace {
 }
 
 impl<P: PortView + ?Sized> Policy<'_, P> {
-    /// What [`Policy::admit_source`] and [`Policy::decide`] would say of a frame in second `now`,
+    /// What [`Policy::admit_source`] and [`Policy::decide`] would say of a frame at `now`,
     /// in a table that has room for its source.
     pub fn trace(
         &self,
         ingress: Ingress,
         source: Station,
         destination: Station,
-        now: u32,
+        now: impl Into<Tick>,
     ) -> Trace {
         if !source.mac.is_station() {
             let decision = Decision::Drop(DropCause::BadSource);
@@ -106,6 +106,7 @@ mod tests {
             max_per_segment: u32::MAX,
             reserved_per_segment: 0,
             age_seconds: 300,
+            damping: true,
             ports: 5,
             key: [1, 2],
         });

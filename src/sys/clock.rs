@@ -18,7 +18,13 @@ use rustix::time::{ClockId, clock_gettime};
 /// Seconds of `CLOCK_MONOTONIC_COARSE`: a read from the vDSO without touching the hardware clock
 /// (about 6 ns), immune to changes of the wall clock.
 pub fn coarse_seconds() -> u32 {
-    clock_gettime(ClockId::MonotonicCoarse).tv_sec as u32
+    coarse().0
+}
+
+/// Seconds and nanoseconds of it.
+pub fn coarse() -> (u32, u32) {
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    (now.tv_sec as u32, now.tv_nsec as u32)
 }
 
 /// Nanoseconds of `CLOCK_MONOTONIC`.

@@ -196,6 +196,7 @@ impl Lab {
             max_per_segment: u32::MAX,
             reserved_per_segment: 0,
             age_seconds: 300,
+            damping: true,
             ports: TAP + 1,
             key: [1, 2],
         });

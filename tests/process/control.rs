@@ -45,6 +45,7 @@ mod top;
 mod trace;
 mod turns;
 mod unconfirmed;
+mod virtual_routers;
 mod wait;
 mod why;
 mod worker;

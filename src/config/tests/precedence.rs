@@ -33,6 +33,7 @@ fn defaults() {
         metrics: None,
         log_level: log::LevelFilter::Info,
         uplink_to_uplink: false,
+        mac_flap_damping: true,
         multicast_snooping: false,
         plug: None,
         template: Settings::new(Kind::Template),

@@ -20,6 +20,8 @@ pub struct FdbConfig {
     pub reserved_per_segment: u32,
     /// An entry idle for more than this many seconds is removed; 0: never.
     pub age_seconds: u32,
+    /// An address that flaps between ports is held at one for a while.
+    pub damping: bool,
     /// Ports are numbered from 0 up to this, exclusive.
     pub ports: usize,
     /// Secret of the hash: random per table in service, fixed in tests.
@@ -36,6 +38,7 @@ impl FdbConfig {
             max_per_segment: FDB_MAX_PER_SEGMENT,
             reserved_per_segment: FDB_RESERVED_PER_SEGMENT,
             age_seconds,
+            damping: true,
             ports,
             key,
         }

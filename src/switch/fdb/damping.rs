@@ -7,6 +7,11 @@
 //! A machine that migrates, or a virtual address that fails over, moves once or twice and is
 //! followed.
 //!
+//! A hold *lapses* when its port has sent nothing from the address for [`FDB_SILENCE_SECONDS`], and
+//! one other port alone has: two routers that both had a virtual address agree again. While two
+//! other ports send there is a loop, and the hold stays. A silent owner may merely have had nothing
+//! to say: its next frame takes the address back at once, and begins another hold.
+//!
 //! Others: Linux's bridge and Open vSwitch follow every move. Junos drops the frames of those
 //! beyond a number a second, if it is set (`mac-move-limit`). A router of EVPN that sees five moves
 //! in 180 s takes no more part in them until an operator comes (RFC 7432, section 15.1).
@@ -15,14 +20,24 @@
 //! another port than the entry's: a port that has a thousand addresses flap displaces no record of
 //! another one, and an address that stays costs nothing.
 
-use super::PortId;
-use crate::limits::{FDB_FLAPS, FDB_HOLD_SECONDS};
+use super::{PortId, Tick};
+use crate::limits::{FDB_FLAPS, FDB_HOLD_SECONDS, FDB_MAX_PORTS, FDB_SILENCE_SECONDS};
 
-const ORIGIN_MASK: u64 = 0xffff;
-const MOVES_SHIFT: u32 = 16;
-const SECOND_SHIFT: u32 = 32;
+const PORT_MASK: u64 = 0x3ff;
+const _: () = assert!(FDB_MAX_PORTS as u64 == PORT_MASK + 1);
+const RIVAL_SHIFT: u32 = 10;
+const COUNT_SHIFT: u32 = 20;
+const COUNT_MASK: u64 = 7;
+const _: () = assert!(FDB_FLAPS as u64 <= COUNT_MASK);
+const LAPSED: u64 = 1 << 23;
+const ALONE_SHIFT: u32 = 24;
+const ALONE_MASK: u64 = 0xff;
+const _: () = assert!(Tick::ticks(FDB_HOLD_SECONDS + 1) as u64 <= ALONE_MASK);
+const LAST_SHIFT: u32 = 32;
 
-/// The last moves of an entry.
+/// The last moves of an entry: ten bits of the origin, ten of the rival, three of their count, one
+/// "lapsed", eight of how many ticks after the last move the rival began to be alone, and 32 of the
+/// tick of the last move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Moves(pub(super) u64);
 
@@ -30,39 +45,93 @@ impl Moves {
     /// None lately.
     pub(super) const NONE: Moves = Moves(0);
 
+    /// So many until tick `now`, without a rival.
+    fn new(origin: PortId, count: u32, now: Tick) -> Moves {
+        let origin = u64::from(origin) & PORT_MASK;
+        let (count, last) = (u64::from(count) << COUNT_SHIFT, u64::from(now.to_bits()));
+        Moves(origin | origin << RIVAL_SHIFT | count | last << LAST_SHIFT)
+    }
+
     /// Where the entry was before them.
     pub(super) fn origin(self) -> PortId {
-        (self.0 & ORIGIN_MASK) as PortId
+        (self.0 & PORT_MASK) as PortId
+    }
+
+    /// Of a hold: the port beside the origin that moved the entry last, or would have.
+    fn rival(self) -> PortId {
+        (self.0 >> RIVAL_SHIFT & PORT_MASK) as PortId
+    }
+
+    /// Since when no other port than the rival was one.
+    fn alone_since(self) -> Tick {
+        let after = (self.0 >> ALONE_SHIFT & ALONE_MASK) as u32;
+        Tick::from_bits(self.last().to_bits().saturating_add(after))
     }
 
     /// How many there were in their last second.
     fn count(self) -> u32 {
-        u32::from((self.0 >> MOVES_SHIFT) as u16)
+        (self.0 >> COUNT_SHIFT & COUNT_MASK) as u32
     }
 
-    fn second(self) -> u32 {
-        (self.0 >> SECOND_SHIFT) as u32
+    fn last(self) -> Tick {
+        Tick::from_bits((self.0 >> LAST_SHIFT) as u32)
     }
 
     /// Whether they are of so late that the next one belongs to them. Of two workers one may have
     /// read the clock before the other; should time step back, they are of another time.
-    fn are_recent(self, now: u32) -> bool {
-        self != Moves::NONE && now.abs_diff(self.second()) <= FDB_HOLD_SECONDS
+    fn are_recent(self, now: Tick) -> bool {
+        self != Moves::NONE && now.second().abs_diff(self.last().second()) <= FDB_HOLD_SECONDS
     }
 
     /// Whether they were so many that the entry stays where it is.
-    pub(super) fn hold(self, now: u32) -> bool {
+    pub(super) fn hold(self, now: Tick) -> bool {
         self.count() >= FDB_FLAPS && self.are_recent(now)
     }
 
-    /// With one more in second `now`, away from port `from`. If they [`hold`](Moves::hold) then, it
-    /// goes to their origin instead.
-    pub(super) fn and(self, from: PortId, now: u32) -> Moves {
-        let begins = !self.are_recent(now);
-        let origin = if begins { from } else { self.origin() };
-        let count = if begins || self.second() != now { 1 } else { self.count() + 1 };
-        let (count, second) = (u64::from(count), u64::from(now));
-        Moves(u64::from(origin) | count << MOVES_SHIFT | second << SECOND_SHIFT)
+    /// With one more at `now`, from one port to another. If they [`hold`](Moves::hold) then, the
+    /// entry goes to their origin instead.
+    pub(super) fn and(self, from: PortId, to: PortId, now: Tick) -> Moves {
+        if !self.are_recent(now) {
+            return Moves::new(from, 1, now);
+        }
+        let lapsed = self.0 & LAPSED;
+        let count = if lapsed != 0 && to == self.origin() {
+            FDB_FLAPS
+        } else if self.last().second() == now.second() {
+            self.count() + 1
+        } else {
+            1
+        };
+        let next = Moves::new(self.origin(), count, now);
+        match count >= FDB_FLAPS {
+            true => next.contested(if to == self.origin() { from } else { to }, now),
+            false => Moves(next.0 | lapsed),
+        }
+    }
+
+    /// Of a hold: with a frame at `now` from `port` that it keeps from moving the entry. The same
+    /// if that port is the rival already.
+    pub(super) fn contested(self, port: PortId, now: Tick) -> Moves {
+        if self.rival() == port {
+            return self;
+        }
+        let after = now.to_bits().saturating_sub(self.last().to_bits());
+        let after = u64::from(after).min(ALONE_MASK) << ALONE_SHIFT;
+        let fields = PORT_MASK << RIVAL_SHIFT | ALONE_MASK << ALONE_SHIFT;
+        Moves(self.0 & !fields | u64::from(port) << RIVAL_SHIFT | after)
+    }
+
+    /// Of a hold: whether it lapses with a frame at `now` from `port`, when its own port's last one
+    /// was `seen`.
+    pub(super) fn lapse(self, port: PortId, seen: Tick, now: Tick) -> bool {
+        self.rival() == port
+            && now.is_past(seen, FDB_SILENCE_SECONDS)
+            && now.is_past(self.alone_since(), FDB_SILENCE_SECONDS)
+    }
+
+    /// Of a hold that lapses.
+    pub(super) fn lapsed(self, now: Tick) -> Moves {
+        Moves(Moves::new(self.origin(), 0, now).0 | LAPSED)
     }
 }
 
@@ -72,39 +141,49 @@ mod tests {
 
     /// So many in one second, away from ports 1 and 2 by turns.
     fn moved(moves: Moves, count: u32, now: u32) -> Moves {
-        (0..count).fold(moves, |moves, n| moves.and(1 + (n % 2) as PortId, now))
+        let ports = |n| (1 + (n % 2) as PortId, 2 - (n % 2) as PortId);
+        (0..count).fold(moves, |moves, n| moves.and(ports(n).0, ports(n).1, now.into()))
+    }
+
+    fn holds(moves: Moves, now: u32) -> bool {
+        moves.hold(now.into())
+    }
+
+    /// The beginning of a second, and so many ticks.
+    fn at(second: u32, ticks: u32) -> Tick {
+        Tick::from_bits(Tick::from(second).to_bits() + ticks)
     }
 
     #[test]
     fn a_few_moves_in_a_second_do_not_hold() {
         let few = moved(Moves::NONE, FDB_FLAPS - 1, 50);
-        assert!(!few.hold(50) && !Moves::NONE.hold(0));
-        let many = few.and(2, 50);
-        assert!(many.hold(50));
+        assert!(!holds(few, 50) && !holds(Moves::NONE, 0));
+        let many = few.and(2, 1, at(50, 7));
+        assert!(holds(many, 50));
         // As many in two seconds are no flapping, whatever their number.
         let mut slow = Moves::NONE;
         for now in 50..90 {
             slow = moved(slow, FDB_FLAPS - 1, now);
-            assert!(!slow.hold(now));
+            assert!(!holds(slow, now));
         }
     }
 
     #[test]
     fn they_hold_for_their_time_and_then_begin_anew() {
         let many = moved(Moves::NONE, FDB_FLAPS, 50);
-        assert!(many.hold(50 + FDB_HOLD_SECONDS) && !many.hold(51 + FDB_HOLD_SECONDS));
+        assert!(holds(many, 50 + FDB_HOLD_SECONDS) && !holds(many, 51 + FDB_HOLD_SECONDS));
         assert_eq!(many.origin(), 1);
-        let after = many.and(7, 51 + FDB_HOLD_SECONDS);
-        assert!(!after.hold(51 + FDB_HOLD_SECONDS));
+        let after = many.and(7, 1, at(51 + FDB_HOLD_SECONDS, 0));
+        assert!(!holds(after, 51 + FDB_HOLD_SECONDS));
         assert_eq!((after.origin(), after.count()), (7, 1));
     }
 
     /// The port that takes an address in one second is not its origin in the next.
     #[test]
     fn the_origin_is_that_of_before_all_of_them() {
-        let once = Moves::NONE.and(3, 50);
+        let once = Moves::NONE.and(3, 1, at(50, 0));
         let later = moved(once, FDB_FLAPS, 50 + FDB_HOLD_SECONDS);
-        assert!(later.hold(50 + FDB_HOLD_SECONDS));
+        assert!(holds(later, 50 + FDB_HOLD_SECONDS));
         assert_eq!(later.origin(), 3);
         assert_eq!(moved(once, 1, 51 + FDB_HOLD_SECONDS).origin(), 1, "long ago");
     }
@@ -112,10 +191,54 @@ mod tests {
     #[test]
     fn time_that_steps_back_holds_nothing() {
         let many = moved(Moves::NONE, FDB_FLAPS, 90_000);
-        assert!(many.hold(89_999), "another worker's clock");
-        assert!(!many.hold(100));
-        assert_eq!(many.and(4, 100).origin(), 4);
-        let last = moved(Moves::NONE, FDB_FLAPS, u32::MAX - 1);
-        assert!(last.hold(u32::MAX - 1) && !last.hold(0));
+        assert!(holds(many, 89_999), "another worker's clock");
+        assert!(!holds(many, 100));
+        assert_eq!(many.and(4, 1, at(100, 0)).origin(), 4);
+        let last = Tick::from_bits(u32::MAX - 1).second();
+        let many = moved(Moves::NONE, FDB_FLAPS, last);
+        assert!(holds(many, last) && !holds(many, 0));
+    }
+
+    #[test]
+    fn the_fields_of_a_record_do_not_touch_each_other() {
+        let (origin, rival) = (PORT_MASK as PortId, PORT_MASK as PortId - 1);
+        let last = at(50, 3);
+        let moves = Moves::new(origin, FDB_FLAPS, last);
+        let fields = |moves: Moves| {
+            (moves.origin(), moves.rival(), moves.count(), moves.last(), moves.alone_since())
+        };
+        assert_eq!(fields(moves), (origin, origin, FDB_FLAPS, last, last));
+        let since = at(60, 2);
+        let contested = moves.contested(rival, since);
+        assert_eq!(fields(contested), (origin, rival, FDB_FLAPS, last, since));
+        assert_eq!(contested.contested(rival, at(60, 7)), contested, "it is the rival already");
+        let lapsed = contested.lapsed(at(61, 0));
+        assert_eq!(fields(lapsed), (origin, origin, 0, at(61, 0), at(61, 0)));
+        assert!(contested.0 & LAPSED == 0 && lapsed.0 & LAPSED != 0);
+    }
+
+    #[test]
+    fn a_hold_lapses_for_a_rival_alone_and_after_a_silence() {
+        let hold = moved(Moves::NONE, FDB_FLAPS, 50).contested(2, at(50, 4));
+        assert!(hold.lapse(2, at(50, 5), at(51, 6)));
+        assert!(!hold.lapse(2, at(50, 5), at(51, 5)), "less than a second, maybe");
+        assert!(!hold.lapse(2, at(52, 0), at(51, 6)), "the other worker's clock is ahead");
+        assert!(!hold.lapse(3, at(50, 5), at(51, 6)), "it is not the rival");
+        let other = hold.contested(3, at(51, 0));
+        assert!(!other.lapse(3, at(50, 5), at(52, 0)) && other.lapse(3, at(50, 5), at(52, 1)));
+    }
+
+    /// Whoever had it first gets it back with one frame; others move it as any address.
+    #[test]
+    fn after_a_lapse_the_origin_holds_at_once() {
+        let lapsed = moved(Moves::NONE, FDB_FLAPS, 50).lapsed(at(52, 0));
+        assert!(!holds(lapsed, 52));
+        assert!(holds(lapsed.and(2, 1, at(53, 0)), 53));
+        let elsewhere = lapsed.and(2, 3, at(53, 0));
+        assert!(!holds(elsewhere, 53) && holds(elsewhere.and(3, 1, at(54, 0)), 54));
+        let late = lapsed.and(2, 1, at(53 + FDB_HOLD_SECONDS, 0));
+        assert!(!holds(late, 53 + FDB_HOLD_SECONDS), "long ago");
+        let again = lapsed.and(2, 1, at(53, 0));
+        assert_eq!(again.0 & LAPSED, 0, "this is another hold");
     }
 }

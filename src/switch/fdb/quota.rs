@@ -238,6 +238,7 @@ mod tests {
                 max_per_segment: 3,
                 reserved_per_segment: 2,
                 age_seconds: 300,
+                damping: true,
                 ports: 2,
                 key: [0; 2],
             },

@@ -258,6 +258,14 @@ impl Slots {
         }
     }
 
+    /// Replaces them if they are still those seen. Without the lock: its holder may overwrite them.
+    pub(super) fn exchange_moves(&self, slot: usize, seen: Moves, moves: Moves) {
+        if seen != moves {
+            let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
+            let _ = self.moves[slot].compare_exchange(seen.0, moves.0, success, failure);
+        }
+    }
+
     #[inline(always)]
     pub(super) fn stamp(&self, slot: usize) -> &AtomicU32 {
         &self.stamps[slot]

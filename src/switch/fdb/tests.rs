@@ -20,6 +20,7 @@ fn config() -> FdbConfig {
         max_per_segment: u32::MAX,
         reserved_per_segment: 0,
         age_seconds: AGE,
+        damping: true,
         ports: 8,
         key: [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210],
     }
@@ -31,6 +32,11 @@ fn table() -> Fdb {
 
 fn station(n: u64) -> MacAddr {
     MacAddr::from_bits(0x5254_0000_0000 + n)
+}
+
+/// The stamp of a frame at the beginning of a second.
+fn bits(second: u32) -> u32 {
+    Tick::from(second).to_bits()
 }
 
 /// `count` addresses that share a bucket.
@@ -88,10 +94,11 @@ fn a_table_is_large_beyond_the_limit() {
 }
 
 #[test]
-fn refresh_the_stamp_is_written_once_a_second() {
+fn refresh_the_stamp_is_written_once_a_tick() {
     let fdb = table();
     fdb.learn(station(1), 3, 10);
-    assert_eq!(fdb.learn(station(1), 3, 10), Learn::Known);
+    assert_eq!(fdb.learn(station(1), 3, Tick::new(10, 134_000_000)), Learn::Known);
+    assert_eq!(fdb.learn(station(1), 3, Tick::new(10, 135_000_000)), Learn::Refreshed);
     assert_eq!(fdb.learn(station(1), 3, 11), Learn::Refreshed);
     assert_eq!(fdb.learn(station(1), 3, 11), Learn::Known);
     assert_eq!(fdb.generation(), 0);
@@ -178,8 +185,8 @@ fn refresh_of_a_claimed_entry_is_left_to_the_lock() {
     let fdb = table();
     fdb.learn(station(1), 3, 10);
     let found = fdb.slots.find(fdb.slots.home(station(1).into())).unwrap();
-    assert!(fdb.claim_if_idle(found.slot, 11 + AGE));
-    assert_eq!(fdb.refresh(found, 11 + AGE), None);
+    assert!(fdb.claim_if_idle(found.slot, bits(11 + AGE)));
+    assert_eq!(fdb.refresh(found, (11 + AGE).into()), None);
 }
 
 #[test]
@@ -187,12 +194,15 @@ fn refresh_and_claim_that_saw_the_same_stamp_do_not_both_succeed() {
     let fdb = table();
     fdb.learn(station(1), 3, 10);
     let slot = fdb.slots.find(fdb.slots.home(station(1).into())).unwrap().slot;
-    assert!(fdb.claim_if_idle(slot, 11 + AGE));
-    assert!(!fdb.restamp(slot, 10, 11 + AGE), "a refresh that saw second 10 comes too late");
+    assert!(fdb.claim_if_idle(slot, bits(11 + AGE)));
+    assert!(
+        !fdb.restamp(slot, bits(10), bits(11 + AGE)),
+        "a refresh that saw second 10 comes too late"
+    );
     fdb.learn(station(2), 3, 10);
     let slot = fdb.slots.find(fdb.slots.home(station(2).into())).unwrap().slot;
-    assert!(fdb.restamp(slot, 10, 11 + AGE));
-    assert!(!fdb.restamp(slot, 10, EXPIRING), "a claim that saw second 10 comes too late");
+    assert!(fdb.restamp(slot, bits(10), bits(11 + AGE)));
+    assert!(!fdb.restamp(slot, bits(10), EXPIRING), "a claim that saw second 10 comes too late");
 }
 
 #[test]

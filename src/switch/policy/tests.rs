@@ -40,6 +40,7 @@ impl Bench {
             max_per_segment: u32::MAX,
             reserved_per_segment: 0,
             age_seconds: 300,
+            damping: true,
             ports: 4,
             key: [1, 2],
         });

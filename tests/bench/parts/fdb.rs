@@ -49,6 +49,7 @@ fn empty() -> Fdb {
         max_per_segment: u32::MAX,
         reserved_per_segment: 0,
         age_seconds: FDB_AGE_SECONDS,
+        damping: true,
         ports: PORTS,
         key: [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210],
     })

@@ -1,5 +1,6 @@
 //! Addresses that move, by the rules of docs/architecture.md: one that moves five times in a second
-//! goes back to where it was before it moved at all, and stays there for ten seconds.
+//! goes back to where it was before it moved at all, and stays there for ten seconds, or until one
+//! other port alone has sent from it for a second.
 //!
 //! The switch counts seconds of a clock that this reads too. It may have read it before or after:
 //! where that could make a difference there is *doubt*, and a run that fails says nothing. So it is
@@ -9,7 +10,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
-use vioswitch::limits::{FDB_FLAPS, FDB_HOLD_SECONDS};
+use vioswitch::limits::{FDB_FLAPS, FDB_HOLD_SECONDS, FDB_SILENCE_SECONDS};
 
 /// An operation begins so long after a second's beginning: a worker may have read the clock before
 /// it had to wait for a CPU ...
@@ -59,6 +60,22 @@ fn second() -> u32 {
     now
 }
 
+/// Whether a second has passed since then, by the switch's clock.
+fn is_past(since: Duration) -> bool {
+    let silence = Duration::from_secs(FDB_SILENCE_SECONDS.into());
+    let passed = now().saturating_sub(since);
+    // The switch takes a tick more, and may have read the clock before or after.
+    let doubtful = silence.saturating_sub(EARLY)..silence + 4 * LATE;
+    DOUBT.set(DOUBT.get() || doubtful.contains(&passed));
+    passed > silence
+}
+
+/// The switch's time.
+pub fn now() -> Duration {
+    let (second, part) = clock();
+    Duration::from_secs(second.into()) + part
+}
+
 /// Where an address goes.
 pub enum Goes {
     There,
@@ -70,32 +87,51 @@ pub enum Goes {
 /// The moves of an address.
 #[derive(Clone, Default)]
 pub struct Moves {
+    /// None if it has not moved.
     pub origin: Option<usize>,
-    seconds: Vec<u32>,
+    last: u32,
+    /// How many there were in the last second of them.
+    count: u32,
+    /// It was held, and its port was silent.
+    lapsed: bool,
+    /// Whom the hold refused last, and since when no other one.
+    rival: Option<(usize, Duration)>,
 }
 
 impl Moves {
-    /// It was seen elsewhere than on port `from`, where it is, and there is room for it.
-    pub fn one_more(&mut self, from: usize) -> Goes {
-        let now = second();
-        let Some(&last) = self.seconds.last() else {
-            (self.origin, self.seconds) = (Some(from), vec![now]);
+    /// It was seen on port `to`, where there is room for it, and not on port `from`, where it is
+    /// and was seen last at `heard`.
+    pub fn one_more(&mut self, from: usize, to: usize, heard: Duration) -> Goes {
+        let second = second();
+        let many = FDB_FLAPS;
+        let Some(origin) = self.origin.filter(|_| second - self.last <= FDB_HOLD_SECONDS) else {
+            *self = Moves { origin: Some(from), last: second, count: 1, ..Moves::default() };
             return Goes::There;
         };
-        let flaps = |seconds: &[u32], of| seconds.iter().filter(|second| **second == of).count();
-        let many = FDB_FLAPS as usize;
-        if now - last > FDB_HOLD_SECONDS {
-            *self = Moves::default();
-            return self.one_more(from);
+        if self.count >= many {
+            let Some((_, since)) = self.rival.filter(|(rival, _)| *rival == to) else {
+                self.rival = Some((to, now()));
+                return Goes::Nowhere;
+            };
+            if !is_past(since) || !is_past(heard) {
+                return Goes::Nowhere;
+            }
+            let moves = Moves { origin: self.origin, last: second, ..Moves::default() };
+            *self = Moves { lapsed: true, ..moves };
+            return Goes::There;
         }
-        if flaps(&self.seconds, last) >= many {
-            return Goes::Nowhere;
+        self.count = match () {
+            () if self.lapsed && to == origin => many,
+            () if self.last == second => self.count + 1,
+            () => 1,
+        };
+        self.last = second;
+        if self.count < many {
+            return Goes::There;
         }
-        self.seconds.push(now);
-        match self.origin {
-            Some(origin) if flaps(&self.seconds, now) >= many => Goes::Back(origin),
-            _ => Goes::There,
-        }
+        let rival = if to == origin { from } else { to };
+        (self.lapsed, self.rival) = (false, Some((rival, now())));
+        Goes::Back(origin)
     }
 
     /// A port is gone: nothing goes back there.

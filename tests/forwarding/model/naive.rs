@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use super::moves::{Goes, Moves};
+use super::moves::{self, Goes, Moves};
 use super::op::Key;
 
 type Mac = [u8; 6];
@@ -64,12 +64,14 @@ struct Entry {
     port: usize,
     fixed: bool,
     seen: Instant,
+    /// The same by the switch's clock.
+    heard: Duration,
     moves: Moves,
 }
 
 impl Entry {
     fn new(port: usize, fixed: bool) -> Entry {
-        Entry { port, fixed, seen: Instant::now(), moves: Moves::default() }
+        Entry { port, fixed, seen: Instant::now(), heard: moves::now(), moves: Moves::default() }
     }
 }
 
@@ -217,13 +219,13 @@ impl Switch {
             _ if entry.fixed => return,
             true => port,
             false if !room[port] => return,
-            false => match entry.moves.one_more(entry.port) {
+            false => match entry.moves.one_more(entry.port, port, entry.heard) {
                 Goes::There => port,
                 Goes::Back(origin) if origin != entry.port && room[origin] => origin,
                 Goes::Back(_) | Goes::Nowhere => return,
             },
         };
-        (entry.port, entry.seen) = (to, Instant::now());
+        (entry.port, entry.seen, entry.heard) = (to, Instant::now(), moves::now());
     }
 
     fn has_room(&self, port: usize) -> bool {

@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 
 use vioswitch::frame::MacAddr;
-use vioswitch::limits::{FDB_FLAPS, FDB_HOLD_SECONDS};
-use vioswitch::switch::fdb::{EntryAge, Fdb, FdbConfig, Learn, StaticError};
+use vioswitch::limits::{FDB_FLAPS, FDB_HOLD_SECONDS, FDB_SILENCE_SECONDS};
+use vioswitch::switch::fdb::{EntryAge, Fdb, FdbConfig, Learn, StaticError, Tick};
 use vioswitch::switch::{Segment, Station};
 
 use super::input::Input;
@@ -22,9 +22,12 @@ const SEGMENTS: [Segment; 4] =
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Known {
     port: u16,
-    /// Second of the last frame; none for a configured one.
+    /// Tick of the last frame; none for a configured one.
     stamp: Option<u32>,
 }
+
+/// Ticks in a second.
+const SECOND: u32 = 8;
 
 /// The moves of an address since it was quiet.
 #[derive(Clone, Copy)]
@@ -33,16 +36,55 @@ struct Moves {
     origin: u16,
     /// How many there were in the last second of them.
     count: u32,
-    second: u32,
+    /// The tick of the last one.
+    last: u32,
+    /// It was held, and its port was silent.
+    lapsed: bool,
+    /// Whom the hold refused last, and since when no other one.
+    rival: (u16, u32),
 }
 
 impl Moves {
+    fn new(origin: u16, count: u32, last: u32) -> Moves {
+        Moves { origin, count, last, lapsed: false, rival: (origin, last) }
+    }
+
     fn is_recent(&self, now: u32) -> bool {
-        self.second.abs_diff(now) <= FDB_HOLD_SECONDS
+        (self.last / SECOND).abs_diff(now / SECOND) <= FDB_HOLD_SECONDS
     }
 
     fn hold(&self, now: u32) -> bool {
         self.count == FDB_FLAPS && self.is_recent(now)
+    }
+
+    /// Of a hold: whether a frame from `port` ends it, when that of its own port was `seen`.
+    fn lapses(&self, port: u16, seen: u32, now: u32) -> bool {
+        let past = |since: u32| now.saturating_sub(since) > FDB_SILENCE_SECONDS * SECOND;
+        self.rival.0 == port && past(self.rival.1) && past(seen)
+    }
+
+    /// A hold refuses `port`.
+    fn contest(&mut self, port: u16, now: u32) {
+        if self.rival.0 != port {
+            let after = now.saturating_sub(self.last).min(255);
+            self.rival = (port, self.last.saturating_add(after));
+        }
+    }
+
+    /// With one more move.
+    fn and(self, (from, to): (u16, u16), now: u32) -> Moves {
+        let count = match () {
+            () if self.lapsed && to == self.origin => FDB_FLAPS,
+            () if self.last / SECOND == now / SECOND => self.count + 1,
+            () => 1,
+        };
+        let lapsed = self.lapsed && count < FDB_FLAPS;
+        let rival = match () {
+            () if count < FDB_FLAPS => self.origin,
+            () if to == self.origin => from,
+            () => to,
+        };
+        Moves { lapsed, rival: (rival, now), ..Moves::new(self.origin, count, now) }
     }
 }
 
@@ -66,6 +108,7 @@ pub fn run(data: &[u8]) {
         max_per_segment: 40,
         reserved_per_segment: 2,
         age_seconds: input.choose(&[3, 0, 300]),
+        damping: true,
         ports: PORTS.into(),
         key: [input.u8().into(), 7],
     };
@@ -113,8 +156,9 @@ impl Both {
         let before = self.map.get(&station).copied();
         let (len, generation) = (self.fdb.len(), self.fdb.generation());
         let held = self.held(station, port, now.min(u32::MAX - 1));
-        assert_eq!(self.fdb.held(station, port, now.min(u32::MAX - 1)), held);
-        let answer = self.fdb.learn(station, port, now);
+        let tick = Tick::from_bits(now.min(u32::MAX - 1));
+        assert_eq!(self.fdb.held(station, port, tick), held);
+        let answer = self.fdb.learn(station, port, Tick::from_bits(now));
         let known = Known { port, stamp: Some(now.min(u32::MAX - 1)) };
         match answer {
             Learn::Known => {
@@ -129,7 +173,7 @@ impl Both {
             Learn::Moved { from } => {
                 assert!(before.is_some_and(|b| b.port == from && b.stamp.is_some()));
                 assert!(from != port && held.is_none());
-                self.note_move(station, from, now.min(u32::MAX - 1));
+                self.note_move(station, from, port, now.min(u32::MAX - 1));
                 self.map.insert(station, known);
             }
             Learn::Held { at } => self.stays(station, at, held, known),
@@ -175,10 +219,12 @@ impl Both {
 
     /// It is held `at` a port, where `held` is due.
     fn stays(&mut self, station: Station, at: u16, held: Option<u16>, known: Known) {
-        let (from, now) = (self.map[&station].port, known.stamp.expect("a second"));
-        let began = !self.moves.get(&station).is_some_and(|moves| moves.hold(now));
-        if began {
-            self.note_move(station, from, now);
+        let (from, now) = (self.map[&station].port, known.stamp.expect("a tick"));
+        let moves = self.moves.get_mut(&station).filter(|moves| moves.hold(now));
+        let began = moves.is_none();
+        match moves {
+            Some(moves) => moves.contest(known.port, now),
+            None => self.note_move(station, from, known.port, now),
         }
         // Its origin may have no room.
         assert!(held == Some(at) || held.is_some() && at == from && began);
@@ -190,21 +236,26 @@ impl Both {
 
     /// Where an address is held, or would be by a frame from `port`.
     fn held(&self, station: Station, port: u16, now: u32) -> Option<u16> {
-        let known = self.map.get(&station).filter(|known| known.stamp.is_some())?;
+        let known = self.map.get(&station).filter(|known| known.port != port)?;
+        let seen = known.stamp?;
         let moves = self.moves.get(&station).filter(|moves| moves.is_recent(now))?;
-        let next = moves.second == now && moves.count + 1 == FDB_FLAPS;
-        match known.port == port {
-            true => None,
-            false if moves.hold(now) => Some(known.port),
-            false => (next && moves.origin != port).then_some(moves.origin),
+        if moves.hold(now) {
+            return (!moves.lapses(port, seen, now)).then_some(known.port);
         }
+        let next = moves.and((known.port, port), now);
+        (next.hold(now) && next.origin != port).then_some(next.origin)
     }
 
-    fn note_move(&mut self, station: Station, from: u16, now: u32) {
-        let before = self.moves.get(&station).filter(|moves| moves.is_recent(now));
-        let count = before.filter(|moves| moves.second == now).map_or(1, |moves| moves.count + 1);
-        let origin = before.map_or(from, |moves| moves.origin);
-        self.moves.insert(station, Moves { origin, count, second: now });
+    fn note_move(&mut self, station: Station, from: u16, to: u16, now: u32) {
+        let next = match self.moves.get(&station).filter(|moves| moves.is_recent(now)) {
+            // The hold has ended.
+            Some(moves) if moves.hold(now) => {
+                Moves { lapsed: true, ..Moves::new(moves.origin, 0, now) }
+            }
+            Some(moves) => moves.and((from, to), now),
+            None => Moves::new(from, 1, now),
+        };
+        self.moves.insert(station, next);
     }
 
     fn is_full(&self, port: u16) -> bool {
@@ -258,7 +309,7 @@ impl Both {
     }
 
     fn age(&mut self, now: u32) {
-        let limit = self.config.age_seconds;
+        let limit = self.config.age_seconds * SECOND;
         let now = now.min(u32::MAX - 1);
         let before = self.map.len();
         if limit != 0 {
@@ -274,7 +325,7 @@ impl Both {
                 }
             });
         }
-        assert_eq!(self.fdb.age(now), before - self.map.len());
+        assert_eq!(self.fdb.age(Tick::from_bits(now)), before - self.map.len());
         self.forget(None);
     }
 
@@ -323,7 +374,7 @@ impl Both {
 
     /// All entries, and all counts.
     fn compare(&self, now: u32) {
-        let entries = self.fdb.entries(now);
+        let entries = self.fdb.entries(Tick::from_bits(now));
         assert_eq!(entries.len(), self.map.len());
         for entry in entries {
             let known = self.map.get(&entry.station).expect("an entry nobody made");
@@ -332,7 +383,9 @@ impl Both {
             assert_eq!(entry.held, moves.is_some_and(|moves| moves.hold(now)));
             match (entry.age, known.stamp) {
                 (EntryAge::Static, None) => {}
-                (EntryAge::Idle(idle), Some(stamp)) => assert_eq!(idle, now.saturating_sub(stamp)),
+                (EntryAge::Idle(idle), Some(stamp)) => {
+                    assert_eq!(idle, (now / SECOND).saturating_sub(stamp / SECOND));
+                }
                 other => panic!("{:?}: {other:?}", entry.station),
             }
         }

@@ -21,6 +21,7 @@ pub mod limits {
     pub const FDB_RESERVED_PER_SEGMENT: u32 = 0;
     pub const FDB_FLAPS: u32 = 5;
     pub const FDB_HOLD_SECONDS: u32 = 10;
+    pub const FDB_SILENCE_SECONDS: u32 = 1;
     pub const FDB_MAX_BRIDGES: usize = 2;
     pub const FDB_MAX_PORTS: usize = 1 << 10;
     pub const FDB_PREFETCH_ENTRIES: u32 = 1536;

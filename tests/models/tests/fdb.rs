@@ -33,6 +33,7 @@ fn table() -> Arc<Fdb> {
         max_per_segment: u32::MAX,
         reserved_per_segment: 0,
         age_seconds: AGE,
+        damping: true,
         ports: 4,
         key: [1, 2],
     }))
@@ -207,6 +208,42 @@ fn what_was_refreshed_is_not_aged() {
         }
         let there = answer.is_in_table();
         assert_eq!(fdb.lookup(station(1)), there.then_some(1));
+        assert_consistent(&fdb);
+    });
+}
+
+/// The port of an address that is held sends again while another one's frame ends the hold: an
+/// answer that the address is known here is true afterwards, or the generation has changed.
+#[test]
+fn a_hold_ends_for_one_port_only() {
+    model(|| {
+        let fdb = table();
+        fdb.learn(station(1), 1, 10);
+        (0..4).for_each(|n| _ = fdb.learn(station(1), [2, 1][n % 2], 10));
+        assert_eq!(fdb.learn(station(1), 2, 10), Learn::Held { at: 1 });
+        assert_eq!(fdb.learn(station(1), 2, 10), Learn::Held { at: 1 });
+        let generation = fdb.generation();
+        let rival = {
+            let fdb = Arc::clone(&fdb);
+            thread::spawn(move || fdb.learn(station(1), 2, 12))
+        };
+        let owner = fdb.learn(station(1), 1, 12);
+        let rival = rival.join().unwrap();
+        match (owner, rival) {
+            // The owner's frame was first, or took the address back and began another hold.
+            (Learn::Refreshed, Learn::Held { at: 1 }) => {
+                assert_eq!((fdb.lookup(station(1)), fdb.generation()), (Some(1), generation));
+            }
+            (Learn::Moved { from: 2 }, Learn::Moved { from: 1 }) => {
+                assert_eq!(fdb.lookup(station(1)), Some(1));
+            }
+            // It found the other one's stamp, or the lock taken: what it remembers is void.
+            (Learn::Known | Learn::Busy, Learn::Moved { from: 1 }) => {
+                assert_eq!(fdb.lookup(station(1)), Some(2));
+                assert_ne!(fdb.generation(), generation);
+            }
+            other => panic!("{other:?}"),
+        }
         assert_consistent(&fdb);
     });
 }

@@ -199,6 +199,7 @@ fn a_full_table_is_as_fair_as_open_vswitch_is() {
         max_per_segment: 10,
         reserved_per_segment: FDB_RESERVED_PER_SEGMENT,
         age_seconds: 300,
+        damping: true,
         ports: 10,
         key: [1, 2],
     });

@@ -47,13 +47,15 @@ fn an_address_that_flaps_is_held_and_named_with_both_ports() {
     assert_eq!([0, 1].map(|at| got(&mut vms[at])), [1, 0]);
     send(&mut vms[1], asker, victim);
     assert_eq!(got(&mut vms[2]), 1);
-    let trace = lab.done(&[
-        "trace",
-        "p1",
-        &format!("src={}", text(victim)),
-        &format!("dst={}", text(asker)),
-    ]);
-    assert!(trace.contains("flaps between ports, and is held on 'p0' for a while"), "{trace}");
+    let addresses = [format!("src={}", text(victim)), format!("dst={}", text(asker))];
+    let mut trace = String::new();
+    let is_held = || {
+        // It is held while the victim sends.
+        send(&mut vms[0], asker, victim);
+        trace = lab.done(&["trace", "p1", &addresses[0], &addresses[1]]);
+        trace.contains("flaps between ports, and is held on 'p0' for a while")
+    };
+    assert!(wait_for(SOON, is_held), "{trace}");
     assert!(trace.contains("it reaches 'p2'"), "{trace}");
 
     let held = lab.event("mac_held");
@@ -101,5 +103,65 @@ fn what_is_flushed_or_static_is_held_no_longer() {
     assert_eq!(at(&lab), ("p1".to_owned(), true));
     lab.done(&["fdb", "add", &text(mac_of(9)), "p0"]);
     assert_eq!(at(&lab), ("p0".to_owned(), false));
+    lab.d.stop();
+}
+
+/// Both send from these addresses until all are held at the first port; then the second one sends
+/// alone, or both do. How long until the first of them is at the second port, if that comes before
+/// the hold would end by itself.
+fn until_followed(count: u8, both: bool) -> Option<Duration> {
+    let lab = Lab::new(2, &[]);
+    let mut vms = [0, 1].map(|id| Vm::connect(&lab.d.socket(id.into()), VmConfig::new(id)));
+    let macs: Vec<[u8; 6]> = (0..count).map(|n| [2, 0x77, 0, 0, 0, n]).collect();
+    let at = |port: &str, held: bool| {
+        let shown = lab.json(&["fdb", "show", port]);
+        let all = shown["addresses"].as_array().expect("addresses").iter();
+        let all = all.filter(|one| macs.iter().any(|mac| one["mac"] == text(*mac)));
+        all.filter(|one| !held || one["held"] == true).count()
+    };
+    let mut round = |who: &[usize]| {
+        for mac in &macs {
+            who.iter().for_each(|n| send(&mut vms[*n], [0xff; 6], *mac));
+        }
+        who.iter().for_each(|n| _ = vms[*n].rx[0].take(256, Duration::ZERO));
+    };
+    let held = || {
+        (0..10).for_each(|_| round(&[0, 1]));
+        at("p0", true) == macs.len()
+    };
+    assert!(wait_for(SOON, held), "{}", lab.done(&["fdb", "show"]));
+    let begun = std::time::Instant::now();
+    let mut seen = None;
+    while seen.is_none() && begun.elapsed() < Duration::from_secs(u64::from(FDB_HOLD_SECONDS) / 2) {
+        round(if both { &[0, 1] } else { &[1] });
+        std::thread::sleep(Duration::from_millis(50));
+        seen = (at("p1", false) == macs.len()).then(|| begun.elapsed());
+    }
+    lab.d.stop();
+    seen
+}
+
+#[test]
+fn an_address_follows_once_the_port_that_has_it_is_silent() {
+    for count in [1, 20] {
+        let followed = until_followed(count, false).expect("half of a hold is long enough");
+        println!("{count} after {followed:?}");
+        assert!(followed >= Duration::from_millis(950), "it is held for a second: {followed:?}");
+    }
+    assert_eq!(until_followed(1, true), None, "both send");
+}
+
+#[test]
+fn without_damping_no_address_is_held() {
+    let lab = Lab::new(2, &["--mac-flap-damping=false"]);
+    let mut vms = [0, 1].map(|id| Vm::connect(&lab.d.socket(id.into()), VmConfig::new(id)));
+    for n in 0..40 {
+        send(&mut vms[n % 2], [0xff; 6], mac_of(9));
+    }
+    let shown = lab.json(&["fdb", "show", "p1"]);
+    let entry = shown["addresses"].as_array().expect("addresses").iter();
+    let entry = entry.clone().find(|one| one["mac"] == text(mac_of(9))).expect("an entry");
+    assert_eq!(entry["held"], json!(false), "{entry}");
+    assert_eq!(lab.json(&["port", "show", "p0"])["learn_held"], json!(0));
     lab.d.stop();
 }

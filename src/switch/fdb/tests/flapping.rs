@@ -89,6 +89,7 @@ fn each_address_has_a_record_of_its_own() {
         flap(&fdb, station(n), [3, 4], 10);
     }
     assert!((0..100).all(|n| fdb.learn(station(n), 4, 10) == Learn::Held { at: 3 }));
+    assert!((0..100).all(|n| fdb.learn(station(n), 3, 15) == Learn::Refreshed));
     assert!((0..100).all(|n| fdb.learn(station(n), 4, 15) == Learn::Held { at: 3 }));
 }
 
@@ -165,4 +166,123 @@ fn an_address_that_displaces_another_begins_anew() {
     }
     assert_eq!(fdb.learn(crowd[8], 3, 10), Learn::Inserted);
     assert_eq!(fdb.learn(crowd[8], 4, 10), Learn::Moved { from: 3 });
+}
+
+/// So many milliseconds.
+fn ms(millis: u32) -> Tick {
+    Tick::new(millis / 1000, millis % 1000 * 1_000_000)
+}
+
+/// Port 3 had the address, which flapped between it and port 4 at second 10 until it was held.
+fn held_at_3() -> Fdb {
+    let fdb = table();
+    fdb.learn(station(1), 3, 10);
+    flap(&fdb, station(1), [3, 4], 10);
+    assert_eq!(fdb.learn(station(1), 4, 10), Learn::Held { at: 3 });
+    fdb
+}
+
+/// Two routers had one address, and one of them gives in.
+#[test]
+fn a_hold_ends_when_its_port_has_been_silent_for_a_second() {
+    let fdb = held_at_3();
+    for now in (10_000..12_000).step_by(100) {
+        assert!(fdb.learn(station(1), 3, ms(now)).is_in_table());
+        assert_eq!(fdb.learn(station(1), 4, ms(now + 50)), Learn::Held { at: 3 });
+    }
+    // Silent since 11.9 s.
+    let generation = fdb.generation();
+    for now in (12_000..12_900).step_by(100) {
+        assert_eq!(fdb.held(station(1), 4, ms(now)), Some(3), "{now}");
+        assert_eq!(fdb.learn(station(1), 4, ms(now)), Learn::Held { at: 3 }, "{now}");
+    }
+    assert_eq!(fdb.generation(), generation);
+    assert_eq!(fdb.held(station(1), 4, ms(13_100)), None);
+    assert_eq!(fdb.learn(station(1), 4, ms(13_100)), Learn::Moved { from: 3 });
+    assert_eq!(fdb.lookup(station(1)), Some(4));
+    assert!(fdb.generation() > generation, "what is remembered of it is void");
+    assert!(!fdb.entries(ms(13_100))[0].held);
+    assert_eq!(fdb.learn(station(1), 4, ms(13_100)), Learn::Known);
+    assert_consistent(&fdb);
+}
+
+/// However seldom it sends, if that is more than once a second, and whoever else does.
+#[test]
+fn a_hold_stays_while_its_port_sends() {
+    let fdb = held_at_3();
+    for now in (10_000..20_500).step_by(50) {
+        if now % 850 == 0 {
+            assert!(fdb.learn(station(1), 3, ms(now)).is_in_table(), "{now}");
+        }
+        assert_eq!(fdb.learn(station(1), 4, ms(now)), Learn::Held { at: 3 }, "{now}");
+    }
+}
+
+/// A station has sent a broadcast, and frames of it go round between two ports for ever.
+#[test]
+fn a_loop_of_two_ports_takes_no_address_of_a_silent_one() {
+    let fdb = held_at_3();
+    for now in (10_000..20_500).step_by(50) {
+        for port in [4, 5] {
+            assert_eq!(fdb.held(station(1), port, ms(now)), Some(3));
+            assert_eq!(fdb.learn(station(1), port, ms(now)), Learn::Held { at: 3 }, "{now}");
+        }
+    }
+}
+
+/// A guest that sends from its neighbour's address all the time has it only while the neighbour is
+/// silent: one frame is enough to get it back, and to keep it for a second.
+#[test]
+fn an_attacker_loses_an_address_with_its_owners_next_frame() {
+    let fdb = held_at_3();
+    let mut taken = 0;
+    for now in (10_000..60_000).step_by(50) {
+        let since = now % 2_000;
+        if since == 0 {
+            assert!(fdb.learn(station(1), 3, ms(now)).is_in_table(), "{now}");
+        }
+        let answer = fdb.learn(station(1), 4, ms(now));
+        if since <= 1_000 {
+            assert_eq!(answer, Learn::Held { at: 3 }, "{now}");
+            assert_eq!(fdb.lookup(station(1)), Some(3), "{now}");
+        }
+        taken += u32::from(matches!(answer, Learn::Moved { .. }));
+    }
+    assert!(taken >= 20, "once in each silence: {taken}");
+    assert_consistent(&fdb);
+}
+
+/// A port at its cap gets no address when its hold ends either.
+#[test]
+fn a_hold_does_not_end_for_a_port_without_room() {
+    let fdb = held_at_3();
+    fdb.set_port_cap(4, 0);
+    assert_eq!(fdb.learn(station(1), 4, 13), Learn::PortFull);
+    fdb.set_port_cap(4, 1);
+    assert_eq!(fdb.learn(station(1), 4, 14), Learn::Moved { from: 3 });
+    assert_consistent(&fdb);
+}
+
+/// The port of a hold refreshes while another one's frame ends the hold: one of both fails.
+#[test]
+fn a_frame_of_its_port_at_the_last_moment_keeps_a_hold() {
+    let fdb = held_at_3();
+    let found = fdb.slots.find(fdb.slots.home(station(1).into())).unwrap();
+    let (moves, seen) = (fdb.slots.moves(found.slot), fdb.seen(found.slot));
+    assert!(moves.lapse(4, seen, ms(12_000)));
+    assert_eq!(fdb.refresh(found, ms(12_000)), Some(Learn::Refreshed));
+    assert_eq!(fdb.relocate(found, station(1).into(), 4, ms(12_000)), Learn::Held { at: 3 });
+    assert!(!fdb.restamp(found.slot, seen.to_bits(), ms(12_000).to_bits()));
+}
+
+#[test]
+fn without_damping_every_move_is_followed() {
+    let fdb = Fdb::new(FdbConfig { damping: false, ..config() });
+    fdb.learn(station(1), 3, 10);
+    for n in 0..100 {
+        let (from, port) = ([3, 4][n % 2], [4, 3][n % 2]);
+        assert_eq!(fdb.held(station(1), port, 10), None);
+        assert_eq!(fdb.learn(station(1), port, 10), Learn::Moved { from });
+    }
+    assert!(!fdb.entries(10)[0].held);
 }

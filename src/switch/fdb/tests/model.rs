@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::*;
-use crate::limits::{FDB_FLAPS, FDB_HOLD_SECONDS};
+use crate::limits::{FDB_FLAPS, FDB_HOLD_SECONDS, FDB_SILENCE_SECONDS};
 
 /// The table's rules over a plain map.
 struct Model {
@@ -16,8 +16,35 @@ struct Modelled {
     port: PortId,
     stamp: u32,
     configured: bool,
-    /// Where it was before it moved, and the second of each move since.
-    moves: Option<(PortId, Vec<u32>)>,
+    moves: Option<Flaps>,
+}
+
+/// The moves of an entry.
+#[derive(Clone)]
+struct Flaps {
+    /// Where it was before them.
+    origin: PortId,
+    /// The second of each.
+    seconds: Vec<u32>,
+    /// It was held, and then followed another port: when.
+    lapsed: Option<u32>,
+    /// Who contests a hold, and since when alone.
+    rival: (PortId, u32),
+}
+
+impl Flaps {
+    fn begin(origin: PortId) -> Flaps {
+        Flaps { origin, seconds: Vec::new(), lapsed: None, rival: (origin, 0) }
+    }
+
+    /// How many there were in that second.
+    fn in_second(&self, now: u32) -> usize {
+        self.seconds.iter().filter(|second| **second == now).count()
+    }
+
+    fn last(&self) -> Option<u32> {
+        self.seconds.last().copied().or(self.lapsed)
+    }
 }
 
 impl Modelled {
@@ -27,23 +54,42 @@ impl Modelled {
 
     /// Whether it moved so often in one second that it stays.
     fn is_held(&self, now: u32) -> bool {
-        let Some((_, seconds)) = &self.moves else { return false };
-        let last = seconds[seconds.len() - 1];
-        let flaps = seconds.iter().filter(|second| **second == last).count();
-        flaps >= FDB_FLAPS as usize && now - last <= FDB_HOLD_SECONDS
+        let flaps = self.moves.as_ref();
+        flaps.zip(flaps.and_then(Flaps::last)).is_some_and(|(flaps, last)| {
+            flaps.in_second(last) >= FDB_FLAPS as usize && now - last <= FDB_HOLD_SECONDS
+        })
     }
 
-    /// Moves it away; where it belongs if that was once too often.
-    fn leaves(&mut self, now: u32) -> Option<PortId> {
-        let old =
-            |(_, seconds): &(PortId, Vec<u32>)| now - seconds[seconds.len() - 1] > FDB_HOLD_SECONDS;
-        if self.moves.as_ref().is_none_or(old) {
-            self.moves = Some((self.port, Vec::new()));
+    /// Whether a hold refuses `port`; otherwise it ends.
+    fn is_refused(&mut self, port: PortId, now: u32) -> bool {
+        let (stamp, Some(flaps)) = (self.stamp, self.moves.as_mut()) else { return false };
+        if flaps.rival.0 != port {
+            flaps.rival = (port, now);
+            return true;
         }
-        let (origin, seconds) = self.moves.as_mut()?;
-        seconds.push(now);
-        let origin = *origin;
-        self.is_held(now).then_some(origin)
+        // Of two seconds, one has surely passed.
+        if now - flaps.rival.1 <= FDB_SILENCE_SECONDS || now - stamp <= FDB_SILENCE_SECONDS {
+            return true;
+        }
+        *flaps = Flaps { lapsed: Some(now), ..Flaps::begin(flaps.origin) };
+        false
+    }
+
+    /// Moves it away to `to`; where it belongs if that was once too often.
+    fn leaves(&mut self, to: PortId, now: u32) -> Option<PortId> {
+        let old = |flaps: &Flaps| flaps.last().is_none_or(|last| now - last > FDB_HOLD_SECONDS);
+        if self.moves.as_ref().is_none_or(old) {
+            self.moves = Some(Flaps::begin(self.port));
+        }
+        let (from, flaps) = (self.port, self.moves.as_mut()?);
+        let origin = flaps.origin;
+        let count = if flaps.lapsed.is_some() && to == origin { FDB_FLAPS } else { 1 };
+        flaps.seconds.extend((0..count).map(|_| now));
+        if flaps.in_second(now) < FDB_FLAPS as usize {
+            return None;
+        }
+        (flaps.lapsed, flaps.rival) = (None, (if to == origin { from } else { to }, now));
+        Some(origin)
     }
 }
 
@@ -54,6 +100,7 @@ const MODEL_CAPS: FdbConfig = FdbConfig {
     max_per_segment: u32::MAX,
     reserved_per_segment: 0,
     age_seconds: 20,
+    damping: true,
     ports: 5,
     key: [7, 8],
 };
@@ -90,9 +137,13 @@ impl Model {
             }
             let from = entry.port;
             if entry.is_held(now) {
-                return Learn::Held { at: from };
+                if entry.is_refused(port, now) {
+                    return Learn::Held { at: from };
+                }
+                (entry.port, entry.stamp) = (port, now);
+                return Learn::Moved { from };
             }
-            let to = entry.leaves(now).unwrap_or(port);
+            let to = entry.leaves(port, now).unwrap_or(port);
             if to == from || to != port && self.is_full(to) {
                 return Learn::Held { at: from };
             }
@@ -149,7 +200,7 @@ fn step_both(fdb: &Fdb, model: &mut Model, random: &mut Random, (stations, now):
             let learned = |_: &MacAddr, e: &Modelled| !e.configured && e.port == port;
             assert_eq!(fdb.flush_port(port), model.remove_where(learned));
             // No address goes back there.
-            let of = |entry: &&mut Modelled| entry.moves.as_ref().is_some_and(|m| m.0 == port);
+            let of = |entry: &&mut Modelled| entry.moves.as_ref().is_some_and(|m| m.origin == port);
             model.entries.values_mut().filter(of).for_each(|entry| entry.moves = None);
         }
         _ => {

@@ -59,6 +59,7 @@ impl World {
             max_per_segment: u32::MAX,
             reserved_per_segment: 0,
             age_seconds: 1,
+            damping: true,
             ports: PORTS,
             key: [1, 2],
         };
