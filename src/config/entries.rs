@@ -171,7 +171,7 @@ pub(super) fn overlay(
 fn missing_workers(all: &Validated) -> impl Iterator<Item = Complaint> {
     let workers = all.scalars.workers.unwrap_or(limits::DEFAULT_WORKERS);
     let ports = all.entries.iter().map(|entry| (&entry.at, &entry.settings));
-    let template = all.scalars.template.iter().map(|settings| (&Place::Command, settings));
+    let template = all.scalars.template.iter().map(|(at, settings)| (at, settings));
     ports.chain(template).filter_map(move |(at, settings)| {
         let wrong = settings.check_worker(workers).err()?;
         Some(Complaint::new(at, wrong.text))
@@ -206,7 +206,7 @@ fn config(scalars: Scalars, entries: Vec<Checked>, places: Places<'_>) -> Config
         mac_flap_damping: scalars.mac_flap_damping.unwrap_or(true),
         multicast_snooping: scalars.multicast_snooping.unwrap_or_default(),
         plug: scalars.plug,
-        template: scalars.template.unwrap_or_else(|| Settings::new(Kind::Template)),
+        template: scalars.template.map_or_else(|| Settings::new(Kind::Template), |(_, it)| it),
         warnings: Vec::new(),
     };
     config.sort();

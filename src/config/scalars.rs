@@ -10,7 +10,7 @@ use super::cpus::cpu_list;
 use super::entries::{Claim, Shared};
 use super::keys::Settings;
 use super::latency::{Latency, latency};
-use super::raw::Setting;
+use super::raw::{Place, Setting};
 use super::value::{
     group, log_level, metrics, number, socket_directory, socket_path, text, truth, workers,
 };
@@ -44,7 +44,8 @@ macro_rules! scalars {
         #[derive(Debug, Clone, Default)]
         pub(super) struct Scalars {
             $(pub(super) $field: Option<$type>,)*
-            pub(super) template: Option<Settings>,
+            /// And where it stands.
+            pub(super) template: Option<(Place, Settings)>,
         }
 
         impl Scalars {

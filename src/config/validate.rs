@@ -38,7 +38,7 @@ pub(super) fn source(source: &Source, machine: Machine<'_>) -> Validated {
         let (entry, mut complaints) = entry(section);
         checked.complaints.append(&mut complaints);
         match section.kind {
-            Kind::Template => checked.scalars.template = Some(entry.settings),
+            Kind::Template => checked.scalars.template = Some((entry.at, entry.settings)),
             _ => checked.entries.push(entry),
         }
     }

@@ -247,6 +247,8 @@ fn a_template_takes_what_several_ports_may_have() {
         assert_file_error(&format!("{plug}{key}"), &format!("3: '{name}' is a key of "));
     }
     assert_file_error(&format!("{plug}queues = 17"), "3: queues must be a number from 1 to 16");
+    let wrong = "3: worker must be auto or below workers (2), not 2";
+    assert_file_error(&format!("workers = 2\n{plug}worker = 2"), wrong);
     assert_file_error("[template.port]", "1: unknown template 'port': write [template.plug]");
     assert_file_error("template = 1", "1: 'template' is a table of tables");
     assert_file_error("plug = ''", "1: plug is empty");
