@@ -223,9 +223,12 @@ impl Reloader {
                 events.tell(What::Reloaded { summary: summary(steps) });
             }
             Err(errors) => {
-                errors.iter().for_each(|error| log::error!("reload: {error}"));
+                // The event logs its reason, which is all of the first error unless that is long.
                 let why = errors.first().cloned().unwrap_or_default();
-                events.tell(What::ReloadFailed { why: reason(why) });
+                let told = reason(&why);
+                let rest = errors.iter().skip(usize::from(told == why));
+                rest.for_each(|error| log::error!("reload: {error}"));
+                events.tell(What::ReloadFailed { why: told });
             }
         }
         let (done, applied) = match applied {

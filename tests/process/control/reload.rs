@@ -156,6 +156,23 @@ fn a_bad_file_changes_nothing_and_is_told_whole() {
     assert!(wait_for(LOST, || filed.names() == ["f2", "p0"]), "{}", lab.d.log());
 }
 
+/// Each error of a failed reload is one line of the log: the first as the event's.
+#[test]
+fn each_error_of_a_failed_reload_is_logged_once() {
+    let filed = Filed::new(1, &[("f1", "")], &[]);
+    for count in 1..=2 {
+        filed.write(&[("f1", "mtu = 1"), ("f2", "queues = 99")]);
+        let (status, _) = filed.lab.fails(&["config", "reload"]);
+        assert_eq!(status, 1);
+        let log = filed.lab.d.log();
+        for words in [":4: mtu must be", ":8: queues must be"] {
+            assert_eq!(log.matches(words).count(), count, "{words}: {log}");
+        }
+        assert_eq!(log.matches("not reloaded: ").count(), count, "{log}");
+    }
+    drop(filed.lab.d);
+}
+
 /// A signal that comes while the files are being read again is no lost one.
 #[test]
 fn the_last_of_many_signals_counts() {
