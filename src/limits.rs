@@ -12,7 +12,9 @@ mod capture;
 mod control;
 mod diagnosis;
 mod events;
+mod files;
 mod guard;
+mod holder;
 mod latency;
 mod metrics;
 mod multicast;
@@ -28,7 +30,9 @@ pub use capture::*;
 pub use control::*;
 pub use diagnosis::*;
 pub use events::*;
+pub use files::*;
 pub use guard::*;
+pub use holder::*;
 pub use latency::*;
 pub use metrics::*;
 pub use multicast::*;
@@ -562,33 +566,6 @@ pub const MAX_LABEL_CHARS: usize = 64;
 
 /// Tuning: bytes of an interface name: `IFNAMSIZ` without its terminating zero (netdevice(7)).
 pub const MAX_IFNAME_LEN: usize = libc::IFNAMSIZ - 1;
-
-/// Bytes of a configuration file: [`MAX_PORTS`] entries of a kilobyte each.
-pub const MAX_CONFIG_BYTES: u64 = 1 << 20;
-
-/// Bytes of all configuration files together.
-pub const MAX_CONFIG_TOTAL_BYTES: u64 = 4 << 20;
-
-/// Files in `conf.d`: one for each port, as a provisioning tool writes them, and some more.
-pub const MAX_CONFIG_FILES: usize = 2048;
-
-/// Bytes of a file in the state directory. The longest holds the configuration's files twice, in
-/// force and unconfirmed, with two bytes for each quote and line's end.
-pub const MAX_STATE_BYTES: u64 = 32 << 20;
-
-/// Errors of a file that are shown; the rest are only counted.
-pub const MAX_CONFIG_ERRORS: usize = 100;
-
-/// Tuning: characters of a rejected value in an error message.
-pub const MAX_QUOTED_CHARS: usize = 80;
-
-/// Tuning: processes among which the one is looked for that has a TAP, as a hostile user may have as
-/// many as the host permits ...
-pub const HOLDER_PROCESSES: usize = 16_384;
-/// Tuning: ... descriptors of each of them that are looked at ...
-pub const HOLDER_DESCRIPTORS: usize = 1_024;
-/// Tuning: ... and the time that is spent on it.
-pub const HOLDER_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Worker threads unless configured: one core is all a small host gives away by default.
 pub const DEFAULT_WORKERS: usize = 1;

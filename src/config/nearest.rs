@@ -6,14 +6,14 @@ const MAX_CHARS: usize = 64;
 const MIN_BEGINNING: usize = 3;
 
 /// What Open vSwitch, ip(8), bridge(8), libvirt, QEMU and people call a key, and ours behind it.
-const HABITS: &str = "tag vlan, pvid native, pvid vlan, vlans trunk, trunks trunk, network bridge, br bridge, \
-    ip allowed-ips, address mac, hwaddr mac, macaddr mac, dev ifname, device ifname, \
-    iface ifname, interface ifname, path socket, chardev socket, server mode, \
-    group socket-group, perm socket-mode, rate rate-in, bandwidth rate-in, inbound rate-in, \
-    outbound rate-out, burst burst-in, isolate isolated, limit max-addresses, state admin, \
-    up admin, comment label, description label, alias label, cpu worker, cpu cpus, \
-    threads workers, ageing age, igmp multicast-snooping, src from, source from, dst to, \
-    target to";
+const HABITS: &str = "\
+    tag vlan, pvid native, pvid vlan, vlans trunk, trunks trunk, network bridge, br bridge, ip \
+    allowed-ips, address mac, hwaddr mac, macaddr mac, dev ifname, device ifname, iface ifname, \
+    interface ifname, path socket, chardev socket, server mode, group socket-group, perm \
+    socket-mode, rate rate-in, bandwidth rate-in, inbound rate-in, outbound rate-out, burst \
+    burst-in, isolate isolated, limit max-addresses, state admin, up admin, comment label, \
+    description label, alias label, cpu worker, cpu cpus, threads workers, ageing age, igmp \
+    multicast-snooping, src from, source from, dst to, target to";
 
 fn habits() -> impl Iterator<Item = (&'static str, &'static str)> {
     HABITS.split(", ").filter_map(|pair| pair.split_once(' '))

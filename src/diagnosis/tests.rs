@@ -112,7 +112,8 @@ const FAULTS: [Fault; 26] = [
     }),
     ("settings-at-odds", |facts| {
         let cause = "burst-in has no effect without rate-in".to_owned();
-        facts.condition.odd.push(Odd { port: "vm1".to_owned(), cause, ..Odd::default() });
+        let command = "vioswitchctl port set vm1 burst-in=".to_owned();
+        facts.condition.odd.push(Odd { port: "vm1".to_owned(), cause, command });
     }),
 ];
 

@@ -260,9 +260,7 @@ impl BurstContext {
         // Before anything is learned from them.
         let asked = policy.ports.policy(ingress.port);
         let refused = match &asked.security {
-            Some(rules) if SCREENED && asked.forwards => {
-                violations.find(burst, rules, port, now.second())
-            }
+            Some(rules) if SCREENED && asked.forwards => violations.find(burst, rules, port, now),
             _ => 0,
         };
         let mut classifier = Classifier::new(policy, port, ingress, source, memo, now);

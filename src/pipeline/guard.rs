@@ -17,7 +17,7 @@ use crate::port::Port;
 use crate::ring::Burst;
 use crate::stats::{Counter, GuardStats};
 use crate::switch::port_security::{self, Address, Headers, Refused};
-use crate::switch::{PortSecurity, Rule, Violation};
+use crate::switch::{PortSecurity, Rule, Tick, Violation};
 
 // A bit for each frame.
 const _: () = assert!(BURST_FRAMES <= u64::BITS as usize);
@@ -33,10 +33,11 @@ impl Violations {
         self.0.is_empty()
     }
 
-    /// Checks all frames of a burst from `port` with these rules, in second `now`. Returns a bit
+    /// Checks all frames of a burst from `port` with these rules. Returns a bit
     /// for each frame that is to be dropped.
     #[inline(never)]
-    pub fn find(&mut self, burst: &mut Burst, rules: &PortSecurity, port: &Port, now: u32) -> u64 {
+    pub fn find(&mut self, burst: &mut Burst, rules: &PortSecurity, port: &Port, now: Tick) -> u64 {
+        let now = now.second();
         let clients = |identifier: &[&[u8]]| port.dhcp_clients.note(identifier, now);
         let mut refused = 0;
         for index in 0..burst.frames().len() {
@@ -222,7 +223,7 @@ mod tests {
         let frames = [OWN, OTHER, OWN].map(advertisement);
         let mut burst = take(&guest, &frames);
         let mut violations = Violations::default();
-        assert_eq!(violations.find(&mut burst, &rules(), &port, 0), 0b010);
+        assert_eq!(violations.find(&mut burst, &rules(), &port, Tick::default()), 0b010);
         (0..3).for_each(|n| guest.write(at(n), &[0xee; 300]));
         for index in [0, 2] {
             let sent = delivered(&burst, index);
@@ -231,7 +232,7 @@ mod tests {
             assert_eq!(sent[256..], [0xee; 44], "the rest is not read before");
         }
         // Looked at again, the copy is what counts.
-        assert_eq!(Violations::default().find(&mut burst, &rules(), &port, 0), 0b010);
+        assert_eq!(Violations::default().find(&mut burst, &rules(), &port, Tick::default()), 0b010);
         assert_eq!(delivered(&burst, 0)[..256], frames[0][..256]);
     }
 
@@ -242,7 +243,7 @@ mod tests {
         let frames = [discover(OWN), advertisement(OWN), discover(OTHER), discover(OWN)];
         let mut burst = take(&guest, &frames);
         for round in 0..3 {
-            let refused = Violations::default().find(&mut burst, &rules(), &port, 0);
+            let refused = Violations::default().find(&mut burst, &rules(), &port, Tick::default());
             assert_eq!(refused, 0b100, "round {round}");
             (0..4).for_each(|n| guest.write(at(n), &[0xee; 300]));
             for index in [0, 3] {
@@ -266,7 +267,8 @@ mod tests {
             })
             .collect();
         let mut burst = take(&guest, &frames);
-        let find = |burst: &mut Burst| Violations::default().find(burst, &rules(), &port, 0);
+        let find =
+            |burst: &mut Burst| Violations::default().find(burst, &rules(), &port, Tick::default());
         let refused = !0 << GUARD_DHCP_CLIENTS & 0xfff;
         assert_eq!(find(&mut burst), refused);
         assert_eq!(find(&mut burst), refused, "given back, and taken again");
@@ -278,7 +280,7 @@ mod tests {
         let mut burst = take(&guest, &[OTHER, OWN, MacAddr([4; 6])].map(discover));
         let log = PortSecurity { enforced: false, ..rules() };
         let mut violations = Violations::default();
-        let refused = violations.find(&mut burst, &log, &port, 0);
+        let refused = violations.find(&mut burst, &log, &port, Tick::default());
         assert_eq!(refused, 0, "counted, and not dropped");
         violations.count(2, &port);
         assert!(violations.is_empty());

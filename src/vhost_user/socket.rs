@@ -45,7 +45,10 @@ pub enum SocketError {
     #[error("socket path {0:?} is empty or longer than {MAX_SOCKET_PATH} bytes")]
     BadPath(PathBuf),
     /// A process accepts connections there: which one, if that can be seen.
-    #[error("socket {0:?} is in use by {by}: choose another path, or end that process", by = who(.1))]
+    #[error(
+        "socket {0:?} is in use by {by}: choose another path, or end that process",
+        by = who(.1)
+    )]
     InUse(PathBuf, Option<Holder>),
     /// The directory is missing.
     #[error("socket {0:?}: there is no directory {1:?}: mkdir -p {1:?}")]

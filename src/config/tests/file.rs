@@ -159,7 +159,7 @@ fn errors_say_what_to_write_instead() {
             "4: a string stands between quotes: ",
             "write socket-group = \"kvm\"",
         ),
-        (format!("[[port]\nname='a'\n"), "1: a table begins with [[port]]", ": write that"),
+        ("[[port]\nname='a'\n".to_owned(), "1: a table begins with [[port]]", ": write that"),
         ("[[ports]]\nname='a'\n".to_owned(), "1: unknown key 'ports'", ": write [[port]]"),
         (format!("{port}tag = 10\n"), "4: unknown key 'tag', did you mean vlan = 10? ", "keys"),
         ("{\"port\": [\n{\"name\": \"a\"}]}\n".to_owned(), "1: this is JSON", "vm1.sock\""),
@@ -248,7 +248,9 @@ fn a_template_takes_what_several_ports_may_have() {
     }
     assert_file_error(&format!("{plug}queues = 17"), "3: queues must be a number from 1 to 16");
     let wrong = "3: worker must be auto or below workers (2), not 2";
-    assert_file_error(&format!("workers = 2\n{plug}worker = 2"), wrong);
+    let many = Scratch::new(format!("workers = 2\n{plug}worker = 2"));
+    let lines = run(&["--config", many.path()]).expect_err("too many").lines;
+    assert!(lines[0].ends_with(&format!("{}:{wrong}", many.path())), "{lines:?}");
     assert_file_error("[template.port]", "1: unknown template 'port': write [template.plug]");
     assert_file_error("template = 1", "1: 'template' is a table of tables");
     assert_file_error("plug = ''", "1: plug is empty");

@@ -3,8 +3,8 @@
 /// Ticks in a second, as a power of two.
 const SHIFT: u32 = 3;
 
-/// An eighth of a second: fine enough to see within a second who still sends from an address, coarse
-/// enough that a stream writes the time stamp of its address eight times a second only.
+/// An eighth of a second: fine enough to see within a second who still sends from an address,
+/// coarse enough that a stream writes the time stamp of its address eight times a second only.
 ///
 /// A tick is 2^27 ns, and the last one of each second is shorter: so many ticks in a row as make a
 /// second always last exactly a second, and no division tells a tick from the nanoseconds.

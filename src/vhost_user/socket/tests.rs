@@ -129,7 +129,8 @@ fn a_live_socket_is_refused_and_left_alone() {
     let mut first = Listener::bind(&path, ACCESS).unwrap();
     let error = Listener::bind(&path, ACCESS).unwrap_err();
     assert!(matches!(error, SocketError::InUse(..)), "{error}");
-    assert!(error.to_string().ends_with("vm1.sock\" is in use by a live process"), "{error}");
+    let this = format!("is in use by this process (pid {})", std::process::id());
+    assert!(error.to_string().contains(&this), "{error}");
     // The look at it was a connection that ended; the next one is served.
     let mut frontend = UnixStream::connect(&path).unwrap();
     let stop = stop();
@@ -218,7 +219,7 @@ fn a_failure_says_what_was_tried_and_where() {
     let scratch = Scratch::new();
     let error = Listener::bind(&scratch.join("missing/vm1.sock"), ACCESS).unwrap_err();
     let text = error.to_string();
-    assert!(text.starts_with("cannot open directory") && text.contains("missing"), "{text}");
+    assert!(text.contains("there is no directory") && text.contains("mkdir -p"), "{text}");
 }
 
 #[test]

@@ -35,7 +35,7 @@ const COMMON: Keys = &[
 const TRUNK: Keys = &[("trunk", "10,20-29"), ("native", "30"), ("admin", "down")];
 const SOCKET: Keys =
     &[("socket-mode", "0620"), ("socket-group", "65533"), ("mac", "02:00:00:00:00:01")];
-const GUARD: Keys = &[("guard", "log"), ("allow-server", "dhcp")];
+const GUARD: Keys = &[("guard", "log"), ("allow-server", "dhcp"), ("ethertypes", "0x88b5")];
 const LISTS: Keys = &[("allowed-macs", "vrrp"), ("allowed-ips", "10.0.0.5")];
 const VM: Keys = &[
     ("queues", "2"),
@@ -223,7 +223,9 @@ fn each_key_of_the_template_is_told() {
         let keys: Vec<_> = keys().filter(|(key, _)| is_of(key)).collect();
         let line = |(key, value): &&(&str, &str)| match value.parse::<u32>() {
             Ok(number) => format!("{key} = {number}\n"),
-            Err(_) if *key == "allow-server" => format!("{key} = [\"{value}\"]\n"),
+            Err(_) if ["allow-server", "ethertypes"].contains(key) => {
+                format!("{key} = [\"{value}\"]\n")
+            }
             Err(_) => format!("{key} = \"{value}\"\n"),
         };
         let lines: String = keys.iter().map(line).collect();

@@ -226,7 +226,8 @@ fn the_configuration_wins_over_what_was_added() {
         "port f1: the configuration (origin file) has changed since and is in force",
         "port r1: the configuration (origin file) has changed since and is in force",
         "port r2: is left out: socket ",
-        "port r3: is left out: mac 02:00:00:00:00:03 is already used by f3: see vioswitchctl port show f3",
+        "port r3: is left out: mac 02:00:00:00:00:03 is already used by f3: see vioswitchctl \
+         port show f3",
     ] {
         assert!(degraded.contains(words), "{words}: {degraded}");
     }

@@ -1,5 +1,5 @@
-//! Two virtual routers that did not hear each other and both had an address: it follows the one that
-//! keeps it. With keepalived, whose frames come from the virtual router's own hardware address.
+//! Two virtual routers that did not hear each other and both had an address: the address follows
+//! the one that keeps it. With keepalived, whose frames come from the virtual router's own hardware address.
 
 use std::fs::{self, File};
 use std::process::{Child, Stdio};

@@ -34,7 +34,7 @@ pub fn read(all: Vec<RuntimeChange>) -> Option<Vec<Change>> {
     let known = |told: RuntimeChange| {
         let kind = Kind::of_word(&told.kind)?.name().to_owned();
         let has_keys = told.before.iter().chain(&told.now).all(is_key);
-        has_keys.then(|| RuntimeChange { kind, ..told })
+        has_keys.then_some(RuntimeChange { kind, ..told })
     };
     let names: Vec<String> = all.iter().map(|change| change.name.clone()).collect();
     let twin = |name: &str| names.iter().filter(|other| *other == name).count() > 1;
