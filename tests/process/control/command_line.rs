@@ -73,7 +73,7 @@ fn a_trace_names_the_key_that_is_wrong() {
         ),
         (&[SOURCE], "parameter 'dst' is unknown, missing or of the wrong type"),
         (&[SOURCE, "dst=x"], "dst must be a MAC address, such as 52:54:00:12:34:56"),
-        (&[SOURCE, "to=2"], "parameter 'to' is unknown, missing or of the wrong type"),
+        (&[SOURCE, "x9=2"], "parameter 'x9' is unknown, missing or of the wrong type"),
     ] {
         let args: Vec<&str> = ["trace", "p0"].iter().chain(args).copied().collect();
         assert_eq!(lab.fails(&args), (2, words.to_owned()), "{args:?}");

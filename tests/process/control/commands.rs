@@ -119,7 +119,7 @@ fn what_is_not_done_is_told_in_one_line_with_a_status() {
         (&["port", "show", "uplink"], 1, "there is no port 'uplink'; see vioswitchctl port list"),
         (&["fdb", "show", "--port", "vm11"], 1, "did you mean 'vm1'?"),
         (&["fdb", "flush", "--port=x9"], 1, "there is no port 'x9'"),
-        (&["port", "add", "x", "socket=/no/x"], 1, "No such file"),
+        (&["port", "add", "x", "socket=/no/x"], 1, "there is no directory \"/no\": mkdir"),
         (&["port", "add", "x", "queues=17"], 2, "queues must be a number from 1 to 16, not 17"),
         (&["port", "add", "x", "queue=1"], 2, "unknown key 'queue': write queues=1"),
         (&["port", "add", "x", "socket_mode=9"], 2, "socket-mode must be octal digits"),

@@ -27,7 +27,7 @@ fn a_port_is_added_and_waited_for() {
         (&["port", "wait", "p0", "--for=gone"][..], "invalid value 'gone'"),
         (&["port", "wait", "p0", "--timeout=x"], "a time such as 500ms"),
         (&["port", "wait", "p0", "--timeout=2d"], "a time such as 500ms"),
-        (&["port", "add", "y", "queue=1"], "): write queues"),
+        (&["port", "add", "y", "queue=1"], "write queues=1"),
         (&["port", "add", "y", "offlod=on"], "unknown key 'offlod', did you mean offload=on?"),
         (&["drop"], " drops'?"),
     ] {

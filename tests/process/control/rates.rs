@@ -215,10 +215,10 @@ fn a_storm_limit_is_seen_and_changed() {
 fn what_is_no_rate_is_refused_with_its_key() {
     let lab = Lab::new(1, &[]);
     for (word, key) in [
-        ("rate-in=10", "rate-in must be a rate with its unit, such as 10mbit, 5kpps"),
+        ("rate-in=10", "did you mean rate-in=10mbit? (units: pps, kpps, mpps, bit,"),
         ("rate-out=1kbit", "rate-out must be from 8kbit to 1000gbit"),
         ("burst-in=100", "burst-in must be a size with its unit, such as 64kib"),
-        ("storm=bcast:100", "storm must be a rate with its unit"),
+        ("storm=bcast:100", "did you mean storm=bcast:100mbit?"),
         ("storm=1kpps", "storm must be CLASS:RATE with classes bcast, mcast, unknown"),
     ] {
         let (status, line) = lab.fails(&["port", "set", "p0", word]);

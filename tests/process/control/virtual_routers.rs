@@ -113,7 +113,7 @@ impl Site {
     /// Whether the two hear each other. Everyone else hears both.
     fn isolate(&self, on: bool) {
         let key = if on { "isolated=on" } else { "isolated=off" };
-        ["r0", "r1"].iter().for_each(|name| drop(self.lab.done(&["port", "set", name, key])));
+        ["r0", "r1"].iter().for_each(|name| drop(self.lab.done(&["stream", "set", name, key])));
     }
 
     /// Whether all these are at a port, and held there if that is asked.
