@@ -1,5 +1,5 @@
-//! Enumerations of which each value has a word, and numbers of things: for files, clients and
-//! people.
+//! Enumerations of which each value has a word, numbers of things, and paths in commands: for
+//! files, clients and people.
 
 use std::fmt::Display;
 
@@ -18,6 +18,15 @@ pub fn counted(count: impl Display, noun: &str) -> String {
         (_, false) => "s",
     };
     format!("{count} {noun}{ending}")
+}
+
+/// Returns a path as a shell takes it for one word.
+pub fn quote(path: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@%:,".contains(c);
+    match path.chars().all(is_plain) {
+        true => path.to_owned(),
+        false => format!("'{}'", path.replace('\'', "'\\''")),
+    }
 }
 
 /// Enumerations with the word of each value. The first value is the default.

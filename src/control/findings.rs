@@ -3,7 +3,7 @@
 use super::methods::{Answer, Switch};
 use super::parts::{Part, list};
 use crate::diagnosis;
-use crate::diagnosis::facts::Sender;
+use crate::diagnosis::facts::{Condition, Sender};
 use crate::limits::{CONTROL_PORTS_A_REPLY, METRICS_PART_BYTES, SENDERS_TOLD};
 use crate::metrics::{Health, Scrape};
 use crate::wire;
@@ -23,7 +23,8 @@ impl Switch {
 
     /// `GetFindings`.
     pub(super) fn findings(&self) -> Answer {
-        let condition = self.daemon().condition();
+        let file = self.config_file();
+        let condition = Condition { file, ..self.daemon().condition() };
         let found = self.view.diagnose(condition).into_iter().map(finding).collect();
         let answer = |_: &Switch, findings| wire::Findings { findings };
         Answer::Stream(list(found, CONTROL_PORTS_A_REPLY, answer))

@@ -58,7 +58,7 @@ fn differences(Changed { configured, now, tied }: &Changed<'_>) -> Vec<RuntimeCh
             let other = |all: &[(&str, Vec<String>)], than: &[(&'static str, Vec<String>)]| {
                 keys(than.iter().filter(|word| !all.contains(word)).cloned())
             };
-            vec![tell("~", is, other(&after, &before), other(&before, &after))]
+            vec![tell("~", was, other(&after, &before), other(&before, &after))]
         }
         _ => {
             let deleted = configured.map(|was| tell("-", was, Vec::new(), Vec::new()));

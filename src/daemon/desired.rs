@@ -29,6 +29,27 @@ impl Changed<'_> {
     pub fn has_other_settings(&self) -> bool {
         self.configured.map(|entry| &entry.settings) != self.now.map(|entry| &entry.settings)
     }
+
+    /// True if a client deleted the port of the configuration and added one of the same name.
+    pub fn is_added_again(&self) -> bool {
+        let is_runtime = |entry: &Entry| entry.origin == Origin::Runtime;
+        self.configured.is_some() && self.now.is_some_and(is_runtime)
+    }
+
+    /// The port's name, and what a client did: `vm3 added`.
+    pub fn summary(&self) -> String {
+        let done = match (self.configured, self.now) {
+            (None, _) => "added",
+            (Some(_), Some(_)) => "changed",
+            (Some(_), None) => "deleted",
+        };
+        format!("{} {done}", self.name())
+    }
+
+    /// The port's name.
+    pub fn name(&self) -> &str {
+        self.now.or(self.configured).map_or("", |entry| &entry.settings.name)
+    }
 }
 
 /// An entry claims what another one has.
@@ -341,7 +362,11 @@ impl Desired {
         };
         let stays = |entry: &&Entry| match entry.origin {
             Origin::File => false,
-            Origin::Runtime => self.get(entry.settings.name.as_str()).is_none(),
+            // A port of the command line may have been deleted and added again meanwhile.
+            Origin::Runtime => {
+                let before = self.get(entry.settings.name.as_str());
+                before.is_none_or(|before| before.origin == Origin::Cli)
+            }
             Origin::Cli => true,
             // Whose socket is there comes again by itself, but for a name that is taken.
             Origin::Plug(_) => {

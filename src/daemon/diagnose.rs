@@ -6,11 +6,12 @@ use std::cell::LazyCell;
 use std::collections::HashSet;
 use std::ops::Deref;
 
+use super::desired::Changed;
 use super::sampler::Seen;
 use super::{Daemon, View};
-use crate::config::{Oddity, Origin, Settings};
+use crate::config::{Entry, Oddity, Origin, Settings};
 use crate::diagnosis::facts::{
-    self, Condition, Degraded, Facts, Link, LinkState, Odd, Offloads, Refused,
+    self, Condition, Degraded, Facts, Link, LinkState, NotKept, Odd, Offloads, Refused,
 };
 use crate::diagnosis::history::{LATELY, MINUTE, MOMENT};
 use crate::diagnosis::{self, Finding};
@@ -39,13 +40,11 @@ impl Daemon {
         let code = diagnosis::DEGRADED.name;
         let degraded = self.degradations().into_iter();
         let degraded = degraded.map(|one| Degraded { code, port: one.subject, why: one.text });
-        let added = self.desired().entries().values();
-        let added = added.filter(|entry| entry.origin == Origin::Runtime);
         let not_kept = match self.state_dir() {
-            None => added.map(|entry| entry.settings.name.clone()).collect(),
+            None => self.desired().changes().iter().map(not_kept).collect(),
             Some(_) => Vec::new(),
         };
-        Condition { degraded: degraded.collect(), not_kept, odd: self.odd() }
+        Condition { degraded: degraded.collect(), not_kept, file: None, odd: self.odd() }
     }
 
     /// Combinations of ports' settings that do not do what the settings say.
@@ -63,6 +62,16 @@ impl Daemon {
             })
         };
         desired.entries().values().flat_map(|entry| of_port(&entry.settings)).collect()
+    }
+}
+
+/// A change that the next start does not have.
+fn not_kept(changed: &Changed<'_>) -> NotKept {
+    let is_cli = |entry: &Entry| entry.origin == Origin::Cli;
+    NotKept {
+        port: changed.name().to_owned(),
+        what: changed.summary(),
+        is_argument: changed.configured.is_some_and(is_cli),
     }
 }
 

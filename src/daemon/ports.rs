@@ -143,9 +143,7 @@ impl Daemon {
             return Err(PortError::Exists);
         }
         self.desired.check_mirror(settings).map_err(PortError::Mirror)?;
-        let configured = self.desired.configured(name);
-        let origin = configured.map_or(Origin::Runtime, |entry| entry.origin);
-        let entry = Entry { settings: settings.clone(), origin, place: None };
+        let entry = Entry { settings: settings.clone(), origin: Origin::Runtime, place: None };
         self.edit(|desired| desired.enter(entry), |daemon| daemon.reconcile_port(name))
     }
 
@@ -153,13 +151,10 @@ impl Daemon {
     /// a file system may hold up its end.
     pub(super) fn add_opened(
         &mut self,
-        mut entry: Entry,
+        entry: Entry,
         socket: &mut Option<Acceptor>,
     ) -> Result<PortId, PortError> {
         self.check_new(&entry)?;
-        // One that the configuration has, and a client deleted, is the configuration's again.
-        let configured = self.desired.configured(&entry.settings.name);
-        entry.origin = configured.map_or(Origin::Runtime, |entry| entry.origin);
         self.edit(|desired| desired.enter(entry.clone()), |daemon| daemon.create(&entry, socket))
     }
 

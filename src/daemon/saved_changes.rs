@@ -56,6 +56,9 @@ struct Change {
     /// What the configuration said of it, if it did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     configured: Option<Words>,
+    /// A client deleted the port of the configuration, and added this one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    added: bool,
     /// What it is; nothing if it was deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     now: Option<Words>,
@@ -113,11 +116,13 @@ pub fn read(bytes: &[u8], boot: &str) -> Result<Option<SavedChanges>, String> {
 impl Differences {
     fn of(desired: &Desired) -> Differences {
         let changes = desired.changes().into_iter().filter(Changed::has_other_settings);
-        let change = |Changed { configured, now, .. }: Changed<'_>| {
+        let change = |changed: Changed<'_>| {
+            let Changed { configured, now, .. } = changed;
+            let added = changed.is_added_again();
             let settings = &now.or(configured)?.settings;
             let of = |entry: Option<&Entry>| entry.map(|entry| words(&entry.settings));
             let (kind, name) = (settings.kind.name().to_owned(), settings.name.clone());
-            Some(Change { kind, name, configured: of(configured), now: of(now) })
+            Some(Change { kind, name, configured: of(configured), added, now: of(now) })
         };
         let lasts = |port: &str| desired.origin(port).plugged_by().is_none();
         let tied = desired.assigned().filter(|(_, port)| lasts(port));
@@ -148,7 +153,7 @@ impl Address {
 impl Change {
     /// What the port is, if it is there.
     fn settings(&self) -> Result<Option<Settings>, String> {
-        let Change { kind, name, configured, now } = self;
+        let Change { kind, name, configured, now, .. } = self;
         let kind = Kind::named(kind).ok_or_else(|| format!("{name:?} is of no kind"))?;
         let Some(now) = now else {
             let said = configured.as_ref().map(|_| None);
@@ -200,13 +205,16 @@ fn is_same(configured: &Settings, now: &Settings, tied: &[(MacAddr, &str)]) -> b
 fn apply_one(
     config: &mut Config,
     desired: &mut Desired,
-    Change { name, configured, .. }: &Change,
+    Change { name, configured, added, .. }: &Change,
     now: Option<Settings>,
 ) -> Result<(), String> {
     let there = desired.get(name).cloned();
     let origin = match (&there, configured) {
         (None, None) => Origin::Runtime,
-        (Some(entry), Some(settings)) if words(&entry.settings) == *settings => entry.origin,
+        (Some(entry), Some(settings)) if words(&entry.settings) == *settings => match added {
+            true => Origin::Runtime,
+            false => entry.origin,
+        },
         (None, Some(_)) if now.is_none() => return Ok(()),
         (None, Some(_)) => {
             return Err("was changed, and the configuration no longer has it".to_owned());

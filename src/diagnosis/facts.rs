@@ -21,8 +21,10 @@ pub struct Facts {
 pub struct Condition {
     /// What was asked for and is not there.
     pub degraded: Vec<Degraded>,
-    /// Ports that were added while it runs, and that the next start will not have.
-    pub not_kept: Vec<String>,
+    /// What was changed while it runs, and the next start undoes.
+    pub not_kept: Vec<NotKept>,
+    /// The file that the switch was started with, if there was one.
+    pub file: Option<String>,
     /// Combinations of settings that do not do what the settings say.
     pub odd: Vec<Odd>,
 }
@@ -36,6 +38,17 @@ pub struct Odd {
     pub cause: String,
     /// What mends it.
     pub command: String,
+}
+
+/// A change of a port that the next start undoes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotKept {
+    /// The port's name.
+    pub port: String,
+    /// The same and what was done: `vm3 added`.
+    pub what: String,
+    /// The command line has the port: no file can keep the change.
+    pub is_argument: bool,
 }
 
 /// Something that was asked for and is not there.

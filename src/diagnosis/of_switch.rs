@@ -1,10 +1,13 @@
 //! What is wrong with the switch as a whole.
 
-use super::facts::{Degraded, Facts, Odd};
+use super::facts::{Condition, Degraded, Facts, Odd};
 use super::{DEGRADED, Finding, NOT_KEPT, SETTINGS_AT_ODDS};
+use crate::words::quote;
 
 /// Names that are listed of several.
 const MOST_NAMED: usize = 3;
+/// The file that `vioswitchctl config save` takes unless it is told another one.
+const CONFIG: &str = "/etc/vioswitch/vioswitch.toml";
 
 pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     for Degraded { code, port, why } in &facts.condition.degraded {
@@ -17,16 +20,43 @@ pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
         let finding = Finding::of_switch(SETTINGS_AT_ODDS, cause.clone(), command.clone());
         found.push(Finding { port: Some(port.clone()), ..finding });
     }
-    let added = &facts.condition.not_kept;
-    if !added.is_empty() {
-        let more = if added.len() > MOST_NAMED { ", …" } else { "" };
-        let names = added[..added.len().min(MOST_NAMED)].join(", ");
-        let cause = format!(
-            "added while the switch runs, and gone when it is restarted, as it has no directory to \
-             keep changes in (vioswitchd --state-dir): {names}{more}"
-        );
-        let command = "vioswitchctl config save";
-        let finding = Finding::of_switch(NOT_KEPT, cause, command);
-        found.push(Finding { with: added.clone(), ..finding });
+    found.extend(not_kept(&facts.condition));
+}
+
+fn not_kept(Condition { not_kept, file, .. }: &Condition) -> Option<Finding> {
+    if not_kept.is_empty() {
+        return None;
     }
+    let list = |all: &[&str]| {
+        let more = if all.len() > MOST_NAMED { ", …" } else { "" };
+        format!("{}{more}", all[..all.len().min(MOST_NAMED)].join(", "))
+    };
+    let changes: Vec<&str> = not_kept.iter().map(|one| one.what.as_str()).collect();
+    let cause = format!(
+        "a restart of the switch undoes changes, as it has no directory to keep them in \
+         (vioswitchd --state-dir): {}",
+        list(&changes)
+    );
+    let of_arguments: Vec<&str> =
+        not_kept.iter().filter(|one| one.is_argument).map(|one| one.port.as_str()).collect();
+    let save = file.as_ref().filter(|_| of_arguments.len() < not_kept.len());
+    let save = save.map(|file| match file.as_str() {
+        CONFIG => "vioswitchctl config save".to_owned(),
+        _ => format!("vioswitchctl config save --config {}", quote(file)),
+    });
+    let command = match (save, file) {
+        (Some(save), _) if of_arguments.is_empty() => save,
+        (save, Some(_)) => {
+            let save = save.map(|save| format!("{save}; ")).unwrap_or_default();
+            let names = list(&of_arguments);
+            format!("{save}vioswitchctl config show, for vioswitchd's arguments for {names}")
+        }
+        (_, None) => {
+            "vioswitchctl config show > FILE; then start vioswitchd with --config FILE in place of \
+             --port, --tap and --stream"
+                .to_owned()
+        }
+    };
+    let with = not_kept.iter().map(|one| one.port.clone()).collect();
+    Some(Finding { with, ..Finding::of_switch(NOT_KEPT, cause, command) })
 }

@@ -181,9 +181,10 @@ structs! { answered [serde(default)]
         addresses: Vec<String>,
     }
     /// A change of a port while the switch runs: "+" it was added, "-" deleted, "~" its settings
-    /// differ from the configuration, or it has static addresses of AddAddress. before, now: the
-    /// keys that differ, with their values; now of an added port has the keys that are not their
-    /// defaults. addresses: those of AddAddress.
+    /// differ from the configuration, or it has static addresses of AddAddress. origin: of the
+    /// port in the configuration, if it has one of this name and kind. before, now: the keys that
+    /// differ, with their values; now of an added port has the keys that are not their defaults.
+    /// addresses: those of AddAddress.
     RuntimeChange {
         sign: String, kind: String, name: String, origin: String as Origin,
         before: Vec<ConfigKey>, now: Vec<ConfigKey>, addresses: Vec<String>,

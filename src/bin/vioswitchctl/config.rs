@@ -13,20 +13,33 @@ pub fn file_word(kind: &str) -> String {
     Kind::of_word(kind).map_or_else(|| text(kind), |kind| kind.name().to_owned())
 }
 
-/// `config show`: as a file has it.
+/// `config show`: as a file has it. A port by plug is a comment, as its socket brings it.
 pub fn entries(entries: &[ConfigEntry]) -> String {
     let mut out = String::new();
     for ConfigEntry { kind, name, origin, keys, addresses } in entries {
-        let _ = writeln!(out, "# origin {}\n[[{}]]", text(origin), file_word(kind));
-        let _ = writeln!(out, "name = {}", edit::quoted(name));
+        let mut told = format!("[[{}]]\nname = {}\n", file_word(kind), edit::quoted(name));
+        let mut macs: Vec<String> = Vec::new();
         for key in keys {
             let name = text(&key.key);
             let values: Vec<String> = key.values.iter().map(text).collect();
+            if name == "mac" {
+                macs = values;
+                continue;
+            }
             let value = edit::value(&name, &values);
-            let _ = writeln!(out, "{name} = {value}");
+            let _ = writeln!(told, "{name} = {value}");
+        }
+        macs.extend(addresses.iter().map(text));
+        if !macs.is_empty() {
+            let _ = writeln!(told, "mac = {}", edit::value("mac", &macs));
         }
         for mac in addresses {
-            let _ = writeln!(out, "# origin runtime: mac = {}", edit::quoted(mac));
+            let _ = writeln!(told, "# origin runtime: mac = {}", edit::quoted(mac));
+        }
+        let _ = writeln!(out, "# origin {}", text(origin));
+        for line in told.lines() {
+            let comment = if origin == "plug" && !line.starts_with('#') { "# " } else { "" };
+            let _ = writeln!(out, "{comment}{line}");
         }
         out.push('\n');
     }

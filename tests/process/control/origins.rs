@@ -27,6 +27,70 @@ fn each_port_says_who_gave_it() {
     lab.d.stop();
 }
 
+/// A port of the command line that a client deletes and adds again is the client's, and what a
+/// restart would undo is found: whatever was done, and to a port of whatever origin.
+#[test]
+fn a_port_that_is_added_again_is_the_clients_and_every_change_is_found() {
+    let etc = Dir::new();
+    let file = etc.path().join("vioswitch.toml");
+    let socket = etc.path().join("f1.sock");
+    let text = format!("[[port]]\nname = \"f1\"\nsocket = \"{}\"\n", socket.display());
+    fs::write(&file, text).expect("write");
+    let lab = Lab::new(2, &[&format!("--config={}", file.display())]);
+    let origin = |name: &str| lab.json(&["port", "show", name])["port"]["origin"].clone();
+    let not_kept = || {
+        let told = lab.json(&["doctor"]);
+        let all = told["findings"].as_array().expect("findings").clone();
+        all.into_iter().find(|one| one["code"] == "not-kept")
+    };
+    let cause = |words: &str| {
+        let finding = not_kept().expect("not-kept");
+        assert!(finding["cause"].as_str().expect("a cause").contains(words), "{finding}");
+        finding["command"].as_str().expect("a command").to_owned()
+    };
+    assert_eq!((not_kept(), origin("p1")), (None, "cli".into()));
+    // The same again: a restart undoes nothing.
+    let own = lab.json(&["port", "show", "p1"])["socket"]["path"].clone();
+    let own = format!("socket={}", own.as_str().expect("a path"));
+    lab.done(&["port", "del", "p1"]);
+    let by_hand = "vioswitchctl config show, for vioswitchd's arguments for p1";
+    assert_eq!(cause(": p1 deleted"), by_hand);
+    lab.done(&["port", "add", "p1", &own]);
+    assert_eq!((not_kept(), origin("p1")), (None, "runtime".into()));
+    lab.done(&["port", "del", "p1"]);
+    lab.done(&["port", "add", "p1", &own, "mtu=1400"]);
+    assert_eq!((cause(": p1 changed"), origin("p1")), (by_hand.to_owned(), "runtime".into()));
+    // A reload leaves it, and no file can have it.
+    assert_eq!(lab.done(&["config", "diff"]), "");
+    lab.done(&["config", "reload"]);
+    let option = format!("--config={}", file.display());
+    let (_, line) = lab.fails(&["config", "save", &option]);
+    let left = "not saved: port p1 is the command line's, and is changed there";
+    assert_eq!(line, left);
+    // So is one that a client adds there of another kind.
+    lab.done(&["port", "del", "p1"]);
+    lab.done(&["stream", "add", "p1", &own]);
+    let (_, line) = lab.fails(&["config", "save", &option]);
+    assert_eq!(line, left);
+    lab.done(&["stream", "del", "p1"]);
+    lab.done(&["port", "add", "p1", &own]);
+    for (change, back, words) in [
+        (&["port", "set", "p0", "mtu=9000"][..], &["port", "set", "p0", "mtu="][..], "p0 changed"),
+        (&["port", "set", "f1", "mtu=9000"], &["port", "set", "f1", "mtu="], "f1 changed"),
+        (&["fdb", "add", "02:00:00:00:00:01", "p0"], &["fdb", "del", "02:00:00:00:00:01"], "p0 ch"),
+        (&["port", "add", "r1"], &["port", "del", "r1"], "r1 added"),
+    ] {
+        lab.done(change);
+        let command = cause(&format!(": {words}"));
+        let is_file = words.starts_with(['f', 'r']);
+        let save = format!("vioswitchctl config save --config {}", file.display());
+        assert_eq!(command == save, is_file, "{command}");
+        lab.done(back);
+        assert_eq!(not_kept(), None, "{back:?}");
+    }
+    lab.d.stop();
+}
+
 #[test]
 fn one_that_may_exist_must_be_the_same() {
     let lab = Lab::new(1, &[]);

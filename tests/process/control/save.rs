@@ -7,6 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use testkit::host;
 
+use super::findings::found;
 use super::reload::Filed;
 use super::*;
 
@@ -240,7 +241,9 @@ fn what_cannot_be_saved_is_said_and_the_rest_is() {
     // Another file than the switch's, and one who may not ask.
     let (status, line) = lab.fails(&["config", "save", "--config=/no/such"]);
     let file = etc.at("vioswitch.toml");
-    let wanted = format!("the switch was started with {0}: --config {0}", file.display());
+    let file = file.display();
+    let wanted =
+        format!("the switch does not read /no/such: vioswitchctl config save --config {file}");
     assert_eq!((status, line), (1, wanted));
     lab.done(&["port", "set", "till", "mtu=9000"]);
     lab.done(&["port", "set", "p0", "mtu=9000"]);
@@ -282,6 +285,53 @@ fn what_cannot_be_saved_is_said_and_the_rest_is() {
     let (status, line) = lab.fails(&["config", "save"]);
     assert!(status == 1 && line.starts_with("there is no file to save to: "), "{line}");
     lab.d.stop();
+}
+
+/// What runs is what the files say, at once, and a doctor has no complaint. Where an administrator
+/// wrote something else there too, that is not taken over.
+#[test]
+fn what_is_saved_differs_from_nothing() {
+    let filed = Filed::new(0, &[("f1", ""), ("f2", ""), ("f3", "")], &[]);
+    let (lab, etc) = (&filed.lab, filed.etc.path());
+    let config = format!("--config={}", etc.join("vioswitch.toml").display());
+    let save = || lab.done(&["config", "save", &config]);
+    let r1 = format!("socket={}", etc.join("r1").display());
+    let changes: [&[&str]; 8] = [
+        &["fdb", "add", "02:00:00:00:00:01", "f1"],
+        &["port", "set", "f1", "label=tenant 7"],
+        &["port", "add", "r1", &r1],
+        &["fdb", "add", "02:00:00:00:00:02", "r1"],
+        &["mirror", "add", "m1", "from=f1", "to=r1"],
+        &["port", "set", "f2", "vlan=10", "mac=02:00:00:00:00:03"],
+        &["mirror", "del", "m1"],
+        &["port", "del", "f3"],
+    ];
+    let codes = || -> Vec<String> { found(lab).into_iter().map(|(_, code)| code).collect() };
+    for change in changes {
+        lab.done(change);
+        assert!(codes().contains(&"not-kept".to_owned()), "{change:?}: {:?}", codes());
+        assert!(save().ends_with("\nsaved\n"), "{change:?}");
+        assert_eq!(lab.done(&["config", "diff"]), "", "{change:?}");
+        let left = codes();
+        let about = ["not-kept", "config-differs"];
+        assert!(!left.iter().any(|code| about.contains(&code.as_str())), "{change:?}: {left:?}");
+    }
+    assert!(origins(lab).iter().all(|origin| origin.ends_with(" file")), "{:?}", origins(lab));
+    let file = etc.join("vioswitch.toml");
+    let text = fs::read_to_string(&file).expect("read");
+    fs::write(
+        &file,
+        text.replace("[[port]]\nname = \"f1\"", "[[port]]\nmtu = 1400\nname = \"f1\""),
+    )
+    .expect("write");
+    lab.done(&["fdb", "add", "02:00:00:00:00:05", "f2"]);
+    let told = save();
+    let end = "saved; config diff shows how the files differ from what runs\n";
+    assert!(told.ends_with(end), "{told}");
+    let diff = lab.done(&["config", "diff"]);
+    assert!(diff.contains("port f1") && diff.contains("1400"), "{diff}");
+    assert_eq!(lab.json(&["port", "show", "f1"])["port"]["mtu"], Value::Null);
+    drop(filed.lab.d);
 }
 
 /// Mode, owner and links stay as they were; a file of its own has those of the one beside.

@@ -37,8 +37,9 @@ fn configuration(facts: &Facts, findings: &mut Findings) {
             let cause = format!("the files have errors, what ran before runs: {why}");
             findings.fail("config-bad", "", cause, "vioswitchctl config diff");
         }
-        Some(Ok(steps)) if !steps.is_empty() => {
-            let about = |step: &Step| match &step.name {
+        Some(Ok(steps)) if steps.iter().any(differs) => {
+            let steps: Vec<&Step> = steps.iter().filter(|step| differs(step)).collect();
+            let about = |step: &&Step| match &step.name {
                 Some(name) => format!("{}{name}", step.sign),
                 None => "what takes effect with a restart".to_owned(),
             };
@@ -50,6 +51,11 @@ fn configuration(facts: &Facts, findings: &mut Findings) {
         }
         _ => {}
     }
+}
+
+/// False if a port runs as the files have it: a reload changes who gave it, and nothing else.
+fn differs(step: &Step) -> bool {
+    step.sign != "~" || !step.changes.is_empty()
 }
 
 fn unconfirmed(facts: &Facts, findings: &mut Findings) {
@@ -87,7 +93,8 @@ fn workers(facts: &Facts, findings: &mut Findings) {
              theirs",
             starved.join(", ")
         );
-        let command = "vioswitchd --cpus LIST with CPUs that nothing else uses, or fewer --workers";
+        let command =
+            "vioswitchd --cpus LIST, with CPUs that nothing else uses, or fewer --workers";
         findings.warn("worker-starved", "", cause, command);
     }
 }

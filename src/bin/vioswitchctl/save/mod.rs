@@ -21,7 +21,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use vioswitch::wire::{DiffConfig, GetChanges, GetStatus, Status, Step};
+use vioswitch::wire::{DiffConfig, GetChanges, GetStatus, ReloadConfig, Status, Step};
+use vioswitch::words::quote;
 
 use crate::client::Client;
 use crate::failure::Failure;
@@ -86,13 +87,15 @@ impl Save {
         })?;
         let steps = client.list(&DiffConfig {}, |part| part.steps)?;
         let plan = Plan::new(&changes, &steps, self.sources()?)?;
+        let mut in_force = false;
         if !self.diff {
             plan.carry_out(client)?;
+            in_force = take_over(client, &changes)?;
         }
         let text = match as_json {
             true => format!("{:#}\n", plan.json(self.diff)),
             false if self.diff => plan.diff(),
-            false => plan.told(),
+            false => plan.told(in_force),
         };
         print(&text);
         match plan.left.as_slice() {
@@ -104,15 +107,19 @@ impl Save {
     /// That the switch reads the files that would be written.
     fn check_file(&self, status: &Status) -> Result<(), Failure> {
         let Some(theirs) = &status.config else {
-            let text = "there is no file to save to: vioswitchd was started without --config";
-            return Err(Failure::refused(format!("{text}; config show prints what runs")));
+            let text = "there is no file to save to: vioswitchd was started without --config; \
+                        vioswitchctl config show > FILE writes one to start it with";
+            return Err(Failure::refused(text.to_owned()));
         };
         let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
         if real(Path::new(theirs)) == real(&self.config) {
             return Ok(());
         }
-        let theirs = text(theirs);
-        Err(Failure::refused(format!("the switch was started with {theirs}: --config {theirs}")))
+        let (theirs, own) = (text(theirs), self.config.display());
+        Err(Failure::refused(format!(
+            "the switch does not read {own}: vioswitchctl config save --config {}",
+            quote(&theirs)
+        )))
     }
 
     /// All files that the switch reads; that for what was added comes last, if it is there or not.
@@ -195,6 +202,7 @@ impl<'c> Plan<'c> {
             let about = change.what();
             if change.told.origin == "cli" {
                 plan.left.push(format!("{about} is the command line's, and is changed there"));
+                skipped.push(&change.told.name);
                 continue;
             }
             match change.standing(steps) {
@@ -294,7 +302,7 @@ impl<'c> Plan<'c> {
     }
 
     /// What was done.
-    fn told(&self) -> String {
+    fn told(&self, in_force: bool) -> String {
         let mut out = String::new();
         for source in self.changed() {
             let before = match source.is_new {
@@ -307,7 +315,8 @@ impl<'c> Plan<'c> {
         match (out.is_empty(), self.left.is_empty()) {
             (true, true) => "nothing to save: the files have what runs\n".to_owned(),
             (true, false) => out,
-            _ => out + "saved: the files have it from the next start or config reload on\n",
+            _ if in_force => out + "saved\n",
+            _ => out + "saved; config diff shows how the files differ from what runs\n",
         }
     }
 
@@ -330,6 +339,23 @@ impl<'c> Plan<'c> {
         }
         told
     }
+}
+
+/// Has the switch read its files again if that changes nothing but who gave a port: then these
+/// changes are the files'. False if the files have other changes, which the administrator reloads.
+fn take_over(client: &mut Client, changes: &[Change]) -> Result<bool, Failure> {
+    let steps = client.list(&DiffConfig {}, |part| part.steps)?;
+    let saved: Vec<&Change> =
+        changes.iter().filter(|change| change.standing(&steps) == Standing::Saved).collect();
+    let is_ours = |step: &Step| {
+        let has_effect = step.sign != "~" || !step.changes.is_empty();
+        !has_effect || saved.iter().any(|change| step.name.as_ref() == Some(&change.told.name))
+    };
+    let is_all = steps.iter().all(is_ours);
+    if is_all && !saved.is_empty() {
+        client.call(&ReloadConfig { confirm_seconds: None })?;
+    }
+    Ok(is_all)
 }
 
 fn not_saved(why: &str) -> String {
