@@ -44,7 +44,8 @@ fn foreign(port: &Port) -> Option<Finding> {
     let name = &port.name;
     let cause = format!("it sends from {mac}, which is tied to '{owner}': answers go there");
     let command = format!(
-        "another address in the guest; or vioswitchctl fdb del {mac} and fdb add {mac} {name}"
+        "another address in the guest; or vioswitchctl fdb del {mac} && vioswitchctl fdb add {mac} \
+         {name}"
     );
     let with = vec![owner.clone()];
     Some(Finding { with, ..Finding::of(ADDRESS_OF_ANOTHER, port, cause, command) })
@@ -68,7 +69,7 @@ fn held(port: &Port) -> Option<Finding> {
 
 fn settle(mac: &MacAddr) -> String {
     format!(
-        "vioswitchctl fdb add {mac} NAME where it belongs, and another address for the other one"
+        "vioswitchctl fdb add {mac} NAME, where it belongs, and another address for the other one"
     )
 }
 

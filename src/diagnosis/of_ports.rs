@@ -63,7 +63,7 @@ fn broken(port: &Port) -> Option<Finding> {
         return None;
     }
     let cause = format!("its guest's driver broke a rule on ring {}", rings.join(", "));
-    let command = "restart the guest's driver or the guest; journalctl -u vioswitchd shows why";
+    let command = "restart the guest's driver or the guest; why: journalctl -u vioswitchd";
     Some(Finding::of(RING_BROKEN, port, cause, command))
 }
 
@@ -133,7 +133,9 @@ fn software(port: &Port) -> Option<Finding> {
          {checksummed} checksums finished, about {millis} ms of a worker's time"
     );
     let command = match &port.link {
-        Some(link) if !link.is_tap => "a TAP in its place, which has offloads: docs/network.md",
+        Some(link) if !link.is_tap => {
+            "a TAP in its place, which has offloads: vioswitchctl tap add NAME ifname=IFNAME"
+        }
         Some(_) => "offload=on for the TAP, and a kernel with TSO and USO for TAPs",
         None => "in the guest: ethtool -K eth0 rx on gro on lro on; offload=on for the port",
     };

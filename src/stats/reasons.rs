@@ -77,7 +77,7 @@ drop_reasons! {
 
     Vlan, "vlan", "in, port",
     "its VLAN is none of the port that it came from, or that it is for",
-    "compare vlan, trunk and native of both ports: vioswitchctl trace";
+    "compare vlan, trunk and native of both ports: vioswitchctl why NAME NAME";
 
     AdminDown, "admin_down", "in",
     "the port that it came from, or that it is for, has admin=down",
@@ -89,7 +89,7 @@ drop_reasons! {
 
     Observer, "observer", "in",
     "from a port that gets the copies of a mirror",
-    "nothing: see vioswitchctl mirror list";
+    "nothing; its mirrors: vioswitchctl mirror list";
 
     Mirror, "mirror", "port, out",
     "a mirror's copy: the observer had no free buffer, was not ready, or was in use",
@@ -130,7 +130,7 @@ drop_reasons! {
 
     TooBig, "too_big", "port",
     "longer than the MTU of the port that it is for",
-    "make the MTUs agree: see docs/configuration.md";
+    "make the MTUs agree: vioswitchctl port set NAME mtu=NUMBER";
 
     Rate, "rate", "port",
     "rate-out was used up, and it could not wait: a flood, from a TAP or stream, or in front of \
@@ -152,7 +152,7 @@ drop_reasons! {
 
     TapFull, "tap_full", "out",
     "the TAP's queue is full, or the kernel is out of memory",
-    "the host is overloaded: see tc -s qdisc show dev IFNAME";
+    "the host is overloaded: tc -s qdisc show dev IFNAME";
 
     TapDown, "tap_down", "out",
     "the TAP's interface is down",
@@ -169,7 +169,7 @@ drop_reasons! {
     XdpFull, "xdp_full", "in, out",
     "in: the kernel had no room, or it is longer than 3,840 bytes; out: there was no room, or the \
      interface dropped it: its queue is full, or it has no carrier",
-    "in: the worker has too little CPU, or gro and large MTUs beyond the interface; out: see ip -s \
+    "in: the worker has too little CPU, or gro and large MTUs beyond the interface; out: ip -s \
      link show IFNAME";
 
     XdpDown, "xdp_down", "out",
@@ -182,7 +182,7 @@ drop_reasons! {
 
     XdpRejected, "xdp_rejected", "out",
     "the kernel refused it, or it is longer than 4,084 bytes",
-    "make the MTUs agree: see docs/configuration.md";
+    "make the MTUs agree: ip link set IFNAME mtu NUMBER";
 
     StreamFull, "stream_full", "out",
     "64 KiB wait for the stream's peer",

@@ -33,6 +33,7 @@ mod overview;
 mod plug;
 mod rates;
 mod reload;
+mod remedies;
 mod removing;
 mod run;
 mod save;

@@ -29,6 +29,7 @@ fn read(output: &Output) -> Codes {
     let word = |finding: &Value, key: &str| finding[key].as_str().unwrap_or("").to_owned();
     for finding in findings {
         assert!(!word(finding, "cause").is_empty() && !word(finding, "command").is_empty());
+        remedies::check(&word(finding, "code"), &word(finding, "command"));
     }
     let failed = findings.iter().any(|finding| finding["level"] == "fail");
     assert_eq!(output.status.code(), Some(i32::from(failed)), "{text}");

@@ -50,8 +50,12 @@ fn socket(port: &Port, facts: &Facts, findings: &mut Findings) {
     let complete = port.path.last().is_some_and(|step| step.path == path);
     if !complete && port.details.socket.as_ref().is_none_or(|one| one.mode.is_none()) {
         let cause = format!("its socket {path} is gone: no front-end can connect");
-        let command =
-            format!("vioswitchctl port del {name} and add it anew, or {}", facts.restart());
+        let noun = if port.shown().kind == "stream" { "stream" } else { "port" };
+        let command = format!(
+            "vioswitchctl {noun} del {name} && vioswitchctl {noun} add {name} KEY=VALUE, with the \
+             keys of vioswitchctl config show; or {}",
+            facts.restart()
+        );
         findings.fail("socket-missing", name, cause, &command);
         return;
     }
@@ -104,7 +108,8 @@ fn memory(port: &Port, facts: &Facts, findings: &mut Findings) -> bool {
     if !shares {
         let cause = "its front-end has no memory that others can map".to_owned();
         let name = port.name();
-        let command = format!("vioswitchctl attach {name} --qemu; others: attach {name} --help");
+        let command =
+            format!("vioswitchctl attach {name} --qemu; others: vioswitchctl attach {name} --help");
         findings.fail(NOT_SHARED, name, cause, &command);
     }
     shares

@@ -177,8 +177,8 @@ fn filter(port: &Port, link: &Link, host: &Host, findings: &mut Findings) {
         let chain = if forward.docker { "DOCKER-USER" } else { "FORWARD" };
         // The unit is there after a restart of the host, and of Docker, too.
         let command = format!(
-            "systemctl enable --now vioswitch-forward@{bridge}, or without that unit iptables -I \
-             {chain} -i {bridge} -o {bridge} -j ACCEPT"
+            "systemctl enable --now vioswitch-forward@{bridge}, or where there is no such unit: \
+             iptables -I {chain} -i {bridge} -o {bridge} -j ACCEPT"
         );
         findings.fail("forward-drop", port.name(), cause, &command);
     }
