@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput};
 use vioswitch::frame::MacAddr;
-use vioswitch::switch::{BurstMemo, Decision, Learn, PortId, SourceMemo};
+use vioswitch::switch::{BurstMemo, Decision, Learn, PortId, SourceMemo, Tick};
 
 use super::BURST;
 
@@ -14,7 +14,7 @@ pub fn all(c: &mut Criterion) {
     group.throughput(Throughput::Elements(BURST as u64));
     let station = |n: usize| MacAddr::from_bits(0x5254_0000_0000 + n as u64);
 
-    let (port, generation, now) = (3, 7, 100);
+    let (port, generation, now) = (3, 7, Tick::new(100, 0));
     let mut memo = SourceMemo::default();
     memo.note(station(1).into(), port, generation, now, Learn::Known);
     let frames = [station(1); BURST];
