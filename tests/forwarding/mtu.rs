@@ -354,7 +354,7 @@ fn a_port_with_more_than_the_uplink_is_told_once() {
                 &[",mtu=9000", "", ",mtu=2000"],
                 Some(
                     "port p0: mtu 9000 exceeds the 1500 of tap small, and so do those of 1 more \
-                     ports\n",
+                     port\n",
                 ),
             ),
         ] {

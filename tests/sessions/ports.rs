@@ -370,7 +370,7 @@ fn what_cannot_be_added_leaves_nothing() {
         refused(settings("vm0", "x", ""), |e| matches!(e, PortError::Exists), "taken");
         refused(settings("x", "vm0", ""), |e| matches!(e, PortError::Clash(_)), "used by vm0");
         refused(settings("x", "other", ""), |e| matches!(e, PortError::Socket(_)), "in use");
-        refused(settings("x", "no/x", ""), |e| matches!(e, PortError::Socket(_)), "No such file");
+        refused(settings("x", "no/x", ""), |e| matches!(e, PortError::Socket(_)), "mkdir -p");
         let macs = format!(",mac={},mac={}", mac(5), mac(4));
         refused(settings("x", "x", &macs), |e| matches!(e, PortError::Clash(_)), "used by vm4");
         assert!(matches!(lab.daemon.remove_port("x"), Err(PortError::NoSuchPort)));

@@ -398,7 +398,7 @@ fn interfaces_that_cannot_serve_are_refused() {
             ("up,ifname=wire,mtu=3819", 2, "mtu must be a number from 68 to 3818"),
             ("up,ifname=wire,queues=17", 2, "queues must be a number from 1 to 16"),
             ("up,ifname=wire,mode=server", 2, "mode must be auto, native or generic, not 'server'"),
-            ("up,ifname=wire,offload=on", 2, "unknown key 'offload'"),
+            ("up,ifname=wire,offload=on", 2, "'offload' is a key of port, tap,"),
         ] {
             let text = refusal(xdp, status);
             assert!(text.contains(expected) && text.lines().count() == 1, "{text}");

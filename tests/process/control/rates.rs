@@ -231,6 +231,6 @@ fn what_is_no_rate_is_refused_with_its_key() {
     let output = output.expect("vioswitchd");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("rate-in must be a rate with its unit"), "{said}");
+    assert!(said.contains("did you mean rate-in=10mbit?"), "{said}");
     lab.d.stop();
 }

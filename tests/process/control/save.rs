@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use testkit::host;
 
-use super::findings::found;
+use super::findings::found_of_all;
 use super::reload::Filed;
 use super::*;
 
@@ -306,7 +306,7 @@ fn what_is_saved_differs_from_nothing() {
         &["mirror", "del", "m1"],
         &["port", "del", "f3"],
     ];
-    let codes = || -> Vec<String> { found(lab).into_iter().map(|(_, code)| code).collect() };
+    let codes = || -> Vec<String> { found_of_all(lab).into_iter().map(|(_, code)| code).collect() };
     for change in changes {
         lab.done(change);
         assert!(codes().contains(&"not-kept".to_owned()), "{change:?}: {:?}", codes());
