@@ -82,7 +82,8 @@ TO_ALL = words("--pattern broadcast")
 TO_GROUP = (*TO_ALL, "--group", GROUP)
 OWN = ("02:76:00:00:00:00", "02:76:00:01:00:00")
 MACS = tuple(f",mac={mac}" for mac in OWN)
-GUARD = tuple(f",guard=on,allowed-macs={mac},allowed-ips=10.0.0.{port},fd00::{port}"
+GUARD = tuple(f",guard=on,ethertypes=0x88b5,allowed-macs={mac}"
+              f",allowed-ips=10.0.0.{port},fd00::{port}"
               for port, mac in enumerate(OWN))
 
 CASES = [
