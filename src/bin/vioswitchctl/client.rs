@@ -183,7 +183,7 @@ impl Client {
         Ok(read)
     }
 
-    /// What listens instead of a switch, if that can be found out.
+    /// Names the program that listens in the place of a switch, if that can be found out.
     fn stranger(&mut self) -> Option<Failure> {
         let path = self.unproven.clone()?;
         let what = foreign::recognise(&path, self.socket.get_ref(), &self.message)?;

@@ -37,18 +37,20 @@ pub fn check(frame: &Sent<'_>, at: usize) -> Result<(), Refused> {
     }
     let from = frame.v4(at + 12)?;
     let protocol = frame.u8(at + 9)?;
-    let fragment = frame.u16(at + 6)?;
-    // Only the first fragment has the header of the protocol.
-    let is_first = fragment & 0x1fff == 0;
     let mut may_lack_address = false;
-    if protocol == UDP && is_first {
-        let datagram = Datagram { at: at + header, whole: fragment & 0x3fff == 0 };
-        let asks = dhcp::check(frame, datagram)?;
-        let to = frame.v4(at + 16)?;
-        check_redundancy(frame, datagram.at, to.is_multicast())?;
-        may_lack_address = asks && to == Ipv4Addr::BROADCAST;
-    } else if matches!(protocol, ICMP | IGMP | VRRP) && is_first {
-        may_lack_address = check_routing(frame, protocol, at, header)?;
+    if matches!(protocol, UDP | ICMP | IGMP | VRRP) {
+        let fragment = frame.u16(at + 6)?;
+        // Only the first fragment has the header of the protocol.
+        let is_first = fragment & 0x1fff == 0;
+        if protocol == UDP && is_first {
+            let datagram = Datagram { at: at + header, whole: fragment & 0x3fff == 0 };
+            let asks = dhcp::check(frame, datagram)?;
+            let to = frame.v4(at + 16)?;
+            check_redundancy(frame, datagram.at, to.is_multicast())?;
+            may_lack_address = asks && to == Ipv4Addr::BROADCAST;
+        } else if is_first {
+            may_lack_address = check_routing(frame, protocol, at, header)?;
+        }
     }
     let is_excused = may_lack_address && from.is_unspecified() && frame.rules.ips.has_v4();
     match is_excused || frame.rules.ips.allow_v4(from) {

@@ -283,7 +283,7 @@ impl Attach {
         Ok((answer, told.text))
     }
 
-    /// What is to be known of an address that was given; an error if its frames would be lost.
+    /// Returns a note about the address of `--mac`; an error if the switch would drop its frames.
     fn check(&self, mac: MacAddr, client: &mut Client) -> Result<Option<String>, Failure> {
         let entries = client.list(&GetConfig {}, |part| part.entries)?;
         let keys = match entries.iter().find(|entry| entry.name == self.name) {

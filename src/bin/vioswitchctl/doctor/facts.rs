@@ -130,13 +130,13 @@ pub struct Host {
 /// The two ends of a veth pair.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Peer {
-    /// What runs a program where this side is.
+    /// The words in front of a command that runs the command in the namespace of this end.
     pub enter: Vec<String>,
     /// This side passes frames on whose checksums are not finished.
     pub leaves_sums: bool,
     /// Name of the other end.
     pub peer: String,
-    /// What runs a program there.
+    /// The words in front of a command that runs the command in the namespace of the other end.
     pub enter_peer: Vec<String>,
     /// It passes such frames on to this side.
     pub peer_leaves_sums: bool,
@@ -217,7 +217,7 @@ impl Port {
 }
 
 impl Facts {
-    /// What starts the switch again.
+    /// The command that starts the switch again.
     pub fn restart(&self) -> String {
         match &self.daemon.unit {
             Some(unit) => format!("systemctl restart {}", unit.name),

@@ -44,7 +44,7 @@ pub fn judge(port: &Port, facts: &Facts, findings: &mut Findings) {
 pub fn judge_xdp(port: &Port, facts: &Facts, findings: &mut Findings) {
     let interface = port.shown().interface.as_deref().unwrap_or_default();
     let Some(ends) = facts.host.peers.get(interface) else { return };
-    // What another program sends by XDP is finished.
+    // Frames that another program sends by XDP have finished checksums.
     if ends.peer_leaves_sums && !ends.peer_has_program {
         let cause = format!(
             "the other end of its veth pair, {}, leaves checksums and segmentation to the \
