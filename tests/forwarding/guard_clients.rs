@@ -274,7 +274,8 @@ fn virtual_routers_take_over_from_each_other() {
             );
             fs::write(&config, text).expect("a configuration");
             let mut command = clients[n].command("keepalived");
-            command.args(["-n", "-l", "-P", "-f"]).arg(config);
+            // Not to the system's log, which may be the console.
+            command.args(["-n", "-l", "-G", "-P", "-f"]).arg(config);
             command.arg("-p").arg(lab.path(&format!("keepalived{n}.pid")));
             command.arg("-r").arg(lab.path(&format!("vrrp{n}.pid")));
             lab.start(command, &format!("keepalived{n}"))

@@ -95,7 +95,10 @@ impl Site {
         fs::write(&file, config).expect("a configuration");
         let log = File::create(log).expect("a log");
         let mut command = self.stacks[n].command("keepalived");
-        command.args(["-n", "-l", "-P", "-D", "-f"]).arg(file);
+        // keepalived must not use the system's log (-G): on a machine without a system log each line
+        // goes to the console, which may take 2 ms. Routers of twenty addresses write so much that
+        // the packets come too late that keep the other router from being master.
+        command.args(["-n", "-l", "-G", "-P", "-D", "-f"]).arg(file);
         command.arg("-p").arg(self.path(&format!("keepalived{n}.pid")));
         command.arg("-r").arg(self.path(&format!("vrrp{n}.pid")));
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
@@ -169,6 +172,9 @@ fn heals(of: Virtual) {
         seen.push((damped, control));
         matches!((damped, control), (Some(damped), Some(control)) if damped < control + LATER)
     });
+    if seen.iter().all(|(_, control)| control.is_none()) {
+        return skip("the routers do not agree without damping either: the machine lacks time");
+    }
     assert!(followed, "{seen:?}");
 }
 
@@ -177,4 +183,11 @@ fn heals(of: Virtual) {
 fn one_address_follows_the_router_that_keeps_it() {
     heals(Virtual { count: 1, ipv6: false });
     heals(Virtual { count: 1, ipv6: true });
+}
+
+#[test]
+#[ignore = "full"]
+fn twenty_addresses_follow_the_router_that_keeps_them() {
+    heals(Virtual { count: 20, ipv6: false });
+    heals(Virtual { count: 20, ipv6: true });
 }
