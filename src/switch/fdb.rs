@@ -259,7 +259,7 @@ impl Fdb {
     fn relocate(&self, found: Found, station: Station, port: PortId, now: Tick) -> Learn {
         let (from, before) = (found.word.port(), self.slots.moves(found.slot));
         if before.hold(now) {
-            return self.end_hold(found, station, port, now);
+            return self.end_hold(found, self.seen(found.slot), station, port, now);
         }
         let moves = if self.damping { before.and(from, port, now) } else { Moves::NONE };
         let held = moves.hold(now);
@@ -281,13 +281,19 @@ impl Fdb {
         if to == port { Learn::Moved { from } } else { Learn::Held { at: to } }
     }
 
-    /// Moves an entry whose hold lapses to `port`.
-    fn end_hold(&self, found: Found, station: Station, port: PortId, now: Tick) -> Learn {
+    /// Moves an entry to `port` if the entry's hold lapses: its own port sent last at `seen`, and
+    /// still has not sent again.
+    fn end_hold(
+        &self,
+        found: Found,
+        seen: Tick,
+        station: Station,
+        port: PortId,
+        now: Tick,
+    ) -> Learn {
         let (at, moves) = (found.word.port(), self.slots.moves(found.slot));
-        let seen = self.slots.stamp(found.slot).load(Ordering::Relaxed);
         // Exchanged: its port refreshes without the lock. If both come at once, one fails.
-        if !moves.lapse(port, Tick::from_bits(seen), now)
-            || !self.restamp(found.slot, seen, now.to_bits())
+        if !moves.lapse(port, seen, now) || !self.restamp(found.slot, seen.to_bits(), now.to_bits())
         {
             return Learn::Held { at };
         }

@@ -272,7 +272,10 @@ fn a_frame_of_its_port_at_the_last_moment_keeps_a_hold() {
     assert!(moves.lapse(4, seen, ms(12_000)));
     assert_eq!(fdb.refresh(found, ms(12_000)), Some(Learn::Refreshed));
     assert_eq!(fdb.relocate(found, station(1).into(), 4, ms(12_000)), Learn::Held { at: 3 });
-    assert!(!fdb.restamp(found.slot, seen.to_bits(), ms(12_000).to_bits()));
+    // The frame came after the other one's look at the stamp.
+    let ended = fdb.end_hold(found, seen, station(1).into(), 4, ms(12_000));
+    assert_eq!((ended, fdb.lookup(station(1))), (Learn::Held { at: 3 }, Some(3)));
+    assert_eq!(fdb.seen(found.slot), ms(12_000));
 }
 
 #[test]
