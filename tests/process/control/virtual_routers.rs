@@ -95,9 +95,9 @@ impl Site {
         fs::write(&file, config).expect("a configuration");
         let log = File::create(log).expect("a log");
         let mut command = self.stacks[n].command("keepalived");
-        // keepalived must not use the system's log (-G): on a machine without a system log each line
-        // goes to the console, which may take 2 ms. Routers of twenty addresses write so much that
-        // the packets come too late that keep the other router from being master.
+        // keepalived must not use the system's log (-G): on a machine without a system log each
+        // line goes to the console, which may take 2 ms. Routers of twenty addresses write so much
+        // that the packets come too late that keep the other router from being master.
         command.args(["-n", "-l", "-G", "-P", "-D", "-f"]).arg(file);
         command.arg("-p").arg(self.path(&format!("keepalived{n}.pid")));
         command.arg("-r").arg(self.path(&format!("vrrp{n}.pid")));
