@@ -28,6 +28,7 @@ pub use keys::{Effect, KEYS, Key, Kind, Settings};
 pub use latency::Latency;
 pub use nearest::nearest;
 pub use oddities::Oddity;
+pub use oddities::between::{Between, between};
 pub use raw::{Value, shell_word};
 pub use settings::{Difference, Entry, Origin, Wrong};
 pub use sources::{Text, Texts};
@@ -73,7 +74,7 @@ pub struct Config {
     pub control: Option<Control>,
     /// Where metrics are asked for.
     pub metrics: Option<MetricsSocket>,
-    /// What the log lets through, unless the environment says otherwise.
+    /// Level of the log, unless the environment sets another one.
     pub log_level: LevelFilter,
     /// Frames are forwarded between two TAPs. Two TAPs in one bridge are then a loop.
     pub uplink_to_uplink: bool,
@@ -83,9 +84,9 @@ pub struct Config {
     pub multicast_snooping: bool,
     /// A directory in which each listening socket becomes a port.
     pub plug: Option<PathBuf>,
-    /// What these ports have in common.
+    /// Settings that these ports have in common.
     pub template: Settings,
-    /// What the administrator should know, a line each.
+    /// Warnings for the administrator, a line each.
     pub warnings: Vec<String>,
     /// The keys outside of any entry, with their values where they have any.
     pub words: Vec<(&'static str, Option<String>)>,
@@ -190,7 +191,7 @@ pub struct UsageError {
     pub lines: Vec<String>,
 }
 
-/// What a configuration may ask of the machine.
+/// Resources of the machine that a configuration may use.
 #[derive(Debug, Clone, Copy)]
 pub struct Machine<'a> {
     /// CPUs' worth of time the process may use; quotas count.
@@ -215,7 +216,7 @@ pub struct Request {
     pub state_dir: Option<PathBuf>,
 }
 
-/// What the command line comes to.
+/// Action that the command line requests.
 #[derive(Debug)]
 pub enum Asked {
     /// A configuration, to be run or checked.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::Endpoint;
 use super::entries::{Shared, conflicts, place};
 use super::keys::{Effect, KEYS, Key, Kind, Settings};
-use super::raw::{Complaint, Place, Section, Setting, Value};
+use super::raw::{Complaint, Place, Section, Setting, Value, shell_word};
 use super::types::{Admin, AllowedMac, Guard, Mode, Server};
 use super::validate::{Validated, entry};
 use crate::frame::MacAddr;
@@ -32,7 +32,7 @@ impl Origin {
         if let Origin::Plug(uid) = self { Some(uid) } else { None }
     }
 
-    /// As it is shown and written down.
+    /// Returns the name, as it is shown and written down.
     pub fn name(self) -> &'static str {
         match self {
             Origin::File => "file",
@@ -43,7 +43,7 @@ impl Origin {
     }
 }
 
-/// What one port is to be.
+/// An entry of the configuration: settings, and where they come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
     /// Its settings.
@@ -61,7 +61,8 @@ impl Entry {
         Entry { settings, origin, place }
     }
 
-    /// What only one port may have, as it is compared: the socket's place, interface, addresses.
+    /// Returns the values that one port alone may have, in the form that is compared: the socket's
+    /// place, interface, addresses.
     pub fn claims(&self) -> Vec<(Shared, PathBuf)> {
         let socket = self.place.iter().map(|place| (Shared::Socket, place.clone()));
         let claimed = KEYS.iter().filter_map(|key| Some((key.claims?, key)));
@@ -89,13 +90,13 @@ pub struct Difference {
     pub effect: Effect,
 }
 
-/// What is wrong with a setting.
+/// A setting that is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct Wrong {
     /// Its key.
     pub key: String,
-    /// What is wrong and what is wanted, in one line.
+    /// The fault, and the value that is wanted, in one line.
     pub text: String,
 }
 
@@ -144,7 +145,7 @@ impl Settings {
         })
     }
 
-    /// What is asked of the port beyond forwarding.
+    /// Returns the port's policy of forwarding.
     pub fn policy(&self) -> PortPolicy {
         // A bridge without a number: its frames must not be another one's.
         let bridge = Bridge::named(&self.bridge);
@@ -209,7 +210,7 @@ impl Settings {
         AllowedMacs::Only { list, vrrp: given.contains(&AllowedMac::Vrrp) }
     }
 
-    /// What its settings do that may not be meant, a line each, for the log.
+    /// Returns warnings about settings that may not be meant, a line each, for the log.
     pub fn warnings(&self) -> Vec<String> {
         // Other settings, which are not known here, may make up for some.
         let odd = self.oddities(true, true).into_iter().map(|oddity| oddity.cause);
@@ -222,7 +223,7 @@ impl Settings {
         said.into_iter().map(|text| format!("port {}: {text}", self.name)).collect()
     }
 
-    /// What is wrong where there are so many workers, and not the one that is asked for.
+    /// Refuses a `worker` that does not exist among so many workers.
     pub fn check_worker(&self, workers: usize) -> Result<(), Wrong> {
         match self.worker.filter(|number| usize::from(*number) >= workers) {
             None => Ok(()),
@@ -241,7 +242,7 @@ impl Settings {
         (self.kind == Kind::Mirror).then(|| Mirror { name: self.name.clone(), from, to, frames })
     }
 
-    /// What may pass from the port, and to it.
+    /// Returns the limits of frames from the port, and to the port.
     pub fn limits(&self) -> [Limit; 2] {
         let limit = |rate: Option<Rate>, burst: Option<Size>| Limit {
             rate: rate.unwrap_or_default(),
@@ -250,7 +251,7 @@ impl Settings {
         [limit(self.rate_in, self.burst_in), limit(self.rate_out, self.burst_out)]
     }
 
-    /// What the port may have flooded.
+    /// Returns the limits of floods from the port.
     pub fn flood_limits(&self) -> FloodLimits {
         let rates = self.storm.unwrap_or_default();
         rates.map(|rate| Limit { rate, ..Limit::default() })
@@ -293,7 +294,7 @@ impl Settings {
         KEYS.iter().filter(|key| has(key)).map(|key| (key.name, (key.words)(self))).collect()
     }
 
-    /// Those of the words that have to be given: the others are the defaults.
+    /// Returns the keys whose values are not the defaults, with these values.
     pub fn given(&self) -> Vec<(&'static str, Vec<String>)> {
         let plain = Settings::new(self.kind).words();
         let mut words = self.words();
@@ -301,7 +302,22 @@ impl Settings {
         words
     }
 
-    /// What other settings have that these have not, and the other way round.
+    /// Returns the commands that delete the port and add the port again with its settings.
+    /// `change`, a `KEY=VALUE`, replaces the setting of its key; without a value there is no such
+    /// setting.
+    pub fn anew(&self, change: Option<&str>) -> String {
+        let Settings { kind, name, .. } = self;
+        let changed = change.and_then(|change| change.split('=').next());
+        let given = self.given().into_iter().filter(|(key, _)| changed != Some(key));
+        let given = given.flat_map(|(key, words)| {
+            words.into_iter().map(move |word| format!(" {}", shell_word(&format!("{key}={word}"))))
+        });
+        let change = change.filter(|change| !change.ends_with('='));
+        let given: String = given.chain(change.map(|change| format!(" {change}"))).collect();
+        format!("vioswitchctl {kind} del {name} && vioswitchctl {kind} add {name}{given}")
+    }
+
+    /// Returns the keys that differ from those of other settings.
     pub fn differences(&self, other: &Settings) -> Vec<Difference> {
         let (mine, others) = (self.words(), other.words());
         let of = |all: &[(&str, Vec<String>)], name: &str| {

@@ -1,6 +1,6 @@
-//! What findings are judged by, read from the switch: its ports as they are, and what the thread
-//! `sampler` remembers of them. Takes no lock that a worker waits for; of a ring that is in use at
-//! the moment it is not known whether it is broken.
+//! Reads the facts of findings from the switch: its ports, and the samples of the thread `sampler`.
+//! Takes no lock that a worker waits for. Whether a ring is broken is unknown while the ring is in
+//! use.
 
 use std::cell::LazyCell;
 use std::collections::HashSet;
@@ -9,7 +9,7 @@ use std::ops::Deref;
 use super::desired::Changed;
 use super::sampler::Seen;
 use super::{Daemon, View};
-use crate::config::{Entry, Oddity, Origin, Settings};
+use crate::config::{Between, Entry, Oddity, Origin, Settings, between};
 use crate::diagnosis::facts::{
     self, Condition, Degraded, Facts, Link, LinkState, NotKept, Odd, Offloads, Refused,
 };
@@ -35,7 +35,7 @@ const REFUSALS: [DropReason; 9] = [
 ];
 
 impl Daemon {
-    /// What the switch knows of its own state.
+    /// Returns the state of the switch as a whole.
     pub fn condition(&self) -> Condition {
         let code = diagnosis::DEGRADED.name;
         let degraded = self.degradations().into_iter();
@@ -55,13 +55,18 @@ impl Daemon {
         let of_port = |settings: &Settings| {
             let odd = settings.oddities(has_snooping, tied.contains(settings.name.as_str()));
             let port = settings.name.clone();
-            odd.into_iter().map(move |Oddity { cause, command }| Odd {
-                port: port.clone(),
-                cause,
-                command,
+            odd.into_iter().map(move |Oddity { cause, command }| {
+                let (port, with) = (port.clone(), Vec::new());
+                Odd { port, with, cause, command }
             })
         };
-        desired.entries().values().flat_map(|entry| of_port(&entry.settings)).collect()
+        let all = || desired.entries().values().map(|entry| &entry.settings);
+        let several = between(all()).into_iter().filter_map(|Between { mut ports, oddity }| {
+            let with = ports.split_off(1.min(ports.len()));
+            let Oddity { cause, command } = oddity;
+            Some(Odd { port: ports.pop()?, with, cause, command })
+        });
+        all().flat_map(of_port).chain(several).collect()
     }
 }
 
@@ -76,7 +81,7 @@ fn not_kept(changed: &Changed<'_>) -> NotKept {
 }
 
 impl View {
-    /// What is wrong with a switch that is in this condition, the worst first.
+    /// Returns the findings of a switch in this condition, the worst first.
     pub fn diagnose(&self, condition: Condition) -> Vec<Finding> {
         let (ports, now) = (self.ports.present(), clock::coarse_seconds());
         // Of all ports at once: a table may have many entries, and guests can have each port ask.

@@ -20,7 +20,7 @@ use super::serving::{Opened, Serving};
 use super::state_store::NotSaved;
 use super::uplink::{self, UplinkError};
 use super::{Daemon, build};
-use crate::config::{Difference, Effect, Entry, Origin, Settings, shell_word};
+use crate::config::{Difference, Effect, Entry, Origin, Settings};
 use crate::events::What;
 use crate::frame::MacAddr;
 use crate::limits::{MAX_PLUG_PORTS, MAX_PLUG_PORTS_A_USER, REMOVE_TIMEOUT, SOCKET_OPENS};
@@ -82,7 +82,7 @@ pub enum PortError {
     #[error(transparent)]
     Uplink(#[from] UplinkError),
     /// A setting that belongs to the socket or interface.
-    #[error("{key} of {} '{}' cannot be changed: {}", wanted.kind, wanted.name, anew(wanted))]
+    #[error("{key} of {} '{}' cannot be changed: {}", wanted.kind, wanted.name, wanted.anew(None))]
     Fixed {
         /// The setting.
         key: &'static str,
@@ -115,15 +115,15 @@ pub enum PortError {
     Io(#[from] io::Error),
 }
 
-/// The commands that delete a port and add it with other settings.
-fn anew(wanted: &Settings) -> String {
-    let Settings { kind, name, .. } = wanted;
-    let given = wanted.given().into_iter();
-    let given = given.flat_map(|(key, words)| {
-        words.into_iter().map(move |word| format!(" {}", shell_word(&format!("{key}={word}"))))
-    });
-    let given: String = given.collect();
-    format!("vioswitchctl {kind} del {name} && vioswitchctl {kind} add {name}{given}")
+impl PortError {
+    /// Names the process that has the interface, where that can be seen. The search reads `/proc`
+    /// for up to [`crate::limits::HOLDER_TIMEOUT`]: call this without the daemon's lock.
+    pub fn with_holder(self) -> PortError {
+        match self {
+            PortError::Uplink(error) => PortError::Uplink(error.with_holder()),
+            other => other,
+        }
+    }
 }
 
 impl Daemon {

@@ -1,4 +1,4 @@
-//! What is judged: the switch and its ports, as they are and as they were lately.
+//! Facts that the diagnosis judges: the switch and its ports, now and lately.
 
 use super::history::Counts;
 use crate::frame::MacAddr;
@@ -16,12 +16,12 @@ pub struct Facts {
     pub ports: Vec<Port>,
 }
 
-/// What the switch knows of its own state.
+/// State of the switch as a whole.
 #[derive(Debug, Clone, Default)]
 pub struct Condition {
-    /// What was asked for and is not there.
+    /// Services and ports that the operator wants and that do not work.
     pub degraded: Vec<Degraded>,
-    /// What was changed while it runs, and the next start undoes.
+    /// Changes made while the switch runs, which the next start undoes.
     pub not_kept: Vec<NotKept>,
     /// The file that the switch was started with, if there was one.
     pub file: Option<String>,
@@ -29,14 +29,16 @@ pub struct Condition {
     pub odd: Vec<Odd>,
 }
 
-/// A combination of settings of a port that does not do what the settings say.
+/// A combination of settings of ports that does not do what the settings say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Odd {
     /// The port's name.
     pub port: String,
-    /// What is odd.
+    /// Other ports whose settings are a part of the combination.
+    pub with: Vec<String>,
+    /// Description of the combination.
     pub cause: String,
-    /// What mends it.
+    /// The command that mends the combination.
     pub command: String,
 }
 
@@ -45,7 +47,7 @@ pub struct Odd {
 pub struct NotKept {
     /// The port's name.
     pub port: String,
-    /// The same and what was done: `vm3 added`.
+    /// The port's name and its change: `vm3 added`.
     pub what: String,
     /// The command line has the port: no file can keep the change.
     pub is_argument: bool,
@@ -79,23 +81,23 @@ pub struct Port {
     pub is_disabled: bool,
     /// Where its untagged frames are, but for the default bridge without VLANs.
     pub segment: Option<Segment>,
-    /// What is wrong with the guest's memory.
+    /// Faults of the guest's memory.
     pub guest_memory: Memory,
-    /// What was dropped most lately of frames that no healthy guest sends.
+    /// The most frequent recent drop of frames that no healthy guest sends.
     pub refused: Option<Refused>,
     /// Rings that are left alone, by their index.
     pub broken: Vec<usize>,
     /// Frames that went out, and what was done for some of them, since the port began.
     pub offloads: Offloads,
-    /// What was counted in the last [`MOMENT`] seconds.
+    /// Counts of the last [`MOMENT`] seconds.
     ///
     /// [`MOMENT`]: super::history::MOMENT
     pub moment: Counts,
-    /// The same of the last [`MINUTE`].
+    /// Counts of the last [`MINUTE`] seconds.
     ///
     /// [`MINUTE`]: super::history::MINUTE
     pub minute: Counts,
-    /// The same of the last [`LATELY`].
+    /// Counts of the last [`LATELY`] seconds.
     ///
     /// [`LATELY`]: super::history::LATELY
     pub lately: Counts,
@@ -110,7 +112,7 @@ pub struct Port {
     pub held: Option<(MacAddr, String, bool)>,
 }
 
-/// What is wrong with the memory that a front-end shares.
+/// Faults of the memory that a front-end shares.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Memory {
     /// It shares none, and the guest's driver waits.
@@ -128,9 +130,9 @@ pub struct Memory {
 pub struct Refused {
     /// The reason's name.
     pub reason: &'static str,
-    /// What it means.
+    /// Meaning of the reason.
     pub meaning: &'static str,
-    /// What to do.
+    /// Advice on the reason.
     pub advice: &'static str,
     /// How many.
     pub frames: u64,
@@ -141,7 +143,7 @@ pub struct Refused {
 /// A bridge, or a VLAN of one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Segment {
-    /// What it is called.
+    /// Name of the bridge or VLAN.
     pub name: String,
     /// Another port is in it.
     pub is_shared: bool,
@@ -183,14 +185,14 @@ pub struct Bridge {
     pub name: String,
 }
 
-/// What a receiver lacks, and was done for it.
+/// Work that the switch does in software for a receiver without offloads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Offloads {
     /// All frames that went there.
     pub frames: u64,
-    /// Those whose checksum was finished.
+    /// Frames whose checksum the switch finished.
     pub checksummed: u64,
-    /// Those that were cut into segments.
+    /// Frames that the switch cut into segments.
     pub segmented: u64,
     /// These segments.
     pub segments: u64,
@@ -201,6 +203,6 @@ pub struct Offloads {
 pub struct Sender {
     /// Name of the port that the frames came from.
     pub port: String,
-    /// Those that found no room.
+    /// Frames from this sender that found no room.
     pub frames: u64,
 }

@@ -16,9 +16,9 @@ pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
         let finding = Finding::of_switch(DEGRADED, cause, command);
         found.push(Finding { code, port: port.clone(), ..finding });
     }
-    for Odd { port, cause, command } in &facts.condition.odd {
+    for Odd { port, with, cause, command } in &facts.condition.odd {
         let finding = Finding::of_switch(SETTINGS_AT_ODDS, cause.clone(), command.clone());
-        found.push(Finding { port: Some(port.clone()), ..finding });
+        found.push(Finding { port: Some(port.clone()), with: with.clone(), ..finding });
     }
     found.extend(not_kept(&facts.condition));
 }

@@ -117,7 +117,8 @@ const FAULTS: [Fault; 26] = [
     ("settings-at-odds", |facts| {
         let cause = "burst-in has no effect without rate-in".to_owned();
         let command = "vioswitchctl port set vm1 burst-in=".to_owned();
-        facts.condition.odd.push(Odd { port: "vm1".to_owned(), cause, command });
+        let with = vec!["vm2".to_owned()];
+        facts.condition.odd.push(Odd { port: "vm1".to_owned(), with, cause, command });
     }),
 ];
 

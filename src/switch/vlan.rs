@@ -40,6 +40,18 @@ impl VlanSet {
         }
     }
 
+    /// Adds those of another set.
+    pub fn join(&mut self, other: &VlanSet) {
+        self.0.iter_mut().zip(other.0.iter()).for_each(|(own, word)| *own |= word);
+    }
+
+    /// Returns those that are in both sets.
+    pub fn common(&self, other: &VlanSet) -> VlanSet {
+        let mut both = self.clone();
+        both.0.iter_mut().zip(other.0.iter()).for_each(|(own, word)| *own &= word);
+        both
+    }
+
     /// Whether it is among them.
     #[inline]
     pub fn has(&self, vlan: VlanId) -> bool {
@@ -132,6 +144,19 @@ impl Membership {
             Membership::Access(own) => vlan == *own,
             Membership::Trunk { tagged, native } => {
                 *native == Some(vlan) || vlan != 0 && tagged.has(vlan)
+            }
+        }
+    }
+
+    /// Returns all VLANs of which the port is a member; 0 is no VLAN.
+    pub fn all(&self) -> VlanSet {
+        match self {
+            Membership::Opaque => VlanSet::of(0, 0),
+            Membership::Access(own) => VlanSet::of(*own, *own),
+            Membership::Trunk { tagged, native } => {
+                let mut all = tagged.clone();
+                native.iter().for_each(|native| all.add(*native, *native));
+                all
             }
         }
     }
