@@ -1,7 +1,8 @@
-//! What is wrong with the memory of a guest, as far as its front-end shares it.
+//! Faults of a guest's memory, as far as the front-end shares the memory.
 
 use super::facts::{Facts, Port};
 use super::{Finding, MEMORY_NOT_SHARED, MEMORY_ON_DISK, MEMORY_PARTLY_SHARED};
+use crate::words::counted;
 
 /// How QEMU shares all memory.
 const QEMU: &str =
@@ -36,8 +37,9 @@ fn on_disk(port: &Port) -> Option<Finding> {
 fn outside(port: &Port) -> Option<Finding> {
     let count = port.guest_memory.outside + port.lately.bad_buffers;
     let cause = format!(
-        "{count} buffers of its guest lately lay outside the memory that its front-end shares: a \
-         part of it, such as a plugged DIMM or a NUMA node, is private, or the driver is broken"
+        "{} of its guest lately lay outside the memory that its front-end shares: a part of it, \
+         such as a plugged DIMM or a NUMA node, is private, or the driver is broken",
+        counted(count, "buffer")
     );
     let command = "QEMU: unplug the DIMM; object_add memory-backend-memfd,id=ID,size=SIZE,share=on \
                    before device_add pc-dimm,memdev=ID; share=on for each node's memory";

@@ -114,7 +114,8 @@ fn refused(port: &Port) -> Option<Finding> {
     let Refused { reason, meaning, advice, frames, address } = port.refused.as_ref()?;
     let last = address.as_ref().map(|last| format!("; the last one's address: {last}"));
     let cause = format!(
-        "{frames} frames were dropped lately ({reason}): {meaning}{}",
+        "the switch dropped {} lately ({reason}): {meaning}{}",
+        counted(frames, "frame"),
         last.unwrap_or_default()
     );
     Some(Finding::of(FRAMES_REFUSED, port, cause, advice.replace("NAME", &port.name)))
@@ -129,8 +130,11 @@ fn software(port: &Port) -> Option<Finding> {
     }
     let millis = (checksummed + segments) * NANOS_EACH / 1_000_000;
     let cause = format!(
-        "its receiver lacks offloads: {segmented} packets were cut into {segments} segments and \
-         {checksummed} checksums finished, about {millis} ms of a worker's time"
+        "its receiver lacks offloads: the switch cut {} into {} and finished {}, about {millis} ms \
+         of a worker's time",
+        counted(segmented, "packet"),
+        counted(segments, "segment"),
+        counted(checksummed, "checksum")
     );
     let command = match &port.link {
         Some(link) if !link.is_tap => {

@@ -170,7 +170,7 @@ fn a_finding_names_those_it_is_about() {
     let said = (cut_off.port.as_deref(), &cut_off.with[..]);
     assert_eq!(said, (Some("vm1"), &["vm2".to_owned()][..]), "{cut_off:?}");
     let refused = &found(FAULTS[24].1)[0];
-    assert!(refused.cause.contains("3 frames were dropped lately (guard)"), "{refused:?}");
+    assert!(refused.cause.contains("the switch dropped 3 frames lately (guard)"), "{refused:?}");
     assert!(refused.cause.ends_with("the last one's address: 10.0.0.9"), "{refused:?}");
     assert_eq!(refused.command, "vioswitchctl port show vm2");
     let (none, disk) = (&found(FAULTS[19].1)[0], &found(FAULTS[20].1)[0]);
@@ -187,7 +187,34 @@ fn a_finding_names_those_it_is_about() {
     assert!(full[0].cause.contains("all that it may, 4096"), "{full:?}");
 }
 
-/// What looks like a fault and is none.
+#[test]
+fn one_thing_is_singular() {
+    let causes = |fault: fn(&mut Facts)| found(fault).into_iter().map(|one| one.cause);
+    let faults: [(fn(&mut Facts), &str); 4] = [
+        (
+            |facts| {
+                let all = Offloads { frames: 1001, segmented: 1, segments: 1, checksummed: 1000 };
+                facts.ports[0].offloads = all;
+            },
+            "cut 1 packet into 1 segment and finished 1000 checksums",
+        ),
+        (|facts| facts.ports[1].lately.too_big = 1, "1 frame was too long"),
+        (
+            |facts| {
+                let (meaning, advice) = ("", "");
+                facts.ports[1].refused =
+                    Some(Refused { reason: "guard", meaning, advice, frames: 1, address: None });
+            },
+            "dropped 1 frame lately",
+        ),
+        (|facts| facts.ports[0].guest_memory.outside = 1, "1 buffer of its guest"),
+    ];
+    for (fault, words) in faults {
+        assert!(causes(fault).any(|cause| cause.contains(words)), "{words}");
+    }
+}
+
+/// A state that looks like a fault and is none has no finding.
 #[test]
 fn what_is_no_fault_is_no_finding() {
     let harmless: [fn(&mut Facts); 7] = [

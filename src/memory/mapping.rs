@@ -19,6 +19,7 @@ use crate::guard::sigbus;
 use crate::limits::MAX_PORT_MAPPED_BYTES;
 use crate::sys::fs::{self, FileFacts, FileKind};
 use crate::sys::pages::Pages;
+use crate::words::counted;
 
 /// Why a file cannot serve as guest memory.
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +32,11 @@ pub enum MapError {
     #[error("range of {0} bytes is larger than {MAX_PORT_MAPPED_BYTES}")]
     TooLarge(u64),
     /// The file ends before offset plus length as the front-end gave them; its size now.
-    #[error("range of {0} bytes lies beyond the end of the file ({1} bytes)")]
+    #[error(
+        "range of {} lies beyond the end of the file ({})",
+        counted(.0, "byte"),
+        counted(.1, "byte")
+    )]
     BeyondEnd(u64, u64),
     /// Not tmpfs, memfd or hugetlbfs.
     #[error("not memory-backed: only memfd, tmpfs and hugetlbfs files are accepted")]
@@ -215,6 +220,8 @@ mod tests {
         let file = memfd("t", 8192).unwrap();
         let err = Mapping::new(file, 4096, 8192, &Arc::default()).unwrap_err();
         assert!(matches!(err, MapError::BeyondEnd(12288, 8192)), "{err}");
+        let short = MapError::BeyondEnd(4096, 1).to_string();
+        assert_eq!(short, "range of 4096 bytes lies beyond the end of the file (1 byte)");
     }
 
     #[test]

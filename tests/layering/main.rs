@@ -97,7 +97,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("ring", &["memory", "stats", "guard", "sys", "frame", "limits"]),
-    ("memory", &["guard", "sys", "limits"]),
+    ("memory", &["guard", "sys", "limits", "words"]),
     ("capture", &["switch", "stats", "budget", "limits"]),
     ("switch", &["frame", "budget", "limits"]),
     ("events", &["stats", "guard", "sys", "frame", "limits", "words"]),
