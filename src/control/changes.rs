@@ -47,6 +47,7 @@ impl Switch {
                 return Ok(Answer::parts(move |switch| wait.part(switch)));
             }
             added = self.daemon().add(&wanted.settings);
+            added = added.map_err(PortError::with_holder);
         }
         self.added(&wanted, added.map(Some)).map(|added| Answer::reply(&added))
     }
@@ -172,7 +173,7 @@ impl Switch {
     }
 }
 
-/// What was added: its number, and where its socket is. A mirror has neither.
+/// Answers `Add`: the port's number, and the path of its socket. A mirror has neither.
 fn reply(number: Option<PortId>, settings: &Settings) -> Added {
     let socket = settings.socket.as_ref().map(|path| path.to_string_lossy().into_owned());
     Added { number, socket }

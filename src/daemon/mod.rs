@@ -126,16 +126,16 @@ impl StartError {
 /// A running switch.
 pub struct Daemon {
     view: View,
-    /// What serves them, and what every session needs.
+    /// Servers of the ports.
     serving: Vec<Serving>,
-    /// Those on their way out.
+    /// Ports that are being removed.
     removing: Vec<Removing>,
     context: Context,
     ledger: Arc<Ledger>,
     /// Numbers of ports that are gone, and the table of ports from which on they may be used again.
     retired: Vec<(PortId, u64)>,
     handover: Arc<Handover>,
-    /// What is wanted and not in service.
+    /// Ports and services that are wanted and not in service.
     missing: Missing,
     /// The thread that goes on with what takes longer.
     retrier: Option<Thread>,
@@ -165,17 +165,17 @@ pub struct View {
     pub fdb: Arc<Fdb>,
     /// The data path.
     pub workers: Arc<Workers>,
-    /// What is allowed.
+    /// Rules of forwarding.
     pub rules: Rules,
     /// Threads that open sockets, one for each path.
     pub opens: Arc<Blocking>,
     /// To be woken when something happened that those who look may wait for.
     pub news: Arc<Waker>,
-    /// What happened.
+    /// Events of the switch.
     pub events: Arc<Events>,
-    /// What ports counted lately.
+    /// Recent counters of ports.
     pub samples: Arc<Samples>,
-    /// What became of clients of the control socket.
+    /// Counters of clients of the control socket.
     pub clients: Arc<ClientStats>,
     /// When the process started: microseconds since 1970.
     pub started_micros: u64,
@@ -299,7 +299,7 @@ impl Daemon {
                 Err(PortError::Socket(error)) if !error.is_lasting() => {
                     return Err(StartError::port(&port.name)(error.into()));
                 }
-                Err(error) => self.leave_out(port, error, &mut first)?,
+                Err(error) => self.leave_out(port, error.with_holder(), &mut first)?,
             }
         }
         uplink::compare_mtus(&ports);
@@ -382,7 +382,7 @@ impl Daemon {
         self.store.is_unconfirmed()
     }
 
-    /// What was reloaded from these files stays, in the next process too.
+    /// Keeps the configuration that was reloaded from these files, in the next process too.
     fn confirm(&mut self, texts: &Texts) -> Result<(), NotSaved> {
         self.store.stay();
         let files = self.store.keep_files(texts);
@@ -421,12 +421,12 @@ impl Daemon {
         self.metrics_socket.take()
     }
 
-    /// What happened, and where to report it.
+    /// Returns the events of the switch, to read and to report.
     pub fn events(&self) -> &Arc<Events> {
         &self.view.events
     }
 
-    /// What those need who look at the switch while it runs, and take no lock for that.
+    /// Returns a view for readers of the running switch, who take no lock.
     pub fn view(&self) -> View {
         self.view.clone()
     }

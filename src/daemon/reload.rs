@@ -30,7 +30,7 @@ use crate::sys::threads::lock;
 pub struct Reloader {
     daemon: Arc<Mutex<Daemon>>,
     request: Box<Request>,
-    /// What is under way.
+    /// State of reloads.
     state: Mutex<State>,
     /// Something of it has changed.
     changed: Condvar,
@@ -40,11 +40,11 @@ pub struct Reloader {
 struct State {
     /// A thread is at it, until it has confirmed too.
     busy: bool,
-    /// What the last one came to.
+    /// Result of the last reload.
     done: Option<Result<Vec<Step>, Vec<String>>>,
     /// It is to be confirmed, so that none that needs no confirmation may take its place.
     confirms: bool,
-    /// What waits to be confirmed.
+    /// The reload that waits to be confirmed.
     waits: Option<Waiting>,
     /// Another one is wanted when it is over.
     again: bool,
@@ -89,11 +89,11 @@ pub enum Busy {
     NotSaved(NotSaved),
 }
 
-/// What a reload did.
+/// A reload that was carried out.
 struct Applied {
     steps: Vec<Step>,
     texts: Texts,
-    /// What was wanted.
+    /// Entries that were wanted before the reload.
     before: Desired,
 }
 
@@ -142,7 +142,7 @@ impl Reloader {
         if self.state().busy { Err(Busy::Busy) } else { Ok(()) }
     }
 
-    /// What a reload would do, or why it would do nothing.
+    /// Returns the steps of a reload, or why a reload would do nothing.
     pub fn diff(&self) -> Result<Vec<Step>, Vec<String>> {
         self.read().map(|(_, _, steps)| steps)
     }
@@ -191,12 +191,12 @@ impl Reloader {
         self.begin(None)
     }
 
-    /// What the reload came to, once it is known.
+    /// Returns the result of the reload, once the reload has ended.
     pub fn outcome(&self) -> Option<Result<Vec<Step>, Vec<String>>> {
         self.state().done.clone()
     }
 
-    /// What was reloaded stays. The caller may end the process after the answer.
+    /// Keeps the configuration that was reloaded. The caller may end the process after the answer.
     pub fn confirm(&self) -> Result<(), Busy> {
         let mut state = self.state();
         let waiting = state.waits.take().ok_or(Busy::Nothing)?;
@@ -371,7 +371,9 @@ impl Reloader {
             Ok(socket) => (socket, None),
             Err(error) => (None, Some(error)),
         };
-        self.daemon().create_next(entry, failed.map_or(Ok(&mut socket), Err), anyway)
+        let opened = failed.map_or(Ok(&mut socket), Err);
+        let created = self.daemon().create_next(entry, opened, anyway);
+        created.map_err(PortError::with_holder)
     }
 
     fn opens(&self) -> Opens {

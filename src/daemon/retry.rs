@@ -92,14 +92,14 @@ impl Services {
     }
 }
 
-/// What is tried, and what that takes.
+/// An attempt, with the means that it takes.
 enum Attempt {
     Service(Code),
     Port(Arc<RunningPort>, Option<Endpoint>),
 }
 
 impl Daemon {
-    /// What to try now, if something is due.
+    /// Returns the attempt that is due, if there is one.
     fn begin_attempt(&mut self) -> Option<Attempt> {
         if self.stopping.load(Ordering::Acquire) {
             return None;
@@ -154,7 +154,7 @@ struct Retrier {
     workers: Arc<Workers>,
     handover: Arc<Handover>,
     services: Vec<(Code, Start)>,
-    /// As the service manager has it.
+    /// The status line that the service manager has.
     status: String,
 }
 
@@ -182,7 +182,7 @@ impl Retrier {
         }
     }
 
-    /// What failed is due again after a pause, so that this ends.
+    /// Tries all that is due. A failure is due again after a pause, so that the loop ends.
     fn try_all(&mut self, stopping: &AtomicBool) {
         while !stopping.load(Ordering::Acquire) {
             let attempt = lock(&self.daemon).begin_attempt();
@@ -219,7 +219,7 @@ impl Retrier {
         };
         let opened = match opened {
             Ok(opened) => opened,
-            Err(error) => return failed(error),
+            Err(error) => return failed(error.with_holder()),
         };
         let file = opened.file_that_stays();
         let mut daemon = lock(&self.daemon);
@@ -246,7 +246,7 @@ impl Retrier {
         }
     }
 
-    /// What was opened for a port is not used.
+    /// Drops what was opened for a port.
     fn let_go(&self, port: &Port, file: Option<Place>) {
         file.iter().for_each(|file| self.handover.discard_socket(file));
         uplink::detach(port, &self.workers, &self.handover);

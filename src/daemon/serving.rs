@@ -50,7 +50,7 @@ impl Opened {
             let attach = |_: &mut Received| uplink::attach(port, workers, kept.take(), handover);
             let attached = received.open(end, attach, UplinkError::is_busy);
             let attached = attached.inspect_err(|_| uplink::detach(port, workers, handover));
-            return Ok(Opened::Interface(attached.map_err(UplinkError::with_holder)?));
+            return Ok(Opened::Interface(attached?));
         };
         let open = |received: &mut Received| Acceptor::open(port.id.into(), endpoint, received);
         let in_use = |error: &SocketError| matches!(error, SocketError::InUse(..));
