@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use testkit::frontend::Frontend;
+use testkit::host::in_namespace;
 use testkit::proc::{Dir, Usage, copy_program, wait_for};
 use testkit::{rounds, skip};
+use vioswitch::limits::{MAX_MIRRORS, MAX_STREAMS, MAX_TAPS};
 
 use super::{ADMIN, Client, INTERFACE, LOST, Lab, VIEWER, clients_of, is_root};
 use crate::lab::Process;
@@ -255,4 +257,41 @@ fn nobody_waits_for_a_port_that_is_being_removed() {
     clients[0].ask(&call);
     lab.d.stop();
     assert!(clients[1].closes());
+}
+
+/// The switch has a limit for the ports of each kind, whatever other ports there are, and a port
+/// that is deleted makes room.
+#[test]
+fn a_kind_has_so_many_ports_and_no_more() {
+    in_namespace(|| {
+        let lab = Lab::new(2, &[]);
+        let mut client = lab.client();
+        for (kind, most, keys) in [
+            ("stream", MAX_STREAMS, json!({})),
+            ("tap", MAX_TAPS, json!({"ifname": "forty"})),
+            ("mirror", MAX_MIRRORS, json!({"from": "p0", "to": "p1"})),
+        ] {
+            let mut add = |n: usize| {
+                let mut parameters = keys.clone();
+                parameters["kind"] = kind.into();
+                parameters["name"] = format!("{kind}{n}").into();
+                if let Some(ifname) = keys["ifname"].as_str() {
+                    parameters["ifname"] = format!("{ifname}{n}").into();
+                }
+                client.call("Add", parameters)
+            };
+            for n in 0..most {
+                let answer = add(n);
+                assert!(answer["error"].is_null(), "{kind} {n}: {answer}");
+            }
+            let refused = add(most);
+            let reason = format!("there are {most} {kind}s already");
+            assert_eq!(refused["parameters"]["reason"], reason, "{refused}");
+            lab.done(&[kind, "del", &format!("{kind}0")]);
+            let answer = add(most);
+            assert!(answer["error"].is_null(), "{kind}: {answer}");
+            lab.done(&["port", "add", &format!("beside-{kind}")]);
+        }
+        lab.d.stop();
+    });
 }
