@@ -10,21 +10,8 @@ PROFILES=/etc/apparmor.d
 QEMU=/usr/bin/qemu-system-x86_64
 RUN=/run/vioswitch
 
-PATH=/bin
-status=0
-
-# check WHAT COMMAND…
-check() {
-    local what=$1
-    shift
-    if "$@" >/tmp/said 2>&1; then
-        printf 'TEST: %-60s[ OK ]\n' "$what"
-    else
-        printf 'TEST: %-60s[FAIL]\n' "$what"
-        cat /tmp/said
-        status=1
-    fi
-}
+# shellcheck source=check.sh
+. ./check.sh
 
 load_profile() {
     sed "s/LIBVIRT_TEMPLATE/libvirt-$UUID/" $PROFILES/libvirt/TEMPLATE.qemu \

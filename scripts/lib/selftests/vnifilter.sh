@@ -7,22 +7,8 @@ set -u
 UNDERLAY=192.0.2
 VLANS="10 20"
 
-# Not the ones that stand for vioswitchd here.
-PATH=/bin
-status=0
-
-# check WHAT COMMAND…
-check() {
-    local what=$1
-    shift
-    if "$@" >/tmp/said 2>&1; then
-        printf 'TEST: %-60s[ OK ]\n' "$what"
-    else
-        printf 'TEST: %-60s[FAIL]\n' "$what"
-        cat /tmp/said
-        status=1
-    fi
-}
+# shellcheck source=check.sh
+. ./check.sh
 
 on() {
     local host=$1
