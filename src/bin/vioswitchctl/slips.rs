@@ -15,7 +15,7 @@ const PROGRAM: &str = "vioswitchctl";
 /// Letters of a word that is shown again.
 const MAX_CHARS: usize = 80;
 
-/// What other programs call a command, and ours. A word in capitals stands for any word, and for
+/// Commands of other programs, each with ours. A word in capitals stands for any word, and for
 /// itself where there is none. Further words are kept, but for those that `*` stands for.
 const HABITS: &[(&str, &str)] = &[
     // ovs-vsctl, ovs-ofctl, ovs-appctl
@@ -81,7 +81,7 @@ const HABITS: &[(&str, &str)] = &[
 /// Other words for the commands of a group.
 const VERBS: [(&str, &[&str]); 5] = [
     ("add", &["new", "create", "define"]),
-    ("del", &["remove", "rm", "delete", "destroy", "drop", "unset"]),
+    ("del", &["destroy", "drop", "unset"]),
     ("set", &["modify", "update", "edit", "change", "mod"]),
     ("show", &["list", "ls", "get", "info", "details", "dump"]),
     ("flush", &["clear", "reset", "purge"]),
@@ -92,7 +92,7 @@ pub fn no_command(args: &[OsString]) -> String {
     format!("a command is missing, see {}", Line::of(args).help())
 }
 
-/// What clap says in several lines, as one.
+/// Returns clap's error, which has several lines, as one line.
 pub fn line(error: &clap::Error, args: &[OsString]) -> String {
     let line = Line::of(args);
     let word = |kind| match error.get(kind) {
@@ -251,7 +251,7 @@ mod tests {
         line(&error, &args)
     }
 
-    /// What is proposed for the words of other programs is a command.
+    /// Each proposal for the words of other programs is a command.
     #[test]
     fn each_habit_stands_for_a_command() {
         for (theirs, ours) in HABITS {
@@ -262,6 +262,20 @@ mod tests {
             let args = [PROGRAM].into_iter().chain(ours.split(' '));
             if let Err(error) = command().try_get_matches_from(args) {
                 assert_eq!(error.kind(), ErrorKind::MissingRequiredArgument, "{ours}: {error}");
+            }
+        }
+    }
+
+    /// Each other word of a command is one in a group that does not have the word itself.
+    #[test]
+    fn no_other_word_is_a_command_in_all_groups() {
+        let whole = command();
+        for (ours, others) in VERBS {
+            let groups =
+                || whole.get_subcommands().filter(|one| one.find_subcommand(ours).is_some());
+            for other in others {
+                let is_known = |group: &Command| group.find_subcommand(other).is_some();
+                assert!(!groups().all(is_known), "{other} of {ours} is a command everywhere");
             }
         }
     }
