@@ -27,6 +27,8 @@ pub struct Condition {
     pub file: Option<String>,
     /// Combinations of settings that do not do what the settings say.
     pub odd: Vec<Odd>,
+    /// The user of the switch's process, to whom a TAP must belong unless that is root.
+    pub user: u32,
 }
 
 /// A combination of settings of ports that does not do what the settings say.

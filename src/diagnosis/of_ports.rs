@@ -1,4 +1,4 @@
-//! What is wrong with a port: its interface, its rings, and what it takes.
+//! Faults of a port: its interface, its rings, and frames that it does not take.
 
 use super::facts::{Facts, Link, LinkState, Offloads, Port, Refused, Sender};
 use super::{
@@ -9,7 +9,7 @@ use crate::words::counted;
 
 /// So many frames done in software are no accident of a boot.
 const MANY_FRAMES: u64 = 1_000;
-/// What a checksum costs, and one of the segments that a packet is cut into, in nanoseconds:
+/// Cost of a checksum, and of a segment that a packet is cut into, in nanoseconds:
 /// docs/performance.md.
 const NANOS_EACH: u64 = 100;
 /// So many frames without room are no accident of a burst, and the share, in percent, that is.
@@ -20,7 +20,7 @@ const MOST_NAMED: usize = 3;
 
 pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     for port in &facts.ports {
-        found.extend(port.link.as_ref().and_then(|link| down(port, link)));
+        found.extend(port.link.as_ref().and_then(|link| down(port, link, facts)));
         found.extend(disabled(port));
         found.extend(broken(port));
         found.extend(overloaded(port));
@@ -31,7 +31,8 @@ pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     bridges(facts, found);
 }
 
-fn down(port: &Port, Link { interface, is_tap, state, .. }: &Link) -> Option<Finding> {
+fn down(port: &Port, link: &Link, facts: &Facts) -> Option<Finding> {
+    let Link { interface, is_tap, state, .. } = link;
     match state {
         LinkState::Up => None,
         LinkState::Down => {
@@ -40,11 +41,16 @@ fn down(port: &Port, Link { interface, is_tap, state, .. }: &Link) -> Option<Fin
         }
         LinkState::Gone => {
             let cause = format!("its interface {interface} was deleted");
+            let user = match facts.condition.user {
+                0 => String::new(),
+                user => format!(" user {user}"),
+            };
             let command = match is_tap {
                 true => format!(
-                    "ip tuntap add dev {interface} mode tap multi_queue vnet_hdr user vioswitch"
+                    "ip tuntap add dev {interface} mode tap multi_queue vnet_hdr{user} && ip link \
+                     set {interface} up"
                 ),
-                false => format!("ip link show {interface}, and make it again"),
+                false => format!("make the interface {interface} again, or delete the port"),
             };
             Some(Finding::of(TAP_GONE, port, cause, command))
         }
@@ -121,7 +127,7 @@ fn refused(port: &Port) -> Option<Finding> {
     Some(Finding::of(FRAMES_REFUSED, port, cause, advice.replace("NAME", &port.name)))
 }
 
-/// What the receiver lacks is done for it, which costs.
+/// Finds a receiver without offloads, whose work a worker does.
 fn software(port: &Port) -> Option<Finding> {
     let Offloads { frames: all, checksummed, segmented, segments } = port.offloads;
     let frames = checksummed + segmented;
@@ -146,8 +152,8 @@ fn software(port: &Port) -> Option<Finding> {
     Some(Finding::of(OFFLOADS_IN_SOFTWARE, port, cause, command))
 }
 
-/// What a guest sends to all leaves by each of the uplinks, and the bridge gives it back by the
-/// others.
+/// Finds uplinks in one bridge. A guest's broadcast leaves by each of the uplinks, and the bridge
+/// returns each copy by the others.
 fn bridges(facts: &Facts, found: &mut Vec<Finding>) {
     let inside = |port: &Port| {
         let link = port.link.as_ref().filter(|link| link.state == LinkState::Up)?;

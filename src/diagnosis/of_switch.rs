@@ -1,4 +1,4 @@
-//! What is wrong with the switch as a whole.
+//! Faults of the switch as a whole.
 
 use super::facts::{Condition, Degraded, Facts, Odd};
 use super::{DEGRADED, Finding, NOT_KEPT, SETTINGS_AT_ODDS};
@@ -33,8 +33,7 @@ fn not_kept(Condition { not_kept, file, .. }: &Condition) -> Option<Finding> {
     };
     let changes: Vec<&str> = not_kept.iter().map(|one| one.what.as_str()).collect();
     let cause = format!(
-        "a restart of the switch undoes changes, as it has no directory to keep them in \
-         (vioswitchd --state-dir): {}",
+        "a restart of the switch undoes changes, as it has no --state-dir to keep them in: {}",
         list(&changes)
     );
     let of_arguments: Vec<&str> =

@@ -101,7 +101,7 @@ drop_reasons! {
 
     Isolated, "isolated", "in",
     "from one isolated port to another",
-    "vioswitchctl port set NAME isolated=off for one of them";
+    "for one of them: vioswitchctl port set NAME isolated=off";
 
     NoReceiver, "no_receiver", "in",
     "a flood, and no other port may receive it or is in its group; or a query from a port without \

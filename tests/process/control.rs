@@ -44,6 +44,7 @@ mod tenant_keys;
 mod tenants;
 mod top;
 mod trace;
+mod transcripts;
 mod turns;
 mod unconfirmed;
 mod virtual_routers;

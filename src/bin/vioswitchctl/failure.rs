@@ -6,11 +6,40 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use vioswitch::wire::{Fault, SWITCH, ServiceError, SwitchError};
+use vioswitch::words::quote;
+
+use crate::args::DEFAULT_CONTROL;
 
 const REFUSED: u8 = 1;
 const USAGE: u8 = 2;
 const NO_SWITCH: u8 = 3;
 const NOT_PERMITTED: u8 = 4;
+
+/// A directory that exists where systemd is the init process: sd_booted(3).
+const SYSTEMD: &str = "/run/systemd/system";
+/// Directories of units.
+const UNITS: [&str; 4] =
+    ["/etc/systemd/system", SYSTEMD, "/usr/lib/systemd/system", "/lib/systemd/system"];
+
+/// Returns the command that starts a switch with this control socket: the unit's start where
+/// systemd has the unit, whose control socket is the default one.
+fn start(control: &Path) -> String {
+    let has_unit =
+        || UNITS.iter().any(|units| Path::new(units).join("vioswitchd.service").exists());
+    match control == Path::new(DEFAULT_CONTROL) && Path::new(SYSTEMD).is_dir() && has_unit() {
+        true => "systemctl start vioswitchd".to_owned(),
+        false => start_by_hand(control),
+    }
+}
+
+/// Returns the command that starts a switch with this control socket without systemd.
+pub fn start_by_hand(control: &Path) -> String {
+    let quoted = |path: &Path| quote(&path.display().to_string());
+    let directory = control.parent().filter(|directory| !directory.exists());
+    let directory = directory.filter(|directory| !directory.as_os_str().is_empty());
+    let make = directory.map(|directory| format!("mkdir -p {} && ", quoted(directory)));
+    format!("{}vioswitchd --control {}", make.unwrap_or_default(), quoted(control))
+}
 
 /// A command that was not carried out.
 #[derive(Debug)]
@@ -69,17 +98,18 @@ impl Failure {
 
     /// The socket cannot be connected to.
     pub fn connect(path: &Path, error: &io::Error) -> Failure {
-        let path = path.display();
         match error.kind() {
             ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
-                let instead = "systemctl start vioswitchd, or --control PATH";
-                Failure::new(NO_SWITCH, format!("no switch at {path}: {instead}"))
+                let start = start(path);
+                let text = format!("no switch at {}: {start}, or --control PATH", path.display());
+                Failure::new(NO_SWITCH, text)
             }
             ErrorKind::PermissionDenied => {
                 let instead = "use sudo, or join the group that the socket belongs to";
-                Failure::new(NOT_PERMITTED, format!("permission denied at {path}: {instead}"))
+                let text = format!("permission denied at {}: {instead}", path.display());
+                Failure::new(NOT_PERMITTED, text)
             }
-            _ => Failure::new(NO_SWITCH, format!("cannot connect to {path}: {error}")),
+            _ => Failure::new(NO_SWITCH, format!("cannot connect to {}: {error}", path.display())),
         }
     }
 

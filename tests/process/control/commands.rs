@@ -146,8 +146,9 @@ fn what_is_not_done_is_told_in_one_line_with_a_status() {
     let program = || std::process::Command::new(env!("CARGO_BIN_EXE_vioswitchctl"));
     let output = program().arg("--control").arg(&path).arg("status").output().expect("run");
     let (status, line) = failure(output);
-    let instead = "systemctl start vioswitchd, or --control PATH";
-    assert_eq!((status, line), (3, format!("no switch at {}: {instead}", path.display())));
+    let at = path.display();
+    let instead = format!("vioswitchd --control {at}, or --control PATH");
+    assert_eq!((status, line), (3, format!("no switch at {at}: {instead}")));
     for args in [&["--help"][..], &["port", "add", "--help"], &["--version"]] {
         assert!(program().args(args).output().expect("run").status.success(), "{args:?}");
     }

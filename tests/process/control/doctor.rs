@@ -22,14 +22,14 @@ use super::*;
 pub(super) type Codes = BTreeSet<(String, String)>;
 
 /// What a doctor said.
-fn read(output: &Output) -> Codes {
+fn read(control: &Path, output: &Output) -> Codes {
     let text = String::from_utf8_lossy(&output.stdout);
     let told: Value = serde_json::from_str(&text).unwrap_or_else(|_| panic!("{output:?}"));
     let findings = told["findings"].as_array().expect("findings");
     let word = |finding: &Value, key: &str| finding[key].as_str().unwrap_or("").to_owned();
     for finding in findings {
         assert!(!word(finding, "cause").is_empty() && !word(finding, "command").is_empty());
-        remedies::check(&word(finding, "code"), &word(finding, "command"));
+        remedies::check(control, &word(finding, "code"), &word(finding, "command"));
     }
     let failed = findings.iter().any(|finding| finding["level"] == "fail");
     assert_eq!(output.status.code(), Some(i32::from(failed)), "{text}");
@@ -40,7 +40,7 @@ fn read(output: &Output) -> Codes {
 const BUSY: &str = "worker-starved";
 
 pub(super) fn doctor(lab: &Lab) -> Codes {
-    let mut found = read(&lab.ctl(&["--json", "doctor"]));
+    let mut found = read(&lab.path, &lab.ctl(&["--json", "doctor"]));
     found.retain(|(_, code)| code != BUSY);
     found
 }
@@ -190,6 +190,23 @@ fn of_guests(has_disk: bool, has_huge: bool) -> Codes {
     expected
 }
 
+/// Runs as printed what mends faults of guests and changes the switch alone.
+fn mend_guests(lab: &Lab) {
+    let output = lab.ctl(&["--json", "doctor"]);
+    let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let findings = told["findings"].as_array().expect("findings");
+    for (port, code, values) in [
+        ("p0", "socket-shared", ("NAME", "added")),
+        ("p1", "fdb-full", ("NAME", "")),
+        ("p2", "frames-too-long", ("NUMBER", "9000")),
+    ] {
+        let one = findings.iter().find(|one| one["port"] == port && one["code"] == code);
+        let command = one.and_then(|one| one["command"].as_str()).expect("a command");
+        remedies::mend(lab, command, &[values]);
+    }
+    assert_eq!(lab.json(&["port", "show", "p2"])["port"]["mtu"], 9000);
+}
+
 #[test]
 fn faults_of_guests_are_found() {
     if !is_root() {
@@ -248,8 +265,9 @@ fn faults_of_guests_are_found() {
         found == expected
     });
     assert!(all, "{found:?}\n{}", String::from_utf8_lossy(&lab.ctl(&["doctor"]).stdout));
+    mend_guests(&lab);
     // Of one port only what is wrong with that.
-    let output = read(&lab.ctl(&["--json", "doctor", "p3"]));
+    let output = read(&lab.path, &lab.ctl(&["--json", "doctor", "p3"]));
     assert!(output.contains(&("p3".to_owned(), "ring-broken".to_owned())), "{output:?}");
     assert!(output.iter().all(|(port, code)| port == "p3" || code == BUSY), "{output:?}");
     drop((processes, private, fe));
@@ -279,7 +297,7 @@ fn a_command_line_alone_is_no_evidence() {
         elsewhere(&hidden),
     ];
     let output = lab.ctl(&["--json", "doctor"]);
-    let mut found = read(&output);
+    let mut found = read(&lab.path, &output);
     found.retain(|(_, code)| code != BUSY);
     assert_eq!(found, Codes::new());
     drop(strangers);
@@ -287,7 +305,7 @@ fn a_command_line_alone_is_no_evidence() {
     // Of the group, and with the same socket: warned of, and no directory is to be opened to all.
     let others = [Process::naming(&closed, 65534, 0), elsewhere("")];
     let output = lab.ctl(&["--json", "doctor"]);
-    let mut found = read(&output);
+    let mut found = read(&lab.path, &output);
     found.retain(|(_, code)| code != BUSY);
     assert_eq!(found, codes(&[("p0", "socket-shared"), ("p1", "socket-permission")]));
     let told = String::from_utf8_lossy(&output.stdout);
@@ -334,7 +352,7 @@ fn a_long_command_line_costs_no_memory() {
     let mut doctor = Command::new("prlimit");
     doctor.arg(format!("--data={MEMORY}")).arg(env!("CARGO_BIN_EXE_vioswitchctl"));
     let output = doctor.arg("--control").arg(&lab.path).args(["--json", "doctor"]).output();
-    let mut found = read(&output.expect("prlimit"));
+    let mut found = read(&lab.path, &output.expect("prlimit"));
     found.retain(|(_, code)| code != BUSY);
     assert_eq!(found, codes(&[("p0", "memory-not-shared")]));
     drop(hostile);
@@ -386,7 +404,7 @@ fn the_end_of_a_switch_is_told() {
 fn a_user_is_told_whether_it_may_connect() {
     let lab = Lab::with_ports(&["", ",socket-mode=0666"], &[]);
     let output = lab.ctl(&["--json", "doctor", "--user", "nobody"]);
-    let mut found = read(&output);
+    let mut found = read(&lab.path, &output);
     found.retain(|(_, code)| code != BUSY);
     assert_eq!(found, codes(&[("p0", "socket-permission")]));
     let (status, line) = lab.fails(&["doctor", "--user", "no-such-user"]);
@@ -402,7 +420,7 @@ fn doctor_inside(lab: &Lab) -> Codes {
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", mount, env!("CARGO_BIN_EXE_vioswitchctl"), "--control"]);
     let output = command.arg(&lab.path).args(["--json", "doctor"]).output().expect("unshare");
-    let mut found = read(&output);
+    let mut found = read(&lab.path, &output);
     found.retain(|(_, code)| code != BUSY);
     found
 }
@@ -535,7 +553,7 @@ fn faults_of_the_switch_are_found() {
     let mut expected = codes(&[("bad", "degraded"), ("", "config-differs"), starved, unserved]);
     let mut found = Codes::new();
     let all = wait_for(LOST, || {
-        found = read(&lab.ctl(&["--json", "doctor"]));
+        found = read(&lab.path, &lab.ctl(&["--json", "doctor"]));
         found == expected
     });
     assert!(all, "{found:?}");
@@ -544,8 +562,8 @@ fn faults_of_the_switch_are_found() {
     write("nonsense = 1\n");
     let older = of_another_version(&lab);
     let mut command = Command::new(env!("CARGO_BIN_EXE_vioswitchctl"));
-    command.arg("--control").arg(older).args(["--json", "doctor"]);
-    let found = read(&command.output().expect("vioswitchctl"));
+    command.arg("--control").arg(&older).args(["--json", "doctor"]);
+    let found = read(older.as_ref(), &command.output().expect("vioswitchctl"));
     expected = codes(&[("bad", "degraded"), ("", "config-bad"), ("", "version-differs"), unserved]);
     assert!(found.is_superset(&expected), "{found:?}");
     assert!(found.difference(&expected).all(|(_, code)| code == starved.1), "{found:?}");
@@ -562,7 +580,7 @@ fn a_program_that_was_replaced_is_found() {
     let ask = || {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vioswitchctl"));
         command.arg("--control").arg(&control).args(["--json", "doctor"]);
-        let mut found = read(&command.output().expect("vioswitchctl"));
+        let mut found = read(&control, &command.output().expect("vioswitchctl"));
         found.retain(|(_, code)| code != BUSY);
         found
     };

@@ -23,7 +23,9 @@ pub fn found_of_all(lab: &Lab) -> Vec<(String, String)> {
     let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let findings = told["findings"].as_array().expect("findings");
     let word = |finding: &Value, key: &str| finding[key].as_str().unwrap_or("").to_owned();
-    findings.iter().for_each(|one| remedies::check(&word(one, "code"), &word(one, "command")));
+    findings
+        .iter()
+        .for_each(|one| remedies::check(&lab.path, &word(one, "code"), &word(one, "command")));
     findings.iter().map(|one| (word(one, "port"), word(one, "code"))).collect()
 }
 
@@ -179,7 +181,7 @@ fn an_address_of_another_port_is_found() {
     assert_eq!(why(&lab, "p1", "p2").len(), 1, "answers for p0 come there");
     is_measured(&lab, "p0", "address-of-another");
     // The one of two ports that nothing is wrong with.
-    lab.done(&["fdb", "del", mac]);
+    remedies::mend(&lab, finding["command"].as_str().expect("a command"), &[]);
     assert!(wait_for(LOST, || found(&lab).is_empty()), "{:?}", found(&lab));
     assert!(why(&lab, "p0", "p2").is_empty());
     lab.d.stop();
@@ -218,6 +220,7 @@ fn an_address_that_moves_again_and_again_is_found() {
     assert!(cause.contains("77 flaps between it and 'p0': it is held at 'p0' now"), "{cause}");
     one_has(&why(&lab, "p0", "p2"), "address-moving: p1: 02:00:00:00:00:77 flaps between it and");
     is_measured(&lab, "p1", "address-moving");
+    remedies::mend(&lab, finding["command"].as_str().expect("a command"), &[("NAME", "p0")]);
     lab.d.stop();
 }
 

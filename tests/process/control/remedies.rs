@@ -1,42 +1,23 @@
-//! What mends a fault is a command that works as printed.
+//! Remedies that errors, findings and tables print are commands that work as printed.
 //!
-//! Every finding that a test of this program has a doctor print goes through [`check`], in the
-//! state that prints it: `doctor/tests.rs` has a test expect each code. The advice on drops is read
-//! from its table. A command of our own is parsed by `vioswitchctl`, and run here where it keeps
-//! changes; ip(8) and tc(8) parse theirs in a network namespace without links. Of other programs,
-//! which change the host, a shell reads the line.
+//! The source itself says which remedies there are (`sources`): each string literal with a command
+//! of a program in it. The program that a command names parses the command, at a switch and in a
+//! network namespace of the test. Each remedy is run in the state that prints the remedy
+//! (`remedies.txt`, `mistakes.txt`), or stands in [`ELSEWHERE`] with the test that runs it, or the
+//! reason that nothing can run it here.
+
+mod sources;
 
 use std::fs;
-use std::process::Stdio;
 
-use vioswitch::stats::DropReason;
+use testkit::host::{in_namespace, ip};
 
 use super::reload::Filed;
+use super::transcripts::{Desk, Part, parts, proposes};
 use super::*;
+use sources::{commands, literals};
 
-/// What a text tells somebody to type: words in capitals are to be filled in.
-fn commands(text: &str) -> Vec<String> {
-    let text =
-        [", ", " && ", ": "].iter().fold(text.to_owned(), |text, end| text.replace(end, "; "));
-    let parts = text.split("; ").map(str::trim);
-    let parts = parts.map(|part| {
-        ["or ", "and "].iter().fold(part, |part, word| part.strip_prefix(word).unwrap_or(part))
-    });
-    let programs = [
-        "vioswitchctl",
-        "ip",
-        "tc",
-        "systemctl",
-        "journalctl",
-        "iptables",
-        "modprobe",
-        "ethtool",
-        "echo",
-    ];
-    let is_command =
-        |part: &&str| part.split(' ').next().is_some_and(|word| programs.contains(&word));
-    parts.filter(is_command).map(str::to_owned).collect()
-}
+const TABLE: &str = include_str!("remedies.txt");
 
 /// The command with values in the place of the words to be filled in.
 fn filled(command: &str) -> String {
@@ -48,87 +29,314 @@ fn filled(command: &str) -> String {
         ("LIST", "10"),
         ("KEY=VALUE", "mtu=1500"),
         ("IFNAME", "dummy9"),
+        ("PEER", "dummy9"),
         ("BRIDGE", "br9"),
         ("ADDRESS", "192.0.2.1/24"),
+        ("USER", "root"),
+        ("libvirt-qemu", "root"),
         ("FILE", "/dev/null"),
+        ("PATH", "/run/vm9.sock"),
     ];
     let value = |word: &str| values.iter().find(|(name, _)| *name == word).map(|(_, value)| *value);
     let fill = |word: &str| match value(word) {
         Some(value) => value.to_owned(),
         None => match word.split_once('=') {
             Some(("mac", "ADDRESS")) => "mac=02:00:00:00:00:99".to_owned(),
+            Some(("trunk" | "native", "LIST" | "VLAN")) => {
+                word.replace("LIST", "10").replace("VLAN", "10")
+            }
+            Some(("--port" | "socket", _)) => word.replace("PATH", "/run/vm9.sock"),
             Some((key, name)) => format!("{key}={}", value(name).unwrap_or(name)),
             _ => word.to_owned(),
         },
     };
-    command.split(' ').map(fill).collect::<Vec<_>>().join(" ")
+    let line = command.replace("NAME NAME", "vm1 vm2").replace("--cpus LIST", "--cpus 0");
+    line.split(' ').map(fill).collect::<Vec<_>>().join(" ")
 }
 
-fn shell(script: &str) -> Output {
-    let control = "/nonexistent/vioswitch";
-    let mut command = Command::new("sh");
-    command.args(["-c", script]).env("VIOSWITCH_CONTROL", control).stdin(Stdio::null());
-    command.output().expect("sh")
+/// A switch, interfaces and a bridge for commands that are parsed only.
+fn bench() -> Desk {
+    ip("link add dummy9 type veth peer name eth0");
+    ip("link add br9 type bridge");
+    Desk::new()
 }
 
-/// That each command of a remedy is one; `about` is what prints it.
-pub fn check(about: &str, remedy: &str) {
-    assert!(!remedy.contains("docs/"), "{about}: a package has no docs/ here: {remedy}");
-    for command in commands(remedy) {
-        let line = filled(&command);
-        let left = line.split(|c: char| !c.is_alphanumeric()).find(|word| {
-            word.len() > 3
-                && word.chars().all(|c| c.is_ascii_uppercase())
-                && !["ACCEPT", "FORWARD", "DOCKER", "USER"].contains(word)
-        });
-        assert_eq!(left, None, "{about}: {command}");
-        let output = match line.split(' ').next() {
-            Some("vioswitchctl") => {
-                let program = env!("CARGO_BIN_EXE_vioswitchctl");
-                shell(&line.replacen("vioswitchctl", program, 1))
-            }
-            Some("ip" | "tc") if is_root() => shell(&format!("unshare --net {line}")),
-            _ => Command::new("sh").args(["-n", "-c", &line]).output().expect("sh"),
-        };
-        // The namespace lacks the interfaces: ip(8) has parsed the line when it looks for them.
-        let said = String::from_utf8_lossy(&output.stderr)
-            .replace("is wrong: Device does not exist", "does not exist");
-        let is_wrong = match line.split(' ').next() {
-            // 3: it would have been done, had there been a switch.
-            Some("vioswitchctl") => !matches!(output.status.code(), Some(0 | 3)),
-            Some("ip" | "tc") => ["Usage", "garbage", "unknown", "Unknown", "not found", "wrong"]
-                .iter()
-                .any(|word| said.contains(word)),
-            _ => !output.status.success(),
-        };
-        assert!(!is_wrong, "{about}: {command}: {output:?}");
+/// Has the program that a command names parse the command; what is wrong.
+fn parse(desk: &Desk, command: &str) -> Result<(), String> {
+    let line = filled(command);
+    let is_left = |word: &str| {
+        word.len() > 3
+            && word.chars().all(|c| c.is_ascii_uppercase())
+            && !["ACCEPT", "FORWARD", "DOCKER", "USER"].contains(&word)
+    };
+    if let Some(left) = line.split(|c: char| !c.is_alphanumeric()).find(|word| is_left(word)) {
+        return Err(format!("{left} is not filled in"));
     }
+    let run = |line: &str| desk.run(&format!("timeout 3 {line}"));
+    let has = |text: &str, words: &[&str]| words.iter().any(|word| text.contains(word));
+    let program = line.split(' ').next().unwrap_or_default();
+    let ((status, said), is_wrong) = match program {
+        "vioswitchctl" => {
+            desk.run("vioswitchctl port add vm9 --may-exist");
+            let told = run(&line);
+            let is_wrong = told.0 == 2;
+            (told, is_wrong)
+        }
+        "vioswitchd" => {
+            let control = if line.contains("--control") { "" } else { "--control $D/other.sock" };
+            let told = run(&format!("{line} {control} --check"));
+            let is_wrong = told.0 == 2;
+            (told, is_wrong)
+        }
+        "ip" | "tc" | "ethtool" | "iptables" => {
+            let told = run(&line);
+            let signs = [
+                "Usage",
+                "garbage",
+                "nknown",
+                "not found",
+                "wrong",
+                "Bad arg",
+                "bad comm",
+                "followed by",
+            ];
+            let is_wrong = has(&told.1, &signs);
+            (told, is_wrong)
+        }
+        "journalctl" => {
+            let told = run(&format!("{line} --no-pager --lines=0"));
+            let is_wrong = has(&told.1, &["nrecognized", "nvalid", "nknown"]);
+            (told, is_wrong)
+        }
+        // These change the host. Their verbs are in what they print of themselves.
+        "systemctl" | "networkctl" => {
+            let verb = line.split(' ').nth(1).unwrap_or_default();
+            let told = run(&format!("{program} --help"));
+            let is_wrong = !told.1.split_whitespace().any(|word| word == verb);
+            (told, is_wrong)
+        }
+        _ => {
+            let output = Command::new("sh").args(["-n", "-c", &line]).output().expect("sh");
+            let text = String::from_utf8_lossy(&output.stderr).into_owned();
+            ((output.status.code().unwrap_or(-1), text), !output.status.success())
+        }
+    };
+    if is_wrong { Err(format!("{line}\n({status})\n{said}")) } else { Ok(()) }
 }
+
+/// Remedies that no table runs, by a part of their text, or all of it behind `=`: the test that
+/// runs the remedy, or why nothing does so.
+const ELSEWHERE: &[(&str, &str)] = &[
+    // Findings of guests: `check` runs what looks, and their tests run what mends.
+    ("vioswitchctl port add NAME, and one of the two", "control::doctor"),
+    ("vioswitchctl attach {name} --qemu; others", "control::doctor"),
+    ("vioswitchctl attach {name} --qemu", "control::doctor"),
+    ("{name} mode=client; start cloud-hypervisor", "control::doctor"),
+    ("QEMU: {QEMU}; others: vioswitchctl attach", "control::doctor"),
+    ("in the guest: modprobe virtio_net", "in a guest"),
+    ("in the guest: ethtool -K eth0", "in a guest"),
+    ("more CPU for it; vioswitchctl drops {}", "control::findings"),
+    ("tc -s qdisc show dev {}", "parsed only: an overloaded TAP needs a slow host"),
+    ("vioswitchctl port set {name} mtu=NUMBER, and", "control::doctor"),
+    ("a TAP in its place", "parsed only: AF_XDP is not everywhere"),
+    ("vioswitchctl fdb show; vioswitchctl fdb flush", "control::doctor"),
+    ("or vioswitchctl fdb del {mac}", "control::findings"),
+    ("vioswitchctl fdb add {mac} NAME, where", "control::findings"),
+    ("vioswitchd --cpus LIST", "parsed only: CPUs of its own are the host's"),
+    ("vioswitchctl --control {other} doctor", "another switch of this user, whose path is any"),
+    // Changes that are not kept: `what_keeps_changes_does_so_as_printed`.
+    ("=vioswitchctl config save", "the default file, which is the host's"),
+    ("does not read {own}: vioswitchctl config save", "below"),
+    ("vioswitchctl config save --config {}", "below"),
+    ("vioswitchctl config show > FILE; then start", "below"),
+    // Errors that need another host, another version, or a moment.
+    ("is of another version, see vioswitchctl status", "parsed only: an older switch"),
+    ("degraded: {reasons}, see vioswitchctl status", "control::looking"),
+    ("degraded: {count}, see vioswitchctl status", "control::top"),
+    ("vioswitchd --port {name},socket=PATH makes", "parsed only: an inherited descriptor"),
+    ("say it again then, or vioswitchctl network", "scripts/network-demo"),
+    ("then again: vioswitchctl network {name} --remove", "scripts/network-demo"),
+    ("network {name} has another manager", "control::network"),
+    ("the TAP alone has to go into it", "control::network"),
+    ("ip link delete {interface}", "control::network"),
+    ("ip address flush dev {nic}; ifup", "a step of network, control::network"),
+    ("ip link delete {bridge}", "a step of network, control::network"),
+    ("vioswitchctl config reload\n", "a step of network, control::network"),
+    ("was there already and stays: vioswitchctl port del", "control::run"),
+    ("stays: {why}; vioswitchctl port del", "control::run"),
+    ("vioswitchctl doctor --user libvirt-qemu", "scripts/libvirt-demo"),
+    // The log of an uplink past the host's network stack, and of a TAP that refuses.
+    ("if its other end has no offloads: ethtool", "parsed only: AF_XDP is not everywhere"),
+    ("takes the tags of VLANs out of frames", "parsed only: a network card's"),
+    ("frames of {} of them go to the host", "parsed only: a network card's"),
+    ("not {mtu}, and keeps it: ip link set", "parsed only: a TAP of another's namespace"),
+    ("and noqueue cannot be set: {error}", "parsed only: an old kernel's"),
+    ("which ip -details link show names", "parsed only: AF_XDP is not everywhere"),
+    // The table of drops, each of whose commands is parsed and run at a switch above.
+    ("vioswitchctl doctor NAME", "docs/counters.md"),
+    ("vioswitchctl why NAME NAME", "docs/counters.md"),
+    ("vioswitchctl port set NAME admin=up", "docs/counters.md"),
+    ("vioswitchctl port show NAME", "docs/counters.md"),
+    ("its mirrors: vioswitchctl mirror list", "docs/counters.md"),
+    ("vioswitchctl port set NAME isolated=off", "docs/counters.md"),
+    ("vioswitchctl port set NAME mtu=NUMBER", "docs/counters.md"),
+    ("vioswitchctl capture NAME; or a higher", "docs/counters.md"),
+    ("overloaded: tc -s qdisc show dev IFNAME", "docs/counters.md"),
+    ("ip link set IFNAME up", "docs/counters.md"),
+    ("ip -s link show IFNAME", "docs/counters.md"),
+    ("agree: ip link set IFNAME mtu NUMBER", "docs/counters.md"),
+];
 
 #[test]
 fn a_wrong_command_is_seen() {
-    let fails = |remedy: &str| std::panic::catch_unwind(|| check("a control", remedy)).is_err();
-    assert!(fails("vioswitchctl port del and add it anew"));
-    assert!(fails("vioswitchctl trace"));
-    assert!(fails("vioswitchctl port set NAME mtu=BYTES"));
-    assert!(fails("make the MTUs agree: see docs/configuration.md"));
-    assert!(fails("echo 'so"));
-    assert!(!is_root() || fails("ip link put eth0 up"));
-    assert!(!fails("vioswitchctl port set NAME mtu=NUMBER, and the same MTU in guests"));
-    assert_eq!(
-        commands("one; or vioswitchctl a b && ip c, and tc d"),
-        ["vioswitchctl a b", "ip c", "tc d"]
-    );
+    in_namespace(|| {
+        let desk = bench();
+        for (wrong, right) in [
+            ("vioswitchctl port del and add it anew", "vioswitchctl port del NAME"),
+            ("vioswitchctl trace", "vioswitchctl port list"),
+            ("vioswitchctl port set NAME mtu=BYTES", "vioswitchctl port set NAME mtu=NUMBER"),
+            ("vioswitchctl port set NAME mtuu=1500", "vioswitchctl port set NAME mtu=1500"),
+            ("vioswitchd --cpu LIST", "vioswitchd --cpus 0"),
+            ("ip link put dummy9 up", "ip link set dummy9 up"),
+            ("tc qdisc put dev dummy9 root", "tc qdisc show dev dummy9"),
+            ("ethtool -K dummy9 tx of", "ethtool -K dummy9 tx off"),
+            ("systemctl begin vioswitchd", "systemctl start vioswitchd"),
+            ("echo 'so", "echo so"),
+        ] {
+            assert!(parse(&desk, wrong).is_err(), "{wrong}");
+            assert_eq!(parse(&desk, right), Ok(()));
+        }
+        desk.stop();
+    });
 }
 
 #[test]
-fn advice_on_drops_is_commands_that_exist() {
-    let mut count = 0;
-    for reason in DropReason::ALL {
-        check(reason.name(), reason.advice());
-        count += commands(reason.advice()).len();
+fn each_command_in_the_source_is_one_of_its_program() {
+    in_namespace(|| {
+        let desk = bench();
+        let (mut wrong, mut count) = (String::new(), 0);
+        for literal in literals() {
+            let (file, text) = (&literal.file, &literal.text);
+            if text.contains("docs/") {
+                wrong += &format!("{file}: {text}: a package has no docs/\n");
+            }
+            for command in literal.commands() {
+                count += 1;
+                if let Err(why) = parse(&desk, &command) {
+                    wrong += &format!("{file}: {text}: {why}\n");
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{wrong}");
+        assert!(count > 100, "the scan is broken: {count}");
+        desk.stop();
+    });
+}
+
+#[test]
+fn each_remedy_is_run_in_the_state_that_prints_it() {
+    in_namespace(|| {
+        let desk = Desk::new();
+        let (wrong, _) = desk.replay(TABLE);
+        assert!(wrong.is_empty(), "the answers are others than in remedies.txt:\n{wrong}");
+        desk.stop();
+    });
+}
+
+/// Whether a table has answers with this remedy, and runs what can be run of the remedy.
+fn is_run(literal: &sources::Literal, table: &str) -> bool {
+    let (mut left, mut is_last) = (None, false);
+    for part in parts(table) {
+        match part {
+            Part::Typed(_, answer, _) | Part::Found(_, answer) => {
+                let answer = answer.join("\n");
+                is_last = literal.is_in(&answer);
+                if is_last {
+                    left.get_or_insert_with(|| runnable(&answer));
+                }
+            }
+            Part::Proposed(line) if is_last => {
+                let typed = commands(line);
+                let is_typed = |printed: &String| typed.iter().any(|one| proposes(printed, one));
+                left.iter_mut().for_each(|left| left.retain(|printed| !is_typed(printed)));
+            }
+            _ => {}
+        }
     }
-    assert!(count > 8, "the scan is broken: {count}");
+    left.is_some_and(|left| left.is_empty())
+}
+
+/// The commands of an answer that change no more than a switch and a namespace of a test.
+fn runnable(answer: &str) -> Vec<String> {
+    let programs = ["vioswitchctl", "vioswitchd", "ip", "tc", "ethtool", "mkdir", "getent"];
+    let mut all = commands(answer);
+    all.retain(|command| programs.contains(&command.split(' ').next().unwrap_or_default()));
+    all
+}
+
+fn is_listed(literal: &sources::Literal, listed: &str) -> bool {
+    match listed.strip_prefix('=') {
+        Some(whole) => literal.text == whole,
+        None => literal.text.contains(listed),
+    }
+}
+
+/// A new error or finding with a remedy needs a case.
+#[test]
+fn each_remedy_of_the_source_has_a_case() {
+    let all = literals();
+    let mut wrong = String::new();
+    for literal in &all {
+        // A command that changes the host is parsed only.
+        if runnable(&literal.text).is_empty() {
+            continue;
+        }
+        let is_run = [TABLE, super::mistakes::TABLE].iter().any(|table| is_run(literal, table));
+        let listed = ELSEWHERE.iter().any(|(text, _)| is_listed(literal, text));
+        if is_run == listed {
+            let why = if listed { "is run: ELSEWHERE is wrong" } else { "has no case" };
+            wrong += &format!("{}: {:?} {why}\n", literal.file, literal.text);
+        }
+    }
+    for (text, _) in ELSEWHERE {
+        if !all.iter().any(|literal| is_listed(literal, text)) {
+            wrong += &format!("ELSEWHERE: nothing in the source has {text:?}\n");
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+/// Runs the commands of the client in a remedy as they are printed, with values for words in
+/// capitals.
+pub fn mend(lab: &Lab, remedy: &str, values: &[(&str, &str)]) {
+    let commands = commands(remedy).into_iter().filter(|one| one.starts_with("vioswitchctl "));
+    let mut count = 0;
+    for command in commands {
+        let line = values.iter().fold(command, |line, (word, value)| line.replace(word, value));
+        let output = run(lab, &line);
+        assert!(output.status.success(), "{line}: {output:?}");
+        count += 1;
+    }
+    assert!(count > 0, "no command: {remedy}");
+}
+
+/// Commands of the client that change nothing, and that a finding prints.
+const LOOKS: [&str; 7] =
+    ["port show", "drops", "doctor", "why", "attach", "fdb show", "config show"];
+
+/// Runs those commands of a finding that change nothing at the switch that told the finding.
+pub fn check(control: &Path, about: &str, remedy: &str) {
+    for command in commands(remedy) {
+        let Some(rest) = command.strip_prefix("vioswitchctl ") else { continue };
+        if !LOOKS.iter().any(|look| rest.starts_with(look)) || rest.contains('>') {
+            continue;
+        }
+        let output = run_at(control, &command);
+        // 1: a doctor found something, as the doctor did that printed this.
+        let wanted = if rest.starts_with("doctor") { &[0, 1][..] } else { &[0] };
+        let is_done = output.status.code().is_some_and(|status| wanted.contains(&status));
+        assert!(is_done, "{about}: {command}: {output:?}");
+    }
 }
 
 /// The command of a finding of this switch.
@@ -141,10 +349,14 @@ fn command(lab: &Lab, code: &str) -> Option<String> {
 
 /// Runs a command as it is printed, by the switch's own control socket.
 fn run(lab: &Lab, line: &str) -> Output {
+    run_at(&lab.path, line)
+}
+
+fn run_at(control: &Path, line: &str) -> Output {
     let program = env!("CARGO_BIN_EXE_vioswitchctl");
     let script = line.replace("vioswitchctl", program);
     let mut command = Command::new("sh");
-    command.args(["-c", &script]).env("VIOSWITCH_CONTROL", &lab.path).output().expect("sh")
+    command.args(["-c", &script]).env("VIOSWITCH_CONTROL", control).output().expect("sh")
 }
 
 /// What a switch without a directory for its changes says of them, beside a file and without one.

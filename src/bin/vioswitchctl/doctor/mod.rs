@@ -30,7 +30,7 @@ use serde_json::{Value, json};
 use vioswitch::wire::{self, Finding, Level};
 
 use crate::client::Client;
-use crate::failure::Failure;
+use crate::failure::{Failure, start_by_hand};
 use crate::{Told, args};
 use facts::{Ended, Facts};
 
@@ -69,7 +69,7 @@ pub fn finding_lines(finding: &Finding) -> String {
     headline(finding) + &line(&format!("      {}", finding.command))
 }
 
-/// As JSON; without other ports where it is about one alone.
+/// Returns a finding as JSON; without `with` where it is about one port alone.
 fn shown(finding: &Finding) -> Value {
     let mut told = wire::json(finding);
     if let (Value::Object(told), true) = (&mut told, finding.with.is_empty()) {
@@ -141,11 +141,7 @@ fn judge_ended(failure: &Failure, ended: &Ended, control: &Path) -> Vec<Finding>
         ("failed", _) => format!("systemctl status {unit}; journalctl -u {unit}"),
         ("active", _) => format!("--control PATH, as in the configuration of {unit}"),
         _ if !unit.is_empty() => format!("systemctl start {unit}"),
-        _ => {
-            let directory = control.parent().filter(|directory| !directory.exists());
-            let make = directory.map(|directory| format!("mkdir -p {} && ", directory.display()));
-            format!("{}vioswitchd --control {}", make.unwrap_or_default(), control.display())
-        }
+        _ => start_by_hand(control),
     };
     findings.fail("switch-absent", "", cause, &command);
     findings.0
@@ -162,7 +158,7 @@ impl Doctor {
         Ok((Some((as_value(&facts, &findings), lines(&facts, &findings))), status))
     }
 
-    /// What there is, what is wrong with it, and the exit status.
+    /// Returns facts, findings, and the exit status.
     fn look(&self, control: &Path) -> Result<(Facts, Vec<Finding>, u8), Failure> {
         let (port, user) = (self.port.as_deref(), self.user.as_deref());
         let gathered =

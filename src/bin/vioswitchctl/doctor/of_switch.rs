@@ -1,4 +1,4 @@
-//! What is wrong with the switch itself: as a whole, as a process, and by its configuration.
+//! Faults of the switch itself: as a whole, as a process, and by its configuration.
 
 use vioswitch::wire::Step;
 
@@ -23,7 +23,7 @@ fn version(facts: &Facts, findings: &mut Findings) {
     let switch = show::text(&facts.status.version);
     let client = &facts.client_version;
     if switch != *client {
-        let cause = format!("the switch that runs is version {switch}, vioswitchctl is {client}");
+        let cause = format!("the switch that runs is version {switch}, this vioswitchctl {client}");
         findings.warn("version-differs", "", cause, &facts.restart());
     } else if facts.daemon.replaced {
         let cause = "the switch's program was replaced since it was started: the old one runs";

@@ -22,7 +22,7 @@ use crate::show::text;
 const INTERFACE: Duration = Duration::from_secs(10);
 const STEP: Duration = Duration::from_millis(50);
 
-/// What is run once the files are there, but for the interface being waited for.
+/// Returns the commands that run once the files are there, without the wait for the interface.
 pub fn commands(plan: &Plan) -> Vec<String> {
     let mut commands = vec!["systemctl daemon-reload".to_owned()];
     if plan.manager == Manager::Networkd {
@@ -87,7 +87,7 @@ fn not_running(failure: Failure) -> Result<Option<Client>, Failure> {
     if failure.is_absence() { Ok(None) } else { Err(failure) }
 }
 
-/// What cannot be mended by trying.
+/// Refuses a host that lacks a user or a program.
 fn ready(plan: &Plan) -> Result<(), Failure> {
     let refused = |text: &str| Err(Failure::refused(text.to_owned()));
     if !host::has_user() {
@@ -203,9 +203,8 @@ pub fn remove(store: &Store, name: &str, live: Option<&Path>) -> Result<Told, Fa
     let mut gone = Vec::new();
     if let Some(control) = live {
         let again = |failure: Failure| {
-            failure.told_as(|why| {
-                format!("{why}; then say vioswitchctl network {name} --remove again")
-            })
+            failure
+                .told_as(|why| format!("{why}; then again: vioswitchctl network {name} --remove"))
         };
         gone = take_down(store, name, control).map_err(again)?;
     }
