@@ -10,7 +10,7 @@ use crate::switch::{FloodClass, Limit, Rate, Size};
 /// A unit of one of two kinds: its name, and how many of the smallest it is.
 type Unit = (&'static str, u64);
 
-/// What an amount of some kind looks like.
+/// Form of an amount: its units and limits.
 struct Form {
     /// The units of either kind, the ones to be written with first.
     units: [&'static [Unit]; 2],
@@ -74,7 +74,7 @@ pub fn limit_word(limit: &Limit) -> String {
     }
 }
 
-/// What may be flooded a second, of each class by its number.
+/// Frames of each class that may be flooded a second, by the class's number.
 pub type FloodRates = [Rate; FloodClass::ALL.len()];
 
 /// `storm=`: classes with a rate each.

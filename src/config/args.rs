@@ -157,8 +157,8 @@ pub(super) fn parse(args: Vec<OsString>, machine: Machine<'_>) -> Result<Asked, 
     }
 }
 
-/// What to write instead of `--poll true`: a truth value is part of its option's word, as the
-/// option may stand alone.
+/// Returns what replaces `--poll true`: a boolean is part of its option's word, as the option may
+/// stand alone.
 fn separate_truth(args: &[OsString]) -> Option<String> {
     let words: Vec<&str> = args.iter().filter_map(|arg| arg.to_str()).collect();
     words.windows(2).find_map(|pair| match pair {
@@ -188,7 +188,7 @@ pub fn first_line(error: &clap::Error) -> String {
     clip(&line, 4 * limits::MAX_QUOTED_CHARS)
 }
 
-/// The same, and its best suggestion.
+/// Returns the first line of clap's error, with clap's best suggestion.
 fn summary(error: &clap::Error) -> String {
     let line = first_line(error);
     match error.get(ContextKind::SuggestedArg) {

@@ -17,7 +17,7 @@ use crate::switch::mirror::{Mirror, conflict as conflict_of_mirrors};
 use crate::sys::fs::directory_of;
 
 words! {
-    /// What only one entry may have.
+    /// Kinds of values that one entry alone may have.
     Shared {
         /// The name.
         Name "name",

@@ -49,7 +49,7 @@ pub(super) fn check(
     if complaints.is_empty() { Ok(checked) } else { Err(report(texts, complaints)) }
 }
 
-/// What stands outside of any entry in two files. Which of them is meant is not known.
+/// Finds global keys that two files set: the reader cannot know which file is meant.
 fn given_twice(scalars: &[Setting]) -> Vec<Complaint> {
     let mut first: HashMap<&str, &Place> = HashMap::new();
     let mut complaints = Vec::new();
@@ -101,7 +101,7 @@ fn lower(text: &Text) -> Result<(Source, Vec<Complaint>), Vec<Complaint>> {
     Ok((lowering.source, lowering.complaints))
 }
 
-/// What to write instead of a line that is no TOML, where that is known.
+/// Returns what replaces a line that is no TOML, where that is known.
 fn instead(text: &str, at: &Place) -> Option<String> {
     let Place::Line(_, number) = at else { return None };
     let line = text.lines().nth(number - 1)?.split('#').next()?.trim();
@@ -134,7 +134,7 @@ fn instead(text: &str, at: &Place) -> Option<String> {
     word.then(|| format!("a string stands between quotes: write {key} = \"{}\"", short(value)))
 }
 
-/// What to write instead of the head of a table.
+/// Returns what replaces the head of a table.
 fn header(line: &str) -> Option<String> {
     let name = line.trim_matches(['[', ']', ' ']);
     let kind = Kind::named(name)?;

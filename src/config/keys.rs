@@ -30,7 +30,7 @@ use crate::switch::{Bridge, Rate, ReservedSet, Size, VlanId, VlanSet};
 use crate::sys::tap_ring::Io;
 
 words! {
-    /// What is behind a port, with the name of its tables in a file, and of its option.
+    /// Kind of an entry, with the name of its tables in a file, and of its option.
     Kind {
         /// A virtual machine.
         Port "port",
@@ -48,9 +48,9 @@ words! {
 }
 
 impl Kind {
-    /// Those of ports.
+    /// The kinds of ports.
     pub const PORTS: [Kind; 4] = [Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream];
-    /// Those of which there may be several.
+    /// The kinds of which there may be several entries.
     pub const NAMED: [Kind; 5] = [Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Mirror];
 
     /// The kind of entries that is called so.
@@ -89,7 +89,7 @@ impl Kind {
         self.keys().find(|key| key.name == name)
     }
 
-    /// What `--help` says of its keys, the name apart.
+    /// Returns the text of `--help` on the keys of this kind, without `name`.
     pub fn help(self) -> String {
         let keys = self.keys().filter(|key| key.name != "name");
         let lines = keys.map(|key| {
@@ -105,7 +105,7 @@ impl Kind {
         lines.collect::<Vec<_>>().join("\n")
     }
 
-    /// Those that can be set while a port serves.
+    /// Returns the keys that can be set while a port serves.
     pub fn live_keys(self) -> impl Iterator<Item = &'static Key> {
         self.keys().filter(move |key| key.effect(self) != Effect::Reopen)
     }
@@ -151,11 +151,11 @@ words! {
 pub struct Key {
     /// Its name in files and on the command line.
     pub name: &'static str,
-    /// What is behind the ports that have it.
+    /// Kinds of entries that have the key.
     pub kinds: &'static [Kind],
     /// A value, as in a file.
     pub example: &'static str,
-    /// What it is for.
+    /// Purpose of the key.
     pub help: &'static str,
     /// It may be given several times, and is a list in files.
     pub is_list: bool,
@@ -165,7 +165,7 @@ pub struct Key {
     pub is_shown: bool,
     /// A value may have commas.
     pub(super) has_commas: bool,
-    /// What only one port may have.
+    /// Set if one port alone may have a value.
     pub(super) claims: Option<Shared>,
     effect: Effect,
     form: fn(Kind) -> String,
@@ -220,7 +220,7 @@ impl Key {
     }
 }
 
-/// What clap leaves of 100 columns.
+/// Columns that clap leaves of 100.
 const HELP_COLUMNS: usize = 90;
 const HELP_INDENT: usize = 22;
 
@@ -242,10 +242,10 @@ const TAGGED: &[Kind] =
 macro_rules! port_keys {
     (|$kind:ident| $($name:literal $field:ident: $slot:ty = $default:expr, $type:ident, $kinds:expr,
         $effect:ident, $example:literal, $help:literal;)*) => {
-        /// What a port is asked to be.
+        /// Settings of an entry.
         #[derive(Debug, Clone, PartialEq, Eq)]
         pub struct Settings {
-            /// What is behind it.
+            /// Kind of the entry.
             pub kind: Kind,
             $(#[doc = $help] pub $field: $slot,)*
         }

@@ -9,7 +9,7 @@ use crate::limits::MAX_LATENCY_MICROS;
 /// A value of `latency`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Latency {
-    /// As the kernel chooses.
+    /// The kernel chooses.
     #[default]
     Normal,
     /// Within so many microseconds; within 0 they do not sleep.

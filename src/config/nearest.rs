@@ -5,7 +5,7 @@ const MAX_CHARS: usize = 64;
 /// Fewer letters are the beginning of too many words.
 const MIN_BEGINNING: usize = 3;
 
-/// What Open vSwitch, ip(8), bridge(8), libvirt, QEMU and people call a key, and ours behind it.
+/// Keys as Open vSwitch, ip(8), bridge(8), libvirt, QEMU and people name them, each before our key.
 const HABITS: &str = "\
     tag vlan, pvid native, pvid vlan, vlans trunk, trunks trunk, network bridge, br bridge, ip \
     allowed-ips, address mac, hwaddr mac, macaddr mac, dev ifname, device ifname, iface ifname, \

@@ -60,7 +60,7 @@ pub(super) struct Setting {
 }
 
 impl Setting {
-    /// The same setting with the value `word`, as it would be written where this one was given.
+    /// Returns the setting with the value `word`, in the form of the place where it stands.
     pub(super) fn shown(&self, word: &str) -> String {
         match self.value {
             Value::Word(_) => format!("{}={word}", self.key),
@@ -68,7 +68,7 @@ impl Setting {
         }
     }
 
-    /// The same setting under the key `key`, as it would be written where this one was given. A
+    /// Returns the setting with the key `key`, in the form of the place where the setting stands. A
     /// value that is long, or that a shell would take apart, is left out.
     pub(super) fn renamed(&self, key: &str) -> String {
         let (is_text, word) = match &self.value {

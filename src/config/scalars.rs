@@ -20,7 +20,7 @@ use crate::limits;
 /// An option that is a key as well.
 pub(super) struct Scalar {
     pub(super) name: &'static str,
-    /// What stands for its value in `--help`.
+    /// Placeholder of the value in `--help`.
     form: &'static str,
     help: &'static str,
 }

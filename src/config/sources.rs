@@ -17,7 +17,7 @@ const DIRECTORY: &str = "conf.d";
 pub struct Text {
     /// Its path.
     pub name: String,
-    /// What stands in it.
+    /// Content of the file.
     pub bytes: Vec<u8>,
 }
 

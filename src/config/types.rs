@@ -66,7 +66,7 @@ impl<T: 'static> Slot<T> for Option<T> {
     }
 }
 
-/// What there may be a list of.
+/// A type of values of which a key may have a list.
 pub(super) trait Listed: 'static {
     /// How many, and of what.
     const MOST: (usize, &'static str);
@@ -180,14 +180,14 @@ fn mtu(kind: Kind) -> (u64, u64) {
 }
 
 words! {
-    /// What the administrator has a port do.
+    /// Administrative state of a port.
     Admin {
         /// It forwards.
         Up "up",
         /// It forwards nothing.
         Down "down",
     }
-    /// What of a VM's memory must be there when it is mapped.
+    /// Part of a VM's memory that must be allocated when the switch maps the memory.
     Memory {
         /// Nothing.
         Any "any",
@@ -216,7 +216,7 @@ words! {
     }
 }
 
-/// What becomes of a port's socket, or where the frames of an XDP uplink are taken.
+/// Side that connects a port's socket, or the place where an XDP uplink takes frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// It is listened on.
@@ -256,7 +256,7 @@ fn modes(kind: Kind) -> Vec<(&'static str, Mode)> {
 }
 
 impl Server {
-    /// Those of a list.
+    /// Returns the set of a list.
     pub fn all(list: &[Server]) -> Servers {
         let has = |server| list.contains(&server);
         Servers {
@@ -271,9 +271,9 @@ impl Server {
 /// Source addresses of a port with a guard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AllowedMac {
-    /// Those of `mac`.
+    /// The addresses of `mac`.
     Own,
-    /// Those of virtual routers.
+    /// The addresses of virtual routers.
     Vrrp,
     /// This one.
     One(MacAddr),
@@ -330,7 +330,7 @@ impl Ethertype {
     }
 }
 
-/// What is offered to what is behind a port.
+/// Offloads that a port offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offload {
     /// Offloads that its frames may ask for.
@@ -420,9 +420,9 @@ pub(super) const ADDRESSES: Type<u32> =
 pub(super) const VLAN: Type<VlanId> = shown(numbers(|_| range(VLANS), |s, _| read_in(s, VLANS)));
 pub(super) const NATIVE: Type<VlanId> =
     shown(numbers(|_| range((0, VLANS.1)), |s, _| read_in(s, (0, VLANS.1))));
-/// What the beginnings may be that a mirror copies.
+/// Least and greatest length that a mirror copies of a frame.
 const SNAPLENS: (u64, u64) = (limits::MIN_SNAPLEN as u64, limits::MAX_FRAME_LEN as u64);
 /// How many addresses a port may be limited to.
 const ADDRESS_CAPS: (u64, u64) = (1, limits::FDB_MAX_ENTRIES as u64);
-/// What the identifiers of VLANs may be.
+/// Least and greatest identifier of a VLAN.
 const VLANS: (u64, u64) = (1, MAX_VLAN as u64);

@@ -92,7 +92,7 @@ pub(super) fn worker_word(worker: &Option<u16>) -> String {
     worker.map_or_else(|| AUTO.to_owned(), |number| number.to_string())
 }
 
-/// What the switch chooses by itself.
+/// Word for a value that the switch chooses.
 const AUTO: &str = "auto";
 
 /// Digits alone: no sign, no blanks.

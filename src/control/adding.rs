@@ -15,7 +15,7 @@ use crate::switch::PortId;
 use crate::sys::blocking::{NotBegun, Task};
 use crate::wire::Fault;
 
-/// What a client asks for.
+/// A port that a client wants.
 #[derive(Debug)]
 pub struct Wanted {
     pub(super) settings: Settings,

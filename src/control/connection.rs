@@ -73,17 +73,17 @@ pub struct Connection {
     socket: ClientSocket,
     /// Who it is.
     pub caller: Caller,
-    /// What places it may take.
+    /// Places that the client may take.
     pub rank: Rank,
     /// Tells it from others that had its place.
     pub number: u64,
-    /// What came and is not dealt with.
+    /// Bytes that came and are not yet read as a message.
     input: Vec<u8>,
     /// No more will come.
     ended: bool,
     /// Since when there is half a message.
     since: Option<Instant>,
-    /// What the client has not read; all before `written` it has.
+    /// Bytes for the client, which has read those before `written`.
     output: Vec<u8>,
     written: usize,
     /// An answer that goes on as the client reads.
@@ -94,7 +94,7 @@ pub struct Connection {
     pub busy: bool,
     /// Nobody would read an answer.
     pub hung_up: bool,
-    /// What is waited for at present.
+    /// Events that the epoll set waits for.
     pub watched: EventSet,
 }
 
@@ -223,7 +223,7 @@ impl Connection {
         if over || gone { Err(Closed::Left) } else { Ok(()) }
     }
 
-    /// What is to be waited for.
+    /// Returns the events to wait for.
     pub fn interest(&self) -> EventSet {
         let mut events = EventSet::empty();
         if self.wants_more() {

@@ -169,7 +169,7 @@ fn details(
     }
 }
 
-/// What was counted of a ring, and what its session says of it.
+/// Returns a ring's counters, and the session's facts about the ring.
 fn ring(stats: &QueueStats, facts: Option<&RingFacts>) -> Ring {
     let drops = DropReason::ALL.iter().map(|reason| (reason.name(), stats.drops.get(*reason)));
     let counters = stats.counters().chain(stats.fallbacks.counters());

@@ -16,7 +16,7 @@ pub struct EventStream {
 }
 
 impl EventStream {
-    /// What `Events` requests.
+    /// Begins the answer to `Events`.
     pub fn new(given: wire::Events, events: &events::Events) -> Result<EventStream, Fault> {
         let last = events.last();
         let since = number(given.since, "since", 0..=u64::MAX)?.unwrap_or(last);
@@ -60,7 +60,7 @@ fn show(event: &events::Event, label: impl Fn(&str) -> Option<String>) -> Event 
     }
 }
 
-/// What an event says besides its text.
+/// Returns the fields of an event besides its text.
 fn details(what: &What) -> Event {
     serde_json::from_value(wire::json(what)).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! What is wrong with the switch, for clients: by itself, and among the metrics.
+//! Findings for clients: as answers, and among the metrics.
 
 use super::methods::{Answer, Switch};
 use super::parts::{Part, list};

@@ -30,7 +30,7 @@ pub struct Frames {
     all: bool,
     /// Names of ports, also of those that have gone since.
     names: HashMap<PortId, String>,
-    /// What was collected and not sent, and the order to send it in, from the end.
+    /// Frames that were collected and not sent; the last batch is sent first.
     batches: Vec<Batch>,
     order: Vec<(usize, usize)>,
     begun: bool,

@@ -46,14 +46,14 @@ impl Switch {
 }
 
 impl Place {
-    /// Those that are here.
+    /// Returns the ports of a group that exist.
     fn shown(&self, known: &[Known], ports: &PortTable) -> Vec<GroupPort> {
         let known = known.iter().filter(|one| self.has(one.port, one.segment));
         known.filter_map(|one| shown(one, ports)).collect()
     }
 }
 
-/// As it is told; nothing of a port that has gone since.
+/// Returns a member as clients get it; nothing for a port that is gone.
 fn shown(one: &Known, ports: &PortTable) -> Option<GroupPort> {
     let port = ports.get(one.port)?.name.clone();
     let (asked, segment) = (ports.policy(one.port), one.segment);

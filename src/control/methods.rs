@@ -1,4 +1,5 @@
-//! What each method does. Looking takes no lock but for a moment; changing takes the daemon's.
+//! Methods of the interface. A method that looks holds locks for a moment only; a method that
+//! changes takes the daemon's lock.
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -47,7 +48,7 @@ const SERVICE_METHODS: [&str; 2] = ["GetInfo", "GetInterfaceDescription"];
 /// Keys whose values are fields of a port, or of its details, by themselves.
 const FIELDS: [&str; 5] = ["socket", "ifname", "queues", "io", "mtu"];
 
-/// What a call comes to.
+/// Answer to a call.
 pub enum Answer {
     /// This, and no more.
     Reply(Value),
@@ -71,10 +72,10 @@ impl Answer {
 
 /// The switch, as clients see it.
 pub struct Switch {
-    /// What changes it.
+    /// The daemon, which changes the switch.
     daemon: Arc<Mutex<Daemon>>,
     pub(super) view: View,
-    /// What reads the configuration again.
+    /// Reads the configuration again.
     pub(super) reloader: Arc<Reloader>,
     started: Instant,
     /// Where sockets are that have no path of their own.
@@ -83,7 +84,7 @@ pub struct Switch {
     admins: Option<u32>,
     /// The group whose members may look at frames.
     capture: Option<u32>,
-    /// What became of clients.
+    /// Counters of clients.
     pub clients: Arc<ClientStats>,
     /// Lines about clients in the log.
     pub log: Bucket,
@@ -232,7 +233,7 @@ impl Switch {
         ports.named(name).cloned().ok_or_else(|| unknown_port(&ports, name))
     }
 
-    /// What the daemon could not do.
+    /// Returns the error of the interface for an error of the daemon.
     pub fn fault(&self, name: &str, error: &PortError) -> Fault {
         match error {
             PortError::Exists => {
@@ -334,7 +335,7 @@ impl Switch {
         Workers { cycles_per_second: clock::cycles_per_second(), workers }
     }
 
-    /// What addresses a request is about.
+    /// Returns the addresses that a request is about.
     fn place(
         &self,
         port: Option<String>,

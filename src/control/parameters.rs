@@ -44,7 +44,7 @@ pub fn number(
     }
 }
 
-/// What was given, for the answer about what is wrong with it.
+/// Parameters as the client gave them, for answers that refuse one.
 pub struct Values(Parameters);
 
 impl Values {

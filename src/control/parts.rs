@@ -28,7 +28,7 @@ pub fn list<T: 'static, A: Serialize>(
     })
 }
 
-/// What came of the work of a thread, if that is known.
+/// Returns the result of a thread's work, if the thread has ended.
 pub fn found<T>(begun: &Result<Task<T>, NotBegun>) -> Result<Option<T>, Fault> {
     match begun.as_ref().map(Task::result) {
         Ok(Ok(found)) => Ok(Some(found)),
@@ -37,7 +37,7 @@ pub fn found<T>(begun: &Result<Task<T>, NotBegun>) -> Result<Option<T>, Fault> {
     }
 }
 
-/// What comes next of an answer of several parts.
+/// Next part of an answer of several parts.
 #[derive(Debug)]
 pub enum Part {
     /// This; true if another one follows.

@@ -25,7 +25,8 @@ use crate::wire::{
     RuntimeChange, RuntimeChanges, Steps, Unconfirmed,
 };
 
-/// As many of these as one reply may have: it cannot wait for its reader as a part of several does.
+/// Returns as many items as one reply may have: a single reply cannot wait for its reader, as an
+/// answer of several parts can.
 fn some<T: Serialize>(all: impl Iterator<Item = T>) -> Vec<T> {
     let mut bytes = 0;
     let all = all.take(CONTROL_SHOWN_CHANGES).map_while(|step| {
@@ -42,8 +43,8 @@ pub(super) fn keys(words: impl IntoIterator<Item = (&'static str, Vec<String>)>)
     set.map(|(key, values)| ConfigKey { key: key.to_owned(), values }).collect()
 }
 
-/// What became of a port while the switch runs. One that is of another kind by now was deleted, and
-/// one of its name was added.
+/// Returns a port's changes since the start. A port whose kind has changed was deleted, and another
+/// one of the name was added.
 fn differences(Changed { configured, now, tied }: &Changed<'_>) -> Vec<RuntimeChange> {
     let tell = |sign: &str, entry: &Entry, before: Vec<ConfigKey>, now: Vec<ConfigKey>| {
         let Entry { settings, origin, .. } = entry;

@@ -26,7 +26,7 @@ use crate::limits::{
 use crate::vhost_user::socket::Listener;
 use crate::wire::{self, Deleted};
 
-/// What events are about; clients are numbered from `FIRST` on.
+/// Tokens of the epoll set; clients have the numbers from `FIRST` on.
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const NEWS: u64 = 2;
@@ -45,7 +45,7 @@ pub struct Server<'a> {
     switch: &'a Switch,
     epoll: Epoll,
     places: [Option<Connection>; CONTROL_CONNECTIONS],
-    /// Those that can go on.
+    /// Clients that can go on.
     ready: ReadyList,
     leaving: Vec<Leaving>,
     /// When these are looked at again.

@@ -96,7 +96,7 @@ pub fn degraded(all: &[Degradation]) -> Vec<String> {
     told
 }
 
-/// The same with codes, for programs.
+/// Returns degradations with their codes, for programs.
 pub fn degradations(all: Vec<Degradation>) -> Vec<wire::Degradation> {
     let shown = all.into_iter().take(CONTROL_SHOWN_REASONS);
     let told = shown.map(|Degradation { code, subject, text, since }| wire::Degradation {
@@ -135,7 +135,7 @@ fn offloads(set: Offloads) -> Vec<String> {
     set.map(|(_, name)| (*name).to_owned()).collect()
 }
 
-/// What was counted in one direction, with the age of each reason for a drop.
+/// Returns the counters of one direction, with the age of each reason for a drop.
 fn traffic(traffic: &Traffic, age: impl Fn(DropReason, u64) -> Option<u32>) -> wire::Traffic {
     let drops = happened(traffic.dropped().map(|(reason, count)| (reason.name(), count)));
     let ages = traffic
@@ -150,7 +150,7 @@ pub fn happened<'n>(counts: impl Iterator<Item = (&'n str, u64)>) -> BTreeMap<St
     counts.filter(|(_, count)| *count > 0).map(|(name, count)| (name.to_owned(), count)).collect()
 }
 
-/// What each reason for a drop means.
+/// Returns the meaning of each reason for a drop.
 pub fn reasons() -> wire::DropReasons {
     let told = DropReason::ALL.iter().map(|reason| wire::DropReason {
         name: reason.name().to_owned(),

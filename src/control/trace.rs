@@ -1,4 +1,4 @@
-//! What would become of a frame: each step in a sentence, and where it ends.
+//! Traces a frame through the switch: each step in a sentence, and where the frame ends.
 //!
 //! Asked about one port of the receivers, a trace says all that keeps the frame from that port, and
 //! nothing about others.
@@ -28,7 +28,7 @@ use crate::sys::clock;
 use crate::wire::{Fault, State, Trace, Traced};
 use crate::words::counted;
 
-/// What the answer has of a frame.
+/// Parts of the answer about a frame.
 #[derive(Default)]
 struct Told {
     steps: Vec<String>,
@@ -67,7 +67,7 @@ impl Switch {
         Ok(told.answer(port, to))
     }
 
-    /// What becomes of a frame that came in.
+    /// Traces a frame that came in.
     fn forwarded(
         &self,
         told: &mut Told,
@@ -252,7 +252,7 @@ impl Told {
         self.admitted(port, asked, sample)
     }
 
-    /// What mirrors do with what comes from a port; true if it gets copies itself.
+    /// Tells the mirrors of frames from a port; true if the port gets copies itself.
     fn mirrored(&mut self, ports: &PortTable, port: &Port) -> bool {
         let name = |id: PortId| ports.get(id).map_or_else(String::new, quote);
         for watch in ports.watches() {
@@ -273,7 +273,7 @@ impl Told {
         false
     }
 
-    /// What mirrors do with what reaches ports.
+    /// Tells the mirrors of frames that reach ports.
     fn mirrored_out(&mut self, ports: &PortTable) {
         for watch in ports.watches().iter().filter(|watch| watch.takes_out(watch.from)) {
             let (Some(from), Some(to)) = (ports.get(watch.from), ports.get(watch.to)) else {
@@ -323,7 +323,7 @@ impl Told {
         vlan
     }
 
-    /// What the port's guard says of a frame; true if it drops it.
+    /// Tells the verdict of the port's guard; true if the guard drops the frame.
     fn guard(&mut self, port: &Port, asked: &PortPolicy, sample: &Sample) -> bool {
         let Some(rules) = &asked.security else { return false };
         let whole = &sample.guarded[..];
@@ -508,7 +508,7 @@ fn idle(port: &Port) -> Option<(String, DropReason)> {
     Some((why.to_owned(), reason))
 }
 
-/// What keeps a frame that is for a port from leaving by it, with the reasons of its drop.
+/// Returns what keeps a frame from leaving by its port, with the reasons of the drop.
 fn hindrances(port: &Port, sample: &Sample) -> Vec<(String, DropReason)> {
     let mut found: Vec<_> = idle(port).into_iter().collect();
     let (most, length) = (port.mtu.max_len(), sample.length);

@@ -9,7 +9,7 @@ use super::show;
 use crate::limits::{CONTROL_WAIT_MAX, CONTROL_WAIT_STEP};
 use crate::wire::{Fault, State, SwitchError, WaitForPort, WaitedFor};
 
-/// What `WaitForPort` requests.
+/// Begins the answer to `WaitForPort`.
 pub fn wait_for_port(given: WaitForPort) -> Result<Answer, Fault> {
     let WaitForPort { name, state, timeout_ms } = given;
     let wanted = match state {

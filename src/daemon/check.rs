@@ -88,7 +88,7 @@ fn relative(path: &Path) -> Option<String> {
     path.is_relative().then(|| format!("socket {path:?} {text}"))
 }
 
-/// What is wrong with the directory that the socket is to appear in.
+/// Returns what is wrong with the directory of a socket.
 fn directory(path: &Path) -> Option<String> {
     let directory = directory_of(path);
     match fs::metadata(directory) {

@@ -18,12 +18,12 @@ macro_rules! codes {
             /// All kinds.
             pub const ALL: &[Code] = &[$(Code::$name,)*];
 
-            /// As programs know it: it never changes.
+            /// Returns the name, which programs rely on and which never changes.
             pub fn name(self) -> &'static str {
                 match self { $(Code::$name => $code,)* }
             }
 
-            /// What it means.
+            /// Returns the meaning.
             pub fn meaning(self) -> &'static str {
                 match self { $(Code::$name => $meaning,)* }
             }
@@ -63,7 +63,7 @@ impl Code {
 /// One thing that the switch is configured to have or to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Degradation {
-    /// What kind it is of.
+    /// Kind of the degradation.
     pub code: Code,
     /// The port, TAP or stream that it is about, if it is about one.
     pub subject: Option<String>,
@@ -94,7 +94,7 @@ impl Daemon {
 const SHOWN: usize = 5;
 
 impl Daemon {
-    /// The same in a line, for the service manager; nothing if all is there.
+    /// Returns the shortfall in a line, for the service manager; nothing if all is there.
     pub fn shortfall(&self) -> Option<String> {
         let all = self.degradations();
         let mut parts = Vec::new();
@@ -116,7 +116,7 @@ impl Daemon {
         (!parts.is_empty()).then(|| format!("degraded, {}", parts.join("; ")))
     }
 
-    /// As the service manager reads it.
+    /// Returns the status line of the service manager.
     pub fn status_line(&self) -> String {
         self.shortfall().unwrap_or_else(|| "all sockets exist".to_owned())
     }

@@ -13,12 +13,12 @@ use crate::frame::MacAddr;
 use crate::limits::{MAX_MIRRORS, MAX_STATIC_MACS};
 use crate::switch::mirror::{Mirror, conflict};
 
-/// What became of one port while the switch runs.
+/// A port that has changed while the switch runs.
 #[derive(Debug)]
 pub struct Changed<'b> {
-    /// What the configuration has; nothing of one that was added.
+    /// The configuration's entry; none for a port that was added.
     pub configured: Option<&'b Entry>,
-    /// What is in force; nothing of one that was deleted.
+    /// The entry in force; none for a port that was deleted.
     pub now: Option<&'b Entry>,
     /// Addresses that it was given.
     pub tied: Vec<MacAddr>,
@@ -105,13 +105,13 @@ pub struct Desired {
     entries: BTreeMap<String, Entry>,
     /// The sockets and interfaces of each, as they were spelled when it was entered.
     claims: HashMap<String, Vec<(Shared, PathBuf)>>,
-    /// The same by who has them.
+    /// Owner of each value that one port alone may have.
     owners: HashMap<(Shared, PathBuf), String>,
-    /// As the command line and the files have them.
+    /// Entries of the command line and the files.
     configured: BTreeMap<String, Entry>,
     /// Static addresses that were given to ports while the switch runs, and where they are.
     assigned: BTreeMap<(MacAddr, String), PathBuf>,
-    /// What ports are like that bring their own sockets; none in a test of this alone.
+    /// Settings of ports that bring their own sockets; none in a test of this module.
     template: Option<Settings>,
 }
 
@@ -137,17 +137,17 @@ impl Desired {
         all.filter_map(|(name, entry)| Some((name.as_str(), entry.origin.plugged_by()?)))
     }
 
-    /// What such ports are like that come from now on.
+    /// Returns the settings of ports that bring their own sockets.
     pub fn template(&self) -> Option<&Settings> {
         self.template.as_ref()
     }
 
-    /// What the configuration says of one name.
+    /// Returns the configuration's entry of a name.
     pub fn configured(&self, name: &str) -> Option<&Entry> {
         self.configured.get(name)
     }
 
-    /// What the configuration has and is not wanted any more.
+    /// Returns the configuration's entries that a client has deleted.
     pub fn deleted(&self) -> impl Iterator<Item = &Entry> {
         // A port by plug of the same name is not kept, so the deletion still counts.
         let lasts = |name: &str| self.get(name).is_some_and(|e| e.origin.plugged_by().is_none());
@@ -155,8 +155,8 @@ impl Desired {
         all.filter(move |(name, _)| !lasts(name)).map(|(_, entry)| entry)
     }
 
-    /// What differs from the configuration, by name, but for ports by plug: their sockets are found
-    /// again.
+    /// Returns the ports that differ from the configuration, by name, except ports by plug: their
+    /// sockets are found again.
     pub fn changes(&self) -> Vec<Changed<'_>> {
         let mut tied: HashMap<&str, Vec<MacAddr>> = HashMap::new();
         for (mac, name) in self.assigned() {
@@ -290,7 +290,7 @@ impl Desired {
         self.assigned.keys().map(|(mac, name)| (*mac, name.as_str()))
     }
 
-    /// The same of one port.
+    /// Returns the static addresses that a port was given while the switch runs.
     pub fn assigned_to(&self, name: &str) -> impl Iterator<Item = MacAddr> {
         self.assigned().filter(move |(_, port)| *port == name).map(|(mac, _)| mac)
     }

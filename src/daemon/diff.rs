@@ -19,9 +19,9 @@ pub enum Step {
     Remove(Entry),
     /// Its settings change, and perhaps who gave it.
     Change(Entry, Vec<Difference>),
-    /// What stands outside of any entry.
+    /// A key outside of any entry.
     Scalar(Difference),
-    /// What ports have in common that bring their own sockets.
+    /// A key of ports that bring their own sockets.
     Template(Difference),
     /// An address that was tied to a port while the switch runs is another one's.
     Address {
@@ -77,7 +77,7 @@ pub fn diff(desired: &Desired, started: &Config, config: &Config) -> Vec<Step> {
     steps
 }
 
-/// The same of ports, by the entries of `wanted` that are not the command line's.
+/// Returns the steps of ports, by the entries of `wanted` that are not the command line's.
 fn ports(desired: &Desired, wanted: &[Entry]) -> Vec<Step> {
     let names: HashSet<&str> = wanted.iter().map(|entry| entry.settings.name.as_str()).collect();
     let mut steps: Vec<Step> = desired
@@ -133,7 +133,7 @@ pub fn apply(desired: &mut Desired, steps: &[Step]) -> Vec<String> {
     wrong
 }
 
-/// What differs outside of any entry.
+/// Returns the steps of keys outside of any entry.
 fn scalars(before: &Config, after: &Config) -> impl Iterator<Item = Step> {
     let both = before.words.iter().cloned().zip(after.words.iter().cloned());
     let differ = both.filter(|(before, after)| before != after);

@@ -18,7 +18,7 @@ pub struct Drops {
     /// The second of the last drop of each reason; none if that was counted before.
     last: [[Option<u32>; DropReason::ALL.len()]; 2],
     running: Vec<Running>,
-    /// What was dropped in the last minutes; one of each direction and reason at most.
+    /// Drops of the last minutes, at most one item for each direction and reason.
     recent: Vec<Recent>,
 }
 
@@ -71,7 +71,7 @@ impl Drops {
         self.running.is_empty()
     }
 
-    /// What the port has counted by second `now`.
+    /// Records the port's counters of second `now`.
     pub fn look(&mut self, port: &Port, traffic: &[Traffic; 2], now: u32) {
         let counts = counts(traffic);
         let known = self.counts.replace(counts).unwrap_or(counts);
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(one("a drops ended: out no_buffer, 1 frame"), 1, "{ends:?}");
     }
 
-    /// What an earlier process counted has no age; nor does what is carried over make any younger.
+    /// Drops of an earlier process have no age; counters that are carried over make none younger.
     #[test]
     fn drops_have_an_age() {
         let events = events();

@@ -25,13 +25,13 @@ use crate::vhost_user::socket::{
     Access, Connector, Inherited, Listener, Opened, Place, SocketError, inherit,
 };
 
-/// What a port's thread serves its front-ends with.
+/// Thread of a port, which serves front-ends.
 pub struct PortThread {
     /// The port.
     pub running: Arc<RunningPort>,
-    /// What its guests' memory is mapped on.
+    /// Account that the guests' memory is charged to.
     pub account: Arc<Account>,
-    /// What every session needs.
+    /// Context of every session.
     pub context: Context,
     /// Written when it is to end.
     pub stop: Arc<EventFd>,

@@ -45,7 +45,7 @@ pub struct Handover {
     store: Option<FdStore>,
 }
 
-/// What came from the one before, by who is to have it.
+/// Descriptors and state from the process before, by their new owner.
 #[derive(Debug, Default)]
 pub struct Received {
     /// Listening sockets by the number of their port.

@@ -51,7 +51,7 @@ impl Permit {
 }
 
 impl PortError {
-    /// What has become of a thread for the socket at `path`.
+    /// Returns the error for a thread that did not open the socket at `path`.
     pub fn unanswered(path: PathBuf, why: NotBegun) -> PortError {
         match why {
             NotBegun::Busy => PortError::Silent(path),
@@ -106,8 +106,8 @@ impl Opens {
         done.map_err(|why| PortError::unanswered(path.to_owned(), why))
     }
 
-    /// What keeps the sockets of a configuration's new ports from their places. One that does not
-    /// answer is enough.
+    /// Returns what keeps the sockets of a configuration's new ports from their places. Ends at the
+    /// first file system that does not answer.
     pub(super) fn misplaced(&self, steps: &[Step]) -> Vec<String> {
         let mut wrong = Vec::new();
         for step in steps {

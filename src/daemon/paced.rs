@@ -9,7 +9,7 @@ use crate::limits::{MOVES_TOLD_SECONDS, VIOLATIONS_TOLD_SECONDS};
 use crate::port::{Port, PortTable};
 use crate::switch::port_security::Address;
 
-/// What is reported of one port.
+/// Reports of one port.
 #[derive(Debug)]
 pub struct Reports([Paced; 3]);
 
@@ -30,8 +30,8 @@ impl Reports {
         self.0.iter().zip(counted(port)).all(|(paced, count)| paced.is_over(count))
     }
 
-    /// What the port has counted by second `now`; `ports` are those that addresses came from or are
-    /// held at.
+    /// Reports the port's counters of second `now`; `ports` has the ports that addresses came from
+    /// or are held at.
     pub fn look(&mut self, port: &Port, ports: &PortTable, now: u32) {
         let name = |id| ports.get(id).map(|port| port.name.clone());
         let ([moved, held, broken], counts) = (&mut self.0, counted(port));
@@ -56,7 +56,7 @@ impl Reports {
     }
 }
 
-/// What of a count was reported, and when.
+/// A counter, the part of it that was reported, and when.
 #[derive(Debug)]
 struct Paced {
     /// How many were reported, or came before; unknown while counters of before are being carried
@@ -67,7 +67,7 @@ struct Paced {
 }
 
 impl Paced {
-    /// Those so far need not be reported.
+    /// Begins with `told`, which is not reported again.
     fn new(told: Option<u64>) -> Paced {
         Paced { told, second: None }
     }

@@ -38,7 +38,7 @@ impl Action {
 /// A port that runs.
 #[derive(Debug, Clone, Copy)]
 pub struct Running<'a> {
-    /// As it was last made or changed.
+    /// The entry that the port was last made or changed with.
     pub entry: &'a Entry,
     /// Its static addresses.
     pub addresses: &'a BTreeSet<MacAddr>,
@@ -47,9 +47,9 @@ pub struct Running<'a> {
 /// The ports there are.
 #[derive(Debug, Default)]
 pub struct Actual<'a> {
-    /// Those that run.
+    /// Ports that run.
     pub running: BTreeMap<&'a str, Running<'a>>,
-    /// Those that have been stopped and are not gone.
+    /// Ports that have been stopped and are not gone.
     pub stopping: Vec<&'a Entry>,
 }
 
@@ -234,7 +234,7 @@ mod tests {
             self.running.insert(name, (entry, macs));
         }
 
-        /// What the model says: the ports that are wanted, and nothing else.
+        /// Returns true if the model has the ports that are wanted, and no others.
         fn is_as(&self, desired: &Desired) -> bool {
             let addresses = desired.addresses();
             let same = |(name, (entry, macs)): (&String, &(Entry, BTreeSet<MacAddr>))| {

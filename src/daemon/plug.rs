@@ -127,7 +127,7 @@ struct Candidate<'a> {
     uid: u32,
 }
 
-/// What became of a file.
+/// State of a file.
 #[derive(Debug)]
 enum State {
     /// A port, which cannot be connected since then.
@@ -155,7 +155,7 @@ struct Watcher {
     trouble: Option<String>,
     known: BTreeMap<OsString, Known>,
     removals: Vec<Removal>,
-    /// What may come and go.
+    /// Limit of files that come and go.
     changes: Bucket,
     /// A change waits for the bucket.
     behind: bool,
@@ -270,7 +270,7 @@ impl Watcher {
         Ok(found)
     }
 
-    /// What keeps the directory from being looked at.
+    /// Returns why the directory cannot be read.
     fn named(&self, why: &dyn fmt::Display) -> String {
         reason(format!("plug {:?}: {why}", self.path))
     }

@@ -45,13 +45,13 @@ pub enum PortError {
     /// No number is left.
     #[error(transparent)]
     Full(#[from] Full),
-    /// As many of its kind as there may be.
+    /// The switch has as many ports of this kind as it may.
     #[error("there are {0} {1} already")]
     Many(usize, &'static str),
-    /// As many ports as may come by themselves.
+    /// The switch has as many ports by plug as it may.
     #[error("there are {MAX_PLUG_PORTS} ports by plug already")]
     ManyPlugged,
-    /// As many of them as one user may have.
+    /// The user has as many ports by plug as one user may.
     #[error("user {0} has {MAX_PLUG_PORTS_A_USER} ports by plug already")]
     ManyOfUser(u32),
     /// The other ports have all that can be mapped.
@@ -75,7 +75,7 @@ pub enum PortError {
     /// The file system of its socket's path does not answer.
     #[error("socket {0:?}: its file system does not answer")]
     Silent(PathBuf),
-    /// As many others do not as are waited for.
+    /// As many file systems are silent as the daemon waits for.
     #[error("socket {0:?} is not opened: {SOCKET_OPENS} file systems do not answer")]
     ManySilent(PathBuf),
     /// Its interface cannot be opened.
@@ -86,7 +86,7 @@ pub enum PortError {
     Fixed {
         /// The setting.
         key: &'static str,
-        /// What the port would be like.
+        /// Settings that are wanted of the port.
         wanted: Box<Settings>,
     },
     /// A setting cannot be changed.
@@ -147,8 +147,8 @@ impl Daemon {
         self.edit(|desired| desired.enter(entry), |daemon| daemon.reconcile_port(name))
     }
 
-    /// The same with its socket open, if it has one, which is left where the port cannot be added:
-    /// a file system may hold up its end.
+    /// Adds a port whose socket, if it has one, is open. Leaves the socket in `socket` if the port
+    /// cannot be added: a file system may hold up the closing.
     pub(super) fn add_opened(
         &mut self,
         entry: Entry,
@@ -166,7 +166,7 @@ impl Daemon {
         Ok(id)
     }
 
-    /// The same by its name alone.
+    /// Returns a number for a new port of this name.
     pub fn check_name(&mut self, name: &str) -> Result<PortId, PortError> {
         let id = self.free_number(name)?;
         if self.desired.get(name).is_some() { Err(PortError::Exists) } else { Ok(id) }
@@ -292,7 +292,7 @@ impl Daemon {
         Ok(changes)
     }
 
-    /// What of a port or TAP waits for its next front-end.
+    /// Returns the changes of a port or TAP that wait for the next front-end.
     pub fn pending(&self, name: &str) -> Vec<Difference> {
         self.serving(name).map(|serving| serving.running().pending()).unwrap_or_default()
     }

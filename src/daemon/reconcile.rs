@@ -17,17 +17,17 @@ use super::running_port::RunningPort;
 use super::{Daemon, PortError};
 use crate::config::{Entry, Kind};
 
-/// What [`Daemon::reconcile`] came to.
+/// Result of [`Daemon::reconcile`].
 #[derive(Default)]
 pub(super) struct Reconciled {
     /// Ports that have been stopped.
     pub(super) stopped: Vec<Arc<RunningPort>>,
-    /// What could not be done, by the port's name.
+    /// Errors, by the port's name.
     failed: Vec<(String, PortError)>,
 }
 
 impl Reconciled {
-    /// What could not be done, one line each.
+    /// Returns the errors, a line each.
     pub(super) fn errors(&self) -> Vec<String> {
         self.failed.iter().map(|(name, error)| format!("port {name}: {error}")).collect()
     }
@@ -117,7 +117,7 @@ impl Daemon {
         }
     }
 
-    /// What [`Daemon::edit`] carries out of a change of one port that runs.
+    /// Carries out a change of one port that runs, for [`Daemon::edit`].
     pub(super) fn reconcile_port(&mut self, name: &str) -> Result<(), PortError> {
         self.reconcile().of(name)
     }
@@ -140,7 +140,7 @@ impl Daemon {
         entries.filter(move |entry| !running.contains(entry.settings.name.as_str()))
     }
 
-    /// What the thread of a reload does next.
+    /// Returns the next step of a reload's thread.
     pub(super) fn next_to_create(&mut self) -> Next {
         self.advance_all();
         let wanted = &self.desired;
@@ -203,7 +203,7 @@ impl Daemon {
     }
 }
 
-/// What the thread of a reload does next.
+/// Next step of a reload's thread.
 pub(super) enum Next {
     /// It makes these ports.
     Create(Vec<Entry>),

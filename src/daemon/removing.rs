@@ -35,7 +35,7 @@ use crate::vhost_user::session::Context;
 pub(super) struct Removing {
     serving: Serving,
     begun: Instant,
-    /// The same by the wall clock: microseconds since 1970.
+    /// Begin of the removal by the wall clock: microseconds since 1970.
     since: u64,
     /// That it lasts was reported.
     told: bool,
@@ -48,12 +48,12 @@ impl Removing {
         self.serving.running().name()
     }
 
-    /// What served it.
+    /// Returns the server of the port.
     pub(super) fn into_serving(self) -> Serving {
         self.serving
     }
 
-    /// As it was while it ran.
+    /// Returns the port's entry.
     pub(super) fn entry(&self) -> &Entry {
         self.serving.entry()
     }

@@ -32,9 +32,9 @@ pub struct RunningPort {
 #[derive(Debug)]
 struct State {
     port: Arc<Port>,
-    /// What it is.
+    /// Settings in force.
     settings: Settings,
-    /// What it will be when a front-end connects, if that is something else.
+    /// Settings from the next front-end on, if they differ.
     next: Option<Settings>,
 }
 
@@ -78,7 +78,7 @@ impl RunningPort {
         self.state().port.leaving.store(true, Ordering::Relaxed);
     }
 
-    /// What waits for the next front-end.
+    /// Returns the changes that wait for the next front-end.
     pub fn pending(&self) -> Vec<Difference> {
         let state = self.state();
         state.next.as_ref().map_or(Vec::new(), |next| state.settings.differences(next))

@@ -37,8 +37,8 @@ pub fn run(samples: &Samples, ports: &Ports, workers: &Workers, stopping: &Atomi
     }
 }
 
-/// What was seen of all ports. Held for a look at all of them, which takes milliseconds where there
-/// are a thousand; no worker takes it.
+/// Samples of all ports. The sampler holds the lock for a look at all ports, which takes
+/// milliseconds for a thousand; no worker takes the lock.
 #[derive(Debug, Default)]
 pub struct Samples(Mutex<Ledger>);
 
@@ -48,7 +48,7 @@ struct Ledger {
     looks: u64,
 }
 
-/// What was seen of one port.
+/// Samples of one port.
 #[derive(Debug)]
 pub struct Seen {
     port: Arc<Port>,
@@ -228,7 +228,7 @@ impl Seen {
         }
     }
 
-    /// What was counted in the last `seconds`.
+    /// Returns the counts of the last `seconds`.
     pub fn over(&self, seconds: u32, now: u32) -> Counts {
         self.history.as_ref().map(|history| history.over(seconds, now)).unwrap_or_default()
     }

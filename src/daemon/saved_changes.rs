@@ -28,19 +28,19 @@ use crate::limits::{MAX_PORTS, MAX_STATIC_MACS};
 
 const VERSION: u64 = 1;
 
-/// What an earlier process wrote down.
+/// Changes that an earlier process wrote down.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct SavedChanges {
     version: u64,
     boot: String,
     #[serde(flatten)]
     now: Differences,
-    /// What it would be by the configuration before one that waited to be confirmed.
+    /// Differences from the configuration before the one that waited to be confirmed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     before: Option<Differences>,
 }
 
-/// What differs from a configuration.
+/// Differences from a configuration.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Differences {
     changes: Vec<Change>,

@@ -1,4 +1,4 @@
-//! What a port counted lately: its counters as they were at moments of the last minutes.
+//! Recent counts of a port: samples of its counters from the last minutes.
 //!
 //! Who samples may pause while nothing is counted: what the last sample says is so until the next.
 
@@ -43,7 +43,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// What was counted since it was like this.
+    /// Returns the counts since `before`.
     pub fn since(self, before: Counts) -> Counts {
         Counts {
             out: self.out.saturating_sub(before.out),
@@ -93,8 +93,8 @@ impl History {
         self.past.push_back(sample);
     }
 
-    /// What was counted in the last `seconds` before `now`, or a few more; since the beginning, if
-    /// that is later.
+    /// Returns the counts of the last `seconds` before `now`, or a few more; counts since the
+    /// beginning, if that is later.
     pub fn over(&self, seconds: u32, now: u32) -> Counts {
         let (last, counts) = self.last;
         let old = |at: u32| now.saturating_sub(at) >= seconds;
@@ -129,7 +129,7 @@ impl Senders {
         self.all.truncate(SENDERS_KEPT);
     }
 
-    /// What is left of it in second `now`, the most first.
+    /// Returns the senders that still count in second `now`, the most frames first.
     pub fn lately(&self, now: u32) -> Vec<Sender> {
         let seconds = now.saturating_sub(self.at);
         if seconds >= FADED {

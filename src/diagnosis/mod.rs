@@ -1,4 +1,4 @@
-//! What is wrong with the switch, as far as it can know that itself: facts in, findings out.
+//! Finds faults that the switch can see itself: facts in, findings out.
 //!
 //! * [`facts`] what is judged;
 //! * [`history`] what a port counted in the last minutes;
@@ -40,7 +40,7 @@ words! {
 /// A kind of finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Code {
-    /// As it is told.
+    /// The name, as clients get the code.
     pub name: &'static str,
     /// How bad it is, as a rule.
     pub level: Level,
@@ -89,9 +89,9 @@ pub struct Finding {
     pub port: Option<String>,
     /// Other ports that it is about as much; of the switch as a whole those that it names.
     pub with: Vec<String>,
-    /// What is wrong, in a sentence.
+    /// The fault, in a sentence.
     pub cause: String,
-    /// What mends it; words in capitals are to be filled in.
+    /// The command that mends the fault; the reader fills in words in capitals.
     pub command: String,
 }
 
@@ -109,7 +109,7 @@ impl Finding {
     }
 }
 
-/// What is wrong, the worst first, [`FINDINGS_TOLD`] at most.
+/// Returns the findings, the worst first, [`FINDINGS_TOLD`] at most.
 pub fn judge(facts: &Facts) -> Vec<Finding> {
     let mut found = Vec::new();
     of_switch::judge(facts, &mut found);

@@ -1,4 +1,4 @@
-//! What is wrong with where addresses live.
+//! Faults of the forwarding table: addresses that move, or live at two ports.
 
 use super::facts::{Facts, Port};
 use super::{ADDRESS_MOVING, ADDRESS_OF_ANOTHER, FDB_FULL, Finding};

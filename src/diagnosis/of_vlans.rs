@@ -1,4 +1,4 @@
-//! What is wrong with bridges and VLANs: who reaches whom.
+//! Faults of bridges and VLANs: ports that reach nobody.
 
 use super::facts::{Facts, Port, Segment};
 use super::{Finding, PORT_ALONE, VLAN_WITHOUT_UPLINK};

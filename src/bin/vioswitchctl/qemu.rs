@@ -38,7 +38,7 @@ impl Version {
         Some(Version { major, minor })
     }
 
-    /// What `PROGRAM --version` says, if it is a QEMU.
+    /// Returns the version that `PROGRAM --version` prints, if the program is a QEMU.
     pub fn of(program: &str) -> Option<Version> {
         let said = tool::output(&[program, "--version"])?;
         Version::parse(said.split_once("QEMU emulator version ")?.1.split_whitespace().next()?)
@@ -92,7 +92,7 @@ impl Item {
         self.keys.get(key).map(String::as_str)
     }
 
-    /// What it is: the type of a back-end, the driver of a device.
+    /// Returns the kind: the type of a back-end, the driver of a device.
     pub fn kind(&self) -> &str {
         let named = FIRST.iter().find_map(|key| self.get(key));
         self.get("").or(named).unwrap_or_default()

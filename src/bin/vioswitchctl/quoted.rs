@@ -6,7 +6,7 @@ use std::path::Path;
 
 use crate::args;
 
-/// What a reader has to fill in, or what is left out.
+/// Mark of a part that the reader fills in, or that is left out.
 const LEFT_OUT: char = '…';
 /// Commands that stand on one line, one behind the other.
 const ENDS: [&str; 6] = ["|", "||", "&&", ";", "&", "<"];

@@ -20,7 +20,7 @@ pub fn text(text: impl Display) -> String {
     text.to_string().chars().filter(|c| !c.is_control()).collect()
 }
 
-/// What may be missing.
+/// Returns a value, or `-` if it is missing.
 pub fn maybe(value: Option<impl Display>) -> String {
     value.map_or_else(|| "-".to_owned(), text)
 }
@@ -57,7 +57,7 @@ pub fn table(title: &[&str], rows: Vec<Vec<String>>) -> String {
 /// Words up to so long stay in one line; texts make room for them.
 const WHOLE: u16 = 20;
 
-/// As wide as a terminal of so many columns, or as it comes.
+/// Returns a table that fits a terminal of so many columns; any width without a terminal.
 fn fitted(title: &[&str], rows: Vec<Vec<String>>, columns: Option<u16>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).add_rows(rows);
@@ -216,7 +216,7 @@ pub fn last(age: Option<u64>) -> String {
     age.map_or_else(|| "before the switch started".to_owned(), ago)
 }
 
-/// What is known of any port.
+/// Returns the rows that every port has.
 pub fn port(port: &Port) -> Vec<(&'static str, String)> {
     let mut told = vec![
         ("name", text(&port.name)),

@@ -12,7 +12,7 @@ const STEP: Duration = Duration::from_millis(1);
 /// Longest answer that is read.
 const MAX_ANSWER: u64 = 8 << 20;
 
-/// What a program prints, if there is such a program and it succeeds in time.
+/// Returns what a program prints, if there is such a program and it succeeds in time.
 pub fn output(words: &[&str]) -> Option<String> {
     output_within(words, LIMIT)
 }

@@ -21,16 +21,16 @@ const HEADER: u32 = 14;
 /// Findings that cost time, and no frame.
 const COSTS: &str = "offloads-in-software";
 
-/// What was found out about two ports.
+/// Findings and traces of two ports.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// What the switch finds wrong with either port.
+    /// Findings of the switch about either port.
     findings: Vec<Finding>,
     /// Frames from one port to the other, and back.
     traces: Vec<Way>,
 }
 
-/// What becomes of a frame from one port to the other.
+/// Trace of a frame from one port to the other.
 #[derive(Debug, Serialize)]
 struct Way {
     from: String,
@@ -105,7 +105,7 @@ fn find(client: &mut Client, name: &str) -> Result<Asked, Failure> {
     Ok(Asked { port, address: Some(mac) })
 }
 
-/// What becomes of a long frame.
+/// Traces a long frame.
 fn way(client: &mut Client, from: &Asked, to: &Asked) -> Result<Way, Failure> {
     let len = from.port.mtu.unwrap_or(MTU).min(MTU) + HEADER;
     let [port, to_port] = [from, to].map(|one| one.port.name.clone());
@@ -123,7 +123,7 @@ fn way(client: &mut Client, from: &Asked, to: &Asked) -> Result<Way, Failure> {
 }
 
 impl Report {
-    /// As lines.
+    /// Returns the report as lines.
     fn lines(&self, [a, b]: [&str; 2], is_well: bool) -> String {
         let mut text = String::new();
         if is_well {

@@ -1,4 +1,4 @@
-//! What the command line prints, takes and refuses.
+//! The command line prints help, takes options and refuses mistakes.
 
 use super::*;
 use crate::limits;

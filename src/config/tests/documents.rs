@@ -1,5 +1,5 @@
-//! What the table of keys says is what the documents say: the commented example and a table of
-//! docs/configuration.md are made from it.
+//! The documents agree with the table of keys: the commented example and a table of
+//! docs/configuration.md are made from the table.
 
 use std::fmt::Write;
 
@@ -37,7 +37,7 @@ fn example(key: &Key, kind: Kind) -> String {
     }
 }
 
-/// What a key is for, and its values where they are few.
+/// Returns the purpose of a key, and its values where they are few.
 fn told(key: &Key, kind: Kind) -> String {
     let form = key.form(kind);
     let help = key.help.replace('`', "\"");
@@ -88,7 +88,7 @@ const KINDS: [(Kind, &str); 5] = [
     (Kind::Mirror, "mirror"),
 ];
 
-/// What differs by the kind of a port, as `VM: 1 to 16, TAP: 1 to 64`.
+/// Returns values that differ by the kind of a port, as `VM: 1 to 16, TAP: 1 to 64`.
 pub(super) fn by_kind(key: &Key, of: impl Fn(Kind) -> String) -> String {
     let mut all: Vec<(Vec<&str>, String)> = Vec::new();
     for (kind, name) in KINDS {

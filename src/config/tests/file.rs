@@ -1,4 +1,4 @@
-//! What the file is refused for, each error with its line.
+//! Each error of a file is refused with its line.
 
 use super::*;
 use crate::limits;

@@ -14,7 +14,7 @@ use super::{KEYS, Kind};
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const EXAMPLE: &str = include_str!("../../../scripts/systemd/vioswitch.toml");
 
-/// What no option says.
+/// Part of the manual page that no option has.
 const DAEMON_END: &str = "\
 .SH ENVIRONMENT
 .TP

@@ -17,7 +17,7 @@ mod several;
 const CPUS: Machine<'_> = Machine { cpus: 4, allowed: &[0, 2, 3, 7] };
 const MAC: &str = "52:54:00:00:00:01";
 
-/// What the command line comes to with the files that it names.
+/// Action that the command line requests, with the files that it names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Action {
     Run(Config),
@@ -101,7 +101,7 @@ fn good_file(content: &str, args: &[&str]) -> Config {
     }
 }
 
-/// What arguments and a file say alike.
+/// Returns a configuration without the places of its settings: arguments and a file compare.
 fn without_origins(mut config: Config) -> Config {
     config.ports.iter_mut().for_each(|entry| entry.origin = Origin::Cli);
     config

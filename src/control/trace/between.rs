@@ -159,7 +159,7 @@ impl Told {
     }
 }
 
-/// What keeps two ports apart by their settings; `vlan` is that of the frame, if it came in.
+/// Tells which settings keep two ports apart; `vlan` is the frame's, if the frame came in.
 fn apart(
     ports: &PortTable,
     (port, from): (&Port, &PortPolicy),

@@ -27,7 +27,7 @@ pub fn netdev(port: &Port, chardev: &str, queues: u64) -> String {
     format!("vhost-user,id={},chardev={chardev}{queues}", port.id())
 }
 
-/// What a network card sits on.
+/// Bus of a network card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bus {
     Pci,
@@ -60,7 +60,7 @@ pub fn device(port: &Port, netdev: &str, queues: u64, bus: Bus) -> String {
     device
 }
 
-/// What QEMU takes for the port, without its memory.
+/// Returns QEMU's arguments for the port, without those of memory.
 fn card(wanted: &Wanted) -> Vec<String> {
     let Wanted { port, version, emulated, .. } = wanted;
     let id = port.id();

@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::qemu::Version;
 use crate::say;
 
-/// What distinguishes this machine from others; empty where there is none.
+/// File with an identifier of this machine; empty where there is none.
 const MACHINE_ID: &str = "/etc/machine-id";
 
 /// Print the arguments that attach a virtual machine to a port
@@ -80,7 +80,7 @@ impl Size {
         self.0 >> 20
     }
 
-    /// As QEMU and others take it: 1G, 1536M.
+    /// Returns the size as QEMU and others take it: 1G, 1536M.
     pub fn word(self) -> String {
         match self.mib() {
             mib if mib % 1024 == 0 => format!("{}G", mib / 1024),
@@ -118,8 +118,8 @@ pub struct Port {
     pub queues: u64,
     /// The first of its static addresses.
     pub mac: Option<String>,
-    /// What a card of QEMU's gets: by itself QEMU has one address for all machines, and libvirt
-    /// another one each time that it is given the same domain.
+    /// Address of the card. QEMU by itself has one address for all machines, and libvirt another
+    /// one each time that it is given the same domain.
     pub card_mac: String,
     pub mtu: Option<u64>,
     /// Its memory must be there from the beginning.
@@ -129,7 +129,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// What is configured for the port of this name.
+    /// Returns the settings of the port of this name.
     pub fn ask(client: &mut Client, name: &str) -> Result<Port, Failure> {
         let entries = client.list(&GetConfig {}, |part| part.entries)?;
         let Some(entry) = entries.iter().find(|entry| entry.name == name) else {
@@ -151,7 +151,7 @@ impl Port {
             .ok_or_else(|| Failure::refused(format!("port '{name}' has no socket of its own")))
     }
 
-    /// What the port of this name will be when its virtual machine has made its socket.
+    /// Returns the settings that the port gets when its virtual machine makes the socket.
     fn to_come(client: &mut Client, name: &str) -> Result<Port, Failure> {
         let Some(plug) = client.call(&GetStatus {})?.plug else {
             let text = "the switch has no directory for that: plug = \"DIR\" in its configuration";
@@ -206,7 +206,7 @@ fn own_address(host: &str, name: &str) -> String {
     format!("52:{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}")
 }
 
-/// What is to be started, and with what.
+/// Front-end to start, with its port and memory.
 pub struct Wanted {
     pub port: Port,
     pub mem: Size,
@@ -226,7 +226,7 @@ pub struct Told {
 }
 
 impl Attach {
-    /// As JSON, and for people.
+    /// Prints the arguments, as JSON or for people.
     pub fn run(&self, client: &mut Client, as_json: bool) -> Result<crate::Told, Failure> {
         let mut port = match self.plug {
             true => Port::to_come(client, &self.name)?,

@@ -8,7 +8,7 @@ use vioswitch::wire::{self, Finding, PortDetails, Status};
 use crate::links::{self, Link, Qdisc};
 use crate::qemu::Item;
 
-/// What was found out. What is missing could not be, and `skipped` says why.
+/// Facts that the doctor found out. A missing fact could not be read, and `skipped` says why.
 #[derive(Debug, Default)]
 pub struct Facts {
     /// Of this program.
@@ -17,13 +17,13 @@ pub struct Facts {
     pub status: Status,
     /// Ports, TAPs and streams.
     pub ports: Vec<Port>,
-    /// What the switch finds wrong itself.
+    /// Findings of the switch itself.
     pub findings: Vec<Finding>,
-    /// What a reload would do; or why the files cannot be read.
+    /// Steps of a reload; or why the files cannot be read.
     pub reload: Option<Result<Vec<wire::Step>, String>>,
     pub daemon: Daemon,
     pub host: Host,
-    /// What was not looked at.
+    /// Facts that the doctor did not read, with the reasons.
     pub skipped: Vec<String>,
 }
 
@@ -144,10 +144,10 @@ pub struct Peer {
     pub peer_has_program: bool,
 }
 
-/// What the firewall does with what is forwarded.
+/// Verdict of the firewall on frames that are forwarded.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Forward {
-    /// What no rule accepts is dropped.
+    /// The firewall drops what no rule accepts.
     pub drops: bool,
     /// Docker's chain for rules of others.
     pub docker: bool,
@@ -160,7 +160,7 @@ impl Port {
         &self.shown().name
     }
 
-    /// What `GetPort` answers.
+    /// Returns the port of the answer to `GetPort`.
     pub fn shown(&self) -> &wire::Port {
         &self.details.port
     }

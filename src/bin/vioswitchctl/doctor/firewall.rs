@@ -32,7 +32,7 @@ pub fn look(namespace: &[String], facts: &mut Facts) {
     }
 }
 
-/// What `iptables -S` prints: the policies and rules of the filter table.
+/// Reads the output of `iptables -S`: the policies and rules of the filter table.
 pub fn of_iptables(rules: &str) -> Forward {
     let mut forward = Forward::default();
     for line in rules.lines() {
@@ -55,7 +55,7 @@ pub fn of_iptables(rules: &str) -> Forward {
     forward
 }
 
-/// What `nft list ruleset` prints.
+/// Reads the output of `nft list ruleset`.
 pub fn of_nft(rules: &str) -> Forward {
     let mut forward = Forward::default();
     let mut inside = false;

@@ -59,7 +59,7 @@ fn interesting(facts: &Facts) -> Vec<String> {
     names
 }
 
-/// What spreads frames received by an interface over CPUs: receive packet steering, in software, or
+/// Returns what spreads received frames over CPUs: receive packet steering, in software, or
 /// several receive queues of a NIC.
 fn spread(sysfs: &Path, name: &str) -> Option<&'static str> {
     let interface = sysfs.join(name);

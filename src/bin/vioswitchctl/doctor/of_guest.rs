@@ -1,4 +1,4 @@
-//! What is wrong with a virtual machine's port: its socket, its front-end, its memory, its rings.
+//! Faults of a virtual machine's port: its socket, its front-end, its memory, its rings.
 
 use vioswitch::wire::{Finding, State};
 use vioswitch::words::counted;
@@ -148,7 +148,7 @@ fn rings(port: &Port, shares: bool, findings: &mut Findings) {
     }
 }
 
-/// What QEMU was started with.
+/// Finds faults of QEMU's command line.
 fn command_line(port: &Port, process: &Process, findings: &mut Findings) {
     cloud_hypervisor(port, process, findings);
     let Some(card) = qemu::card(&process.items, port.socket()) else { return };
@@ -188,7 +188,7 @@ fn command_line(port: &Port, process: &Process, findings: &mut Findings) {
     }
 }
 
-/// As client cloud-hypervisor tries for a minute to connect again, and then never.
+/// Finds cloud-hypervisor as a client: it tries for a minute to connect again, and then never.
 fn cloud_hypervisor(port: &Port, process: &Process, findings: &mut Findings) {
     let net = process.items.iter().find(|item| item.option == "net");
     if net.is_none_or(|net| net.get("vhost_mode") == Some("server")) {

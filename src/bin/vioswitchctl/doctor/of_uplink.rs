@@ -1,5 +1,4 @@
-//! What is wrong with an uplink: its TAP, the bridge that this is in, and what queues and filters
-//! there.
+//! Faults of an uplink: its TAP, the TAP's bridge, and queues and filters there.
 //!
 //! A host should not queue for its guests: a queue in front of the TAP adds delay, hides the
 //! receiver's back-pressure, and most kinds put one lock around all senders. With receive packet
@@ -71,7 +70,7 @@ fn unfinished_there(port: &Port, link: &Link, host: &Host, findings: &mut Findin
     }
 }
 
-/// What has an interface finish what it sends.
+/// Returns the command that has an interface finish checksums and segments.
 fn finish(enter: &[String], interface: &str) -> String {
     let words = ["ethtool", "-K", interface, "tx", "off", "txvlan", "off"];
     let words = enter.iter().map(String::as_str).chain(words);

@@ -17,7 +17,7 @@ const NAMED: &str = "/run/netns";
 /// Network namespaces that are looked into for the other end of a pair.
 const MAX_NAMESPACES: usize = 64;
 
-/// What `ethtool --json -k` says of an interface.
+/// Features of an interface, as `ethtool --json -k` prints them.
 #[derive(Debug, Deserialize)]
 struct Features {
     #[serde(rename = "tx-checksumming")]
@@ -91,7 +91,7 @@ fn elsewhere(link: &Link, namespaces: &[Vec<String>]) -> Option<(Vec<String>, Li
     })
 }
 
-/// What runs a program in each of the network namespaces other than the switch's.
+/// Returns the commands that enter each network namespace other than the switch's.
 fn namespaces(switch: &[String]) -> Vec<Vec<String>> {
     let mut all = Vec::new();
     // This program's own, if the switch has another one.

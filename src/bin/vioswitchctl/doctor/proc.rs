@@ -97,7 +97,7 @@ impl Reader {
 }
 
 impl User {
-    /// What `status` says of it.
+    /// Reads a process's user from `status`.
     fn parse(status: &str) -> Option<User> {
         let numbers = |key: &str| -> Vec<u32> {
             let line = status.lines().find_map(|line| line.strip_prefix(key));
@@ -114,7 +114,7 @@ impl User {
 #[derive(Debug)]
 pub struct View(OwnedFd);
 
-/// What distinguishes one file from all others.
+/// Device and inode, which distinguish a file from all others.
 pub type Identity = (u64, u64);
 
 impl View {
@@ -131,7 +131,7 @@ impl View {
         open("/", flags, Mode::empty()).ok().map(View)
     }
 
-    /// What a path leads to there. No link of it leads out of that root.
+    /// Returns the file that a path leads to there. No link of the path leads out of that root.
     fn stat(&self, path: &Path) -> Option<rustix::fs::Stat> {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
@@ -143,7 +143,7 @@ impl View {
         self.stat(path).map(|found| (found.st_dev, found.st_ino))
     }
 
-    /// What leads to a path, itself at the end, as far as it is there.
+    /// Returns the directories of a path, with the path itself at the end, as far as they exist.
     pub fn steps(&self, path: &Path) -> Vec<Step> {
         let mut all: Vec<&Path> = path.ancestors().collect();
         all.reverse();

@@ -1,4 +1,4 @@
-//! What `/proc` and `/sys` tell of the switch's process, of front-ends, and of huge pages.
+//! Reads `/proc` and `/sys`: the switch's process, front-ends, and huge pages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,7 +13,7 @@ use crate::tool;
 
 /// For how long the workers are watched.
 const LOOK: Duration = Duration::from_millis(300);
-/// What the switch's program calls itself, at its beginning.
+/// Beginning of the name of the switch's process.
 const SWITCH: &str = "vioswitch";
 /// Names of the data path's threads begin so.
 const WORKER: &str = "worker-";
@@ -37,7 +37,7 @@ pub fn of_switch(said: i64, skipped: &mut Vec<String>) -> i64 {
     0
 }
 
-/// What is known where no switch answers: of the unit, and of switches that have another control
+/// Returns the facts where no switch answers: the unit, and switches that have another control
 /// socket.
 pub fn ended() -> Ended {
     let mut reader = Reader::new();
@@ -66,7 +66,7 @@ fn control_socket(words: &[String]) -> Option<String> {
     apart.or(joined).filter(|path| printable(path) && Path::new(path).exists())
 }
 
-/// What is known of the switch's own process.
+/// Returns the facts of the switch's own process.
 pub fn daemon(pid: i64, skipped: &mut Vec<String>) -> Daemon {
     if pid == 0 {
         return Daemon::default();
@@ -211,7 +211,7 @@ fn ancestors(pid: i64, reader: &mut Reader) -> Vec<i64> {
     line.take(MAX_GENERATIONS).collect()
 }
 
-/// What is known of a process that is to be on the port with this socket.
+/// Returns the facts of a process that names the port's socket.
 fn process(pid: i64, socket: &str, reader: &mut Reader) -> Option<Process> {
     let User { uid, groups } = reader.user(pid)?;
     let maps = reader.whole(pid, "maps").filter(|maps| !maps.is_empty());
@@ -226,7 +226,7 @@ fn process(pid: i64, socket: &str, reader: &mut Reader) -> Option<Process> {
     })
 }
 
-/// What of a command line is judged: the port's card, and whether it says KVM.
+/// Returns the options of a command line that are judged: the port's card, and KVM.
 fn judged(words: &[String], socket: &str) -> Vec<Item> {
     let items = &qemu::items(words);
     let Some(card) = qemu::card(items, socket) else { return of_cloud_hypervisor(words, socket) };
@@ -237,7 +237,7 @@ fn judged(words: &[String], socket: &str) -> Vec<Item> {
     card.into_iter().flatten().chain(accelerators).cloned().collect()
 }
 
-/// What of cloud-hypervisor's command line is about a port: one of the values of `--net`.
+/// Returns the value of cloud-hypervisor's `--net` that is about a port.
 fn of_cloud_hypervisor(words: &[String], socket: &str) -> Vec<Item> {
     let value = words.iter().map(|word| word.strip_prefix("--net=").unwrap_or(word));
     let net = value.map(|value| Item::new("net", value));
@@ -298,7 +298,7 @@ pub fn free_huge_pages() -> BTreeMap<u64, u64> {
     known.collect()
 }
 
-/// What runs a program in the switch's network, where that is another one than this program's.
+/// Returns the command that enters the switch's network, where this program has another one.
 pub fn other_network(pid: i64) -> Vec<String> {
     let network = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
     match (network(&pid.to_string()), network("self")) {

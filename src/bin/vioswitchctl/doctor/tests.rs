@@ -229,7 +229,7 @@ fn each_fault_is_found_by_its_own_code() {
     }
 }
 
-/// What is no fault, though it looks like one.
+/// A state that looks like a fault and is none has no finding.
 #[test]
 fn what_is_meant_so_is_no_finding() {
     let harmless: [fn(&mut Facts); 10] = [

@@ -1,4 +1,4 @@
-//! What systemd and the journal tell of the switch's unit.
+//! Reads the switch's unit from systemd and the journal.
 
 use std::collections::BTreeMap;
 use std::fs;

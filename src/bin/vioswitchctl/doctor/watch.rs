@@ -12,7 +12,7 @@ use crate::events;
 use crate::failure::Failure;
 use crate::say;
 
-/// What makes two findings the same: figures in their cause may differ.
+/// Key of a finding: figures in its cause may differ.
 type Key = (String, Option<String>, Vec<String>);
 
 /// Looks again and again until its reader is gone.

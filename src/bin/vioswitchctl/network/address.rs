@@ -22,7 +22,7 @@ const IPV4_LENGTHS: std::ops::RangeInclusive<u8> = 16..=30;
 const IPV6_LENGTH: u8 = 64;
 
 impl Cidr {
-    /// What `ADDRESS/LENGTH` says, whatever it is good for.
+    /// Reads `ADDRESS/LENGTH`, whatever it is good for.
     pub fn parse(text: &str) -> Option<Cidr> {
         let (address, len) = text.split_once('/')?;
         let address: IpAddr = address.parse().ok()?;

@@ -172,7 +172,7 @@ impl Bridge {
         ]
     }
 
-    /// What is to be typed once the files are there.
+    /// Returns the commands to type once the files are there.
     pub fn commands(&self) -> Vec<String> {
         let (nic, bridge, tap) = (&self.nic, self.bridge(), interface(&self.name));
         let start = |unit: &str, instance: &str| {

@@ -1,4 +1,4 @@
-//! What the host has already: who manages its network, and what an address there would meet.
+//! Reads the host: the manager of its network, and addresses and routes that are there.
 
 use std::fs;
 use std::net::IpAddr;
@@ -83,7 +83,7 @@ pub struct Net {
 }
 
 impl Net {
-    /// What there is now; `None` if ip(8) does not answer.
+    /// Reads the host's network; `None` if ip(8) does not answer.
     pub fn look() -> Option<Net> {
         let links = links::ask(&["ip", "-json", "address", "show"])?;
         let mut routes: Vec<Route> = links::ask(&["ip", "-json", "-4", "route", "show"])?;

@@ -92,7 +92,7 @@ fn interface(text: &str) -> Result<String, String> {
     fits.then(|| text.to_owned()).ok_or_else(|| "the name of an interface, such as eth0".to_owned())
 }
 
-/// What was done or is to be done.
+/// Steps that were done or are to be done.
 #[derive(Debug, Default)]
 struct Told {
     text: String,
@@ -248,7 +248,7 @@ impl Network {
     }
 }
 
-/// What a key was wanted to be.
+/// Returns the value that was wanted of a key.
 fn word_of<'w>(wanted: &'w str, key: &str) -> Option<&'w str> {
     let mut pairs = wanted.split_whitespace().filter_map(|word| word.split_once('='));
     pairs.find(|(known, _)| *known == key).map(|(_, value)| value)

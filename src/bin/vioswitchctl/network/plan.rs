@@ -1,4 +1,4 @@
-//! What a network is, and the files that it is made of. Nothing here looks at the host.
+//! A network, and the files that make it. Nothing here looks at the host.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -41,7 +41,7 @@ pub fn name(text: &str) -> Result<String, String> {
 /// So that `vio-NAME` is the name of an interface, 15 bytes at most.
 const MAX_NAME: usize = 11;
 
-/// What is to be somewhere.
+/// Content of a file or link.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Content {
     Text(String),
@@ -63,7 +63,7 @@ pub struct Plan {
     /// At most one of each version of IP.
     pub addresses: Vec<Cidr>,
     pub dhcp: bool,
-    /// What guests ask for names; empty: what the host asks.
+    /// Name servers of guests; empty: those of the host.
     pub dns: Vec<IpAddr>,
     pub queues: u16,
     pub manager: Manager,

@@ -20,7 +20,7 @@ pub struct Store {
     pub root: PathBuf,
 }
 
-/// What is at the place of a file.
+/// State of the place of a file.
 #[derive(Debug, PartialEq, Eq)]
 enum Found {
     Nothing,
@@ -112,7 +112,7 @@ impl Store {
         }
     }
 
-    /// What of these files is ours, and what is others'.
+    /// Returns which of these files are ours, and which are others'.
     pub fn ours(&self, name: &str, files: &[File]) -> Result<Both, Failure> {
         let (mut ours, mut others) = (Vec::new(), Vec::new());
         for file in files {

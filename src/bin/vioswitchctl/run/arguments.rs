@@ -1,4 +1,4 @@
-//! What a QEMU's command line lacks for a port. Pure, but for the question whether there is KVM.
+//! Completes QEMU's command line for a port. Pure, but for the question whether there is KVM.
 
 use crate::attach::Port;
 use crate::attach::forms::{self, Bus};
@@ -6,7 +6,7 @@ use crate::qemu::{self, Item, Version};
 
 /// The name of memory that is put in.
 const MEMORY: &str = "vioswitch-mem";
-/// What QEMU gives a machine without -m.
+/// Memory that QEMU gives a machine without -m.
 const DEFAULT_MEMORY: &str = "128M";
 
 /// The words to be put behind those that are given; or why that cannot be done.

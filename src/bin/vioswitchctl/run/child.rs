@@ -18,12 +18,12 @@ use signal_hook::low_level::siginfo::{Cause, Origin};
 
 use crate::failure::Failure;
 
-/// What is passed on.
+/// Signals that are passed on.
 const PASSED: [i32; 9] =
     [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGTSTP, SIGCONT];
-/// What a terminal sends to the whole group in front of it.
+/// Signals that a terminal sends to the whole group in front of it.
 const OF_TERMINAL: [i32; 4] = [SIGINT, SIGQUIT, SIGTSTP, SIGWINCH];
-/// What ends a process that has not begun its work.
+/// Signals that end a process which has not begun its work.
 const ENDING: [i32; 4] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT];
 /// A shell's status for a process that a signal ended.
 const BY_SIGNAL: i32 = 128;

@@ -1,14 +1,14 @@
-//! What the switch says was changed while it runs, and how its files have that by now.
+//! Changes made while the switch runs, and how its files have them by now.
 
 use vioswitch::config::Kind;
 use vioswitch::wire::{ConfigKey, RuntimeChange, Step, values};
 
 use crate::show::text;
 
-/// What became of one port.
+/// Change of one port.
 #[derive(Debug)]
 pub struct Change {
-    /// As the switch says it, with the kind as files have it.
+    /// The switch's answer, with the kind as files have it.
     pub told: RuntimeChange,
     /// There is another change of this name: it is of another kind now.
     pub twin: bool,

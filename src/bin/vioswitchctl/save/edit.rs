@@ -51,7 +51,7 @@ pub fn apply(text: &str, edits: &[Edit]) -> String {
     out + &text[at..]
 }
 
-/// What is to be added at the end of a text.
+/// Returns the edit that appends entries to a text.
 pub fn append(text: &str, entries: &str) -> Edit {
     let gap = match text {
         "" => "",
@@ -206,7 +206,7 @@ impl Table<'_> {
     }
 }
 
-/// What becomes of addresses.
+/// Returns the addresses after a change.
 fn addresses(there: &[String], change: &RuntimeChange) -> Vec<String> {
     let (before, now) = (values(&change.before, "mac"), values(&change.now, "mac"));
     let is_gone = |mac: &&String| before.contains(mac) && !now.contains(mac);

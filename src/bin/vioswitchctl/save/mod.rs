@@ -63,18 +63,18 @@ struct Source {
     told: Vec<String>,
 }
 
-/// What is to be done.
+/// Edits of the files.
 struct Plan<'c> {
     sources: Vec<Source>,
     saved: Vec<&'c Change>,
-    /// What cannot be saved, and why.
+    /// Changes that cannot be saved, and why.
     left: Vec<String>,
 }
 
 /// A file that was written.
 struct Written {
     path: PathBuf,
-    /// As it was before, if it was there.
+    /// Copy of the file before the edit, if the file was there.
     before: Option<PathBuf>,
 }
 
@@ -301,7 +301,7 @@ impl<'c> Plan<'c> {
         })
     }
 
-    /// What was done.
+    /// Tells what was saved.
     fn told(&self, in_force: bool) -> String {
         let mut out = String::new();
         for source in self.changed() {

@@ -1,4 +1,4 @@
-//! What a file is after edits, and which of them are not made.
+//! Files after edits, and edits that are not made.
 
 use serde_json::{Value, json};
 use vioswitch::wire::Step;
@@ -46,7 +46,7 @@ fn what_is_no_key_is_not_written() {
     assert!(Document::read(&entry).is_ok(), "{entry}");
 }
 
-/// What the file of these lines is then.
+/// Returns the text after a change.
 fn changed(text: &str, change: &Change) -> Result<String, String> {
     let document = Document::read(text)?;
     let table = document.find("port", "vm1").ok_or("no such table")?;

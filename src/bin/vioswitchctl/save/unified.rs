@@ -1,4 +1,4 @@
-//! What is changed in a text, as diff -u shows it and patch takes it.
+//! Shows the changes of a text as diff -u does, and as patch takes them.
 
 use similar::TextDiff;
 

@@ -1,4 +1,4 @@
-//! What the screen is about: rates of ports and workers, from two looks at the switch.
+//! Model of the screen: rates of ports and workers, from two looks at the switch.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
@@ -12,7 +12,7 @@ pub const HISTORY: usize = 60;
 /// Characters of a filter.
 const FILTER_CHARS: usize = 32;
 
-/// What rows are in order of.
+/// Order of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sort {
     #[default]
@@ -65,11 +65,11 @@ pub struct Model {
     last: Option<(Stats, Instant)>,
     all: Vec<Row>,
     histories: HashMap<String, VecDeque<f64>>,
-    /// What the switch says of itself.
+    /// Status of the switch.
     pub status: Status,
     /// The share of its time in which each worker found frames, from 0 to 1.
     pub workers: Vec<f64>,
-    /// Those that pass the filter, in order.
+    /// Rows that pass the filter, in order.
     pub rows: Vec<Row>,
     pub sort: Sort,
     pub filter: String,

@@ -23,9 +23,9 @@ const MIN_CURVE: usize = 4;
 struct Column {
     title: &'static str,
     sort: Option<Sort>,
-    /// As wide as the widest of its cells, within these.
+    /// Least and greatest width: the column is as wide as its widest cell.
     width: [usize; 2],
-    /// Those with the lowest rank are left out first where there is no room.
+    /// Columns with the lowest rank are left out first where there is no room.
     rank: u8,
     align: Alignment,
     cell: fn(&Row) -> String,
