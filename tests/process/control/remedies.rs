@@ -4,8 +4,9 @@
 //! of a program in it. The program that a command names parses the command, at a switch and in a
 //! network namespace of the test. Each remedy is run in the state that prints the remedy
 //! (`remedies.txt`, `mistakes.txt`), or stands in [`ELSEWHERE`] with the test that runs it, or the
-//! reason that nothing can run it here.
+//! reason that nothing can run it here. QEMU takes the options for it (`qemu`).
 
+mod qemu;
 mod sources;
 
 use std::fs;

@@ -141,17 +141,22 @@ pub fn literals() -> Vec<Literal> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut found = Vec::new();
     for path in files(&root) {
-        let text = fs::read_to_string(&path).expect("a source file");
-        let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(&text);
         let file = path.strip_prefix(&root).expect("below src").display().to_string();
         // Help is tested where it is printed, and a list of words has no sentence.
         let is_message =
             |text: &String| !text.starts_with("Examples:") && file != "config/nearest.rs";
-        let all = strings(text).into_iter().filter(is_message);
+        let all = strings_of(&file).into_iter().filter(is_message);
         let all = all.filter(|literal| !commands(literal).is_empty());
         found.extend(all.map(|text| Literal { file: file.clone(), text }));
     }
     found
+}
+
+/// The string literals of a file below `src`, but those of unit tests.
+pub fn strings_of(file: &str) -> Vec<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(file);
+    let text = fs::read_to_string(path).expect("a source file");
+    strings(text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(&text))
 }
 
 fn files(directory: &Path) -> Vec<PathBuf> {
