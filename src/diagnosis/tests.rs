@@ -189,28 +189,21 @@ fn a_finding_names_those_it_is_about() {
 
 #[test]
 fn one_thing_is_singular() {
-    let causes = |fault: fn(&mut Facts)| found(fault).into_iter().map(|one| one.cause);
-    let faults: [(fn(&mut Facts), &str); 4] = [
-        (
-            |facts| {
-                let all = Offloads { frames: 1001, segmented: 1, segments: 1, checksummed: 1000 };
-                facts.ports[0].offloads = all;
-            },
-            "cut 1 packet into 1 segment and finished 1000 checksums",
-        ),
-        (|facts| facts.ports[1].lately.too_big = 1, "1 frame was too long"),
-        (
-            |facts| {
-                let (meaning, advice) = ("", "");
-                facts.ports[1].refused =
-                    Some(Refused { reason: "guard", meaning, advice, frames: 1, address: None });
-            },
-            "dropped 1 frame lately",
-        ),
-        (|facts| facts.ports[0].guest_memory.outside = 1, "1 buffer of its guest"),
+    let faults: [Fault; 4] = [
+        ("cut 1 packet into 1 segment and finished 1000 checksums", |facts| {
+            let all = Offloads { frames: 1001, segmented: 1, segments: 1, checksummed: 1000 };
+            facts.ports[0].offloads = all;
+        }),
+        ("1 frame was too long", |facts| facts.ports[1].lately.too_big = 1),
+        ("dropped 1 frame lately", |facts| {
+            let (meaning, advice) = ("", "");
+            facts.ports[1].refused =
+                Some(Refused { reason: "guard", meaning, advice, frames: 1, address: None });
+        }),
+        ("1 buffer of its guest", |facts| facts.ports[0].guest_memory.outside = 1),
     ];
-    for (fault, words) in faults {
-        assert!(causes(fault).any(|cause| cause.contains(words)), "{words}");
+    for (words, fault) in faults {
+        assert!(found(fault).iter().any(|one| one.cause.contains(words)), "{words}");
     }
 }
 
