@@ -6,6 +6,7 @@ mod differential;
 mod flood;
 mod guard_clients;
 mod guard_leases;
+mod host_oracle;
 mod isolation;
 mod learning;
 mod mirror;
