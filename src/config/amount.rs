@@ -102,7 +102,7 @@ pub(super) fn storm(setting: &Setting) -> Result<FloodRates, String> {
     Ok(rates)
 }
 
-/// As it is written.
+/// Returns the words of rates of floods, as a file has them.
 pub fn storm_word(rates: &FloodRates) -> String {
     let given = FloodClass::ALL.iter().zip(rates).filter(|(_, rate)| **rate != Rate::default());
     let words = given.map(|(class, rate)| format!("{}:{}", class.name(), rate_word(rate)));
@@ -115,7 +115,7 @@ pub(super) fn size(setting: &Setting) -> Result<Size, String> {
     SIZES.read(setting, &lead).map(|[bytes, packets]| Size { bytes, packets })
 }
 
-/// As it is written.
+/// Returns the word of an amount, as a file has it.
 pub(super) fn size_word(size: &Size) -> String {
     SIZES.word([size.bytes, size.packets])
 }

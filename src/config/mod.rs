@@ -251,7 +251,7 @@ impl Request {
         self.lay_over_at(texts, &place)
     }
 
-    /// The same, with the places of sockets by `places`.
+    /// Lays the files below the command line, with the places of sockets by `places`.
     pub fn lay_over_at(&self, texts: &Texts, places: Places<'_>) -> Result<Config, UsageError> {
         let machine = Machine { cpus: self.cpus, allowed: &self.allowed };
         let under = file::check(&texts.files, machine, places)?;

@@ -87,7 +87,7 @@ pub(super) fn worker(setting: &Setting) -> Result<Option<u16>, String> {
     number.map_err(|text| text.replacen("must be", "must be auto or", 1))
 }
 
-/// As it is written.
+/// Returns the word of a worker, as a file has it.
 pub(super) fn worker_word(worker: &Option<u16>) -> String {
     worker.map_or_else(|| AUTO.to_owned(), |number| number.to_string())
 }
@@ -230,7 +230,7 @@ pub(super) fn socket_directory(setting: &Setting) -> Result<PathBuf, String> {
     Ok(path_text(setting)?.into())
 }
 
-/// What the two have in common.
+/// Returns the path of a socket or a directory, as text.
 fn path_text(setting: &Setting) -> Result<&str, String> {
     let path = text(setting)?;
     let key = &setting.key;

@@ -1,5 +1,4 @@
-//! What would keep a configuration from being put into service on this machine, found without doing
-//! it: `--check`.
+//! Checks that this machine can put a configuration into service, and does not do so: `--check`.
 //!
 //! It may run beside the daemon that serves now, so a socket or TAP in use is none of its business,
 //! and nothing is connected to. It judges with the rights of its caller.

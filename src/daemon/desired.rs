@@ -348,8 +348,8 @@ impl Desired {
         self.assigned.retain(|given, _| !now.assigned.contains_key(given));
     }
 
-    /// What there is after going back to this from `now`. What was added meanwhile while the switch
-    /// ran stays, what was deleted stays away, and so do settings of the command line's ports.
+    /// Returns the entries after going back to these from `now`. Ports that clients have added
+    /// stay, ports that they have deleted stay away, settings of the command line's ports stay.
     pub fn after_going_back(&self, now: &Desired) -> Desired {
         let (configured, template) = (self.configured.clone(), self.template.clone());
         let mut back = Desired { configured, template, ..Desired::default() };

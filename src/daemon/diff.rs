@@ -1,4 +1,4 @@
-//! What a configuration changes of the ports that are wanted: to be shown, and to be wanted.
+//! Changes that a configuration makes to the ports that are wanted: to show, and to carry out.
 //!
 //! Ports of the command line stay, and those that were added while the switch runs stay unless the
 //! configuration has their names: it wins. So it is with ports that brought their own sockets, and

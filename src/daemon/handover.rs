@@ -1,4 +1,4 @@
-//! What one process of this service leaves to the next, so that a restart is no event on the
+//! Hands descriptors and state of a process to the next one, so that a restart is no event on the
 //! network: listening sockets, in whose queue front-ends wait meanwhile; the queues of TAPs, which
 //! keep the interface, its place in a bridge and the frames that arrive for us; and [`state`].
 //!
@@ -174,8 +174,8 @@ impl Handover {
         self.discard(&[tap_name(ifname)]);
     }
 
-    /// What the process before knew is known here now, and soon out of date. Not to be called
-    /// before the start has succeeded: one that fails leaves it to the next.
+    /// Discards the state of the process before, which is read and soon out of date. The caller has
+    /// started: a start that fails leaves the state to the next process.
     pub fn discard_state(&self, received: &Received) {
         if received.had_state {
             self.discard(&[STATE.to_owned()]);

@@ -1,4 +1,4 @@
-//! What was wanted and is not in service: why, since when, and when it is tried again.
+//! Ports and services that are wanted and not in service: why, since when, and the next attempt.
 //!
 //! Ports and TAPs that were left out at the start, and services beside them. What comes into
 //! service, and a port that is deleted or made anew with other settings, leaves the list. Time is
@@ -74,8 +74,8 @@ impl Missing {
         self.all.retain(|lack| lack.degradation.subject.as_deref() != Some(name));
     }
 
-    /// What waits longest of what is to be tried now. It is being tried until it is taken out, or
-    /// [`Missing::failed`].
+    /// Begins the attempt that is due for the longest time. The attempt lasts until its subject is
+    /// taken out, or [`Missing::failed`].
     pub fn begin(&mut self, now: Instant) -> Option<(Code, Option<String>)> {
         let due = |lack: &&mut Lack| matches!(lack.next, Next::At(at, _) if at <= now);
         let at = |lack: &Lack| if let Next::At(at, _) = lack.next { at } else { now };
@@ -96,8 +96,7 @@ impl Missing {
         is_new
     }
 
-    /// What was being tried is not any more, and is tried again later: a port that is to end,
-    /// or all that a panic left.
+    /// Ends an attempt, and tries again later: for a port that is to end, or after a panic.
     pub fn pause(&mut self, of: impl Fn(&Degradation) -> bool, now: Instant) {
         self.all.iter_mut().filter(|lack| of(&lack.degradation)).for_each(|lack| lack.wait(now));
     }

@@ -1,5 +1,5 @@
-//! What a guest can bring about with each frame, that an event reports now and then: addresses that
-//! moved to a port, addresses that flap and are held at another one, and what its guard refused.
+//! Events about what a guest can cause with each frame, reported now and then: addresses that moved
+//! to a port, addresses that flap and are held at another one, and frames that its guard refused.
 //!
 //! Workers count each ([`crate::stats::PortStats`], [`crate::stats::GuardStats`]) and note the last
 //! one; [`super::sampler`] looks.

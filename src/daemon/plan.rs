@@ -1,4 +1,4 @@
-//! What has to be done so that the ports there are become the ports that are wanted.
+//! Plans the actions that make the ports there are the ports that are wanted.
 //!
 //! [`plan`] looks at nothing but its arguments. A port whose socket, interface or kind is another
 //! one stops, and comes again when it is gone; every other change is made at the port that runs.

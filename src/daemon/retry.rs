@@ -1,5 +1,5 @@
-//! What could not be had at the start is tried again: sockets of ports and streams, interfaces of
-//! TAPs, services beside them.
+//! Tries again what the start could not open: sockets of ports and streams, interfaces of TAPs,
+//! services beside them.
 //!
 //! One thread tries what is due of the list ([`super::missing`]), one after the other. It holds the
 //! daemon while it chooses and while it puts into service what it got, never while it waits for a

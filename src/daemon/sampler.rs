@@ -305,8 +305,8 @@ mod tests {
         assert_eq!(idle(&after, Direction::In, frames, 112), Some(2));
     }
 
-    /// What a port counts, and whose frames found no room there, goes on at the port that comes in
-    /// its place; what an earlier process counted is none of it.
+    /// Counts and senders of a port go on at the port that comes in its place; counts of an earlier
+    /// process are no part of them.
     #[test]
     fn a_port_is_remembered_by_its_line() {
         let [a, b] = [(0, "a"), (1, "b")].map(|(id, name)| Arc::new(Port::guest(id, name, 1)));

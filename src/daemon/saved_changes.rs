@@ -1,4 +1,4 @@
-//! What was changed while the switch runs, as it is written down for the next process.
+//! Changes made while the switch runs, as they are written down for the next process.
 //!
 //! Only what differs from the configuration: ports that were added, and those of the configuration
 //! that were changed or deleted, with the settings that they had there. If the configuration says
@@ -48,18 +48,18 @@ pub struct Differences {
     addresses: Vec<Address>,
 }
 
-/// What became of one port while a switch ran.
+/// Change of one port while a switch ran.
 #[derive(Debug, Serialize, Deserialize)]
 struct Change {
     kind: String,
     name: String,
-    /// What the configuration said of it, if it did.
+    /// The configuration's settings of the port, if it had any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     configured: Option<Words>,
     /// A client deleted the port of the configuration, and added this one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     added: bool,
-    /// What it is; nothing if it was deleted.
+    /// Settings in force; none if the port was deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     now: Option<Words>,
 }
@@ -151,7 +151,7 @@ impl Address {
 }
 
 impl Change {
-    /// What the port is, if it is there.
+    /// Returns the port's settings, if the port is there.
     fn settings(&self) -> Result<Option<Settings>, String> {
         let Change { kind, name, configured, now, .. } = self;
         let kind = Kind::named(kind).ok_or_else(|| format!("{name:?} is of no kind"))?;

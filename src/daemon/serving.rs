@@ -1,4 +1,4 @@
-//! What serves a port: a thread of its own, with the socket or interface that was opened for it.
+//! Serves a port: by a thread of its own, with the socket or interface that was opened for it.
 //!
 //! A port for which that cannot be had is there without: it is in the table, frames
 //! for it are dropped, and it may be changed and deleted as any other.
@@ -24,7 +24,7 @@ use crate::switch::Fdb;
 use crate::vhost_user::socket::{Place, SocketError};
 use crate::worker::Workers;
 
-/// What a port is served with.
+/// Socket or interface of a port.
 pub enum Opened {
     /// Where front-ends come from, or the peers of a stream.
     Socket(Acceptor),
@@ -84,10 +84,10 @@ enum Stop {
 
 type Thread = (JoinHandle<()>, Stop);
 
-/// What serves one port.
+/// Server of one port.
 pub struct Serving {
     running: Arc<RunningPort>,
-    /// As it was made or last changed.
+    /// The entry that the port was made or last changed with.
     entry: Entry,
     /// Its static addresses.
     pub(super) addresses: BTreeSet<MacAddr>,
@@ -103,7 +103,7 @@ impl Serving {
         &self.running
     }
 
-    /// As it was made or last changed.
+    /// Returns the entry that the port was made or last changed with.
     pub fn entry(&self) -> &Entry {
         &self.entry
     }

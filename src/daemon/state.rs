@@ -1,4 +1,4 @@
-//! What a process knows that its successor should: where addresses live, and the counters.
+//! State that a process hands to its successor: where addresses live, and the counters.
 //!
 //! Text, a fact a line, so that releases understand each other as far as they can: a line that
 //! says nothing to the reader is passed over, one for a port that is gone too. The first line

@@ -33,13 +33,13 @@ pub struct StateStore {
     dir: Option<StateDir>,
     /// The machine's present start.
     boot: String,
-    /// What was found to be wrong at the start.
+    /// Degradations found at the start.
     found: Vec<Degradation>,
-    /// What is wrong with the configuration, in whose place an earlier one runs.
+    /// Errors of the configuration, in whose place an earlier one runs.
     refused: Vec<Degradation>,
     /// Why the last change is not kept.
     failed: Option<Degradation>,
-    /// What a reload has replaced that waits to be confirmed.
+    /// Entries before a reload that waits to be confirmed.
     before: Option<Desired>,
     /// The configuration before one that was not confirmed runs.
     went_back: bool,
@@ -82,7 +82,8 @@ impl StateStore {
         self.refused.iter().chain(&self.found).chain(&self.failed)
     }
 
-    /// What was changed before, since the machine was started. What cannot be read is put aside.
+    /// Returns the changes of earlier processes since the machine was started. A file that cannot
+    /// be read is put aside.
     pub fn changes(&mut self) -> Differences {
         let Some(bytes) = self.read(CHANGES) else { return Differences::default() };
         match saved_changes::read(&bytes, &self.boot) {
@@ -112,7 +113,7 @@ impl StateStore {
         kept.is_some_and(|kept| texts(kept) == *found)
     }
 
-    /// What is kept of the configuration's files.
+    /// Returns the kept texts of the configuration's files.
     fn files(&mut self) -> Option<Applied> {
         let bytes = self.read(FILES)?;
         match serde_json::from_slice(&bytes) {
@@ -182,7 +183,7 @@ impl StateStore {
         self.before.is_some()
     }
 
-    /// What is in force stays.
+    /// Keeps the configuration in force.
     pub fn stay(&mut self) {
         self.before = None;
     }
@@ -248,7 +249,7 @@ impl StateStore {
 struct Applied {
     version: u64,
     files: Vec<Listed>,
-    /// Those of a reload that waits to be confirmed.
+    /// Files of a reload that waits to be confirmed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     unconfirmed: Option<Vec<Listed>>,
 }

@@ -47,7 +47,7 @@ pub enum UplinkError {
 /// Why an interface cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// As a TAP.
+    /// A TAP cannot be opened.
     #[error(transparent)]
     Tap(#[from] TapError),
     /// By XDP.
@@ -56,7 +56,7 @@ pub enum OpenError {
 }
 
 impl UplinkError {
-    /// The same, with the process that has the interface if that can be seen.
+    /// Names the process that has the interface, if that can be seen.
     pub fn with_holder(self) -> UplinkError {
         match self {
             UplinkError::Open(ifname, OpenError::Tap(TapError::Busy)) => {
@@ -84,7 +84,7 @@ struct Opened {
     link: Link,
     /// We created it.
     created: bool,
-    /// What it takes and gives.
+    /// Offloads that the interface takes and gives.
     offloads: Offloads,
     devices: Vec<Device>,
     /// Why frames do not go in the better way.

@@ -390,7 +390,7 @@ impl Of {
     }
 }
 
-/// What is to be done instead of a command.
+/// Outcome of a command line that is no command.
 pub enum Outcome {
     /// Print this and leave.
     Print(String),
@@ -409,7 +409,7 @@ pub fn command() -> clap::Command {
     with_keys(command, Kind::Port)
 }
 
-/// The same with the keys of ports where help is to list them.
+/// Returns the command with the keys of ports where help lists them.
 fn with_keys(command: clap::Command, kind: Kind) -> clap::Command {
     let kind = Kind::named(command.get_name()).unwrap_or(kind);
     let list = |keys: &mut dyn Iterator<Item = &Key>| {

@@ -30,7 +30,7 @@ const DOUBT: Duration = Duration::from_secs(1);
 /// A connection to the switch.
 pub struct Client {
     socket: BufReader<UnixStream>,
-    /// What has come of a message.
+    /// Bytes of a message so far.
     message: Vec<u8>,
     /// How long an answer is waited for.
     patience: Option<Duration>,
@@ -38,7 +38,7 @@ pub struct Client {
     unproven: Option<PathBuf>,
 }
 
-/// What comes of an answer that goes on as long as something happens.
+/// Next part of an answer that goes on as long as something happens.
 pub enum Next<A> {
     /// A part; true if another one follows.
     Part(A, bool),

@@ -1,5 +1,5 @@
-//! What may stand next on a command line, for the shells, whose scripts ask here. Commands and
-//! options are those of `args`, the names of ports those of the switch at that moment.
+//! Completes a command line, for the scripts of shells. Commands and options are those of `args`,
+//! the names of ports those of the switch at that moment.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! What went wrong, in one line that says what to do next, and the exit status that goes with it.
+//! Failures: one line that says what went wrong and what to do next, and the exit status.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -67,7 +67,7 @@ impl Failure {
         Failure::new(REFUSED, text)
     }
 
-    /// The same, as a part of a longer text.
+    /// Makes the text a part of a longer one.
     pub fn told_as(mut self, tell: impl FnOnce(&str) -> String) -> Failure {
         self.text = tell(&self.text);
         self

@@ -29,8 +29,8 @@ const CONTROL: &str = "control";
 /// How an answer by HTTP begins.
 const HTTP: &[u8] = b"HTTP/";
 
-/// What `socket`, which is connected to `path` and has answered with `message` or nothing, is
-/// instead of a control socket; none if that is not known.
+/// Recognises a socket that is no control socket. `socket` is connected to `path`, and has answered
+/// with `message` or nothing.
 pub fn recognise(path: &Path, socket: &UnixStream, message: &[u8]) -> Option<String> {
     let shown = path.display();
     if message.starts_with(HTTP) {

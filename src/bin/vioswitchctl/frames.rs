@@ -20,7 +20,7 @@ use crate::failure::Failure;
 use crate::pcapng::{Frame, Writer};
 use crate::say;
 
-/// What `-w` has for standard output.
+/// Name of standard output for `-w`.
 const STDOUT: &str = "-";
 
 /// Capture frames where they enter (in) and leave (out) the switch
@@ -54,7 +54,7 @@ const LAST: Duration = Duration::from_millis(100);
 /// Where frames go.
 enum Output {
     Lines(io::Stdout),
-    /// What the switch says, a line each.
+    /// Answers of the switch, a line each.
     Json(io::Stdout),
     Pcapng(Box<Writer<BufWriter<Box<dyn Write>>>>),
 }

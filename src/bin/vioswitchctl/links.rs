@@ -1,4 +1,4 @@
-//! What ip(8) and tc(8) of iproute2 say of interfaces, as far as it is used here.
+//! Reads interfaces from ip(8) and tc(8) of iproute2, as far as their output is used here.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -30,7 +30,7 @@ pub struct Link {
     pub addr_info: Vec<Address>,
 }
 
-/// What kind of interface it is.
+/// Kind of an interface.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Info {

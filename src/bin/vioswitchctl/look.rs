@@ -16,7 +16,7 @@ use crate::client::Client;
 use crate::failure::Failure;
 use crate::show::text;
 
-/// What all ports and workers count.
+/// Counters of all ports and workers.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Stats {
     pub ports: Vec<Port>,
@@ -32,14 +32,14 @@ pub struct Rate {
     pub drops: f64,
 }
 
-/// Those of both directions.
+/// Rates of both directions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Rates {
     pub r#in: Rate,
     pub out: Rate,
 }
 
-/// Those of a port.
+/// Rates of a port.
 #[derive(Debug, Serialize)]
 pub struct PortRates {
     pub name: String,
@@ -107,7 +107,7 @@ pub fn ports(client: &mut Client) -> Result<Vec<Port>, Failure> {
     client.list(&ListPorts {}, |part| part.ports)
 }
 
-/// What all ports and workers count.
+/// Returns the counters of all ports and workers.
 pub fn stats(client: &mut Client) -> Result<Stats, Failure> {
     Ok(Stats { ports: ports(client)?, workers: client.call(&GetWorkers {})? })
 }
@@ -217,7 +217,7 @@ fn dropped_from(port: &Port) -> impl Iterator<Item = Share> {
     })
 }
 
-/// What the switch finds wrong itself.
+/// Returns the findings of the switch itself.
 pub fn findings(client: &mut Client) -> Result<Vec<Finding>, Failure> {
     client.list(&GetFindings {}, |part| part.findings)
 }

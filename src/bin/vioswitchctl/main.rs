@@ -307,13 +307,13 @@ fn trace(client: &mut Client, port: &str, settings: &[String]) -> Result<wire::T
     client.call(&frame.map_err(|fault| Failure::answered(fault.message()))?)
 }
 
-/// What is to be added.
+/// Returns the request to add a port.
 fn new_port(kind: Kind, name: &str, settings: &[String], may_exist: bool) -> Result<Add, Failure> {
     let keys = EntryKeys(parameters(("name", name), settings)?);
     Ok(Add { kind: Some(kind.word().to_owned()), may_exist: Some(may_exist), keys })
 }
 
-/// What is to be changed: a key without a value gets its default.
+/// Returns the request to change a port: a key without a value gets its default.
 fn changed(kind: Kind, name: &str, settings: &[String]) -> Result<Set, Failure> {
     let is_unset = |setting: &&String| setting.len() > 1 && setting.ends_with('=');
     let (unset, given): (Vec<&String>, Vec<&String>) = settings.iter().partition(is_unset);

@@ -9,7 +9,7 @@ use testkit::manual::{DATE, escape, hold_page};
 
 use crate::args;
 
-/// What clap does not know.
+/// End of the manual page, which clap does not know.
 const END: &str = "\
 .SH EXIT STATUS
 0 done, 1 refused, 2 usage, 3 no switch, 4 not permitted.

@@ -24,7 +24,7 @@ const MOMENT: Duration = Duration::from_millis(500);
 /// The bridge of ports that name none.
 const DEFAULT: &str = "default";
 
-/// What the screen shows.
+/// Content of the screen.
 #[derive(Debug, Serialize)]
 pub struct Overview {
     #[serde(skip)]
@@ -372,7 +372,7 @@ mod tests {
         assert!(fitted(&degraded, 80).contains("\ndegraded: 1 reason, see vioswitchctl status\n"));
     }
 
-    /// What an answer says does not steer the terminal.
+    /// The text of an answer does not steer the terminal.
     #[test]
     fn texts_of_the_switch_are_escaped() {
         let mut all = overview(0);

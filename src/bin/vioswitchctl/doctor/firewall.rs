@@ -1,5 +1,5 @@
-//! What the host's firewall does with frames that pass a bridge: where `br_netfilter` shows them
-//! to it, a policy of DROP for what is forwarded, as Docker sets it, meets them too.
+//! Reads the host's firewall, which may drop frames that pass a bridge: where `br_netfilter` shows
+//! it these frames, a policy of DROP for what is forwarded, as Docker sets it, meets them too.
 
 use super::facts::{Facts, Forward};
 use crate::tool;

@@ -292,7 +292,7 @@ fn what_is_meant_so_is_no_finding() {
     }
 }
 
-/// What the switch has found of a guest's memory is not said twice, and explains that no ring is
+/// A finding of the switch about a guest's memory is not said twice, and explains that no ring is
 /// started.
 #[test]
 fn memory_that_the_switch_misses_is_told_once() {
@@ -309,7 +309,7 @@ fn memory_that_the_switch_misses_is_told_once() {
     assert_eq!(codes(&facts), ["memory-not-shared"]);
 }
 
-/// What the switch finds itself is told as it says it, among the rest.
+/// Findings of the switch itself are among the rest, as the switch tells them.
 #[test]
 fn findings_of_the_switch_are_among_the_rest() {
     let mut facts = healthy();
@@ -340,7 +340,7 @@ fn the_worst_comes_first() {
     assert_eq!(told["healthy_ports"], json!(["vm1", "up"]));
 }
 
-/// What a process says of itself warns, and no command opens a directory to all.
+/// A process's own words lead to a warning, and no command opens a directory to all.
 #[test]
 fn a_process_that_names_a_socket_fails_nothing() {
     let mut facts = healthy();

@@ -57,8 +57,8 @@ pub fn has_user() -> bool {
     tool::output(&["id", "-u", "vioswitch"]).is_some()
 }
 
-/// What guests are given to ask for names, where who serves them would not know: networkd asks
-/// systemd-resolved, which may not run.
+/// Returns the name servers that guests get where the server of their addresses knows none:
+/// networkd asks systemd-resolved, which may not run.
 pub fn dns(root: &Path, manager: Manager) -> Vec<IpAddr> {
     let resolved = root.join("run/systemd/resolve/resolv.conf").exists();
     if manager != Manager::Networkd || resolved {

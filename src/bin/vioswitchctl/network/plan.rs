@@ -79,7 +79,7 @@ pub fn mark(name: &str) -> String {
     format!("# Written by vioswitchctl network {name}; ")
 }
 
-/// What stands above how the network was wanted, in its file for the switch.
+/// Mark of the line that records how the network was wanted, in its file for the switch.
 pub const WANTED: &str = "# network: ";
 
 impl Plan {

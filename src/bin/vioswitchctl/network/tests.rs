@@ -1,4 +1,4 @@
-//! What is written for a network, to the letter where a letter counts.
+//! Files that are written for a network, to the letter where a letter counts.
 
 use super::plan::possible;
 use super::*;

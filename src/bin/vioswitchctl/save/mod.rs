@@ -59,7 +59,7 @@ struct Source {
     text: String,
     is_new: bool,
     edits: Vec<Edit>,
-    /// What that is about.
+    /// Subjects of the changes.
     told: Vec<String>,
 }
 

@@ -22,7 +22,7 @@ mod tests {
         Edit { range: at..at + what.len(), text: new.to_owned() }
     }
 
-    /// What diff says of the same texts, which has no choice where each line is there once.
+    /// diff prints the same of these texts, as it has no choice where each line is there once.
     #[test]
     fn it_is_what_diff_says() {
         let lines = |n: usize, end: &str| {

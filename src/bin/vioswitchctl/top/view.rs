@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(curve(&[1.0; 60], 1.0, 9).chars().count(), 9);
     }
 
-    /// What is shown is shown whole; what matters least goes first.
+    /// A column is shown whole or not at all; the one that matters least goes first.
     #[test]
     fn columns_are_those_that_there_is_room_for() {
         let rows = [
