@@ -265,19 +265,13 @@ fn virtual_routers_take_over_from_each_other() {
         let clients = [0, 1].map(|n| lab.client(n));
         let start = |n: usize| {
             clients[n].sh(&format!("ip address replace 10.77.0.5{n}/24 dev {INTERFACE}"));
-            let config = lab.path(&format!("keepalived{n}.conf"));
-            let text = format!(
+            let config = format!(
                 "vrrp_instance one {{\n state BACKUP\n interface {INTERFACE}\n \
                  virtual_router_id 51\n priority {}\n advert_int 0.2\n version 3\n \
                  virtual_ipaddress {{\n {SHARED}/24\n }}\n}}\n",
                 150 - 50 * n
             );
-            fs::write(&config, text).expect("a configuration");
-            let mut command = clients[n].command("keepalived");
-            // Not to the system's log, which may be the console.
-            command.args(["-n", "-l", "-G", "-P", "-f"]).arg(config);
-            command.arg("-p").arg(lab.path(&format!("keepalived{n}.pid")));
-            command.arg("-r").arg(lab.path(&format!("vrrp{n}.pid")));
+            let command = clients[n].keepalived(lab.dir.path(), n, &config);
             lab.start(command, &format!("keepalived{n}"))
         };
         let has_it =

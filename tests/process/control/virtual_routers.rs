@@ -3,7 +3,7 @@
 //! hardware address.
 
 use std::fs::{self, File};
-use std::process::{Child, Stdio};
+use std::process::Child;
 use std::time::Instant;
 
 use testkit::relay::{INTERFACE, Stack};
@@ -91,17 +91,9 @@ impl Site {
     }
 
     fn start(&self, n: usize, config: &str) -> Router {
-        let [file, log] = ["conf", "log"].map(|kind| self.path(&format!("keepalived{n}.{kind}")));
-        fs::write(&file, config).expect("a configuration");
-        let log = File::create(log).expect("a log");
-        let mut command = self.stacks[n].command("keepalived");
-        // keepalived must not use the system's log (-G): on a machine without a system log each
-        // line goes to the console, which may take 2 ms. Routers of twenty addresses write so much
-        // that the packets come too late that keep the other router from being master.
-        command.args(["-n", "-l", "-G", "-P", "-D", "-f"]).arg(file);
-        command.arg("-p").arg(self.path(&format!("keepalived{n}.pid")));
-        command.arg("-r").arg(self.path(&format!("vrrp{n}.pid")));
-        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log")).stderr(log);
+        let log = File::create(self.path(&format!("keepalived{n}.log"))).expect("a log");
+        let mut command = self.stacks[n].keepalived(self.dir.path(), n, config);
+        command.stdout(log.try_clone().expect("a log")).stderr(log);
         Router(command.spawn().expect("start keepalived"))
     }
 

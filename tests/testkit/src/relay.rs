@@ -60,6 +60,20 @@ impl Stack {
         command
     }
 
+    /// keepalived with this configuration, and with files in a directory that end with a number.
+    ///
+    /// keepalived must not use the system's log (-G): on a machine without a system log each line
+    /// goes to the console, which may take 2 ms. Routers of twenty addresses write so much that the
+    /// packets come too late that keep the other router from being master.
+    pub fn keepalived(&self, dir: &Path, number: usize, config: &str) -> Command {
+        let path = |name: &str| dir.join(format!("{name}{number}"));
+        std::fs::write(path("keepalived.conf"), config).expect("a configuration");
+        let mut command = self.command("keepalived");
+        command.args(["-n", "-l", "-G", "-P", "-D", "-f"]).arg(path("keepalived.conf"));
+        command.arg("-p").arg(path("keepalived.pid")).arg("-r").arg(path("vrrp.pid"));
+        command
+    }
+
     /// What a shell says there, and how it ends.
     pub fn try_sh(&self, script: &str) -> Output {
         self.command("sh").args(["-ec", script]).output().expect("run a shell")
