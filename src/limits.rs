@@ -21,6 +21,7 @@ mod multicast;
 mod plug;
 mod rates;
 mod retry;
+mod sandbox;
 #[cfg(test)]
 mod tests;
 mod workers;
@@ -39,6 +40,7 @@ pub use multicast::*;
 pub use plug::*;
 pub use rates::*;
 pub use retry::*;
+pub use sandbox::*;
 pub use workers::*;
 pub use xdp::*;
 

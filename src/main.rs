@@ -4,7 +4,7 @@
 //! `RUST_LOG`, 1 if the switch cannot start.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
@@ -18,6 +18,7 @@ use vioswitch::metrics;
 use vioswitch::sys::affinity;
 use vioswitch::sys::descriptor::raise_limit;
 use vioswitch::sys::notify::notify;
+use vioswitch::sys::sandbox;
 use vioswitch::sys::service::Service;
 use vioswitch::sys::signals::{Signal, Signals};
 use vioswitch::sys::threads::lock;
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
     }
     let level = files.as_ref().map_or(log::LevelFilter::Info, |(config, _)| config.log_level);
     // Before any thread exists, so that all inherit the mask and only this one takes signals.
+    sandbox::unblock();
     let signals = match Signals::block() {
         Ok(signals) => signals,
         Err(error) => return give_up(&format!("cannot start: {error}"), ExitCode::FAILURE),
@@ -113,9 +115,10 @@ fn run(
     // Before anything else: a second daemon with the same socket ends here and touches nothing.
     let control = config.control.as_ref().map(ControlSocket::bind).transpose()?;
     let daemon = Arc::new(Mutex::new(Daemon::start_keeping(config, store)?));
-    if let Some(texts) = texts {
-        lock(&daemon).keep_files(&texts);
+    if let Some(texts) = &texts {
+        lock(&daemon).keep_files(texts);
     }
+    let file = request.file().map(Path::to_owned);
     let reloader = Arc::new(Reloader::new(&daemon, request));
     let mut services = Services::new(&daemon);
     // The guests' network does not depend on any of them.
@@ -130,6 +133,7 @@ fn run(
     // What fails ends the start, so it comes before the service manager is told.
     let status = lock(&daemon).status_line();
     let retry = services.retry(status)?;
+    lock(&daemon).confine(file.as_deref(), texts.as_ref());
     say_ready(&lock(&daemon), log);
     loop {
         match signals.wait()? {
@@ -152,6 +156,7 @@ fn run(
     let mut daemon = lock(&daemon);
     daemon.stop();
     daemon.report();
+    sandbox::log();
     Ok(())
 }
 

@@ -21,6 +21,7 @@ complete -c vioswitchd -l log-level -d 'off, error, warn, info, debug or trace; 
 complete -c vioswitchd -l uplink-to-uplink -d 'Forward between TAPs too; two TAPs in one bridge are then a loop' -r
 complete -c vioswitchd -l mac-flap-damping -d 'Hold an address that moves between ports five times in a second [default: true]' -r
 complete -c vioswitchd -l multicast-snooping -d 'Send the frames of a multicast group to its members only, while a querier is heard' -r
+complete -c vioswitchd -l sandbox -d 'Let the running switch do only what it has to, by Landlock and seccomp [default: on]' -r
 complete -c vioswitchd -l plug -d 'Make a port for each socket in this directory, as of libvirt\'s mode=\'server\'' -r
 complete -c vioswitchd -l strict -d 'Refuse to start with a bad file, even if --state-dir has the last good one'
 complete -c vioswitchd -l check -d 'Report errors of the configuration and obstacles on this machine, and exit'

@@ -204,6 +204,7 @@ fn config(scalars: Scalars, entries: Vec<Checked>, places: Places<'_>) -> Config
         log_level: scalars.log_level.unwrap_or(LevelFilter::Info),
         uplink_to_uplink: scalars.uplink_to_uplink.unwrap_or_default(),
         mac_flap_damping: scalars.mac_flap_damping.unwrap_or(true),
+        sandbox: scalars.sandbox.unwrap_or(true),
         multicast_snooping: scalars.multicast_snooping.unwrap_or_default(),
         plug: scalars.plug,
         template: scalars.template.map_or_else(|| Settings::new(Kind::Template), |(_, it)| it),

@@ -82,6 +82,8 @@ pub struct Config {
     pub mac_flap_damping: bool,
     /// Frames of a multicast group go to its members, while a querier is heard.
     pub multicast_snooping: bool,
+    /// The process confines itself when it is ready.
+    pub sandbox: bool,
     /// A directory in which each listening socket becomes a port.
     pub plug: Option<PathBuf>,
     /// Settings that these ports have in common.

@@ -12,10 +12,11 @@ use super::keys::Settings;
 use super::latency::{Latency, latency};
 use super::raw::{Place, Setting};
 use super::value::{
-    group, log_level, metrics, number, socket_directory, socket_path, text, truth, workers,
+    group, log_level, metrics, number, one_of, socket_directory, socket_path, text, truth, workers,
 };
 use super::{Machine, MetricsSocket};
 use crate::limits;
+use crate::words::Words;
 
 /// An option that is a key as well.
 pub(super) struct Scalar {
@@ -135,6 +136,9 @@ scalars! {
     "multicast-snooping" multicast_snooping: bool = Some(false), "BOOL",
         |setting, _| truth(setting), bool::to_string,
         "Send the frames of a multicast group to its members only, while a querier is heard";
+    "sandbox" sandbox: bool = Some(true), "on|off", |setting, _| one_of(setting, bool::WORDS),
+        |on| if *on { "on" } else { "off" }.to_owned(),
+        "Let the running switch do only what it has to, by Landlock and seccomp [default: on]";
     "plug" plug: PathBuf = None, "DIR", |setting, _| socket_directory(setting),
         |path| path.to_string_lossy().into_owned(),
         "Make a port for each socket in this directory, as of libvirt's mode='server'";

@@ -35,7 +35,7 @@ use crate::switch::{PortId, PortPolicy, Segment, VlanId};
 use crate::sys::blocking::Blocking;
 use crate::sys::threads::lock;
 use crate::sys::waker::Waker;
-use crate::sys::{clock, group, unix_socket};
+use crate::sys::{clock, group, sandbox, unix_socket};
 use crate::wire::{
     self, Fault, Flushed, OnePort, Parameters, Request, SERVICE, SWITCH, ServiceError, Status,
     SwitchError, Workers, clip,
@@ -321,6 +321,7 @@ impl Switch {
             clients: show::counted(self.clients.counters()),
             latency: daemon.latency().to_string(),
             tap_writes: show::tap_writes(&ports),
+            sandbox: sandbox::state().map(show::sandbox),
         }
     }
 

@@ -15,7 +15,7 @@ use crate::port::device::Writes;
 use crate::port::{Endpoint, Port, PortTable};
 use crate::stats::{Counter, Direction, DropReason, Traffic};
 use crate::switch::{Entry, EntryAge, Fdb, Station};
-use crate::sys::clock;
+use crate::sys::{clock, sandbox};
 use crate::wire::{self, State};
 
 /// The names of offloads, as ethtool(8) and virtio have them.
@@ -83,6 +83,24 @@ pub fn tap_writes(ports: &PortTable) -> Vec<wire::TapWrites> {
         }
     }
     groups
+}
+
+/// What the process confined itself to.
+pub fn sandbox(state: &sandbox::State) -> wire::Sandbox {
+    let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+    let uplinks = [(state.taps, "tap"), (state.xdps, "xdp")];
+    let uplinks = uplinks.iter().filter(|(may, _)| *may).map(|(_, kind)| (*kind).to_owned());
+    let directories = state.directories().take(CONTROL_SHOWN_REASONS);
+    wire::Sandbox {
+        landlock: state.landlock,
+        covers: words(&state.covers()),
+        directories: directories.map(|path| path.to_string_lossy().into_owned()).collect(),
+        system_calls: state.system_calls,
+        forbidden: sandbox::forbidden().into_iter().collect(),
+        capabilities: words(&state.capabilities),
+        uplinks: uplinks.collect(),
+        lacks: state.lacks.clone(),
+    }
 }
 
 /// Why the switch is not all that it is configured to be.

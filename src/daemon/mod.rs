@@ -39,6 +39,7 @@ mod report;
 mod retry;
 mod running_port;
 mod sampler;
+mod sandbox;
 mod saved_changes;
 mod serving;
 mod state;

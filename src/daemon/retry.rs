@@ -21,6 +21,7 @@ use crate::events::What;
 use crate::limits::{REMOVE_TICK, RETRY_IDLE_TICK, RETRY_STOP_TIMEOUT, RETRY_TICK};
 use crate::port::Port;
 use crate::sys::notify::notify;
+use crate::sys::sandbox;
 use crate::sys::threads::lock;
 use crate::vhost_user::socket::Place;
 use crate::worker::Workers;
@@ -168,6 +169,7 @@ impl Retrier {
             lock(&self.daemon).go_on_removing();
             self.try_all(stopping);
             self.tell();
+            sandbox::log();
         }
     }
 

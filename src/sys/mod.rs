@@ -21,6 +21,7 @@ pub mod pages;
 pub mod poll;
 pub mod prefetch;
 pub mod random;
+pub mod sandbox;
 pub mod scm;
 pub mod service;
 pub mod signals;

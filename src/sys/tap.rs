@@ -50,7 +50,7 @@ const TUN_F: [(Offloads, libc::c_uint); 6] = [
 ];
 
 /// The clone device of the TUN/TAP driver.
-pub(super) const CLONE_DEVICE: &str = "/dev/net/tun";
+pub const CLONE_DEVICE: &str = "/dev/net/tun";
 
 /// What to do if no interface has the name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -29,7 +29,7 @@ use crate::port::FrontEnd;
 use crate::sys::fs::directory_of;
 use crate::sys::holder::Holder;
 use crate::sys::poll::{Interest, Wake, pause, wait};
-use crate::sys::{descriptor, group, unix_socket};
+use crate::sys::{descriptor, group, sandbox, unix_socket};
 pub use connector::{Connector, Trouble};
 use lock::Lock;
 use private_dir::{PrivateDir, SocketFile, by_handle};
@@ -53,6 +53,12 @@ pub enum SocketError {
     /// The directory is missing.
     #[error("socket {0:?}: there is no directory {1:?}: mkdir -p {1:?}")]
     NoDirectory(PathBuf, PathBuf),
+    /// The sandbox keeps sockets out of the directory: where they may be.
+    #[error(
+        "socket {0:?}: directory {1:?} is not one that the sandbox had at the start: choose one of \
+         {2}, or restart the switch with the port in its configuration, or with --sandbox=off"
+    )]
+    Outside(PathBuf, PathBuf, String),
     /// Something that we did not make and do not touch.
     #[error("{0:?} exists and is not a socket")]
     NotASocket(PathBuf),
@@ -329,10 +335,13 @@ struct Directory {
 impl Directory {
     fn open(socket: &Path) -> Result<Directory, SocketError> {
         let path = directory_of(socket);
-        let handle = File::open(path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => SocketError::NoDirectory(socket.into(), path.into()),
-            _ => failed("open directory", path)(error),
-        })?;
+        let handle = match (File::open(path), sandbox::excludes(path)) {
+            (Err(error), _) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(SocketError::NoDirectory(socket.into(), path.into()));
+            }
+            (_, Some(to)) => return Err(SocketError::Outside(socket.into(), path.into(), to)),
+            (opened, None) => opened.map_err(failed("open directory", path))?,
+        };
         Ok(Directory { _lock: Lock::take(&by_handle(&handle), path), handle })
     }
 

@@ -15,7 +15,7 @@ use super::tests::{Fields, Varlink, body, item, lines, method, named};
 use super::types::{
     Address, Change, Clients, ConfigEntry, ConfigKey, Degradation, DropReason, EntryKeys, Event,
     Finding, GroupPort, Instruction, LiveKeys, Mirror, Packet, Plug, Port, Ring, RuntimeChange,
-    Session, Socket, Step, TapWrites, Unconfirmed, Worker,
+    Sandbox, Session, Socket, Step, TapWrites, Unconfirmed, Worker,
 };
 
 /// What is known of a method.
@@ -57,12 +57,13 @@ methods! {
     /// configured and not served; empty if all is. degradations: the first of them with codes.
     /// plug: the directory of ports by plug. config: the file of --config. state_dir: the directory
     /// of kept changes; without it changes end with the process. latency: as configured.
+    /// sandbox: null if it is off.
     GetStatus {} -> Status {
         version: String, pid: u32, uptime: u64, workers: usize, ports: usize, taps: usize,
         xdps: usize, streams: usize, addresses: usize, events: u64, degraded: Vec<String>,
         degradations: Vec<Degradation>, unconfirmed: Option<Unconfirmed>, plug: Option<Plug>,
         config: Option<String>, state_dir: Option<String>, clients: Clients, latency: String,
-        tap_writes: Vec<TapWrites>,
+        tap_writes: Vec<TapWrites>, sandbox: Option<Sandbox>,
     }
     /// All ports by their numbers, some in each reply: call it with "more".
     [more] ListPorts {} -> Ports { ports: Vec<Port> }

@@ -151,6 +151,15 @@ structs! { answered [serde(default)]
     /// How frames go to some uplinks: io, as of a port, and why; how many uplinks, and the names of
     /// the first ones.
     TapWrites { io: String, why: String, taps: usize, names: Vec<String> }
+    /// What the process confined itself to. landlock: the version in force, 0 without, and what it
+    /// covers; directories: where sockets may be made. system_calls: how many are allowed, 0 for
+    /// all; forbidden: how often others were refused. capabilities: those that remain. uplinks:
+    /// kinds that may be added. lacks: what the kernel could not do.
+    Sandbox {
+        landlock: u32, covers: Vec<String>, directories: Vec<String>, system_calls: usize,
+        forbidden: BTreeMap<String, u64>, capabilities: Vec<String>, uplinks: Vec<String>,
+        lacks: Vec<String>,
+    }
     /// The directory of ports by plug, and the keys that these share.
     Plug { directory: String, keys: Vec<ConfigKey> }
     /// A reload that is undone unless ConfirmConfig comes in so many seconds, and its caller.

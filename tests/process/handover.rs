@@ -19,7 +19,7 @@ use testkit::frontend::{Frontend, req};
 use testkit::host::{Host, in_namespace, index_of, ip};
 use testkit::manager::Manager;
 use testkit::net::{Job, Net, Sizes};
-use testkit::proc::{Dir, ends_within, wait_for};
+use testkit::proc::{Dir, REFUSED, ends_within, wait_for};
 use testkit::stream::Peer;
 use testkit::sys;
 use testkit::traffic::To;
@@ -96,6 +96,7 @@ impl Service {
         let status = ends_within(&mut child, Duration::from_secs(1));
         self.child = status.is_none().then_some(child);
         assert!(status.is_some_and(|status| status.success()), "{status:?}\n{}", self.log());
+        assert!(!self.log().contains(REFUSED), "{}", self.log());
         Counters::parse(&self.log())
     }
 

@@ -10,6 +10,8 @@ mod hook;
 mod lab;
 mod lifetime;
 mod metrics;
+#[cfg(feature = "ctl")]
+mod sandbox;
 mod sockets;
 mod surroundings;
 #[cfg(feature = "ctl")]

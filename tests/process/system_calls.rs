@@ -1,5 +1,5 @@
 //! System calls of each kind of thread after the start: observed by a tracer (strace), compared
-//! with the table in `system_calls.md`, which a sandbox is to be made from.
+//! with the table in `system_calls.md`, and that with the list of the sandbox.
 //!
 //! A call that is not in the table fails the test. So does one that is there, is not said to be
 //! rare, and does not come: the table would rot.
@@ -18,6 +18,7 @@ use testkit::proc::{Daemon, Dir, wait_for};
 use testkit::skip;
 use testkit::stream::Peer;
 use testkit::vm::{Vm, VmConfig, mac_of};
+use vioswitch::sys::sandbox;
 
 /// Everything is slower under a tracer.
 const SOON: Duration = Duration::from_secs(60);
@@ -160,6 +161,19 @@ fn has_latency_device(dir: &Path) -> bool {
     own_mounts();
     cover(device, &file);
     true
+}
+
+/// The sandbox permits what the table has, and nothing else: one list. Calls that take another's
+/// place elsewhere are no part of it.
+#[test]
+fn the_sandbox_permits_the_calls_of_the_table() {
+    let (usual, rare) = table(include_str!("system_calls.md"));
+    let mut table: BTreeSet<String> =
+        usual.into_values().chain(rare.into_values()).flatten().collect();
+    for name in [sandbox::ALWAYS, sandbox::TAP, sandbox::XDP].concat() {
+        assert!(table.remove(name), "the sandbox permits {name}, which is not in the table");
+    }
+    assert!(table.is_empty(), "in the table and not permitted: {table:?}");
 }
 
 /// What is in the table is all there is, and it is what there is; without the device one thread

@@ -108,6 +108,7 @@ pub fn status(status: &Status) -> String {
     told.extend(status.tap_writes.iter().map(|group| ("uplink io", uplink_io(group))));
     let latency = Some(&status.latency).filter(|latency| !latency.is_empty());
     told.extend(latency.map(|latency| ("latency", text(latency))));
+    told.push(("sandbox", sandbox(status.sandbox.as_ref())));
     told.extend(status.plug.as_ref().map(|plug| ("plug", text(&plug.directory))));
     told.extend(status.unconfirmed.as_ref().map(|waiting| ("reload", unconfirmed(waiting))));
     if status.degraded.is_empty() {
@@ -121,6 +122,32 @@ pub fn status(status: &Status) -> String {
 fn uplink_io(wire::TapWrites { io, why, taps, names }: &wire::TapWrites) -> String {
     let more = if *taps > names.len() { ", ..." } else { "" };
     format!("{}: {taps} ({}{more}); {}", text(io), text(names.join(", ")), text(why))
+}
+
+/// `on: Landlock 7 (files, links); 118 system calls; capabilities: none`
+fn sandbox(sandbox: Option<&wire::Sandbox>) -> String {
+    let Some(sandbox) = sandbox else { return "off".to_owned() };
+    let listed = |words: &[String]| match words {
+        [] => "none".to_owned(),
+        words => text(words.join(", ")),
+    };
+    let wire::Sandbox { landlock, covers, system_calls, capabilities, .. } = sandbox;
+    let mut parts = vec![
+        match landlock {
+            0 => "no Landlock".to_owned(),
+            version => format!("Landlock {version} ({})", listed(covers)),
+        },
+        match system_calls {
+            0 => "all system calls".to_owned(),
+            count => format!("{count} system calls"),
+        },
+        format!("capabilities: {}", listed(capabilities)),
+        format!("uplinks to add: {}", listed(&sandbox.uplinks)),
+    ];
+    let refused = sandbox.forbidden.iter().map(|(name, count)| format!("refused {name}: {count}"));
+    parts.extend(refused.chain(sandbox.lacks.iter().cloned()).map(text));
+    let state = if sandbox.lacks.is_empty() { "on" } else { "incomplete" };
+    format!("{state}: {}", parts.join("; "))
 }
 
 /// A reload that waits to be confirmed.

@@ -34,6 +34,7 @@ fn defaults() {
         log_level: log::LevelFilter::Info,
         uplink_to_uplink: false,
         mac_flap_damping: true,
+        sandbox: true,
         multicast_snooping: false,
         plug: None,
         template: Settings::new(Kind::Template),

@@ -11,6 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use super::Mode;
+use crate::sys::sandbox;
 
 // Commands and types of linux/bpf.h.
 const MAP_CREATE: libc::c_int = 0;
@@ -62,6 +63,9 @@ impl Attr {
     ///
     /// What the pointers lead to is readable for what the command reads there.
     unsafe fn call(&mut self, command: libc::c_int) -> io::Result<libc::c_int> {
+        if !sandbox::permits_bpf() {
+            return Err(io::Error::from_raw_os_error(libc::EPERM));
+        }
         let (at, len) = (self.0.as_mut_ptr(), self.0.len() as libc::c_uint);
         // SAFETY: `at` has `len` bytes; the rest is the caller's promise.
         let answer = unsafe { libc::syscall(libc::SYS_bpf, command, at, len) };

@@ -291,7 +291,7 @@ fn json_of_the_configuration_is_as_described() {
     let write = |text: &str| std::fs::write(&file, text).expect("write");
     write("");
     let lab = Lab::new(1, &[&format!("--config={}", file.display())]);
-    write(&format!("[[port]]\nname = 'x'\nsocket = '{}'\n", etc.path().join("x").display()));
+    write(&format!("[[port]]\nname = 'x'\nsocket = '{}'\n", lab.d.dir().join("x").display()));
     for (args, method) in [
         (&["config", "diff"][..], "DiffConfig"),
         (&["config", "reload", "--confirm", "60"], "ReloadConfig"),

@@ -18,6 +18,8 @@ use super::sys;
 
 /// The promise on SIGTERM.
 pub const STOP_LIMIT: Duration = Duration::from_secs(1);
+/// What the log says of a system call that the sandbox does not allow: the list lacks one.
+pub const REFUSED: &str = "was refused (EPERM)";
 const START_LIMIT: Duration = Duration::from_secs(10);
 
 /// A directory that goes away with the value.
@@ -536,6 +538,7 @@ impl Daemon {
         let log = self.log();
         assert!(status.success(), "{status} after {:?}\n{log}", start.elapsed());
         assert!(!log.contains("panicked"), "{log}");
+        assert!(!log.contains(REFUSED), "{log}");
         let left = fs::read_dir(self.dir.path()).expect("directory");
         let left: Vec<_> = left.filter_map(|e| Some(e.ok()?.file_name())).collect();
         assert_eq!(left, ["log"], "sockets left behind");

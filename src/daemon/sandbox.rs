@@ -1,0 +1,102 @@
+//! What the sandbox leaves to a switch: what its configuration names, and what may still come.
+//!
+//! A switch with a control socket or a configuration file may get ports and uplinks later. Another
+//! one has what it was started with, and needs no more than to open that again.
+
+use std::path::Path;
+
+use super::Daemon;
+use crate::config::{Config, Control, Endpoint, Kind, Latency, MetricsSocket, Texts};
+use crate::sys::fs::directory_of;
+use crate::sys::sandbox::{self, Allowed, State, Use};
+use crate::sys::{group, tap, wakeup};
+
+/// No group has this name, so that each source of groups is asked for it.
+const NO_GROUP: &str = "no group has this name";
+
+impl Daemon {
+    /// Confines the process, unless the configuration says otherwise, and reports what the kernel
+    /// cannot do. `files` are those of the configuration, the named one first.
+    pub fn confine(&self, file: Option<&Path>, texts: Option<&Texts>) {
+        if !self.started.sandbox {
+            return log::warn!("sandbox: off, as configured");
+        }
+        // Loads the code of all sources of groups (NSS), as none can be loaded later.
+        let _ = group::gid_of(NO_GROUP);
+        let state = sandbox::enter(self.allowed(file, texts));
+        if !state.lacks.is_empty() {
+            log::warn!("sandbox: incomplete: {}", state.lacks.join("; "));
+        }
+        let State { landlock, system_calls, capabilities, .. } = state;
+        log::debug!("sandbox: Landlock {landlock}, {system_calls} calls, {capabilities:?}");
+    }
+
+    fn allowed(&self, file: Option<&Path>, texts: Option<&Texts>) -> Allowed {
+        let config = &self.started;
+        let changes = config.control.is_some() || file.is_some();
+        let entries = || self.desired.entries().values().map(|entry| &entry.settings);
+        let has = |kind| entries().any(|one| one.kind == kind);
+        let endpoints = || entries().filter_map(|one| one.endpoint());
+        let mut allowed = Allowed {
+            paths: Vec::new(),
+            taps: changes || has(Kind::Tap),
+            xdps: changes || has(Kind::Xdp),
+            groups: changes
+                || endpoints().any(|one| matches!(one, Endpoint::Server { group: Some(_), .. })),
+            connects: changes
+                || config.plug.is_some()
+                || endpoints().any(|one| matches!(one, Endpoint::Client { .. })),
+            tcp: match config.metrics {
+                Some(MetricsSocket::Ip(address)) => Some(address.port()),
+                _ => None,
+            },
+        };
+        let mut add = |path: &Path, purpose| allowed.paths.push((path.to_owned(), purpose));
+        for endpoint in endpoints() {
+            if let Endpoint::Server { path, .. } = endpoint {
+                add(directory_of(&path), Use::Sockets);
+            }
+        }
+        add_own(config, &mut add);
+        self.state_dir().into_iter().for_each(|path| add(path, Use::State));
+        let others = texts.iter().flat_map(|texts| &texts.files).map(|text| Path::new(&text.name));
+        for path in file.into_iter().chain(others) {
+            add_config(path, &mut add);
+        }
+        sandbox::READ.iter().for_each(|path| add(Path::new(path), Use::Read));
+        if allowed.taps {
+            allowed.paths.push((tap::CLONE_DEVICE.into(), Use::Device));
+        }
+        allowed
+    }
+}
+
+/// The places of what is not a port.
+fn add_own(config: &Config, add: &mut impl FnMut(&Path, Use)) {
+    if let Some(Control { path, .. }) = &config.control {
+        add(directory_of(path), Use::Sockets);
+    }
+    if let Some(MetricsSocket::Unix(path)) = &config.metrics {
+        add(directory_of(path), Use::Sockets);
+    }
+    if let Some(path) = &config.plug {
+        add(path, Use::Look);
+        // Where it is missed and found again.
+        add(directory_of(path), Use::Look);
+    }
+    if config.latency != Latency::Normal {
+        add(Path::new(wakeup::DEVICE), Use::Device);
+    }
+}
+
+/// The directory of a file of the configuration, as editors put another file in its place, and
+/// `conf.d`; and where links lead to.
+fn add_config(path: &Path, add: &mut impl FnMut(&Path, Use)) {
+    let real = path.canonicalize();
+    for path in [Some(path), real.as_deref().ok()].into_iter().flatten() {
+        add(directory_of(path), Use::Read);
+        if let Ok(more) = directory_of(path).join("conf.d").canonicalize() {
+            add(&more, Use::Read);
+        }
+    }
+}

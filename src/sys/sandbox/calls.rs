@@ -1,0 +1,145 @@
+//! The system calls that the switch makes once it is ready, by name: the one list, of which the
+//! filter is made. A test compares the list with the table of the calls of each kind of thread
+//! (`tests/process/system_calls.md`), and that table with a traced switch.
+//!
+//! Names are those of x86-64. A name that another architecture lacks has no number there, and is
+//! left out; [`ELSEWHERE`] has the calls that take its place.
+
+/// Calls of every switch.
+pub const ALWAYS: &[&str] = &[
+    // Data path, by frequency: each worker's turn.
+    "read",
+    "write",
+    "writev",
+    "epoll_wait",
+    "futex",
+    "sendto",
+    "recvmsg",
+    "recvfrom",
+    "getsockopt",
+    "sched_yield",
+    "pread64",
+    "preadv2",
+    "poll",
+    "ppoll",
+    // Threads, memory, signals.
+    "brk",
+    "clock_gettime",
+    "clock_nanosleep",
+    "clone",
+    "clone3",
+    "exit",
+    "exit_group",
+    "getpid",
+    "getrandom",
+    "getrusage",
+    "gettid",
+    "madvise",
+    "mmap",
+    "mprotect",
+    "mremap",
+    "munmap",
+    "prctl",
+    "restart_syscall",
+    "rseq",
+    "rt_sigaction",
+    "rt_sigprocmask",
+    "rt_sigreturn",
+    "sched_getaffinity",
+    "sched_setaffinity",
+    "set_robust_list",
+    "sigaltstack",
+    "tgkill",
+    "timer_create",
+    "timer_delete",
+    "timer_settime",
+    "uname",
+    // Descriptors and files.
+    "chmod",
+    "chown",
+    "close",
+    "epoll_create1",
+    "epoll_ctl",
+    "eventfd2",
+    "fallocate",
+    "fchmodat",
+    "fchownat",
+    "fcntl",
+    "flock",
+    "fstat",
+    "fstatfs",
+    "fsync",
+    "ftruncate",
+    "getcwd",
+    "getdents64",
+    "getegid",
+    "geteuid",
+    "inotify_add_watch",
+    "inotify_init1",
+    "ioctl",
+    "link",
+    "linkat",
+    "lseek",
+    "memfd_create",
+    "mkdir",
+    "mkdirat",
+    "newfstatat",
+    "openat",
+    "pipe2",
+    "readlink",
+    "readlinkat",
+    "rename",
+    "rmdir",
+    "statx",
+    "unlink",
+    "unlinkat",
+    // Sockets.
+    "accept4",
+    "bind",
+    "connect",
+    "getpeername",
+    "listen",
+    "sendmsg",
+    "setsockopt",
+    "shutdown",
+    "socket",
+    // A thread that the kernel held up while the others confined themselves does so later.
+    "capset",
+    "landlock_restrict_self",
+];
+
+/// Further calls of a switch that may have TAPs.
+pub const TAP: &[&str] = &["io_uring_setup", "io_uring_register", "io_uring_enter"];
+
+/// Further calls of a switch that may have XDP uplinks.
+pub const XDP: &[&str] = &["bpf"];
+
+/// Calls that architectures and libcs make in the place of one of the lists above.
+pub const ELSEWHERE: &[&str] = &[
+    "epoll_pwait",
+    "faccessat",
+    "faccessat2",
+    "fchmod",
+    "fchmodat2",
+    "fchown",
+    "getgid",
+    "getuid",
+    "readv",
+    "renameat",
+    "renameat2",
+    "tkill",
+];
+
+/// Calls that end the process: another program, new code, the kernel's own code, other processes'
+/// memory. Nothing in the switch makes them, so who does has taken the process over.
+pub const FATAL: &[&str] = &[
+    "bpf",
+    "delete_module",
+    "execve",
+    "execveat",
+    "finit_module",
+    "init_module",
+    "kexec_file_load",
+    "kexec_load",
+    "ptrace",
+];

@@ -1,0 +1,198 @@
+//! The filter of system calls, seccomp(2): which calls are allowed, with which arguments, and what
+//! becomes of the others.
+//!
+//! Three programs, of whose answers the kernel takes the strictest:
+//!
+//! * one that kills the process ([`FATAL`], and memory that is made executable);
+//! * one that has `clone3` answer ENOSYS, as its flags lie in memory that no filter reads: libcs go
+//!   on with `clone`, whose flags are in a register;
+//! * one that allows the list of `calls`, and has all others raise SIGSYS (`trap`).
+//!
+//! Calls of the data path are allowed whatever their arguments are. The kernel (Linux 5.11) notes
+//! them in a bitmap when a program is installed and runs no program for them, so the length and
+//! order of the programs cost the data path nothing.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+use seccompiler::{
+    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
+    SeccompFilter, SeccompRule, TargetArch, apply_filter_all_threads,
+};
+use syscalls::Sysno;
+
+use super::Allowed;
+use super::calls::{ALWAYS, ELSEWHERE, FATAL, TAP, XDP};
+
+/// Commands of bpf(2): create a map, update it, load a program, attach it.
+const BPF_COMMANDS: [u64; 4] = [0, 2, 5, 28];
+/// New namespaces; `CLONE_NEWTIME` has no bit in a `clone`.
+const NAMESPACES: u64 = (libc::CLONE_NEWNS
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET) as u32 as u64;
+/// For names of mappings, which newer libcs give.
+const SET_VMA: u64 = 0x5356_4d41;
+
+/// What a filter is made of: a call's number and the arguments with which it matches; with any, if
+/// there are no rules.
+type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+
+/// The programs, in the order in which they are to be installed.
+pub struct Filter {
+    programs: [BpfProgram; 3],
+    allowed: usize,
+}
+
+impl Filter {
+    /// Compiles the programs.
+    pub fn new(allowed: &Allowed) -> Result<Filter, BackendError> {
+        let (allow, trap) = (SeccompAction::Allow, SeccompAction::Trap);
+        let nosys = SeccompAction::Errno(libc::ENOSYS as u32);
+        let clone3 = numbers(&["clone3"]);
+        let rules = rules(allowed)?;
+        let count = rules.len();
+        let programs = [
+            compile(fatal_rules(allowed)?, allow.clone(), SeccompAction::KillProcess)?,
+            compile(clone3, allow.clone(), nosys)?,
+            // Last: the others could not be installed behind it.
+            compile(rules, trap, allow)?,
+        ];
+        Ok(Filter { programs, allowed: count })
+    }
+
+    /// How many system calls are allowed, of this architecture.
+    pub fn allowed(&self) -> usize {
+        self.allowed
+    }
+
+    /// Confines every thread of the process.
+    pub fn install(&self) -> Result<(), seccompiler::Error> {
+        self.programs.iter().try_for_each(|program| apply_filter_all_threads(program))
+    }
+}
+
+fn compile(
+    rules: Rules,
+    otherwise: SeccompAction,
+    matching: SeccompAction,
+) -> Result<BpfProgram, BackendError> {
+    let arch = TargetArch::try_from(std::env::consts::ARCH)?;
+    SeccompFilter::new(rules, otherwise, matching, arch)?.try_into()
+}
+
+/// The names that are allowed, of whatever architecture.
+pub fn names(allowed: &Allowed) -> impl Iterator<Item = &'static str> + use<> {
+    let of = |list: &'static [&'static str], wanted: bool| list.iter().filter(move |_| wanted);
+    let (taps, xdps) = (allowed.taps, allowed.xdps);
+    of(ALWAYS, true).chain(of(ELSEWHERE, true)).chain(of(TAP, taps)).chain(of(XDP, xdps)).copied()
+}
+
+/// Calls by number, with any arguments.
+fn numbers(names: &[&str]) -> Rules {
+    let number = |name: &&str| Some((i64::from(Sysno::from_str(name).ok()?.id()), Vec::new()));
+    names.iter().filter_map(number).collect()
+}
+
+/// Has a call match only with arguments that one of the rules describes.
+fn narrow(rules: &mut Rules, name: &str, to: Vec<SeccompRule>) {
+    for number in numbers(&[name]).into_keys() {
+        if let Some(place) = rules.get_mut(&number) {
+            place.clone_from(&to);
+        }
+    }
+}
+
+/// A condition of the lower 32 bits of an argument; the kernel ignores the upper ones of an `int`.
+fn word(at: u8, operator: SeccompCmpOp, value: u64) -> Result<SeccompCondition, BackendError> {
+    SeccompCondition::new(at, SeccompCmpArgLen::Dword, operator, value)
+}
+
+/// One rule for each value that an argument may have.
+fn one_of(at: u8, values: &[u64]) -> Result<Vec<SeccompRule>, BackendError> {
+    let rule = |value: &u64| SeccompRule::new(vec![word(at, SeccompCmpOp::Eq, *value)?]);
+    values.iter().map(rule).collect()
+}
+
+/// One rule: the bits of `mask` in an argument are these.
+fn bits(at: u8, mask: u64, value: u64) -> Result<Vec<SeccompRule>, BackendError> {
+    Ok(vec![SeccompRule::new(vec![word(at, SeccompCmpOp::MaskedEq(mask), value)?])?])
+}
+
+/// What is allowed.
+fn rules(allowed: &Allowed) -> Result<Rules, BackendError> {
+    let mut rules = numbers(&names(allowed).collect::<Vec<_>>());
+    let mut families = vec![libc::AF_UNIX, libc::AF_NETLINK];
+    families.extend(allowed.xdps.then_some([libc::AF_XDP, libc::AF_PACKET]).into_iter().flatten());
+    families.extend(allowed.tcp.map(|_| [libc::AF_INET, libc::AF_INET6]).into_iter().flatten());
+    let families: Vec<u64> = families.into_iter().map(|family| family as u64).collect();
+    narrow(&mut rules, "socket", one_of(0, &families)?);
+    // Threads, and neither processes nor namespaces.
+    let thread = libc::CLONE_THREAD as u64;
+    narrow(&mut rules, "clone", bits(0, thread | NAMESPACES, thread)?);
+    // Signals to its own threads alone; tkill(2) names no process.
+    narrow(&mut rules, "tgkill", one_of(0, &[std::process::id().into()])?);
+    let options = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_NO_NEW_PRIVS];
+    let options = options.map(|option| option as u64);
+    narrow(&mut rules, "prctl", one_of(0, &[&options[..], &[SET_VMA]].concat())?);
+    // Nothing that types on the terminal that the switch was started from.
+    let not = |request| word(1, SeccompCmpOp::Ne, request);
+    let terminal = [not(libc::TIOCSTI)?, not(libc::TIOCLINUX)?];
+    narrow(&mut rules, "ioctl", vec![SeccompRule::new(terminal.into())?]);
+    narrow(&mut rules, "bpf", one_of(0, &BPF_COMMANDS)?);
+    Ok(rules)
+}
+
+/// What kills.
+fn fatal_rules(allowed: &Allowed) -> Result<Rules, BackendError> {
+    let mut rules = numbers(FATAL);
+    if allowed.xdps {
+        let not = |command: &u64| word(0, SeccompCmpOp::Ne, *command);
+        let others = BPF_COMMANDS.iter().map(not).collect::<Result<_, _>>()?;
+        narrow(&mut rules, "bpf", vec![SeccompRule::new(others)?]);
+    }
+    let executable = libc::PROT_EXEC as u64;
+    for name in ["mmap", "mprotect", "pkey_mprotect"] {
+        for number in numbers(&[name]).into_keys() {
+            rules.insert(number, bits(2, executable, executable)?);
+        }
+    }
+    Ok(rules)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_call_of_the_lists_has_a_number_and_both_architectures_a_filter() {
+        if cfg!(target_arch = "x86_64") {
+            for name in [ALWAYS, TAP, XDP, FATAL].concat() {
+                assert!(Sysno::from_str(name).is_ok(), "{name}");
+            }
+        }
+        let allowed = Allowed { taps: true, xdps: true, ..Allowed::default() };
+        for arch in [TargetArch::x86_64, TargetArch::aarch64] {
+            let (trap, allow) = (SeccompAction::Trap, SeccompAction::Allow);
+            let filter = SeccompFilter::new(rules(&allowed).unwrap(), trap, allow, arch).unwrap();
+            let program: BpfProgram = filter.try_into().unwrap();
+            assert!(program.len() > ALWAYS.len());
+        }
+    }
+
+    #[test]
+    fn what_a_switch_cannot_have_is_not_allowed() {
+        let has = |allowed: &Allowed, name| names(allowed).any(|one| one == name);
+        let none = Allowed::default();
+        assert!(!has(&none, "bpf") && !has(&none, "io_uring_setup") && has(&none, "read"));
+        let taps = Allowed { taps: true, ..none.clone() };
+        assert!(has(&taps, "io_uring_setup") && !has(&taps, "bpf"));
+        assert!(has(&Allowed { xdps: true, ..none }, "bpf"));
+        let all = [ALWAYS, TAP, XDP, ELSEWHERE].concat();
+        let different = all.iter().collect::<std::collections::BTreeSet<_>>().len();
+        assert_eq!(different, all.len(), "a call is listed twice");
+    }
+}
