@@ -250,10 +250,10 @@ counters! {
         mac_moves "Addresses that moved here from another port.",
         rate_waits "Times that frames began to wait for rate-in.",
         multicast_messages "Reports and queries of IGMP and MLD that snooping read.",
-        multicast_malformed
-            "Those that are malformed, or that no host obeys.",
         multicast_refused
             "Those without room, or time: the port gets all groups until the next query.",
+        multicast_too_many
+            "Reports that named more groups than a port may in a second; likewise.",
         multicast_limited "Frames from the port that went to members of their group only.",
         panics "Bursts that ended in a contained panic; report the bug.",
     }

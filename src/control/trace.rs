@@ -19,6 +19,7 @@ use crate::limits::{MAX_HEADERS_LEN, MIN_FRAME_LEN};
 use crate::port::{Behind, Port, PortTable};
 use crate::stats::DropReason;
 use crate::switch::mirror::Watch;
+use crate::switch::multicast::Barred;
 use crate::switch::port_security::{self, Address, Headers, Refused};
 use crate::switch::{
     Bridge, Decision, DropCause, Flood, FloodClass, Ingress, Membership, Policy, PortId,
@@ -153,7 +154,7 @@ impl Told {
         let (ports, from) = (policy.ports, policy.ports.policy(port.id));
         let ingress = Ingress { port: port.id, kind: port.kind() };
         let segment = from.segment(way.vlan);
-        let limited = self.limited(ports, (port, segment), way.sample);
+        let limited = self.limited(ports, segment, way.sample);
         for to in ports.iter().filter(|to| ports.policy(to.id).is_member(segment)) {
             let asked = ports.policy(to.id);
             let why = if limited.as_ref().is_some_and(|(reached, _)| !reached.contains(&to.id)) {
@@ -198,11 +199,11 @@ impl Told {
     fn limited(
         &mut self,
         ports: &PortTable,
-        (port, segment): (&Port, Segment),
+        segment: Segment,
         sample: &Sample,
     ) -> Option<(Vec<PortId>, &'static str)> {
         let snooping = ports.snooping()?;
-        let (group, reach) = sample.reach(snooping, segment, ports.may_route(port.id))?;
+        let (group, reach) = sample.reach(snooping, segment)?;
         let members = ports.iter().filter(|to| ports.policy(to.id).is_member(segment));
         let mut reached: Vec<PortId> = members.map(|to| to.id).collect();
         ports.keep_reached(reach, &mut reached);
@@ -217,11 +218,7 @@ impl Told {
                 "it is a report of IGMP or MLD, which is for multicast routers".to_owned(),
                 "no multicast router is there",
             ),
-            (None, Reach::All) => ("it is a message of IGMP or MLD, which is for all".into(), ""),
-            (None, _) => (
-                format!("it is a query, and {} has multicast-router=off", quote(port)),
-                "the query does not count",
-            ),
+            (None, _) => ("it is a message of IGMP or MLD, which is for all".into(), ""),
         };
         self.step(what);
         Some((reached, why))
@@ -246,10 +243,33 @@ impl Told {
             self.reason = Some(DropReason::AdminDown);
             return None;
         }
-        if self.mirrored(ports, port) || self.guard(port, asked, sample) {
+        if self.mirrored(ports, port)
+            || self.guard(port, asked, sample)
+            || self.snooped(ports, port, sample)
+        {
             return None;
         }
         self.admitted(port, asked, sample)
+    }
+
+    /// Tells whether snooping drops a frame as a message about groups; true if so.
+    fn snooped(&mut self, ports: &PortTable, port: &Port, sample: &Sample) -> bool {
+        let may_query = ports.may_route(port.id);
+        let message = ports.snooping().map_or(Ok(None), |_| sample.message(may_query));
+        let (text, reason) = match message {
+            Ok(_) => return false,
+            Err(Barred::NoQuerier) => {
+                let port = quote(port);
+                (format!("it is a query, and {port} has multicast-router=off"), DropReason::Querier)
+            }
+            Err(Barred::Malformed) => (
+                "it is a message of IGMP or MLD that is not whole and canonical".to_owned(),
+                DropReason::Membership,
+            ),
+        };
+        self.step(text);
+        self.reason = Some(reason);
+        true
     }
 
     /// Tells the mirrors of frames from a port; true if the port gets copies itself.

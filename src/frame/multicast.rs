@@ -1,29 +1,63 @@
 //! Messages by which hosts say what groups they are members of, and queriers ask for that: IGMP
 //! (RFC 1112, 2236, 3376) and MLD (RFC 2710, 3810).
 //!
-//! What is read is what hosts and routers would obey: a message with a wrong checksum, or of MLD
-//! with another hop limit than 1, without a router alert or from another address than a link's, is
-//! [`Malformed`]. Sources are of no account: a host that wants a group from some of them wants it.
+//! A receiver finds a message by the headers of IP, whatever the Ethernet destination is, behind
+//! VLAN tags, LLC and extension headers, and in fragments. So does [`parse`]. Only a canonical
+//! message is read: whole, for the Ethernet address of its group, with the right checksum, and of
+//! MLD with a router alert, hop limit 1 and the address of a link as its source. Any other message
+//! is [`Refused::Malformed`], as is a part of a packet that may hold one. Sources are of no account:
+//! a host that wants a group from some of them wants it.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::checksum::Sum;
 use super::ethernet::{
-    DESTINATION_OPTIONS, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, FRAGMENT, HOP_BY_HOP,
-    ICMPV6, ROUTING, Snapshot, l3_offset,
+    DESTINATION_OPTIONS, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_QINQ, ETHERTYPE_VLAN, FRAGMENT,
+    HOP_BY_HOP, ICMPV6, ROUTING, Snapshot, TCP, UDP, l3_offset,
 };
+use crate::limits::{MAX_HEADERS_LEN, MAX_MESSAGE_LEN};
 
 const IGMP: u8 = 2;
+/// Further next headers that another one follows.
 const AUTHENTICATION: u8 = 51;
+const MOBILITY: u8 = 135;
+const HOST_IDENTITY: u8 = 139;
+const SHIM6: u8 = 140;
+/// Types below are lengths of frames of IEEE 802.2.
+const FIRST_ETHERTYPE: u16 = 0x600;
+/// LLC of frames with an EtherType behind it: SNAP (RFC 1042), and that of IEEE 802.1H.
+const SNAP: [[u8; 6]; 2] = [[0xaa, 0xaa, 3, 0, 0, 0], [0xaa, 0xaa, 3, 0, 0, 0xf8]];
+const IPV6_HEADER: usize = 40;
 const IGMP_QUERY: u8 = 0x11;
 const MLD_QUERY: u8 = 130;
 /// Tenths and thousandths of a second in a second: units of IGMP's and MLD's times.
 const TENTHS: u32 = 10;
 const THOUSANDTHS: u32 = 1_000;
 
-/// A message that is cut off, contradicts itself, or is not to be obeyed.
+/// Why there is no message, or not yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Malformed;
+pub enum Refused {
+    /// The first [`MAX_HEADERS_LEN`] bytes of the frame are needed to say.
+    Short,
+    /// All bytes of the frame, which has at most [`MAX_MESSAGE_LEN`], are needed to say.
+    Whole,
+    /// A message that is not canonical, or a part of one.
+    Malformed,
+}
+
+use Refused::Malformed;
+
+/// The first bytes of a frame.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    /// The first [`MAX_HEADERS_LEN`] bytes, or all bytes; or fewer, and then the answer may be
+    /// [`Refused::Short`].
+    pub bytes: &'a [u8],
+    /// Bytes of the whole frame.
+    pub len: usize,
+    /// Where a checksum is written by whoever delivers or receives the frame.
+    pub sum_at: Option<usize>,
+}
 
 /// A message about groups.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,6 +66,8 @@ pub enum Message<'a> {
     Query(Query),
     /// A host says what it is a member of, or is no more.
     Report(Report<'a>),
+    /// A multicast router says that it is there, or goes (RFC 4286).
+    Router,
 }
 
 /// What a querier asks.
@@ -59,18 +95,25 @@ pub struct Report<'a>(Groups<'a>);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Groups<'a> {
-    /// It leaves one: the querier asks whether others stay.
+    /// It leaves one, and the querier asks whether others stay; or it looks for routers.
     None,
+    /// The report is too long to be read.
+    Unread,
     One(IpAddr),
     /// Records, of groups with addresses of so many bytes. They were found to be whole.
     Records(&'a [u8], usize),
 }
 
 impl Report<'_> {
+    /// Whether the groups are not known.
+    pub fn is_unread(&self) -> bool {
+        self.0 == Groups::Unread
+    }
+
     /// The groups that the host is a member of.
     pub fn joined(&self) -> impl Iterator<Item = IpAddr> {
         let (mut one, mut records, width) = match self.0 {
-            Groups::None => (None, &[][..], 4),
+            Groups::None | Groups::Unread => (None, &[][..], 4),
             Groups::One(group) => (Some(group), &[][..], 4),
             Groups::Records(records, width) => (None, records, width),
         };
@@ -130,13 +173,14 @@ pub fn is_of_vlan(snapshot: &Snapshot, vlan: u16) -> bool {
     }
 }
 
-/// Whether a frame may carry a [`Message`]. Its bytes may be fewer than a snapshot has.
+/// Whether a frame may be a message, or a part of one: false of most frames by a look at two or
+/// three bytes, which no checksum is written to.
+#[inline(always)]
 pub fn may_be_message(snapshot: &Snapshot) -> bool {
-    let (ethertype, l3) = network(snapshot);
-    match ethertype {
-        ETHERTYPE_IPV4 => snapshot[l3 + 9] == IGMP,
-        ETHERTYPE_IPV6 => snapshot[l3 + 6] == HOP_BY_HOP,
-        _ => false,
+    match u16::from_be_bytes([snapshot[12], snapshot[13]]) {
+        ETHERTYPE_IPV4 => snapshot[23] == IGMP,
+        ETHERTYPE_IPV6 => !matches!(snapshot[20], TCP | UDP),
+        kind => matches!(kind, ETHERTYPE_VLAN | ETHERTYPE_QINQ) || kind < FIRST_ETHERTYPE,
     }
 }
 
@@ -179,80 +223,176 @@ pub fn mac(group: IpAddr) -> [u8; 6] {
     }
 }
 
-/// Reads a whole frame that [`may_be_message`]. Nothing if it is none, or of an unknown type.
-/// `summed` is false of one whose checksum is to be finished by its receiver.
-pub fn parse(frame: &[u8], summed: bool) -> Result<Option<Message<'_>>, Malformed> {
-    let l3 = l3_offset(frame);
-    let Some((head, packet)) = frame.split_at_checked(l3) else { return Ok(None) };
-    match head.last_chunk().map(|word| u16::from_be_bytes(*word)) {
-        Some(ETHERTYPE_IPV4) => igmp(packet, summed),
-        Some(ETHERTYPE_IPV6) => mld(packet, summed),
+/// Reads the message of a frame. Nothing if the frame has none that concerns snooping.
+pub fn parse<'a>(part: &Part<'a>) -> Result<Option<Message<'a>>, Refused> {
+    let Some((ethertype, l3)) = part.network()? else { return Ok(None) };
+    match ethertype {
+        ETHERTYPE_IPV4 => igmp(part, l3),
+        ETHERTYPE_IPV6 => mld(part, l3),
         _ => Ok(None),
     }
 }
 
-/// Whether a frame that [`may_be_message`], and is none for [`parse`], may be a query for others:
-/// Linux's bridge reads behind more extension headers, and takes fragments for whole packets.
-pub fn may_be_query(frame: &[u8]) -> bool {
-    let Some((head, packet)) = frame.split_at_checked(l3_offset(frame)) else { return false };
-    let (message, query) = match head.last_chunk().map(|word| u16::from_be_bytes(*word)) {
-        Some(ETHERTYPE_IPV4) => {
-            let header = packet.first().map_or(0, |first| usize::from(first & 0xf) * 4);
-            (packet.get(header..), IGMP_QUERY)
+impl<'a> Part<'a> {
+    /// `N` bytes from `at`.
+    fn take<const N: usize>(&self, at: usize) -> Result<[u8; N], Refused> {
+        let is_overwritten = self.sum_at.is_some_and(|sum| sum < at + N && at < sum + 2);
+        match self.bytes.get(at..).and_then(<[u8]>::first_chunk::<N>) {
+            Some(bytes) if !is_overwritten => Ok(*bytes),
+            Some(_) => Err(Malformed),
+            None => Err(self.missing(at + N)),
         }
-        Some(ETHERTYPE_IPV6) => (icmpv6(packet), MLD_QUERY),
-        _ => return false,
-    };
-    message.and_then(<[u8]>::first) == Some(&query)
-}
-
-/// What follows all extension headers, if that is ICMPv6.
-fn icmpv6(packet: &[u8]) -> Option<&[u8]> {
-    let (mut next, mut rest) = (*packet.get(6)?, packet.get(40..)?);
-    while next != ICMPV6 {
-        let units = usize::from(*rest.get(1)?);
-        let len = match next {
-            HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS => 8 * (units + 1),
-            FRAGMENT => 8,
-            AUTHENTICATION => 4 * (units + 2),
-            _ => return None,
-        };
-        (next, rest) = (rest[0], rest.get(len..)?);
     }
-    Some(rest)
+
+    /// The error for bytes up to `end` that are not here.
+    #[cold]
+    fn missing(&self, end: usize) -> Refused {
+        match end <= self.len {
+            true if end <= MAX_HEADERS_LEN && self.bytes.len() < MAX_HEADERS_LEN => Refused::Short,
+            true if self.len <= MAX_MESSAGE_LEN => Refused::Whole,
+            _ => Malformed,
+        }
+    }
+
+    fn u8(&self, at: usize) -> Result<u8, Refused> {
+        self.take::<1>(at).map(|[byte]| byte)
+    }
+
+    fn u16(&self, at: usize) -> Result<u16, Refused> {
+        self.take(at).map(u16::from_be_bytes)
+    }
+
+    /// The EtherType behind all tags and LLC, and the offset of what follows; nothing of a frame
+    /// that ends before.
+    fn network(&self) -> Result<Option<(u16, usize)>, Refused> {
+        let mut at = 12;
+        while at + 2 <= self.len {
+            match self.u16(at)? {
+                ETHERTYPE_VLAN | ETHERTYPE_QINQ => at += 4,
+                length if length < FIRST_ETHERTYPE && at + 8 <= self.len => {
+                    if !SNAP.contains(&self.take(at + 2)?) {
+                        return Ok(None);
+                    }
+                    at += 8;
+                }
+                kind => return Ok(Some((kind, at + 2))),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether the packet at `l3` is behind tags alone, and its frame for the Ethernet address of
+    /// this group.
+    fn is_for(&self, group: IpAddr, l3: usize) -> bool {
+        let type_at = |at: usize| self.u16(at).unwrap_or(0);
+        let is_tag = |at: &usize| matches!(type_at(*at), ETHERTYPE_VLAN | ETHERTYPE_QINQ);
+        let tags = (12..l3 - 2).step_by(4);
+        tags.clone().all(|at| is_tag(&at))
+            && 14 + 4 * tags.count() == l3
+            && group.is_multicast()
+            && self.bytes.first_chunk() == Some(&mac(group))
+    }
+
+    /// The packet at `l3` of `len` bytes. Nothing if it is too long to be read.
+    fn packet(&self, l3: usize, len: usize) -> Result<Option<&'a [u8]>, Refused> {
+        let bytes: &'a [u8] = self.bytes;
+        match bytes.get(l3..l3 + len) {
+            Some(packet) => Ok(Some(packet)),
+            None if l3 + len <= self.len && self.len > MAX_MESSAGE_LEN => Ok(None),
+            None => Err(self.missing(l3 + len)),
+        }
+    }
+
+    /// Follows the headers of the IPv6 packet at `l3` to a message of ICMPv6: its offset, and
+    /// whether it is behind hop-by-hop options alone.
+    fn icmpv6(&self, l3: usize) -> Result<Option<(usize, bool)>, Refused> {
+        let (first, start) = (self.u8(l3 + 6)?, l3 + IPV6_HEADER);
+        let (mut next, mut at, mut headers) = (first, start, 0);
+        // A receiver reads nothing behind the end of a fragment.
+        let mut end = usize::MAX;
+        loop {
+            if at >= end {
+                return Err(Malformed);
+            }
+            headers += 1;
+            match next {
+                ICMPV6 => return Ok(Some((at, first == HOP_BY_HOP && headers == 2))),
+                HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | MOBILITY | HOST_IDENTITY | SHIM6 => {
+                    next = self.u8(at)?;
+                    at += 8 + 8 * usize::from(self.u8(at + 1)?);
+                }
+                AUTHENTICATION => {
+                    next = self.u8(at)?;
+                    at += 8 + 4 * usize::from(self.u8(at + 1)?);
+                }
+                FRAGMENT => {
+                    next = self.u8(at)?;
+                    let offset = self.u16(at + 2)?;
+                    if offset & 0xfff8 != 0 {
+                        // The first fragment says what it is. One for a station is mostly a ping's.
+                        let is_to_group = self.u8(l3 + 24)? == 0xff;
+                        return match next == ICMPV6 && is_to_group {
+                            true => Err(Malformed),
+                            false => Ok(None),
+                        };
+                    }
+                    at += 8;
+                    if offset & 1 != 0 {
+                        end = start + usize::from(self.u16(l3 + 4)?);
+                    }
+                }
+                _ => return Ok(None),
+            }
+        }
+    }
 }
 
-fn igmp(packet: &[u8], summed: bool) -> Result<Option<Message<'_>>, Malformed> {
-    let Some(head) = packet.first_chunk::<20>() else { return Err(Malformed) };
-    if head[9] != IGMP {
+fn igmp<'a>(part: &Part<'a>, l3: usize) -> Result<Option<Message<'a>>, Refused> {
+    if part.u8(l3 + 9)? != IGMP {
         return Ok(None);
     }
-    let header = usize::from(head[0] & 0xf) * 4;
-    let total = usize::from(u16::from_be_bytes([head[2], head[3]]));
-    let whole = u16::from_be_bytes([head[6], head[7]]) & 0x3fff == 0;
-    if head[0] >> 4 != 4 || header < 20 || !whole {
+    let first = part.u8(l3)?;
+    let header = usize::from(first & 0xf) * 4;
+    let is_whole = part.u16(l3 + 6)? & 0x3fff == 0;
+    if first >> 4 != 4 || header < 20 || !is_whole {
         return Err(Malformed);
     }
-    let packet = packet.get(..total).ok_or(Malformed)?;
+    let kind = part.u8(l3 + header)?;
+    // Other types pass: they are of multicast routing (RFC 4541 section 2.1.1).
+    if !matches!(kind, IGMP_QUERY | 0x12 | 0x16 | 0x17 | 0x22 | 0x30..=0x32) {
+        return Ok(None);
+    }
+    let (from, to) = (part.take(l3 + 12)?, part.take(l3 + 16)?);
+    let (from, to) = (Ipv4Addr::from_octets(from), Ipv4Addr::from_octets(to));
+    let is_sum = part.sum_at.is_none_or(|at| at == l3 + header + 2);
+    if !part.is_for(to.into(), l3) || !is_sum {
+        return Err(Malformed);
+    }
+    let Some(packet) = part.packet(l3, part.u16(l3 + 2)?.into())? else {
+        return unread(matches!(kind, 0x12 | 0x16 | 0x17 | 0x22));
+    };
     let (header, message) = packet.split_at_checked(header).ok_or(Malformed)?;
     let is_right = |bytes: &[u8]| Sum::of(bytes).fold() == 0xffff;
-    if message.len() < 8 || !is_right(header) || summed && !is_right(message) {
+    let is_cut = message.len() < 4 || !is_right(header);
+    if is_cut || part.sum_at.is_none() && !is_right(message) {
         return Err(Malformed);
     }
-    let word = |at: usize| Ipv4Addr::from([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-    let (from, to) = (word(12), word(16));
-    let group = Ipv4Addr::from([message[4], message[5], message[6], message[7]]);
-    let group = (!group.is_unspecified()).then_some(IpAddr::V4(group));
-    Ok(Some(match message[0] {
+    let group = message.get(4..8).and_then(address).filter(|group| !group.is_unspecified());
+    let joined = || group.filter(IpAddr::is_multicast).ok_or(Malformed);
+    Ok(Some(match kind {
+        0x30 | 0x32 => Message::Router,
+        0x31 => Message::Report(Report(Groups::None)),
+        _ if message.len() < 8 => return Err(Malformed),
         IGMP_QUERY => Message::Query(igmp_query(message, from, to, group)?),
-        0x12 | 0x16 => {
-            let group = group.filter(IpAddr::is_multicast).ok_or(Malformed)?;
-            Message::Report(Report(Groups::One(group)))
-        }
-        0x17 => Message::Report(Report(Groups::None)),
+        0x12 | 0x16 => Message::Report(Report(Groups::One(joined()?))),
         0x22 => Message::Report(Report(records(message, 4)?)),
-        _ => return Ok(None),
+        _ => Message::Report(Report(Groups::None)),
     }))
+}
+
+/// The answer for a message that is too long to be read.
+fn unread<'a>(is_report: bool) -> Result<Option<Message<'a>>, Refused> {
+    is_report.then_some(Some(Message::Report(Report(Groups::Unread)))).ok_or(Malformed)
 }
 
 fn igmp_query(
@@ -260,7 +400,7 @@ fn igmp_query(
     from: Ipv4Addr,
     to: Ipv4Addr,
     group: Option<IpAddr>,
-) -> Result<Query, Malformed> {
+) -> Result<Query, Refused> {
     // By length and code: RFC 3376 section 7.1.
     let (version, tenths) = match (message.len(), message[1]) {
         (8, 0) => (1, 100),
@@ -277,7 +417,7 @@ fn igmp_query(
 type More = (bool, u32, bool);
 
 /// Reads flags and robustness, interval, the number of sources, and these.
-fn query_of_sources(end: &[u8], width: usize) -> Result<More, Malformed> {
+fn query_of_sources(end: &[u8], width: usize) -> Result<More, Refused> {
     let [flags, code, high, low, sources @ ..] = end else { return Err(Malformed) };
     let count = usize::from(u16::from_be_bytes([*high, *low]));
     if sources.len() < count * width {
@@ -302,7 +442,7 @@ fn query(
     group: Option<IpAddr>,
     (version, response): (u8, u32),
     more: Option<More>,
-) -> Result<Query, Malformed> {
+) -> Result<Query, Refused> {
     let all = match from {
         IpAddr::V4(_) => IpAddr::from([224, 0, 0, 1]),
         IpAddr::V6(_) => IpAddr::from([0xff02, 0, 0, 0, 0, 0, 0, 1]),
@@ -317,7 +457,7 @@ fn query(
     is_heard.then_some(query).ok_or(Malformed)
 }
 
-fn records(message: &[u8], width: usize) -> Result<Groups<'_>, Malformed> {
+fn records(message: &[u8], width: usize) -> Result<Groups<'_>, Refused> {
     let [.., high, low] = message[..8] else { return Err(Malformed) };
     let count = u16::from_be_bytes([high, low]);
     let mut rest = &message[8..];
@@ -328,52 +468,52 @@ fn records(message: &[u8], width: usize) -> Result<Groups<'_>, Malformed> {
     Ok(Groups::Records(&message[8..8 + len], width))
 }
 
-fn mld(packet: &[u8], summed: bool) -> Result<Option<Message<'_>>, Malformed> {
-    let Some((head, rest)) = packet.split_first_chunk::<40>() else { return Err(Malformed) };
-    // What follows hop-by-hop options that is not ICMPv6 is none of ours.
-    let [next, words, ..] = *rest else { return Ok(None) };
-    let options = 8 * (usize::from(words) + 1);
-    if head[6] != HOP_BY_HOP || next != ICMPV6 {
+fn mld<'a>(part: &Part<'a>, l3: usize) -> Result<Option<Message<'a>>, Refused> {
+    let Some((at, is_behind_options)) = part.icmpv6(l3)? else { return Ok(None) };
+    let kind = part.u8(at)?;
+    if !matches!(kind, MLD_QUERY..=132 | 143 | 151..=153) {
         return Ok(None);
     }
-    let total = usize::from(u16::from_be_bytes([head[4], head[5]]));
-    let Some((options, message)) = rest.get(..total).and_then(|all| all.split_at_checked(options))
-    else {
-        return Err(Malformed);
-    };
-    if !message.first().is_some_and(|kind| matches!(kind, MLD_QUERY..=132 | 143)) {
-        return Ok(None);
-    }
-    let half = |at: usize| {
-        let mut bytes = [0; 16];
-        bytes.copy_from_slice(&head[at..at + 16]);
-        Ipv6Addr::from(bytes)
-    };
-    let (from, to) = (half(8), half(24));
-    if message.len() < 8 || head[0] >> 4 != 6 || head[7] != 1 || !has_router_alert(options) {
+    let (from, to) = (part.take(l3 + 8)?, part.take(l3 + 24)?);
+    let (from, to) = (Ipv6Addr::from_octets(from), Ipv6Addr::from_octets(to));
+    let is_sum = part.sum_at.is_none_or(|sum| sum == at + 2);
+    if !is_behind_options || !part.is_for(to.into(), l3) || !is_sum {
         return Err(Malformed);
     }
-    let pseudo = Sum::of(&head[8..]).word(message.len() as u16).word(ICMPV6.into());
-    if summed && pseudo.plus(Sum::of(message)).fold() != 0xffff {
+    let len = IPV6_HEADER + usize::from(part.u16(l3 + 4)?);
+    let Some(packet) = part.packet(l3, len)? else {
+        return unread(matches!(kind, 131 | 132 | 143));
+    };
+    let (head, message) = packet.split_at_checked(at - l3).ok_or(Malformed)?;
+    let options = &head[IPV6_HEADER..];
+    if message.len() < 4 || head[0] >> 4 != 6 || head[7] != 1 || !has_router_alert(options) {
+        return Err(Malformed);
+    }
+    let addresses = Sum::of(&head[8..IPV6_HEADER]);
+    let pseudo = addresses.word(message.len() as u16).word(ICMPV6.into());
+    if part.sum_at.is_none() && pseudo.plus(Sum::of(message)).fold() != 0xffff {
         return Err(Malformed);
     }
     // A host without an address yet reports from none (RFC 3590).
-    let is_query = message[0] == MLD_QUERY;
-    if !(from.is_unicast_link_local() || from.is_unspecified() && !is_query) {
+    let is_host = matches!(kind, 131 | 132 | 143 | 152);
+    if !(from.is_unicast_link_local() || from.is_unspecified() && is_host) {
         return Err(Malformed);
     }
-    if message[0] == 143 {
-        return Ok(Some(Message::Report(Report(records(message, 16)?))));
-    }
-    let group = message.get(8..24).and_then(address).ok_or(Malformed)?;
-    let group = (!group.is_unspecified()).then_some(group);
-    Ok(Some(match message[0] {
-        MLD_QUERY => Message::Query(mld_query(message, from, to, group)?),
+    let group = || message.get(8..24).and_then(address).ok_or(Malformed);
+    Ok(Some(match kind {
+        151 | 153 => Message::Router,
+        152 => Message::Report(Report(Groups::None)),
+        _ if message.len() < 8 => return Err(Malformed),
+        143 => Message::Report(Report(records(message, 16)?)),
+        MLD_QUERY => {
+            let group = Some(group()?).filter(|group| !group.is_unspecified());
+            Message::Query(mld_query(message, from, to, group)?)
+        }
         131 => {
-            let group = group.filter(IpAddr::is_multicast).ok_or(Malformed)?;
+            let group = Some(group()?).filter(IpAddr::is_multicast).ok_or(Malformed)?;
             Message::Report(Report(Groups::One(group)))
         }
-        _ => Message::Report(Report(Groups::None)),
+        _ => Message::Report(Report(group().map(|_| Groups::None)?)),
     }))
 }
 
@@ -382,7 +522,7 @@ fn mld_query(
     from: Ipv6Addr,
     to: Ipv6Addr,
     group: Option<IpAddr>,
-) -> Result<Query, Malformed> {
+) -> Result<Query, Refused> {
     let code = u32::from(u16::from_be_bytes([message[4], message[5]]));
     let (version, more) = match message.len() {
         24 => (1, None),
@@ -411,4 +551,4 @@ fn has_router_alert(options: &[u8]) -> bool {
 
 #[cfg(test)]
 #[path = "tests/multicast.rs"]
-mod tests;
+pub mod tests;

@@ -1,8 +1,8 @@
 //! Limits of guards.
 
-/// A frame that [`crate::switch::port_security`] reads as a whole, a client's message of DHCP: an
-/// Ethernet frame with an IP packet of 1,500 bytes and two VLAN tags. Longer messages of a client
-/// are refused.
+/// A frame that is read as a whole, a client's message of DHCP or one of IGMP or MLD: an Ethernet
+/// frame with an IP packet of 1,500 bytes and two VLAN tags. Longer messages of a client are
+/// refused, longer reports of groups not read.
 pub const MAX_MESSAGE_LEN: usize = 1500 + 14 + 8;
 
 /// Identifiers of DHCP clients behind a port with a guard, beside link-layer addresses. A guest has

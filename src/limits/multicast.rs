@@ -33,16 +33,12 @@ pub const MAX_GROUPS_PER_PORT: u16 = 256;
 /// Bridges and VLANs with a querier.
 pub const MAX_SNOOPED_SEGMENTS: usize = 128;
 
-/// Bytes of a report or query; a longer one is malformed, as is one that no Ethernet
-/// carries in one frame.
-pub const MAX_MEMBERSHIP_MESSAGE_BYTES: usize = 2_048;
+/// Groups that reports of one port name in a second: eight times what one port
+/// may be a member of, as all hosts behind an uplink may answer a query in one second.
+pub const MEMBERSHIP_RECORDS_PER_SECOND: u32 = 2_048;
 
-/// Tuning: attempts of a worker at the table's lock, before it forwards a frame as without
-/// snooping.
+/// Tuning: attempts of a worker at the lock of those who write, before a record is not noted.
 pub const SNOOPING_LOCK_ATTEMPTS: u32 = 128;
-
-/// Tuning: groups that are looked at under one lock, where those that ended are removed: some µs.
-pub const SNOOPING_SWEEP_GROUPS: usize = 16;
 
 /// Tuning: removes groups that ended so often, at least.
 pub const SNOOPING_SWEEP_PAUSE: std::time::Duration = std::time::Duration::from_secs(30);

@@ -242,7 +242,8 @@ impl Pipeline {
                 }
                 if let Some(snooping) = ports.snooping() {
                     let BurstContext { snooped, burst, .. } = &mut *guard;
-                    snooped.note(snooping, burst, (ports, source.port()), self.time.tick.second());
+                    let now = self.time.tick.second();
+                    snooped.note(snooping, burst, (ports, source.port()), now);
                 }
                 if guard.outcomes.are_wanted() {
                     self.observe(ports, source.port().id, source.counters(), &mut guard, stats);

@@ -263,6 +263,11 @@ impl BurstContext {
             Some(rules) if SCREENED && asked.forwards => violations.find(burst, rules, port, now),
             _ => 0,
         };
+        let mut barred = refused;
+        let is_in = asked.forwards && !asked.observes;
+        if SNOOPED && is_in && policy.ports.snooping().is_some() {
+            barred |= snooped.find(burst, asked.may_route(ingress.kind));
+        }
         let mut classifier = Classifier::new(policy, port, ingress, source, memo, now);
         if policy.fdb.is_large() && !SCREENED {
             fetch_entries(policy.fdb, burst.frames(), classifier.segment);
@@ -274,14 +279,17 @@ impl BurstContext {
         let mut stretch = false;
         for (i, frame) in burst.frames().iter().enumerate() {
             if stretch {
-                if classifier.goes_on::<SCREENED>(frame) && (!SCREENED || refused >> i & 1 == 0) {
+                let passes = !(SCREENED || SNOOPED) || barred >> i & 1 == 0;
+                if classifier.goes_on::<SCREENED>(frame) && passes {
                     continue;
                 }
                 plan.stretch(i as u8);
                 stretch = false;
             }
-            if SCREENED && refused >> i & 1 != 0 {
-                plan.drop(i as u8, DropReason::Guard);
+            if (SCREENED || SNOOPED) && barred >> i & 1 != 0 {
+                let is_guards = refused >> i & 1 != 0;
+                let why = if is_guards { DropReason::Guard } else { snooped.refused(i) };
+                plan.drop(i as u8, why);
                 continue;
             }
             match classifier.decide::<SCREENED>(frame) {
@@ -293,8 +301,7 @@ impl BurstContext {
                     let segment = classifier.segment;
                     let reach = match flood {
                         Flood::Group if SNOOPED => {
-                            let from = (asked.may_route(ingress.kind), segment);
-                            snooped.reach(policy.ports.snooping(), (burst, i), from, now.second())
+                            snooped.reach(policy.ports.snooping(), frame, i, segment, now.second())
                         }
                         _ => Reach::All,
                     };

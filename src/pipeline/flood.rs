@@ -127,8 +127,6 @@ fn key(scope: Scope) -> u64 {
         Reach::All => segment << Flood::BITS | u64::from(scope.flood.number()),
         Reach::Routers => 1 << 40 | segment,
         Reach::Members(of) => 2 << 40 | u64::from(of.serial),
-        Reach::Hosts => 3 << 40 | segment,
-        Reach::None => 4 << 40,
     }
 }
 

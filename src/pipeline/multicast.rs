@@ -1,20 +1,23 @@
 //! Multicast snooping on the data path: which ports a frame of a group reaches, and what is learned
 //! from reports and queries.
 //!
-//! A message is read twice, from a private copy each time: where it goes is decided with the other
-//! frames of its burst, and what it says is noted when it is known that the frame stays, as a burst
-//! may be given back to its ring and come again. A sender that changes it in between deceives the
-//! switch about itself alone.
+//! Messages are looked for in all frames of a burst before the first one is forwarded: a receiver
+//! finds a message by the headers of IP, whatever its Ethernet address is. As much as is read is
+//! private from then on, and delivered from there ([`Burst::headers`], [`Burst::message`]). What a
+//! message says is noted when it is known that the frame stays, as a burst may be given back to its
+//! ring and come again.
 
 use core::net::IpAddr;
 
 use super::screen::admit;
 use crate::frame::ethernet;
-use crate::frame::multicast::{self, Malformed, Message};
+use crate::frame::multicast::{self, Message, Part, Refused};
 use crate::frame::offload::NEEDS_CSUM;
-use crate::limits::{BURST_FRAMES, MAX_MEMBERSHIP_MESSAGE_BYTES};
+use crate::limits::BURST_FRAMES;
 use crate::port::{Port, PortTable};
-use crate::ring::Burst;
+use crate::ring::{Burst, Frame};
+use crate::stats::DropReason;
+use crate::switch::multicast::{Barred, reach};
 use crate::switch::{Limited, Noted, Reach, Segment, Snooping};
 
 // A bit for each frame.
@@ -23,6 +26,13 @@ const _: () = assert!(BURST_FRAMES <= u64::BITS as usize);
 /// What snooping has to do with frames of a burst: bits of their indices.
 #[derive(Debug, Default)]
 pub struct Snooped {
+    /// Messages for ports with routers, and for all.
+    reports: u64,
+    queries: u64,
+    /// Messages that go nowhere: those of queriers where none may be, and malformed ones.
+    no_querier: u64,
+    malformed: u64,
+    /// Messages that came in.
     messages: u64,
     limited: u64,
     /// The last group, and how its frames are limited: bursts are mostly one stream.
@@ -30,31 +40,60 @@ pub struct Snooped {
 }
 
 impl Snooped {
+    /// Finds the messages of a burst, from a port that may have a querier or not. Returns the bits
+    /// of those that go nowhere.
+    #[inline(never)]
+    pub fn find(&mut self, burst: &mut Burst, may_query: bool) -> u64 {
+        for index in 0..burst.frames().len() {
+            if multicast::may_be_message(&burst.frames()[index].snapshot) {
+                self.look(burst, index, may_query);
+            }
+        }
+        self.no_querier | self.malformed
+    }
+
+    #[inline(never)]
+    fn look(&mut self, burst: &mut Burst, index: usize, may_query: bool) {
+        let bits = match read(burst, index, |message| reach(&message, may_query)) {
+            Ok(None | Some(Reach::Members(_))) => return,
+            Ok(Some(Reach::Routers)) => &mut self.reports,
+            Ok(Some(Reach::All)) => &mut self.queries,
+            Err(Barred::NoQuerier) => &mut self.no_querier,
+            Err(Barred::Malformed) => &mut self.malformed,
+        };
+        *bits |= 1 << index;
+    }
+
+    /// Why frame `index`, which goes nowhere, does not.
+    #[cold]
+    pub fn refused(&self, index: usize) -> DropReason {
+        match self.no_querier >> index & 1 {
+            0 => DropReason::Membership,
+            _ => DropReason::Querier,
+        }
+    }
+
     /// Which ports frame `index` of the burst reaches.
     #[inline(never)]
     pub fn reach(
         &mut self,
         snooping: Option<&Snooping>,
-        (burst, index): (&Burst, usize),
-        (may_query, segment): (bool, Segment),
+        frame: &Frame,
+        index: usize,
+        segment: Segment,
         now: u32,
     ) -> Reach {
         let Some(snooping) = snooping else { return Reach::All };
-        let frame = &burst.frames()[index];
-        if !matches!(ethernet::destination(&frame.snapshot).0, [1, 0, 0x5e, ..] | [0x33, 0x33, ..])
-        {
-            return Reach::All;
+        let (bit, is_of_vlan) =
+            (1 << index, multicast::is_of_vlan(&frame.snapshot, segment.vlan()));
+        if (self.reports | self.queries) & bit != 0 {
+            // Hosts behind another tag are others.
+            self.messages |= if is_of_vlan { bit } else { 0 };
+            return if self.reports & bit != 0 { Reach::Routers } else { Reach::All };
         }
-        if !multicast::is_of_vlan(&frame.snapshot, segment.vlan()) {
+        let to = ethernet::destination(&frame.snapshot);
+        if !matches!(to.0, [1, 0, 0x5e, ..] | [0x33, 0x33, ..]) || !is_of_vlan {
             return Reach::All;
-        }
-        if multicast::may_be_message(&frame.snapshot) {
-            let mut room = [0; MAX_MEMBERSHIP_MESSAGE_BYTES];
-            let (bytes, message) = read(burst, index, &mut room);
-            self.messages |= u64::from(message != Ok(None)) << index;
-            if let Some(reach) = snooping.reach(segment, (bytes, message), may_query, now) {
-                return reach;
-            }
         }
         let Some(group) = multicast::group(&frame.snapshot, frame.len) else { return Reach::All };
         let known = self.last.filter(|(of, _)| *of == (segment, group));
@@ -70,7 +109,7 @@ impl Snooped {
     pub fn note(
         &mut self,
         snooping: &Snooping,
-        burst: &Burst,
+        burst: &mut Burst,
         (ports, port): (&PortTable, &Port),
         now: u32,
     ) {
@@ -78,9 +117,8 @@ impl Snooped {
         if messages | limited == 0 {
             return;
         }
-        let stays = |at: &usize| *at < burst.frames().len();
-        let count =
-            |bits: u64| (0..BURST_FRAMES).filter(stays).filter(move |at| bits >> at & 1 != 0);
+        let frames = burst.frames().len();
+        let count = |bits: u64| (0..frames).filter(move |at| bits >> at & 1 != 0);
         port.stats.multicast_limited.add_shared(count(limited).count() as u64);
         for index in count(messages) {
             note_message(snooping, burst, index, (ports, port), now);
@@ -91,30 +129,27 @@ impl Snooped {
 #[inline(never)]
 fn note_message(
     snooping: &Snooping,
-    burst: &Burst,
+    burst: &mut Burst,
     index: usize,
     (ports, port): (&PortTable, &Port),
     now: u32,
 ) {
-    let (mut room, asked) = ([0; MAX_MEMBERSHIP_MESSAGE_BYTES], ports.policy(port.id));
+    let asked = ports.policy(port.id);
     // Never an error: the frame came in before.
     let Ok(vlan) = admit(asked, &burst.frames()[index]) else { return };
     let segment = asked.segment(vlan);
-    let (_, message) = read(burst, index, &mut room);
-    let is_report = matches!(message, Ok(Some(Message::Report(_))));
-    let noted = match message {
-        Ok(Some(Message::Query(query))) if asked.may_route(port.kind()) => {
-            snooping.query(segment, port.id, &query, now)
-        }
+    let (noted, is_report) = read(burst, index, |message| match message {
+        Ok(Some(Message::Query(query))) => (snooping.query(segment, port.id, &query, now), false),
+        Ok(Some(Message::Report(report))) if report.is_unread() => (Noted::Full, true),
         Ok(Some(Message::Report(report))) => {
-            snooping.report(segment, port.id, report.joined(), now)
+            (snooping.report(segment, port.id, report.joined(), now), true)
         }
-        Ok(_) => Noted::Ignored,
-        Err(Malformed) => return port.stats.multicast_malformed.add_shared(1),
-    };
+        _ => (Noted::Ignored, false),
+    });
     port.stats.multicast_messages.add_shared(1);
     match noted {
         Noted::Full | Noted::Busy => port.stats.multicast_refused.add_shared(1),
+        Noted::TooMany => port.stats.multicast_too_many.add_shared(1),
         Noted::Yes | Noted::Ignored => return,
     }
     // Until it is asked again it is not known what it is a member of. After a query that is not
@@ -124,14 +159,86 @@ fn note_message(
     }
 }
 
-/// Reads a frame from a private copy.
-fn read<'r>(
-    burst: &Burst,
+/// Reads frame `index` as far as needed, and says what the frame is.
+fn read<T>(
+    burst: &mut Burst,
     index: usize,
-    room: &'r mut [u8; MAX_MEMBERSHIP_MESSAGE_BYTES],
-) -> (&'r [u8], Result<Option<Message<'r>>, Malformed>) {
-    let len = burst.egress(index as u8).copy_beginning(room);
-    let summed = burst.frames()[index].header.flags & NEEDS_CSUM == 0;
-    let bytes = &room[..len];
-    (bytes, multicast::parse(bytes, summed))
+    says: impl FnOnce(Result<Option<Message<'_>>, Refused>) -> T,
+) -> T {
+    let frame = &burst.frames()[index];
+    let (len, request) = (frame.len as usize, frame.request());
+    let has_sum = burst.needs_offloads() && request.header.flags & NEEDS_CSUM != 0;
+    let sum_at = has_sum.then(|| request.csum_at());
+    let mut refused = None;
+    // The snapshot, the first bytes, then all.
+    for _ in 0..3 {
+        let bytes = match refused {
+            None => Some(burst.frames()[index].head()),
+            Some(Refused::Short) => burst.headers(index),
+            _ => burst.message(index),
+        };
+        let Some(bytes) = bytes else { break };
+        match multicast::parse(&Part { bytes, len, sum_at }) {
+            Err(more @ (Refused::Short | Refused::Whole)) => refused = Some(more),
+            known => return says(known),
+        }
+    }
+    says(Err(Refused::Malformed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ring::tests::{DATA, Guest, desc, describe, offer};
+
+    /// A report of IGMPv3 with 60 records, and one of MLDv1 behind destination options, both with
+    /// some padding.
+    fn frames() -> [Vec<u8>; 2] {
+        let records: Vec<u8> = (0..60).flat_map(|n| [4, 0, 0, 0, 239, 1, 1, n]).collect();
+        let message = [&[0x22, 0, 0, 0, 0, 0, 0, 60][..], &records].concat();
+        let report = multicast::tests::igmp([10, 0, 0, 5], [224, 0, 0, 22], &message);
+        let group = [0xff05, 0, 0, 0, 0, 0, 0, 7].into();
+        let message = [&[131, 0, 0, 0, 0, 0, 0, 0][..], &[0xff, 5], &[0; 13], &[7]].concat();
+        let mut hidden =
+            multicast::tests::mld([0xfe80, 0, 0, 0, 0, 0, 0, 5].into(), group, &message);
+        (hidden[20], hidden[56]) = (60, 1);
+        [report, hidden].map(|mut frame| {
+            frame.resize(600, 0);
+            frame
+        })
+    }
+
+    /// Where the guest has frame `n`.
+    fn at(n: usize) -> u64 {
+        DATA + 0x1000 * n as u64 + 12
+    }
+
+    /// The sender rewrites a message that was read before the message is delivered and noted.
+    #[test]
+    fn what_was_read_is_what_is_delivered_and_noted() {
+        let guest = Guest::new();
+        let queue = guest.queue();
+        let frames = frames();
+        for (n, frame) in frames.iter().enumerate() {
+            guest.write(at(n), frame);
+            describe(&queue, n as u16, &[desc(at(n) - 12, 12 + 600, 0, 0)]);
+            offer(&queue, &[n as u16]);
+        }
+        let mut burst = Burst::default();
+        assert_eq!(guest.start(&queue).take(&mut burst, 64), Ok(2));
+        let mut snooped = Snooped::default();
+        assert_eq!(snooped.find(&mut burst, false), 0b10);
+        assert_eq!((snooped.reports, snooped.refused(1)), (0b01, DropReason::Membership));
+        (0..2).for_each(|n| guest.write(at(n), &[0xee; 600]));
+        let mut bytes = vec![0; 700];
+        let len = burst.egress(0).copy_beginning(&mut bytes);
+        assert_eq!(bytes[..len], frames[0]);
+        let joined = read(&mut burst, 0, |message| match message {
+            Ok(Some(Message::Report(report))) => report.joined().count(),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(joined, 60);
+        // Looked at again, the copy is what counts.
+        assert_eq!(Snooped::default().find(&mut burst, false), 0b10);
+    }
 }

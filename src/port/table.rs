@@ -158,8 +158,6 @@ impl PortTable {
         match reach {
             Reach::All => {}
             Reach::Routers => ports.retain(|id| self.may_route(*id)),
-            Reach::Hosts => ports.retain(|id| !self.may_route(*id)),
-            Reach::None => ports.clear(),
             Reach::Members(of) => self.keep_members(of, ports),
         }
     }
@@ -167,12 +165,11 @@ impl PortTable {
     /// Keeps of these ports those that get the frames of a limited group.
     fn keep_members(&self, of: Limited, ports: &mut Vec<PortId>) {
         let Some(snooping) = self.snooping() else { return };
-        snooping.members(of, |takes| {
-            let since = |id: PortId| self[id].since.load(Ordering::Relaxed);
-            // Who does not hear the querier does not answer it.
-            let hears = |id: PortId| self.policy(of.querier).reaches(self.policy(id));
-            ports.retain(|id| self.may_route(*id) || !hears(*id) || takes(*id, since(*id)));
-        });
+        let since = |id: PortId| self[id].since.load(Ordering::Relaxed);
+        // Who does not hear the querier does not answer it.
+        let hears = |id: PortId| self.policy(of.querier).reaches(self.policy(id));
+        let takes = |id: PortId| snooping.takes(of, id, since(id));
+        ports.retain(|id| self.may_route(*id) || !hears(*id) || takes(*id));
     }
 
     /// With groups and their members.

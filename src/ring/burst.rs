@@ -3,7 +3,7 @@
 //! A frame's first [`SNAPSHOT_LEN`] bytes and its virtio-net header are private copies: decisions
 //! are made on them and they are what gets delivered, so the sender may rewrite its buffer at any
 //! moment without changing what was checked. Where more of a frame's headers has to be checked, for
-//! an offload ([`Burst::examine`]) or for the port's security ([`Burst::headers`],
+//! an offload ([`Burst::examine`]), the port's security or multicast snooping ([`Burst::headers`],
 //! [`Burst::message`]), these become private too, and are delivered from there. The rest of the
 //! payload stays where it is.
 

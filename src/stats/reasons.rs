@@ -104,9 +104,17 @@ drop_reasons! {
     "for one of them: vioswitchctl port set NAME isolated=off";
 
     NoReceiver, "no_receiver", "in",
-    "a flood, and no other port may receive it or is in its group; or a query from a port without \
-     multicast-router",
+    "a flood, and no other port may receive it or is in its group; or a report of a group, and \
+     there is no port with multicast-router=on",
     "nothing";
+
+    Querier, "querier", "in",
+    "a query of IGMP or MLD, or a multicast router's message, from a port with multicast-router=off",
+    "if multicast routers may be behind the port: vioswitchctl port set NAME multicast-router=on";
+
+    Membership, "membership", "in",
+    "a message of IGMP or MLD that is in fragments, malformed, or for another Ethernet address",
+    "look at what is sent: vioswitchctl capture NAME --drops";
 
     Disabled, "disabled", "in",
     "the front-end disabled the transmit ring",

@@ -15,39 +15,34 @@
 //! that is a member no more. A group that finds no room is not limited, and a port that asks for
 //! more than it may gets all frames: limits cost bandwidth and no frame.
 //!
-//! A worker tries to get the lock, and does without snooping where it does not. Nothing is
-//! allocated after the start.
+//! Forwarding reads the table without a lock ([`table`]). Who writes holds a lock for one record at
+//! a time; a worker tries to get it, and a port writes [`MEMBERSHIP_RECORDS_PER_SECOND`] records.
+//! Nothing is allocated after the start.
 //!
 //! [`multicast::is_limitable`]: crate::frame::multicast::is_limitable
 
+mod table;
+
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::collections::HashMap;
-use std::sync::{
-    PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult,
-};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::fdb::PortId;
 use super::segment::Segment;
-use crate::frame::multicast::{
-    Malformed, Message, Query, is_limitable, mac as address_of, may_be_query,
-};
+use crate::frame::multicast::{Message, Query, Refused, is_limitable, mac as address_of};
 use crate::limits::{
     MAX_GROUPS, MAX_GROUPS_PER_PORT, MAX_GROUPS_PER_SEGMENT, MAX_PORTS, MAX_QUERY_INTERVAL_SECONDS,
-    MAX_QUERY_RESPONSE_SECONDS, MAX_SNOOPED_SEGMENTS, MEMBERSHIP_SECONDS, QUERIER_SECONDS,
+    MAX_QUERY_RESPONSE_SECONDS, MAX_SNOOPED_SEGMENTS, MEMBERSHIP_RECORDS_PER_SECOND,
     QUERY_GRACE_SECONDS, RESERVED_GROUPS_PER_SEGMENT, SNOOPING_LOCK_ATTEMPTS,
-    SNOOPING_SWEEP_GROUPS,
 };
-
-/// Places for groups: those that all share, and those that segments keep.
-const PLACES: usize = MAX_GROUPS + MAX_SNOOPED_SEGMENTS * RESERVED_GROUPS_PER_SEGMENT;
-const WORDS: usize = MAX_PORTS / 64;
-
-// A place is a `u16`.
-const _: () = assert!(PLACES <= u16::MAX as usize && MAX_PORTS.is_multiple_of(64));
+use table::{PLACES, Querier, Table};
 
 /// Groups and their members; shared by all workers.
 #[derive(Debug)]
-pub struct Snooping(RwLock<Table>);
+pub struct Snooping {
+    table: Table,
+    accounts: Mutex<Accounts>,
+}
 
 /// Which ports a flooded frame reaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,12 +51,17 @@ pub enum Reach {
     All,
     /// Those with multicast routers.
     Routers,
-    /// All others.
-    Hosts,
-    /// None.
-    None,
     /// These, and the members of its group.
     Members(Limited),
+}
+
+/// Why a message about groups goes nowhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Barred {
+    /// A query, or a multicast router's message, from a port that may have no such behind it.
+    NoQuerier,
+    /// It is not canonical, or a part of one.
+    Malformed,
 }
 
 /// A group that is limited to its members, as a worker remembers it through a burst.
@@ -78,17 +78,19 @@ pub struct Limited {
     now: u32,
 }
 
-/// What became of a report or a query.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What became of a report or a query; of several records, the last of these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Noted {
-    /// It counts.
-    Yes,
-    /// There is no room for it.
-    Full,
-    /// Another thread holds the table; the host or querier says it again.
-    Busy,
     /// Nothing follows from it.
     Ignored,
+    /// It counts.
+    Yes,
+    /// Another thread holds the lock; the host or querier says it again.
+    Busy,
+    /// There is no room for it.
+    Full,
+    /// The port has reported too often in this second.
+    TooMany,
 }
 
 /// What is known of a port in a segment.
@@ -109,186 +111,113 @@ pub struct Known {
     pub limits: bool,
 }
 
-/// A querier of a segment, for IGMP or for MLD.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Querier {
-    /// The port where it was heard.
-    port: PortId,
-    /// The second of its last query to all.
-    heard: u32,
-    /// A query that is being answered, and when that is over.
-    pending: Option<(u32, u32)>,
-    /// The last query of which that is over; 0 if there is none.
-    asked: u32,
-}
-
+/// What only those who write need.
 #[derive(Debug)]
-struct Table {
-    segments: HashMap<Segment, Side>,
-    places: HashMap<(Segment, IpAddr), u16>,
-    groups: Box<[Place]>,
-    free: Vec<u16>,
-    /// The second of each port's last report about the group of each place; 0 is none.
-    reports: Vec<u32>,
+struct Accounts {
+    /// Segments with a querier: the number of each, by which the table has its queriers.
+    segments: HashMap<Segment, u16>,
+    /// The groups of each of these.
+    groups: [usize; MAX_SNOOPED_SEGMENTS],
+    /// All groups.
+    count: usize,
     /// Memberships of each port.
     joined: Box<[u16]>,
+    /// The second of each port's last record, and the records of that second.
+    records: Box<[(u32, u32)]>,
     serial: u32,
 }
 
-/// A segment with a querier.
-#[derive(Debug, Default)]
-struct Side {
-    v4: Option<Querier>,
-    v6: Option<Querier>,
-    groups: usize,
-}
-
-#[derive(Debug, Clone)]
-struct Place {
-    key: Option<(Segment, IpAddr)>,
-    serial: u32,
-    /// Ports with a report.
-    members: [u64; WORDS],
-    /// A query about this group, and until when it can be answered.
-    asked: Option<(u32, u32)>,
-}
-
-const FREE: Place = Place { key: None, serial: 0, members: [0; WORDS], asked: None };
-
-impl Querier {
-    fn is_present(&self, now: u32) -> bool {
-        now < self.heard.saturating_add(QUERIER_SECONDS)
-    }
-
-    /// The second of the last query that all have had the time to answer; 0 if there is none.
-    fn asked(&self, now: u32) -> u32 {
-        self.pending.filter(|(_, end)| *end <= now).map_or(self.asked, |(at, _)| at)
-    }
-}
-
-impl Side {
-    fn of(&self, group: &IpAddr) -> Option<&Querier> {
-        if group.is_ipv4() { self.v4.as_ref() } else { self.v6.as_ref() }
+/// Which ports a message about groups reaches, from a port that may have a querier or not; nothing
+/// if it goes where its addresses say. Hosts that hear a report would not report themselves, and
+/// queriers that hear a query would yield to a lower address (RFC 4541 section 2.1.1).
+pub fn reach(
+    message: &Result<Option<Message<'_>>, Refused>,
+    may_query: bool,
+) -> Result<Option<Reach>, Barred> {
+    match message {
+        Ok(None) => Ok(None),
+        Ok(Some(Message::Report(_))) => Ok(Some(Reach::Routers)),
+        Ok(Some(_)) if may_query => Ok(Some(Reach::All)),
+        Ok(Some(_)) => Err(Barred::NoQuerier),
+        Err(_) => Err(Barred::Malformed),
     }
 }
 
 impl Default for Snooping {
     fn default() -> Snooping {
-        Snooping(RwLock::new(Table {
+        let accounts = Accounts {
             // Twice as many as there can be: a map that is half full at most never grows.
             segments: HashMap::with_capacity(2 * MAX_SNOOPED_SEGMENTS),
-            places: HashMap::with_capacity(2 * PLACES),
-            groups: vec![FREE; PLACES].into(),
-            free: (0..PLACES as u16).rev().collect(),
-            reports: vec![0; PLACES * MAX_PORTS],
+            groups: [0; MAX_SNOOPED_SEGMENTS],
+            count: 0,
             joined: vec![0; MAX_PORTS].into(),
+            records: vec![(0, 0); MAX_PORTS].into(),
             serial: 0,
-        }))
+        };
+        Snooping { table: Table::default(), accounts: Mutex::new(accounts) }
     }
-}
-
-/// The table, unless another thread holds it for long.
-fn attempt<T>(lock: impl Fn() -> TryLockResult<T>) -> Option<T> {
-    (0..SNOOPING_LOCK_ATTEMPTS).find_map(|_| match lock() {
-        Ok(table) => Some(table),
-        Err(TryLockError::Poisoned(table)) => Some(table.into_inner()),
-        Err(TryLockError::WouldBlock) => {
-            std::hint::spin_loop();
-            None
-        }
-    })
 }
 
 impl Snooping {
-    fn try_read(&self) -> Option<RwLockReadGuard<'_, Table>> {
-        attempt(|| self.0.try_read())
+    /// The lock, unless another thread holds it for long.
+    fn try_lock(&self) -> Option<MutexGuard<'_, Accounts>> {
+        (0..SNOOPING_LOCK_ATTEMPTS).find_map(|_| match self.accounts.try_lock() {
+            Ok(accounts) => Some(accounts),
+            Err(TryLockError::Poisoned(accounts)) => Some(accounts.into_inner()),
+            Err(TryLockError::WouldBlock) => {
+                std::hint::spin_loop();
+                None
+            }
+        })
     }
 
-    fn try_write(&self) -> Option<RwLockWriteGuard<'_, Table>> {
-        attempt(|| self.0.try_write())
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Table> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Accounts> {
+        self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How a group's frames are limited; nothing if they are not.
     pub fn limited(&self, segment: Segment, group: IpAddr, now: u32) -> Option<Limited> {
-        let table = self.try_read()?;
-        let querier = table.segments.get(&segment)?.of(&group)?;
-        let asked = querier.is_present(now).then(|| querier.asked(now)).filter(|at| *at > 0)?;
-        let querier = querier.port;
-        let place = *table.places.get(&(segment, group))?;
-        let serial = table.groups[usize::from(place)].serial;
+        let table = &self.table;
+        let (place, serial) = table.find(segment, group)?;
+        let querier = table.querier(place, &group).filter(|querier| querier.limits(now))?;
         let has_members = table.members(place).any(|port| table.is_member(place, port, now));
-        has_members.then_some(Limited { place, serial, asked, querier, now })
+        let (asked, querier) = (querier.asked(now), querier.port);
+        // A group that ended meanwhile had no member.
+        let is_limited = has_members && table.has_serial(place, serial);
+        is_limited.then_some(Limited { place: place as u16, serial, asked, querier, now })
     }
 
-    /// The limited groups that have an Ethernet address in common, in order.
+    /// The limited groups that have an Ethernet address in common, in order; not part of the data
+    /// path.
     pub fn limited_by_mac(
         &self,
         segment: Segment,
         mac: [u8; 6],
         now: u32,
     ) -> Vec<(IpAddr, Limited)> {
-        let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let all = table.places.keys().filter(|key| key.0 == segment);
-        let mut groups: Vec<_> =
-            all.map(|key| key.1).filter(|one| address_of(*one) == mac).collect();
-        drop(table);
+        let all = (0..PLACES).filter_map(|place| self.table.group(place));
+        let is_wanted = |one: &(Segment, IpAddr)| one.0 == segment && address_of(one.1) == mac;
+        let mut groups: Vec<IpAddr> = all.filter(is_wanted).map(|one| one.1).collect();
         groups.sort();
         let limited = |group| Some((group, self.limited(segment, group, now)?));
         groups.into_iter().filter_map(limited).collect()
     }
 
-    /// Asks which ports the frames of a limited group go to, routers apart: `ask` is called with
-    /// what answers that for a port, and for the second since when it is what it is.
-    pub fn members(&self, of: Limited, ask: impl FnOnce(&dyn Fn(PortId, u32) -> bool)) {
-        match self.try_read() {
-            Some(table) => ask(&|port, since| since >= of.asked || table.takes(of, port)),
-            None => ask(&|_, _| true),
-        }
-    }
-
-    /// Whether reports of a segment go to routers only: others that hear one would not report
-    /// (RFC 4541 section 2.1.1). So it is while the table is busy: that is safe in any case.
-    pub fn has_querier(&self, segment: Segment, is_v4: bool, now: u32) -> bool {
-        let Some(table) = self.try_read() else { return true };
-        let side = table.segments.get(&segment);
-        let querier = side.and_then(|side| if is_v4 { side.v4.as_ref() } else { side.v6.as_ref() });
-        querier.is_some_and(|querier| querier.is_present(now))
-    }
-
-    /// Which ports a frame reaches that may be a message about groups, from a port that may have a
-    /// querier or not; nothing if it is none. It begins with these bytes, which say this.
-    pub fn reach(
-        &self,
-        segment: Segment,
-        (bytes, message): (&[u8], Result<Option<Message<'_>>, Malformed>),
-        may_query: bool,
-        now: u32,
-    ) -> Option<Reach> {
-        let is_v4 = bytes.first() == Some(&1);
-        let has_querier = || self.has_querier(segment, is_v4, now);
-        let is_query = match message {
-            Ok(Some(Message::Report(_))) if has_querier() => return Some(Reach::Routers),
-            Ok(Some(Message::Report(_))) => return Some(Reach::All),
-            Ok(Some(Message::Query(_))) if may_query => return Some(Reach::All),
-            Ok(Some(Message::Query(_))) => true,
-            Ok(None) | Err(Malformed) => !may_query && may_be_query(bytes),
-        };
-        // One that does not count is not heard by queriers, which would yield to a lower address,
-        // nor makes hosts speak another version.
-        is_query.then(|| if has_querier() { Reach::None } else { Reach::Hosts })
+    /// Whether the frames of a limited group go to a port, routers apart, behind which all is as it
+    /// is since second `since`. Those of a group that ended meanwhile go to all ports.
+    pub fn takes(&self, of: Limited, port: PortId, since: u32) -> bool {
+        let place = usize::from(of.place);
+        since >= of.asked
+            || self.table.is_member(place, port, of.now)
+            || !self.table.has_serial(place, of.serial)
     }
 
     /// Notes a query from a port that may have a querier.
     pub fn query(&self, segment: Segment, port: PortId, query: &Query, now: u32) -> Noted {
-        let Some(mut table) = self.try_write() else { return Noted::Busy };
         match query.group {
             Some(_) if query.suppress || query.has_sources => Noted::Ignored,
-            Some(group) => table.ask(segment, group, query.response, now),
-            None => table.note_querier(segment, port, query, now),
+            Some(group) => self.ask(segment, group, query.response, now),
+            None => self.note_querier(segment, port, query, now),
         }
     }
 
@@ -301,53 +230,47 @@ impl Snooping {
         groups: impl Iterator<Item = IpAddr>,
         now: u32,
     ) -> Noted {
-        let Some(mut table) = self.try_write() else { return Noted::Busy };
         let mut noted = Noted::Ignored;
         for group in groups.filter(is_limitable) {
-            noted = match (table.join(segment, group, port, now), noted) {
-                (Noted::Full, _) | (_, Noted::Full) => Noted::Full,
-                (Noted::Yes, _) | (_, Noted::Yes) => Noted::Yes,
-                _ => Noted::Ignored,
-            };
+            // The lock is held for one record at a time: others want it too.
+            noted = noted.max(self.join(segment, group, port, now));
+            if noted == Noted::TooMany {
+                break;
+            }
         }
         noted
     }
 
     /// Begins anew with a port: what is behind it is another one, or in another segment.
     pub fn forget(&self, port: PortId) {
-        let has_none = |table: &Table| table.joined[usize::from(port)] == 0;
-        if has_none(&self.0.read().unwrap_or_else(PoisonError::into_inner)) {
-            return;
-        }
-        let mut table = self.write();
-        for place in 0..PLACES as u16 {
-            table.clear(place, port);
+        for place in (0..PLACES).filter(|place| self.table.has_report(*place, port)) {
+            self.lock().clear(&self.table, place, port);
         }
     }
 
     /// Removes what ended; not part of the data path.
     pub fn sweep(&self, now: u32) {
-        for first in (0..PLACES).step_by(SNOOPING_SWEEP_GROUPS) {
-            let mut table = self.write();
-            (first..PLACES.min(first + SNOOPING_SWEEP_GROUPS))
-                .for_each(|place| table.sweep(place as u16, now));
+        for place in (0..PLACES).filter(|place| self.table.is_used(*place)) {
+            self.lock().sweep(&self.table, place, now);
         }
-        let present = |querier: &Option<Querier>| querier.is_some_and(|one| one.is_present(now));
-        let is_used = |side: &Side| side.groups > 0 || present(&side.v4) || present(&side.v6);
-        self.write().segments.retain(|_, side| is_used(side));
+        let Accounts { segments, groups, .. } = &mut *self.lock();
+        segments.retain(|_, number| {
+            let is_used = |is_v4| self.table.querier_of(*number, is_v4).is_present(now);
+            groups[usize::from(*number)] > 0 || is_used(true) || is_used(false)
+        });
     }
 
     /// All queriers that are heard; not part of the data path.
     pub fn queriers(&self, now: u32) -> Vec<Known> {
-        let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let queriers = table.segments.iter().flat_map(|(segment, side)| {
-            let v4 = side.v4.map(|querier| (IpAddr::V4(Ipv4Addr::UNSPECIFIED), querier));
-            let v6 = side.v6.map(|querier| (IpAddr::V6(Ipv6Addr::UNSPECIFIED), querier));
-            v4.into_iter().chain(v6).map(|(group, querier)| (*segment, group, querier))
+        let accounts = self.lock();
+        let queriers = accounts.segments.iter().flat_map(|(segment, number)| {
+            let v4 = (IpAddr::V4(Ipv4Addr::UNSPECIFIED), self.table.querier_of(*number, true));
+            let v6 = (IpAddr::V6(Ipv6Addr::UNSPECIFIED), self.table.querier_of(*number, false));
+            [v4, v6].map(|(group, querier)| (*segment, group, querier))
         });
         let present = queriers.filter(|(.., querier)| querier.is_present(now));
         let known = present.map(|(segment, group, querier)| {
-            let (age, limits) = (now.saturating_sub(querier.heard), querier.asked(now) > 0);
+            let (age, limits) = (now.saturating_sub(querier.heard), querier.limits(now));
             Known { segment, group, port: querier.port, is_querier: true, age, limits }
         });
         let mut all: Vec<_> = known.collect();
@@ -356,175 +279,157 @@ impl Snooping {
     }
 
     /// Members of groups, `most` of them from a position on, 0 at first, and the next position if
-    /// there are more. Not part of the data path: others wait for [`SNOOPING_SWEEP_GROUPS`] places
-    /// at most.
-    pub fn memberships(&self, mut at: usize, most: usize, now: u32) -> (Vec<Known>, Option<usize>) {
+    /// there are more. Not part of the data path.
+    pub fn memberships(&self, at: usize, most: usize, now: u32) -> (Vec<Known>, Option<usize>) {
         let mut found = Vec::new();
-        while at < PLACES * MAX_PORTS {
-            let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
-            let first = at / MAX_PORTS;
-            for place in first..PLACES.min(first + SNOOPING_SWEEP_GROUPS) {
-                for known in table.known(place as u16, now) {
-                    let position = place * MAX_PORTS + usize::from(known.port);
-                    if position >= at && found.len() == most {
-                        return (found, Some(position));
-                    }
-                    found.extend(Some(known).filter(|_| position >= at));
+        for place in at / MAX_PORTS..PLACES {
+            for known in self.known(place, now) {
+                let position = place * MAX_PORTS + usize::from(known.port);
+                if position >= at && found.len() == most {
+                    return (found, Some(position));
                 }
-                at = (place + 1) * MAX_PORTS;
+                found.extend(Some(known).filter(|_| position >= at));
             }
         }
         (found, None)
     }
 
-    /// How many groups there are, and how many memberships of ports in them.
-    pub fn sizes(&self) -> (usize, u64) {
-        let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        (table.places.len(), table.joined.iter().map(|count| u64::from(*count)).sum())
-    }
-}
-
-impl Table {
-    fn reported(&self, place: u16, port: PortId) -> u32 {
-        self.reports[usize::from(place) * MAX_PORTS + usize::from(port)]
-    }
-
-    /// The ports with a report about a group.
-    fn members(&self, place: u16) -> impl Iterator<Item = PortId> + use<> {
-        let words = self.groups[usize::from(place)].members;
-        words.into_iter().enumerate().flat_map(|(at, mut bits)| {
-            std::iter::from_fn(move || {
-                let bit = (bits != 0).then(|| bits.trailing_zeros())?;
-                bits &= bits - 1;
-                Some((64 * at) as PortId + bit as PortId)
+    /// The members of a group.
+    fn known(&self, place: usize, now: u32) -> impl Iterator<Item = Known> {
+        let table = &self.table;
+        table.group(place).into_iter().flat_map(move |(segment, group)| {
+            let limits = table.querier(place, &group).is_some_and(|querier| querier.limits(now));
+            let members = table.members(place);
+            let members = members.filter(move |port| table.is_member(place, *port, now));
+            members.map(move |port| {
+                let age = now.saturating_sub(table.reported(place, port));
+                Known { segment, group, port, is_querier: false, age, limits }
             })
         })
     }
 
-    /// Whether a port that reported is a member still.
-    fn is_member(&self, place: u16, port: PortId, now: u32) -> bool {
-        let reported = self.reported(place, port);
-        let answered = match self.groups[usize::from(place)].asked {
-            Some((at, end)) => reported >= at || now < end,
-            None => true,
-        };
-        answered && reported > 0 && now < reported.saturating_add(MEMBERSHIP_SECONDS)
+    /// How many groups there are, and how many memberships of ports in them.
+    pub fn sizes(&self) -> (usize, u64) {
+        let accounts = self.lock();
+        (accounts.count, accounts.joined.iter().map(|count| u64::from(*count)).sum())
     }
 
-    /// The members of a group.
-    fn known(&self, place: u16, now: u32) -> impl Iterator<Item = Known> {
-        let key = self.groups[usize::from(place)].key;
-        let limits = key.is_some_and(|(segment, group)| {
-            let querier = self.segments.get(&segment).and_then(|side| side.of(&group));
-            querier.is_some_and(|one| one.is_present(now) && one.asked(now) > 0)
-        });
-        let members = key.into_iter().flat_map(move |key| {
-            self.members(place).map(move |port| (key, port, self.reported(place, port)))
-        });
-        let members = members.filter(move |(_, port, _)| self.is_member(place, *port, now));
-        members.map(move |((segment, group), port, reported)| {
-            let age = now.saturating_sub(reported);
-            Known { segment, group, port, is_querier: false, age, limits }
-        })
-    }
-
-    fn takes(&self, of: Limited, port: PortId) -> bool {
-        self.groups[usize::from(of.place)].serial != of.serial
-            || self.is_member(of.place, port, of.now)
-    }
-
-    fn note_querier(&mut self, segment: Segment, port: PortId, query: &Query, now: u32) -> Noted {
+    fn note_querier(&self, segment: Segment, port: PortId, query: &Query, now: u32) -> Noted {
         let slow = query.interval.is_some_and(|seconds| seconds > MAX_QUERY_INTERVAL_SECONDS);
         if slow || query.response > MAX_QUERY_RESPONSE_SECONDS {
             return Noted::Ignored;
         }
-        if !self.segments.contains_key(&segment) && self.segments.len() == MAX_SNOOPED_SEGMENTS {
-            return Noted::Full;
-        }
-        let side = self.segments.entry(segment).or_default();
-        let place = if query.from.is_ipv4() { &mut side.v4 } else { &mut side.v6 };
-        let known = place.filter(|querier| querier.is_present(now));
-        let asked = known.map_or(0, |querier| querier.asked(now));
-        let running = known.and_then(|one| one.pending).filter(|(_, end)| *end > now);
-        let pending = running.or(Some((now, now + query.response + QUERY_GRACE_SECONDS)));
-        *place = Some(Querier { port, heard: now, pending, asked });
+        let Some(mut accounts) = self.try_lock() else { return Noted::Busy };
+        let Some(number) = accounts.number(&self.table, segment) else { return Noted::Full };
+        let is_v4 = query.from.is_ipv4();
+        let known = self.table.querier_of(number, is_v4);
+        let is_known = known.is_present(now);
+        let asked = if is_known { known.asked(now) } else { 0 };
+        let end = now + query.response + QUERY_GRACE_SECONDS;
+        let running = is_known && known.pending.1 > now;
+        let pending = if running { known.pending } else { (now, end) };
+        self.table.set_querier(number, is_v4, &Querier { port, heard: now, pending, asked });
         Noted::Yes
     }
 
     /// A query about one group: who does not answer it is a member no more.
-    fn ask(&mut self, segment: Segment, group: IpAddr, response: u32, now: u32) -> Noted {
-        let Some(place) = self.places.get(&(segment, group)) else { return Noted::Ignored };
-        let asked = &mut self.groups[usize::from(*place)].asked;
+    fn ask(&self, segment: Segment, group: IpAddr, response: u32, now: u32) -> Noted {
+        let Some(_accounts) = self.try_lock() else { return Noted::Busy };
+        let Some((place, _)) = self.table.find(segment, group) else { return Noted::Ignored };
         // It is sent twice: the first one counts, until both are answered.
-        if asked.is_none_or(|(_, end)| end <= now) {
+        let (_, end) = self.table.asked(place);
+        if end <= now {
             let response = response.min(MAX_QUERY_RESPONSE_SECONDS);
-            *asked = Some((now, now + 2 * response + QUERY_GRACE_SECONDS));
+            self.table.set_asked(place, (now, now + 2 * response + QUERY_GRACE_SECONDS));
         }
         Noted::Yes
     }
 
-    fn join(&mut self, segment: Segment, group: IpAddr, port: PortId, now: u32) -> Noted {
-        let querier = self.segments.get(&segment).and_then(|side| side.of(&group));
-        if !querier.is_some_and(|querier| querier.is_present(now)) {
-            return Noted::Ignored;
+    fn join(&self, segment: Segment, group: IpAddr, port: PortId, now: u32) -> Noted {
+        let Some(mut accounts) = self.try_lock() else { return Noted::Busy };
+        if !accounts.may_report(port, now) {
+            return Noted::TooMany;
         }
-        let place = self.places.get(&(segment, group)).copied();
-        let (word, bit) = (usize::from(port) / 64, 1 << (port % 64));
-        let is_new = place.is_none_or(|at| self.groups[usize::from(at)].members[word] & bit == 0);
-        if is_new && self.joined[usize::from(port)] >= MAX_GROUPS_PER_PORT {
+        let table = &self.table;
+        let number = accounts.segments.get(&segment).copied();
+        let is_present = |number| table.querier_of(number, group.is_ipv4()).is_present(now);
+        let Some(number) = number.filter(|number| is_present(*number)) else {
+            return Noted::Ignored;
+        };
+        let place = table.find(segment, group).map(|(place, _)| place);
+        let is_new = place.is_none_or(|place| !table.has_report(place, port));
+        if is_new && accounts.joined[usize::from(port)] >= MAX_GROUPS_PER_PORT {
             return Noted::Full;
         }
-        let Some(place) = place.or_else(|| self.open(segment, group)) else { return Noted::Full };
-        self.reports[usize::from(place) * MAX_PORTS + usize::from(port)] = now.max(1);
-        if is_new {
-            self.groups[usize::from(place)].members[word] |= bit;
-            self.joined[usize::from(port)] += 1;
-        }
+        let place = place.or_else(|| accounts.open(table, (segment, number), group));
+        let Some(place) = place else { return Noted::Full };
+        table.set_report(place, port, now.max(1));
+        accounts.joined[usize::from(port)] += u16::from(is_new);
         Noted::Yes
+    }
+}
+
+impl Accounts {
+    /// Counts a record of a port; false if that is one too many in this second.
+    fn may_report(&mut self, port: PortId, now: u32) -> bool {
+        let (second, count) = &mut self.records[usize::from(port)];
+        if *second != now {
+            (*second, *count) = (now, 0);
+        }
+        *count += u32::from(*count < MEMBERSHIP_RECORDS_PER_SECOND + 1);
+        *count <= MEMBERSHIP_RECORDS_PER_SECOND
+    }
+
+    /// The number of a segment, which gets one if it has none; none if all are in use.
+    fn number(&mut self, table: &Table, segment: Segment) -> Option<u16> {
+        if let Some(number) = self.segments.get(&segment) {
+            return Some(*number);
+        }
+        let is_free = |number: &u16| self.segments.values().all(|used| used != number);
+        let number = (0..MAX_SNOOPED_SEGMENTS as u16).find(is_free)?;
+        for is_v4 in [true, false] {
+            table.set_querier(number, is_v4, &Querier::NONE);
+        }
+        self.segments.insert(segment, number);
+        Some(number)
     }
 
     /// Makes room for a group, if its segment may have one more.
-    fn open(&mut self, segment: Segment, group: IpAddr) -> Option<u16> {
-        let side = self.segments.get_mut(&segment)?;
-        let is_full = self.places.len() >= MAX_GROUPS;
+    fn open(
+        &mut self,
+        table: &Table,
+        (segment, number): (Segment, u16),
+        group: IpAddr,
+    ) -> Option<usize> {
+        let is_full = self.count >= MAX_GROUPS;
         let most = if is_full { RESERVED_GROUPS_PER_SEGMENT } else { MAX_GROUPS_PER_SEGMENT };
-        if side.groups >= most {
+        if self.groups[usize::from(number)] >= most {
             return None;
         }
-        let place = self.free.pop()?;
-        side.groups += 1;
-        self.serial = self.serial.wrapping_add(1);
-        let key = Some((segment, group));
-        self.groups[usize::from(place)] = Place { key, serial: self.serial, ..FREE };
-        self.places.insert((segment, group), place);
+        let serial = self.serial.wrapping_add(1);
+        let place = table.open(segment, group, number, serial)?;
+        self.serial = serial;
+        self.groups[usize::from(number)] += 1;
+        self.count += 1;
         Some(place)
     }
 
     /// Ends a membership; the group is as it was otherwise.
-    fn clear(&mut self, place: u16, port: PortId) {
-        let (word, bit) = (usize::from(port) / 64, 1 << (port % 64));
-        let members = &mut self.groups[usize::from(place)].members[word];
-        if *members & bit != 0 {
-            *members &= !bit;
-            self.reports[usize::from(place) * MAX_PORTS + usize::from(port)] = 0;
+    fn clear(&mut self, table: &Table, place: usize, port: PortId) {
+        if table.has_report(place, port) {
+            table.clear_report(place, port);
             self.joined[usize::from(port)] -= 1;
         }
     }
 
-    fn sweep(&mut self, place: u16, now: u32) {
-        let Some(key) = self.groups[usize::from(place)].key else { return };
-        for port in self.members(place) {
-            if !self.is_member(place, port, now) {
-                self.clear(place, port);
-            }
+    fn sweep(&mut self, table: &Table, place: usize, now: u32) {
+        for port in table.members(place).filter(|port| !table.is_member(place, *port, now)) {
+            self.clear(table, place, port);
         }
-        if self.groups[usize::from(place)].members == [0; WORDS] {
-            self.groups[usize::from(place)] = FREE;
-            self.places.remove(&key);
-            self.free.push(place);
-            if let Some(side) = self.segments.get_mut(&key.0) {
-                side.groups -= 1;
-            }
+        if table.is_used(place) && table.members(place).next().is_none() {
+            let number = table.close(place);
+            self.groups[usize::from(number)] -= 1;
+            self.count -= 1;
         }
     }
 }

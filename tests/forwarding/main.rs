@@ -19,6 +19,7 @@ mod reserved;
 mod rfc2889;
 mod segmentation;
 mod snooping;
+mod snooping_hidden;
 mod storm;
 mod stream;
 mod switching;

@@ -116,7 +116,7 @@ impl Told {
             Decision::Flood(flood) => {
                 self.flood(port, (destination, flood, way.sample.stands_in[1].then_some(to)));
                 let segment = from_policy.segment(way.vlan);
-                let limited = self.limited(ports, (port, segment), way.sample);
+                let limited = self.limited(ports, segment, way.sample);
                 let reached = |reached: &Vec<_>| reached.contains(&to.id);
                 let limited = limited.filter(|(all, _)| !reached(all));
                 why.extend(limited.map(|(_, text)| text.to_owned()));

@@ -6,9 +6,11 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 
 use crate::control::parameters::{ip, mac, number, wrong};
+use crate::frame::MacAddr;
 use crate::frame::ethernet::{self, Snapshot};
-use crate::frame::{MacAddr, multicast};
+use crate::frame::multicast::{self, Part};
 use crate::limits::{MAX_FRAME_LEN, MAX_VLAN, MIN_FRAME_LEN, SNAPSHOT_LEN};
+use crate::switch::multicast::{Barred, reach};
 use crate::switch::{Reach, Reserved, Segment, Snooping, VlanId};
 use crate::sys::clock;
 use crate::wire::{Fault, Trace};
@@ -83,12 +85,7 @@ impl Sample {
 
     /// The ports that it reaches of those of its segment, if not all, as it is for a group or a
     /// message about groups.
-    pub fn reach(
-        &self,
-        snooping: &Snooping,
-        segment: Segment,
-        may_query: bool,
-    ) -> Option<(Option<IpAddr>, Reach)> {
+    pub fn reach(&self, snooping: &Snooping, segment: Segment) -> Option<(Option<IpAddr>, Reach)> {
         let (now, snapshot) = (clock::coarse_seconds(), self.snapshot());
         let (_, to) = self.addresses();
         if !self.is_given {
@@ -96,18 +93,25 @@ impl Sample {
             let &(group, limited) = groups.first()?;
             return Some((Some(group), Reach::Members(limited)));
         }
+        if let Ok(Some(reach)) = self.message(true) {
+            return Some((None, reach));
+        }
         if !to.is_group() || !multicast::is_of_vlan(&snapshot, segment.vlan()) {
             return None;
-        }
-        if multicast::may_be_message(&snapshot) {
-            let message = (&self.bytes[..], multicast::parse(&self.bytes, true));
-            if let Some(reach) = snooping.reach(segment, message, may_query, now) {
-                return Some((None, reach));
-            }
         }
         let group = multicast::group(&snapshot, self.length)?;
         let limited = snooping.limited(segment, group, now)?;
         Some((Some(group), Reach::Members(limited)))
+    }
+
+    /// Where snooping sends the frame as a message about groups, from a port that may have a
+    /// querier or not; nothing if the frame is none.
+    pub fn message(&self, may_query: bool) -> Result<Option<Reach>, Barred> {
+        let part = Part { bytes: &self.bytes, len: self.bytes.len(), sum_at: None };
+        match self.is_given && multicast::may_be_message(&self.snapshot()) {
+            true => reach(&multicast::parse(&part), may_query),
+            false => Ok(None),
+        }
     }
 }
 

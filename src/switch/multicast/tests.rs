@@ -1,6 +1,9 @@
 //! Snooping: when groups are limited, to whom, and what the table has room for.
 
+use std::collections::BTreeMap;
+
 use super::*;
+use crate::limits::{MEMBERSHIP_SECONDS, QUERIER_SECONDS};
 
 const A: Segment = Segment::new(0, 10);
 const B: Segment = Segment::new(0, 20);
@@ -42,9 +45,7 @@ fn join(all: &Snooping, segment: Segment, port: PortId, n: u16, now: u32) -> Not
 /// Which of ports 1 to 4, there since `since`, get a group's frames; nothing if all do.
 fn members(all: &Snooping, segment: Segment, n: u16, since: u32, now: u32) -> Option<Vec<PortId>> {
     let limited = all.limited(segment, group(n), now)?;
-    let mut found = Vec::new();
-    all.members(limited, |takes| found.extend((1..5).filter(|port| takes(*port, since))));
-    Some(found)
+    Some((1..5).filter(|port| all.takes(limited, *port, since)).collect())
 }
 
 #[test]
@@ -52,7 +53,8 @@ fn a_group_is_limited_once_a_query_was_answered() {
     let all = Snooping::default();
     assert_eq!(join(&all, A, 1, 1, START), Noted::Ignored, "without a querier");
     all.query(A, UP, &general(1), START);
-    assert!(all.has_querier(A, true, START) && !all.has_querier(A, false, START));
+    let known: Vec<_> = all.queriers(START).iter().map(|one| one.group.is_ipv4()).collect();
+    assert_eq!(known, [true], "of IGMP alone");
     assert_eq!(join(&all, A, 1, 1, START + 1), Noted::Yes);
     assert_eq!(members(&all, A, 1, 1, START + 2), None, "others may answer still");
     assert_eq!(members(&all, A, 1, 1, START + 3), Some(vec![1]));
@@ -96,9 +98,11 @@ fn a_member_ages_and_reports_keep_it() {
     assert_eq!(found.iter().map(|one| one.0).collect::<Vec<_>>(), [group(1)]);
     assert_eq!(members(&all, A, 1, 1, now + MEMBERSHIP_SECONDS), None);
     all.sweep(now + MEMBERSHIP_SECONDS);
-    let table = all.0.read().unwrap();
-    assert!(table.places.is_empty() && table.segments.is_empty() && table.free.len() == PLACES);
-    assert!(table.joined.iter().all(|count| *count == 0));
+    assert!((0..PLACES).all(|place| !all.table.is_used(place)));
+    let accounts = all.accounts.lock().unwrap();
+    assert!(accounts.count == 0 && accounts.segments.is_empty());
+    assert!(accounts.groups.iter().all(|count| *count == 0));
+    assert!(accounts.joined.iter().all(|count| *count == 0));
 }
 
 #[test]
@@ -129,7 +133,7 @@ fn a_querier_that_asks_too_rarely_does_not_count() {
     let rare = Query { interval: Some(126), ..general(1) };
     assert_eq!(all.query(A, UP, &rare, START), Noted::Ignored);
     assert_eq!(all.query(A, UP, &general(11), START), Noted::Ignored);
-    assert!(!all.has_querier(A, true, START));
+    assert!(all.queriers(START).is_empty());
 }
 
 /// A guest that joins a million groups fills its own quota; one in a full table leaves those of
@@ -139,7 +143,7 @@ fn quotas_keep_room_for_others_and_push_none_out() {
     let all = asked();
     all.query(B, UP, &general(1), START);
     join(&all, A, 1, 60_000, START);
-    let capacity = all.0.read().unwrap().places.capacity();
+    let capacity = all.accounts.lock().unwrap().segments.capacity();
     for n in 0..1_000_000u32 {
         let address = IpAddr::from((0xe100_0000 + n).to_be_bytes());
         let noted = all.report(A, 2, [address].into_iter(), START);
@@ -161,8 +165,7 @@ fn quotas_keep_room_for_others_and_push_none_out() {
     assert_eq!(join(&all, B, 1_000, 100, START), Noted::Full);
     assert_eq!(members(&all, A, 60_000, 1, START + 3), Some(vec![1]));
     assert_eq!(members(&all, B, 100, 1, START + 3), None, "no room, no limit");
-    let table = all.0.read().unwrap();
-    assert_eq!(table.places.capacity(), capacity, "nothing was allocated");
+    assert_eq!(all.accounts.lock().unwrap().segments.capacity(), capacity, "nothing was allocated");
 }
 
 /// A place that another group has is not taken for the first one's.
@@ -173,9 +176,82 @@ fn what_was_found_is_not_another_groups() {
     let found = all.limited(A, group(1), START + 4).unwrap();
     all.forget(1);
     all.sweep(START + 4);
-    join(&all, A, 2, 2, START + 4);
-    assert_eq!(all.limited(A, group(2), START + 4).unwrap().place, found.place);
-    all.members(found, |takes| assert!((1..5).all(|port| takes(port, 1))));
+    assert!((1..5).all(|port| all.takes(found, port, 1)), "a group that ended");
+    // Another group gets the place. A port may report so many in a second.
+    let now = |n: u16| START + 4 + u32::from(n) / 1_000;
+    let other = (2..).find(|n| {
+        let now = now(*n);
+        join(&all, A, 2, *n, now);
+        let place = all.limited(A, group(*n), now).unwrap().place;
+        if place != found.place {
+            all.forget(2);
+            all.sweep(now);
+        }
+        place == found.place
+    });
+    assert!(other.is_some() && (1..5).all(|port| all.takes(found, port, 1)));
+    let other = other.unwrap();
+    assert_eq!(members(&all, A, other, 1, now(other)), Some(vec![2]));
+}
+
+/// A port reports 10^6 groups in a second: as many count as it may, and other ports' do too.
+#[test]
+fn a_port_reports_so_many_groups_in_a_second_and_no_more() {
+    let all = asked();
+    let groups =
+        |n: u32| (0..180).map(move |i| IpAddr::from((0xefc8_0000 + n * 180 + i).to_be_bytes()));
+    let mut counts = BTreeMap::new();
+    for n in 0..1_000_000 / 180 {
+        *counts.entry(all.report(A, 1, groups(n), START)).or_insert(0) += 1;
+    }
+    let of = |noted| counts.get(&noted).copied().unwrap_or(0);
+    assert_eq!((of(Noted::Yes), of(Noted::Full), of(Noted::Busy)), (1, 10, 0));
+    assert_eq!(of(Noted::TooMany), 1_000_000 / 180 - 11);
+    assert_eq!(join(&all, A, 2, 1, START), Noted::Yes, "of another port");
+    assert_eq!(join(&all, A, 1, 1, START), Noted::TooMany);
+    assert_eq!(join(&all, A, 1, 1, START + 1), Noted::Full, "its groups, in the next second");
+}
+
+/// Ports that report without a pause, each as much as it may, hold nobody up who forwards: a group
+/// of another segment, and of the same one, is limited to its member each time.
+#[test]
+fn look_ups_are_decided_while_others_report() {
+    let all = asked();
+    all.query(B, UP, &general(1), START);
+    for segment in [A, B] {
+        join(&all, segment, 1, 1, START + 1);
+    }
+    let now = START + 3;
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let is_over = || stop.load(std::sync::atomic::Ordering::Relaxed);
+    let look_up = |count: usize| {
+        let look = |n: usize| members(&all, [A, B][n % 2], 1, 1, now) == Some(vec![1]);
+        (0..count).filter(|n| !look(*n)).count()
+    };
+    assert_eq!(look_up(10_000), 0, "control");
+    let undecided = std::thread::scope(|scope| {
+        for writer in 0..2u16 {
+            let all = &all;
+            scope.spawn(move || {
+                for round in 0u32.. {
+                    // Groups come and go, so that places change hands.
+                    let (port, at) =
+                        (10 + (round % 500) as PortId + 500 * writer, now + round / 500);
+                    let groups = (0..180).map(|n| group(n + 10 + 200 * writer));
+                    assert_ne!(all.report(A, port, groups, at), Noted::TooMany);
+                    all.forget(port);
+                    all.sweep(now);
+                    if is_over() {
+                        break;
+                    }
+                }
+            });
+        }
+        let undecided = look_up(200_000);
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        undecided
+    });
+    assert_eq!(undecided, 0);
 }
 
 /// Queriers and members.

@@ -1,0 +1,294 @@
+//! Groups, their members and queriers, as forwarding reads them: without a lock, and without
+//! waiting for those who write. Writers hold the lock of [`Snooping`].
+//!
+//! A group has a place, one of [`WINDOW`] that follow its keyed hash, and stays there until it has
+//! no member. So a reader that does not find a group looked at a moment at which it had none. A
+//! place that another group has meanwhile has another serial number, at which a reader looks before
+//! and after. All other values may be of different moments: each was true at one of them.
+//!
+//! [`Snooping`]: super::Snooping
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, fence};
+
+use super::super::fdb::PortId;
+use super::super::segment::Segment;
+use crate::limits::{
+    MAX_GROUPS, MAX_PORTS, MAX_SNOOPED_SEGMENTS, MEMBERSHIP_SECONDS, QUERIER_SECONDS,
+    RESERVED_GROUPS_PER_SEGMENT,
+};
+
+/// Places for groups: twice as many as there can be, those that segments keep included.
+pub const PLACES: usize =
+    (2 * (MAX_GROUPS + MAX_SNOOPED_SEGMENTS * RESERVED_GROUPS_PER_SEGMENT)).next_power_of_two();
+/// Places in which a group may be: one cache line of tags or two.
+const WINDOW: usize = 16;
+const WORDS: usize = MAX_PORTS / 64;
+const V6: u64 = 1 << 32;
+
+// A place is a `u16`.
+const _: () = assert!(PLACES <= 1 << 16 && MAX_PORTS.is_multiple_of(64));
+
+/// A querier of a segment, for IGMP or for MLD.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Querier {
+    /// The port where it was heard.
+    pub port: PortId,
+    /// The second of its last query to all; 0 if there is no querier.
+    pub heard: u32,
+    /// The second of a query that is being answered, and when that is over.
+    pub pending: (u32, u32),
+    /// The second of the last query of which that is over; 0 if there is none.
+    pub asked: u32,
+}
+
+impl Querier {
+    /// No querier.
+    pub const NONE: Querier = Querier { port: 0, heard: 0, pending: (0, 0), asked: 0 };
+
+    /// Whether it is heard.
+    pub fn is_present(&self, now: u32) -> bool {
+        self.heard > 0 && now < self.heard.saturating_add(QUERIER_SECONDS)
+    }
+
+    /// The second of the last query that all have had the time to answer; 0 if there is none.
+    pub fn asked(&self, now: u32) -> u32 {
+        if self.pending.1 <= now { self.pending.0.max(self.asked) } else { self.asked }
+    }
+
+    /// Whether groups can be limited.
+    pub fn limits(&self, now: u32) -> bool {
+        self.is_present(now) && self.asked(now) > 0
+    }
+}
+
+/// A [`Querier`] in memory.
+#[derive(Debug, Default)]
+struct QuerierCell {
+    port: AtomicU16,
+    heard: AtomicU32,
+    pending: AtomicU64,
+    asked: AtomicU32,
+}
+
+#[derive(Debug, Default)]
+struct Place {
+    /// Of the group that has the place.
+    serial: AtomicU32,
+    /// The number of the group's segment.
+    number: AtomicU16,
+    key: [AtomicU64; 3],
+    /// Ports with a report.
+    members: [AtomicU64; WORDS],
+    /// A query about this group, and until when it can be answered; 0 if there is none.
+    asked: AtomicU64,
+}
+
+/// The arrays.
+#[derive(Debug)]
+pub struct Table {
+    hash: RandomState,
+    /// A part of the hash of each place's group; 0 if it has none.
+    tags: Box<[AtomicU32]>,
+    places: Box<[Place]>,
+    /// The second of each port's last report about the group of each place; 0 is none.
+    reports: Box<[AtomicU32]>,
+    queriers: Box<[[QuerierCell; 2]]>,
+}
+
+impl Default for Table {
+    fn default() -> Table {
+        // Zeroed memory that stays untouched, as in `fdb::slots`.
+        let reports = vec![0u32; PLACES * MAX_PORTS].into_iter().map(AtomicU32::new).collect();
+        let queriers = (0..MAX_SNOOPED_SEGMENTS).map(|_| Default::default()).collect();
+        Table {
+            hash: RandomState::new(),
+            tags: (0..PLACES).map(|_| AtomicU32::new(0)).collect(),
+            places: (0..PLACES).map(|_| Place::default()).collect(),
+            reports,
+            queriers,
+        }
+    }
+}
+
+fn key_of(segment: Segment, group: IpAddr) -> [u64; 3] {
+    let segment = u64::from(segment.to_bits());
+    match group {
+        IpAddr::V4(group) => [segment, 0, u64::from(group.to_bits())],
+        IpAddr::V6(group) => [segment | V6, (group.to_bits() >> 64) as u64, group.to_bits() as u64],
+    }
+}
+
+fn pair(value: u64) -> (u32, u32) {
+    ((value >> 32) as u32, value as u32)
+}
+
+impl Table {
+    /// The first place of a group's window, and its tag.
+    fn home(&self, key: &[u64; 3]) -> (usize, u32) {
+        let hash = self.hash.hash_one(key);
+        (hash as usize % PLACES, (hash >> 32) as u32 | 1)
+    }
+
+    fn window(first: usize) -> impl Iterator<Item = usize> {
+        (first..first + WINDOW).map(|place| place % PLACES)
+    }
+
+    /// The key and the serial number of the group that has a place.
+    fn key(&self, place: usize) -> ([u64; 3], u32) {
+        let Place { serial, key, .. } = &self.places[place];
+        let serial = serial.load(Acquire);
+        (key.each_ref().map(|word| word.load(Relaxed)), serial)
+    }
+
+    /// Whether a place has the group of this serial number still, after all that was read of it.
+    pub fn has_serial(&self, place: usize, serial: u32) -> bool {
+        fence(Acquire);
+        self.places[place].serial.load(Relaxed) == serial && self.is_used(place)
+    }
+
+    /// Whether a place has a group.
+    pub fn is_used(&self, place: usize) -> bool {
+        self.tags[place].load(Acquire) != 0
+    }
+
+    /// The place of a group, and its serial number.
+    pub fn find(&self, segment: Segment, group: IpAddr) -> Option<(usize, u32)> {
+        let wanted = key_of(segment, group);
+        let (first, tag) = self.home(&wanted);
+        Table::window(first).find_map(|place| {
+            if self.tags[place].load(Acquire) != tag {
+                return None;
+            }
+            let (key, serial) = self.key(place);
+            (key == wanted && self.has_serial(place, serial)).then_some((place, serial))
+        })
+    }
+
+    /// The group that has a place.
+    pub fn group(&self, place: usize) -> Option<(Segment, IpAddr)> {
+        if !self.is_used(place) {
+            return None;
+        }
+        let (key, serial) = self.key(place);
+        let [first, high, low] = key;
+        let group = match first & V6 {
+            0 => IpAddr::V4(Ipv4Addr::from_bits(low as u32)),
+            _ => IpAddr::V6(Ipv6Addr::from_bits(u128::from(high) << 64 | u128::from(low))),
+        };
+        let known = (Segment::from_bits(first as u32), group);
+        self.has_serial(place, serial).then_some(known)
+    }
+
+    /// The ports with a report about the group of a place.
+    pub fn members(&self, place: usize) -> impl Iterator<Item = PortId> {
+        let words = self.places[place].members.iter().enumerate();
+        words.flat_map(|(at, word)| {
+            let mut bits = word.load(Relaxed);
+            std::iter::from_fn(move || {
+                let bit = (bits != 0).then(|| bits.trailing_zeros())?;
+                bits &= bits - 1;
+                Some((64 * at) as PortId + bit as PortId)
+            })
+        })
+    }
+
+    /// The second of a port's last report.
+    pub fn reported(&self, place: usize, port: PortId) -> u32 {
+        self.reports[place * MAX_PORTS + usize::from(port)].load(Relaxed)
+    }
+
+    /// Whether a port has reported.
+    pub fn has_report(&self, place: usize, port: PortId) -> bool {
+        let word = self.places[place].members[usize::from(port) / 64].load(Relaxed);
+        word >> (port % 64) & 1 != 0
+    }
+
+    /// Whether a port that reported is a member still.
+    pub fn is_member(&self, place: usize, port: PortId, now: u32) -> bool {
+        let reported = self.reported(place, port);
+        let (asked, end) = self.asked(place);
+        let has_answered = reported >= asked || now < end;
+        has_answered && reported > 0 && now < reported.saturating_add(MEMBERSHIP_SECONDS)
+    }
+
+    /// A query about the group of a place, and until when it can be answered; zeros if there is
+    /// none.
+    pub fn asked(&self, place: usize) -> (u32, u32) {
+        pair(self.places[place].asked.load(Relaxed))
+    }
+
+    /// The querier for the group of a place, if there is one.
+    pub fn querier(&self, place: usize, group: &IpAddr) -> Option<Querier> {
+        let number = self.places[place].number.load(Relaxed);
+        Some(self.querier_of(number, group.is_ipv4())).filter(|querier| querier.heard > 0)
+    }
+
+    /// The querier of the segment of this number.
+    pub fn querier_of(&self, number: u16, is_v4: bool) -> Querier {
+        let cell = &self.queriers[usize::from(number)][usize::from(is_v4)];
+        Querier {
+            heard: cell.heard.load(Relaxed),
+            pending: pair(cell.pending.load(Acquire)),
+            asked: cell.asked.load(Relaxed),
+            port: cell.port.load(Relaxed),
+        }
+    }
+}
+
+/// With the lock held.
+impl Table {
+    /// Gives a group a place; none if all of its window are taken.
+    pub fn open(&self, segment: Segment, group: IpAddr, number: u16, serial: u32) -> Option<usize> {
+        let key = key_of(segment, group);
+        let (first, tag) = self.home(&key);
+        let place = Table::window(first).find(|place| !self.is_used(*place))?;
+        let at = &self.places[place];
+        // Who sees anything of the group sees its serial number.
+        at.serial.store(serial, Relaxed);
+        fence(Release);
+        at.key.iter().zip(key).for_each(|(word, value)| word.store(value, Relaxed));
+        at.number.store(number, Relaxed);
+        at.asked.store(0, Relaxed);
+        self.tags[place].store(tag, Release);
+        Some(place)
+    }
+
+    /// Frees the place of a group without members. Returns the number of its segment.
+    pub fn close(&self, place: usize) -> u16 {
+        self.tags[place].store(0, Release);
+        self.places[place].number.load(Relaxed)
+    }
+
+    /// Notes a report of a port.
+    pub fn set_report(&self, place: usize, port: PortId, now: u32) {
+        self.reports[place * MAX_PORTS + usize::from(port)].store(now, Relaxed);
+        let word = &self.places[place].members[usize::from(port) / 64];
+        word.store(word.load(Relaxed) | 1 << (port % 64), Relaxed);
+    }
+
+    /// Ends a membership.
+    pub fn clear_report(&self, place: usize, port: PortId) {
+        let word = &self.places[place].members[usize::from(port) / 64];
+        word.store(word.load(Relaxed) & !(1 << (port % 64)), Relaxed);
+        self.reports[place * MAX_PORTS + usize::from(port)].store(0, Relaxed);
+    }
+
+    /// Notes a query about the group of a place.
+    pub fn set_asked(&self, place: usize, (at, end): (u32, u32)) {
+        self.places[place].asked.store(u64::from(at) << 32 | u64::from(end), Relaxed);
+    }
+
+    /// Notes a querier of the segment of this number.
+    pub fn set_querier(&self, number: u16, is_v4: bool, querier: &Querier) {
+        let cell = &self.queriers[usize::from(number)][usize::from(is_v4)];
+        let (at, end) = querier.pending;
+        cell.port.store(querier.port, Relaxed);
+        // Before the query that is being answered: a reader that sees that one sees the last.
+        cell.asked.store(querier.asked, Relaxed);
+        cell.pending.store(u64::from(at) << 32 | u64::from(end), Release);
+        cell.heard.store(querier.heard, Relaxed);
+    }
+}
