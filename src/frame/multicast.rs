@@ -362,8 +362,8 @@ fn igmp<'a>(part: &Part<'a>, l3: usize) -> Result<Option<Message<'a>>, Refused> 
     if !matches!(kind, IGMP_QUERY | 0x12 | 0x16 | 0x17 | 0x22 | 0x30..=0x32) {
         return Ok(None);
     }
-    let (from, to) = (part.take(l3 + 12)?, part.take(l3 + 16)?);
-    let (from, to) = (Ipv4Addr::from_octets(from), Ipv4Addr::from_octets(to));
+    let address_at = |at| part.take::<4>(at).map(Ipv4Addr::from);
+    let (from, to) = (address_at(l3 + 12)?, address_at(l3 + 16)?);
     let is_sum = part.sum_at.is_none_or(|at| at == l3 + header + 2);
     if !part.is_for(to.into(), l3) || !is_sum {
         return Err(Malformed);
@@ -474,8 +474,8 @@ fn mld<'a>(part: &Part<'a>, l3: usize) -> Result<Option<Message<'a>>, Refused> {
     if !matches!(kind, MLD_QUERY..=132 | 143 | 151..=153) {
         return Ok(None);
     }
-    let (from, to) = (part.take(l3 + 8)?, part.take(l3 + 24)?);
-    let (from, to) = (Ipv6Addr::from_octets(from), Ipv6Addr::from_octets(to));
+    let address_at = |at| part.take::<16>(at).map(Ipv6Addr::from);
+    let (from, to) = (address_at(l3 + 8)?, address_at(l3 + 24)?);
     let is_sum = part.sum_at.is_none_or(|sum| sum == at + 2);
     if !is_behind_options || !part.is_for(to.into(), l3) || !is_sum {
         return Err(Malformed);

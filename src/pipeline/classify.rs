@@ -11,7 +11,6 @@
 
 use super::burst::{BurstContext, Flooding, bytes_of};
 use super::flood::Floods;
-use super::multicast::Snooped;
 use super::plan::Plan;
 use super::screen::{Passage, admit};
 use crate::capture::outcomes::Outcomes;
@@ -254,20 +253,13 @@ impl BurstContext {
         let BurstContext { burst, plan, memo, flows, outcomes, violations, snooped, .. } = self;
         let (place, flooding) = (&mut self.place, &mut self.flooding);
         memo.start_burst();
-        if SNOOPED {
-            *snooped = Snooped::default();
-        }
-        // Before anything is learned from them.
         let asked = policy.ports.policy(ingress.port);
+        // Before anything is learned from them.
         let refused = match &asked.security {
             Some(rules) if SCREENED && asked.forwards => violations.find(burst, rules, port, now),
             _ => 0,
         };
-        let mut barred = refused;
-        let is_in = asked.forwards && !asked.observes;
-        if SNOOPED && is_in && policy.ports.snooping().is_some() {
-            barred |= snooped.find(burst, asked.may_route(ingress.kind));
-        }
+        let barred = refused | if SNOOPED { snooped.find(burst, policy.ports, port) } else { 0 };
         let mut classifier = Classifier::new(policy, port, ingress, source, memo, now);
         if policy.fdb.is_large() && !SCREENED {
             fetch_entries(policy.fdb, burst.frames(), classifier.segment);
@@ -279,17 +271,15 @@ impl BurstContext {
         let mut stretch = false;
         for (i, frame) in burst.frames().iter().enumerate() {
             if stretch {
-                let passes = !(SCREENED || SNOOPED) || barred >> i & 1 == 0;
-                if classifier.goes_on::<SCREENED>(frame) && passes {
+                let is_barred = (SCREENED || SNOOPED) && barred >> i & 1 != 0;
+                if classifier.goes_on::<SCREENED>(frame) && !is_barred {
                     continue;
                 }
                 plan.stretch(i as u8);
                 stretch = false;
             }
             if (SCREENED || SNOOPED) && barred >> i & 1 != 0 {
-                let is_guards = refused >> i & 1 != 0;
-                let why = if is_guards { DropReason::Guard } else { snooped.refused(i) };
-                plan.drop(i as u8, why);
+                plan.drop(i as u8, snooped.refused(i, refused));
                 continue;
             }
             match classifier.decide::<SCREENED>(frame) {

@@ -40,14 +40,22 @@ pub struct Snooped {
 }
 
 impl Snooped {
-    /// Finds the messages of a burst, from a port that may have a querier or not. Returns the bits
-    /// of those that go nowhere.
+    /// Begins a burst from `port`, and finds its messages if groups may be limited. Returns the
+    /// bits of those that go nowhere.
     #[inline(never)]
-    pub fn find(&mut self, burst: &mut Burst, may_query: bool) -> u64 {
-        for index in 0..burst.frames().len() {
-            if multicast::may_be_message(&burst.frames()[index].snapshot) {
-                self.look(burst, index, may_query);
-            }
+    pub fn find(&mut self, burst: &mut Burst, ports: &PortTable, port: &Port) -> u64 {
+        *self = Snooped::default();
+        let asked = ports.policy(port.id);
+        if ports.snooping().is_none() || !asked.forwards || asked.observes {
+            return 0;
+        }
+        let may_query = asked.may_route(port.kind());
+        let may_be = |frame: &Frame| u64::from(multicast::may_be_message(&frame.snapshot));
+        let frames = burst.frames().iter().rev();
+        let mut left = frames.fold(0, |bits, frame| bits << 1 | may_be(frame));
+        while left != 0 {
+            self.look(burst, left.trailing_zeros() as usize, may_query);
+            left &= left - 1;
         }
         self.no_querier | self.malformed
     }
@@ -64,12 +72,13 @@ impl Snooped {
         *bits |= 1 << index;
     }
 
-    /// Why frame `index`, which goes nowhere, does not.
+    /// Why frame `index` goes nowhere, which is one of these of a guard or one that was found.
     #[cold]
-    pub fn refused(&self, index: usize) -> DropReason {
-        match self.no_querier >> index & 1 {
-            0 => DropReason::Membership,
-            _ => DropReason::Querier,
+    pub fn refused(&self, index: usize, guards: u64) -> DropReason {
+        match (guards >> index & 1, self.no_querier >> index & 1) {
+            (1, _) => DropReason::Guard,
+            (_, 1) => DropReason::Querier,
+            _ => DropReason::Membership,
         }
     }
 
@@ -188,6 +197,8 @@ fn read<T>(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::ring::tests::{DATA, Guest, desc, describe, offer};
 
@@ -227,8 +238,11 @@ mod tests {
         let mut burst = Burst::default();
         assert_eq!(guest.start(&queue).take(&mut burst, 64), Ok(2));
         let mut snooped = Snooped::default();
-        assert_eq!(snooped.find(&mut burst, false), 0b10);
-        assert_eq!((snooped.reports, snooped.refused(1)), (0b01, DropReason::Membership));
+        let ports: PortTable = [Arc::new(Port::guest(0, "a", 1))].into_iter().collect();
+        assert_eq!(snooped.find(&mut burst, &ports, &ports[0]), 0, "without snooping");
+        let ports = ports.with_snooping(Some(Arc::default()));
+        assert_eq!(snooped.find(&mut burst, &ports, &ports[0]), 0b10);
+        assert_eq!((snooped.reports, snooped.refused(1, 0)), (0b01, DropReason::Membership));
         (0..2).for_each(|n| guest.write(at(n), &[0xee; 600]));
         let mut bytes = vec![0; 700];
         let len = burst.egress(0).copy_beginning(&mut bytes);
@@ -239,6 +253,6 @@ mod tests {
         });
         assert_eq!(joined, 60);
         // Looked at again, the copy is what counts.
-        assert_eq!(Snooped::default().find(&mut burst, false), 0b10);
+        assert_eq!(Snooped::default().find(&mut burst, &ports, &ports[0]), 0b10);
     }
 }
