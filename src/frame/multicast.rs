@@ -5,8 +5,8 @@
 //! VLAN tags, LLC and extension headers, and in fragments. So does [`parse`]. Only a canonical
 //! message is read: whole, for the Ethernet address of its group, with the right checksum, and of
 //! MLD with a router alert, hop limit 1 and the address of a link as its source. Any other message
-//! is [`Refused::Malformed`], as is a part of a packet that may hold one. Sources are of no account:
-//! a host that wants a group from some of them wants it.
+//! is [`Refused::Malformed`], as is a part of a packet that may hold one. Sources are of no
+//! account: a host that wants a group from some of them wants it.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

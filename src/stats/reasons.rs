@@ -109,7 +109,8 @@ drop_reasons! {
     "nothing";
 
     Querier, "querier", "in",
-    "a query of IGMP or MLD, or a multicast router's message, from a port with multicast-router=off",
+    "a query of IGMP or MLD, or a multicast router's message, from a port with \
+     multicast-router=off",
     "if multicast routers may be behind the port: vioswitchctl port set NAME multicast-router=on";
 
     Membership, "membership", "in",
