@@ -148,7 +148,9 @@ def one(ours, loadgen, frames, work, options):
     out = f"{directory}/callgrind.out"
     place = cpus()
     command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}"]
-    daemon = Process(command + ours.command(directory, 2), f"{directory}/log", place[:1])
+    # Valgrind makes code as it runs.
+    command += ours.command(directory, 2) + ["--sandbox=off"]
+    daemon = Process(command, f"{directory}/log", place[:1])
     try:
         daemon.wait_for(lambda: all(map(os.path.exists, sockets(directory, 2))), 60)
         result = run([loadgen, "--frames", str(frames), "--cpu", str(place[-1])] + options
