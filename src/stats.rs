@@ -255,6 +255,7 @@ counters! {
         multicast_too_many
             "Reports that named more groups than a port may in a second; likewise.",
         multicast_limited "Frames from the port that went to members of their group only.",
+        copies "Copies of its frames for mirrors, and of floods in later turns.",
         panics "Bursts that ended in a contained panic; report the bug.",
     }
     /// Copies dropped because they are too big for the port, or no ring of it could be chosen.

@@ -13,6 +13,10 @@ pub const FLOOD_RECEIVERS: usize = 128;
 /// Bytes that a burst copies for its floods: 50 to 100 µs.
 pub const BURST_FLOOD_BYTES: usize = 1 << 20;
 
+/// For so long a flood waits for an earlier one of its source; then it is dropped. A flood to 4,000
+/// receivers takes 30 turns, some milliseconds.
+pub const FLOOD_WAIT_NANOS: u64 = 10_000_000;
+
 /// Tuning: bytes that are copied in the time that a receiver takes.
 pub const FLOOD_RECEIVER_BYTES: usize = 4096;
 

@@ -17,11 +17,12 @@
 pub mod announce;
 mod capture;
 mod device;
+mod flood;
 mod guest;
 mod mirror;
 mod rate;
-mod rest;
 
+use std::collections::VecDeque;
 use std::iter::repeat_n;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -29,6 +30,7 @@ use std::time::Instant;
 
 use super::backpressure::{self, Backpressure, rate::refund};
 use super::deliver::{Delivery, Room, report_broken};
+use super::flood::{Floods, PendingFlood};
 use super::guard::Violations;
 use super::multicast::Snooped;
 use super::plan::Plan;
@@ -41,8 +43,8 @@ use crate::limits::{BURST_FRAMES, RETRY_NANOS};
 use crate::port::device::FrameReader;
 use crate::port::quantum::Account;
 use crate::port::steering::Steering;
-use crate::port::{FloodPlace, Next, Port, PortTable, Queue, Remainder, Tx, TxState};
-use crate::ring::{Burst, KeptFrames};
+use crate::port::{FloodPermit, FloodSlot, Next, Port, PortTable, Queue, Tx, TxState};
+use crate::ring::Burst;
 use crate::stats::{DropReason, QueueStats, WorkerStats};
 use crate::switch::{BurstMemo, Fdb, Ingress, Policy, Rules, SourceMemo, Tick};
 use crate::sys::clock;
@@ -67,11 +69,10 @@ trait Source<'p>: Sized {
         None
     }
 
-    /// Takes what was cut off the burst, if it does not stay where it came from.
-    fn keep_cut(&mut self, _: &mut BurstContext) {}
-
-    /// Takes the rest of a flood for the next turns.
-    fn keep(&mut self, _: Box<Remainder>) {}
+    /// The slot for its floods; none for frames of the switch itself.
+    fn floods(&self) -> Option<&'p Arc<FloodSlot>> {
+        None
+    }
 
     /// Gives back what was taken and delivered, and counts it. If all of it waits: `next`.
     fn complete(
@@ -96,6 +97,8 @@ pub struct Pipeline {
     signals: Signals,
     stalls: Stalls,
     account: Account,
+    /// Floods whose receivers are not all served. One of each source at most.
+    floods: VecDeque<PendingFlood>,
     time: Time,
 }
 
@@ -122,6 +125,7 @@ impl Pipeline {
             signals: Signals::new(worker, slot),
             stalls: Stalls::default(),
             account: Account::default(),
+            floods: VecDeque::new(),
             time: Time { tick: Tick::default(), cycle: 0, retry: clock::cycles_in(RETRY_NANOS) },
         }
     }
@@ -201,6 +205,7 @@ impl Pipeline {
     ) -> Next {
         let mut context = self.context.take().unwrap_or_default();
         let mut guard = BurstGuard::new(&mut context, source.counters());
+        let (from, slot) = (source.port(), source.floods());
         let serviced = match source.take(self, &mut guard) {
             Err(instead) => {
                 guard.nothing();
@@ -223,40 +228,44 @@ impl Pipeline {
                 }
                 self.classify(ports, &mut source, &mut guard);
                 if guard.outcomes.are_wanted() {
-                    self.find_mirrored(ports, source.port().id, &mut guard);
+                    self.find_mirrored(ports, from.id, &mut guard);
                 }
                 if self.stalls.is_watching() && source.ring().is_some() {
                     let unsettled = guard.plan.unsettled();
                     guard.burst.stage(unsettled);
                 }
+                if guard.plan.is_fanned() {
+                    let flooded = guard.plan.flooded_frames();
+                    guard.burst.stage(flooded);
+                }
                 let mut next = self.deliver_or_wait(ports, &mut source, &mut guard, stats);
                 if passed > guard.burst.frames().len() {
-                    refund_input(source.port(), &guard.burst, passed);
+                    refund_input(from, &guard.burst, passed);
                 }
-                if guard.flooding == Flooding::Waits {
+                if guard.waits_for_flood {
                     next = self.retry();
                 }
                 if !guard.violations.is_empty() {
                     let kept = guard.burst.frames().len();
-                    guard.violations.count(kept, source.port());
+                    guard.violations.count(kept, from);
                 }
                 if let Some(snooping) = ports.snooping() {
                     let BurstContext { snooped, burst, .. } = &mut *guard;
                     let now = self.time.tick.second();
-                    snooped.note(snooping, burst, (ports, source.port()), now);
+                    snooped.note(snooping, burst, (ports, from), now);
                 }
                 if guard.outcomes.are_wanted() {
-                    self.observe(ports, source.port().id, source.counters(), &mut guard, stats);
+                    self.observe(ports, from, &mut guard, stats);
                 }
-                self.is_at(At::sender(source.port().id));
-                if guard.plan.is_fanned() {
-                    self.keep_rest(&mut source, &mut guard);
-                }
+                self.is_at(At::sender(from.id));
                 source.complete(self, guard, stats, next)
             }
         };
-        self.context = Some(context);
         drop(source);
+        if context.plan.is_fanned() {
+            self.flood(ports, (from, slot), &mut context, stats);
+        }
+        self.context = Some(context);
         serviced
     }
 
@@ -271,13 +280,17 @@ impl Pipeline {
         let policy = Policy { fdb: &self.fdb, ports, rules: self.rules };
         let port = source.port();
         let ingress = Ingress { port: port.id, kind: port.kind() };
+        let floods = Floods::new(source.floods(), source.ring().is_some(), self.time.cycle);
         let (memo, now) = (source.memo(), self.time.tick);
         match (ports.policy(port.id).screens(), ports.snooping().is_some()) {
-            (false, false) => context.classify::<false, false>(&policy, port, ingress, memo, now),
-            (false, true) => context.classify::<false, true>(&policy, port, ingress, memo, now),
-            (true, _) => context.classify::<true, true>(&policy, port, ingress, memo, now),
+            (false, false) => {
+                context.classify::<false, false>(&policy, port, ingress, memo, floods, now)
+            }
+            (false, true) => {
+                context.classify::<false, true>(&policy, port, ingress, memo, floods, now)
+            }
+            (true, _) => context.classify::<true, true>(&policy, port, ingress, memo, floods, now),
         }
-        source.keep_cut(context);
     }
 
     /// Delivers a burst but for what waits in its ring: whether there may be more to take, or what
@@ -346,14 +359,14 @@ pub struct BurstContext {
     pub violations: Violations,
     /// What snooping has to do with its frames.
     pub snooped: Snooped,
-    /// What was cut off a device's burst.
-    pub cut_off: Option<KeptFrames>,
     /// Bytes of the frames that were classified.
     pub bytes: u64,
-    /// How it is flooded.
-    pub flooding: Flooding,
-    /// The place of its port for what is left of a flood, if that needs one.
-    pub place: Option<FloodPlace>,
+    /// It begins with a frame that waits, as another flood of its source goes on.
+    pub waits_for_flood: bool,
+    /// It is the continuation of a flood, already counted, captured and mirrored as incoming.
+    pub is_continued: bool,
+    /// Of a source that floods to more receivers than are served at once.
+    pub permit: Option<FloodPermit>,
     /// Until when it may wait for rings that another worker holds, once it does.
     pub wait_until: Option<Instant>,
     /// What became of its copies, if it is captured.
@@ -364,20 +377,6 @@ pub struct BurstContext {
     pub beginning: Vec<u8>,
     /// Room for the frames that mirrors shorten; none before it was needed.
     pub excerpts: Option<Box<Burst>>,
-}
-
-/// How a burst is flooded that has more receivers than are served at once.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub enum Flooding {
-    /// In parts: what is left goes on in the next turns.
-    #[default]
-    Parts,
-    /// At once.
-    Whole,
-    /// Not yet, as another flood of its port goes on: the burst begins with it, and stays.
-    Waits,
-    /// It is the rest of one that was counted, and seen by captures and mirrors, when it came in.
-    Rest,
 }
 
 /// Flow hashes of a burst's frames, where its source needed them.
@@ -434,7 +433,8 @@ impl<'a> BurstGuard<'a> {
     /// `from`, and the caller is their only writer.
     #[inline(always)]
     pub fn new(context: &'a mut BurstContext, from: &'a QueueStats) -> BurstGuard<'a> {
-        (context.bytes, context.wait_until, context.flooding) = (0, None, Flooding::Parts);
+        (context.bytes, context.wait_until) = (0, None);
+        (context.waits_for_flood, context.is_continued) = (false, false);
         BurstGuard { context, from }
     }
 
@@ -449,21 +449,16 @@ impl<'a> BurstGuard<'a> {
     pub fn finish(mut self) {
         let BurstContext { plan, bytes, .. } = &*self.context;
         self.count(*bytes, plan.copies(), 0);
-        self.context.plan.clear();
+        self.context.plan.clear_runs();
         std::mem::forget(self);
     }
 
     /// Counts a burst that a panic ended.
     #[cold]
     fn count_lost(&mut self) {
-        let BurstContext { burst, plan, flooding, .. } = &*self.context;
+        let BurstContext { burst, plan, .. } = &*self.context;
         let (frames, copies) = plan.settled();
         let lost = burst.frames().len().saturating_sub(frames);
-        if *flooding == Flooding::Rest {
-            self.from.copies.add(copies as u64);
-            self.from.drops.add(DropReason::Panicked, lost as u64);
-            return;
-        }
         self.count(bytes_of(burst), copies, lost);
     }
 

@@ -9,8 +9,8 @@
 //! their lengths: 5 instructions a frame then, and none without a limit. A comparison beside each
 //! decision cost every frame 5 of 290.
 
-use super::burst::{BurstContext, Flooding, bytes_of};
-use super::flood::Floods;
+use super::burst::{BurstContext, bytes_of};
+use super::flood::{Added, Floods, Scope};
 use super::plan::Plan;
 use super::screen::{Passage, admit};
 use crate::capture::outcomes::Outcomes;
@@ -19,7 +19,7 @@ use crate::frame::{MacAddr, VnetHdr, flow_hash};
 use crate::limits::{BURST_FRAMES, MIN_FRAME_LEN};
 use crate::port::guest::Receivers;
 use crate::port::mtu::NO_LIMIT;
-use crate::port::{Endpoint, Port, PortTable, Scope};
+use crate::port::{Endpoint, Port, PortTable};
 use crate::ring::{Burst, Frame};
 use crate::stats::DropReason;
 use crate::switch::{
@@ -248,10 +248,10 @@ impl BurstContext {
         port: &Port,
         ingress: Ingress,
         source: &mut SourceMemo,
+        mut floods: Floods<'_>,
         now: Tick,
     ) {
         let BurstContext { burst, plan, memo, flows, outcomes, violations, snooped, .. } = self;
-        let (place, flooding) = (&mut self.place, &mut self.flooding);
         memo.start_burst();
         let asked = policy.ports.policy(ingress.port);
         // Before anything is learned from them.
@@ -266,7 +266,6 @@ impl BurstContext {
         }
         classifier.hashes = flows.take();
         let mut cut = None;
-        let mut floods = Floods::new(*flooding == Flooding::Whole);
         // The frame before may go on as a stretch: frames with its addresses go where it does.
         let mut stretch = false;
         for (i, frame) in burst.frames().iter().enumerate() {
@@ -296,7 +295,8 @@ impl BurstContext {
                         _ => Reach::All,
                     };
                     let scope = Scope { from: ingress, segment, flood, reach };
-                    if !floods.add(policy, scope, (i, frame.len), (plan, place)) {
+                    let frame = (i as u8, frame.len as usize);
+                    if floods.add(policy, scope, frame, plan) == Added::Waits {
                         cut = Some(i);
                         break;
                     }
@@ -315,23 +315,12 @@ impl BurstContext {
             let least = if keeps_tags { least } else { 0 };
             drop_unfit(burst, plan, (ingress.port, policy.ports), least, outcomes);
         }
+        self.permit = floods.permit;
         if let Some(at) = cut {
-            self.cut(at, port);
+            self.waits_for_flood = at == 0;
+            self.burst.cut(at);
         }
         self.bytes = bytes_of(&self.burst);
-    }
-
-    /// Takes frame `at` and those behind it out of the burst, for the port's next one.
-    #[cold]
-    fn cut(&mut self, at: usize, port: &Port) {
-        if at == 0 {
-            self.flooding = Flooding::Waits;
-        }
-        match port.endpoint {
-            Endpoint::Guest(_) => self.burst.cut(at),
-            // What it gave it has not any more.
-            Endpoint::Device(_) => self.cut_off = Some(self.burst.cut_off(at)),
-        }
     }
 }
 

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use super::backpressure::rate::keep_within_rate;
 use super::backpressure::{Backpressure, Offer};
 use super::classify::{keep_fit, keep_short, longest};
+use super::flood::limit_part;
 use super::plan::{Fan, Plan, Run};
 use super::screen::Passage;
 use super::signals::Signals;
@@ -109,7 +110,8 @@ pub struct Delivery<'a> {
 }
 
 impl Delivery<'_> {
-    /// Delivers the plan: each destination once, then again what is left over, then floods.
+    /// Delivers the runs of the plan: each destination once, then again what is left over. Its
+    /// floods come when the burst is complete.
     #[inline(always)]
     pub fn deliver(&mut self, burst: &mut Burst, plan: &mut Plan) {
         let mut settled = true;
@@ -124,7 +126,7 @@ impl Delivery<'_> {
             if ports.policy(from).limits_floods {
                 self.limit_floods(burst, plan);
             }
-            self.flood(burst, plan);
+            limit_part(plan, burst);
         }
         burst.keep_tags();
     }

@@ -1,123 +1,222 @@
-//! Who receives a flood, and how many at once.
+//! Frames for several ports: the receivers, and how many of these a worker serves in a turn.
 //!
-//! A receiver costs the worker cache misses and a signal, each byte of a copy its part of the
-//! memory's bandwidth. So a burst floods to so many receivers that it takes about a turn, and the
-//! first frames of a burst with more of them go to the others in the next turns (`burst::rest`).
+//! A burst is complete before its floods begin: its source has its buffers back, and the worker
+//! holds no lock of the source. The frames are in private memory, so that a receiver whose memory
+//! makes the worker wait does not make the sender wait, and the sender changes nothing that later
+//! receivers get. A receiver costs the worker cache misses and a signal, each byte of a copy its
+//! part of the memory's bandwidth. So a burst floods to so many receivers that the copies take about
+//! a turn; [`PendingFlood`] has the others, which the worker serves in its next turns, in the order
+//! of their numbers. Receivers are found anew for each part: a port that comes gets the frames, a
+//! port that went gets none.
+//!
+//! Floods of a source keep their order among themselves: while one goes on, the source's next one
+//! waits in the ring, and is dropped when that lasts longer than [`FLOOD_WAIT_NANOS`], as the worker
+//! of the first may be stuck in a receiver's memory. Other frames of the source do not wait.
+//!
+//! [`FLOOD_WAIT_NANOS`]: crate::limits::FLOOD_WAIT_NANOS
+
+use std::sync::Arc;
 
 use super::plan::Plan;
 use crate::limits::{
-    BURST_FLOOD_BYTES, BURST_FLOOD_COPIES, FLOOD_RECEIVER_BYTES, FLOOD_RECEIVERS, LOOKS_PER_COPY,
+    BURST_FLOOD_BYTES, BURST_FLOOD_COPIES, FLOOD_RECEIVER_BYTES, FLOOD_RECEIVERS, FLOOD_WAIT_NANOS,
+    LOOKS_PER_COPY,
 };
-use crate::port::{Endpoint, FloodPlace, PortTable, Scope};
+use crate::port::{Endpoint, FloodPermit, FloodSlot, PortTable};
+use crate::ring::{Burst, KeptFrames};
 use crate::stats::DropReason;
-use crate::switch::{Flood, Policy, PortId, Reach};
+use crate::switch::{Flood, Ingress, Policy, PortId, Reach, Segment};
+use crate::sys::clock;
 
-/// Of no flood: keys are smaller.
-const NO_KEY: u64 = u64::MAX;
+/// What a flood's receivers are found by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scope {
+    /// Where the frames came in.
+    pub from: Ingress,
+    /// The segment that they are in.
+    pub segment: Segment,
+    /// Why they are flooded.
+    pub flood: Flood,
+    /// Which ports of the segment they reach.
+    pub reach: Reach,
+}
 
-/// What the floods of a burst ask for so far.
-#[derive(Debug, Default)]
-pub struct Floods {
-    whole: bool,
+#[cfg(test)]
+impl Scope {
+    /// Group frames of port 0 for all others.
+    pub const FOR_TESTS: Scope = Scope {
+        from: Ingress { port: 0, kind: crate::switch::PortKind::Guest },
+        segment: Segment::DEFAULT,
+        flood: Flood::Group,
+        reach: Reach::All,
+    };
+}
+
+/// Frames whose receivers are not all served.
+#[derive(Debug)]
+pub struct PendingFlood {
+    /// The frames.
+    pub frames: KeptFrames,
+    /// What the receivers are found by.
+    pub scope: Scope,
+    /// The first port that is not served.
+    pub next: PortId,
+    /// Where the source is charged; none for frames of the switch itself.
+    pub slot: Option<Arc<FloodSlot>>,
+    /// Keeps the source's next flood waiting.
+    pub permit: Option<Arc<FloodPermit>>,
+}
+
+/// What becomes of a frame that is to be flooded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Added {
+    /// The plan has the frame.
+    Planned,
+    /// The burst ends in front of the frame, which comes again.
+    Waits,
+}
+
+/// Plans the floods of a burst.
+pub struct Floods<'a> {
+    /// The slot of the source; none for frames of the switch itself.
+    slot: Option<&'a Arc<FloodSlot>>,
+    /// Frames may wait in their ring.
+    can_wait: bool,
+    /// Held if the burst has more copies than are made at once.
+    pub permit: Option<FloodPermit>,
+    now: u64,
     receivers: usize,
     copies: usize,
     bytes: usize,
-    /// Which one the last frame belongs to, and how many ports that is for.
+    /// Ports that were looked at.
+    looks: usize,
+    /// The key of the last frame's receivers, and how many there are.
     last: (u64, usize),
 }
 
-impl Floods {
-    /// Nothing so far; `whole` if each is served at once, however many receivers it has.
-    pub fn new(whole: bool) -> Floods {
-        Floods { whole, last: (NO_KEY, 0), ..Floods::default() }
+/// The key of no receivers: all others are smaller.
+const NO_KEY: u64 = u64::MAX;
+
+/// Ports that may be looked at for a burst.
+const MAX_LOOKS: usize = BURST_FLOOD_COPIES * LOOKS_PER_COPY;
+
+impl<'a> Floods<'a> {
+    /// No floods so far of a burst from the source with this slot, at cycle `now`; its frames
+    /// `can_wait` if it is a ring.
+    pub fn new(slot: Option<&'a Arc<FloodSlot>>, can_wait: bool, now: u64) -> Floods<'a> {
+        let (permit, last) = (None, (NO_KEY, 0));
+        Floods { slot, can_wait, permit, now, receivers: 0, copies: 0, bytes: 0, looks: 0, last }
     }
 
-    /// Adds frame `i` of the burst, of `len` bytes, or drops it if it reaches no port; false if
-    /// that would be more than a burst may ask for, or if further receivers are left and another
-    /// flood of the port has its `place`.
+    /// Plans a copy of frame `i` of the burst, of `len` bytes, for each port that `scope` finds.
     #[inline(never)]
     pub fn add(
         &mut self,
         policy: &Policy<'_, PortTable>,
         scope: Scope,
-        (i, len): (usize, u32),
-        (plan, place): (&mut Plan, &mut Option<FloodPlace>),
-    ) -> bool {
-        // Of a table that asks for nothing both kinds are one.
-        let plain = policy.ports.is_plain();
-        let flood = if plain { Flood::Group } else { scope.flood };
-        let key = key(Scope { flood, ..scope });
-        let (i, len) = (i as u8, len as usize);
-        if key != self.last.0 {
-            let Some(served) = self.begin(policy, (scope, key), (i, len), plan, place) else {
-                return false;
-            };
-            self.last = (key, served);
-        }
-        let served = self.last.1;
-        let (copies, bytes) = (self.copies + served, self.bytes + served * len);
-        if i > 0 && (copies > BURST_FLOOD_COPIES || bytes > BURST_FLOOD_BYTES) {
-            return false;
-        }
-        (self.copies, self.bytes) = (copies, bytes);
-        match served {
-            0 => plan.drop(i, DropReason::NoReceiver),
-            _ => plan.fan(key, |_| {}).push(i),
-        }
-        true
-    }
-
-    /// A frame of `len` bytes goes elsewhere than the one before: how many ports are served with
-    /// it; none if it is to come again.
-    fn begin(
-        &mut self,
-        policy: &Policy<'_, PortTable>,
-        (scope, key): (Scope, u64),
         (i, len): (u8, usize),
         plan: &mut Plan,
-        place: &mut Option<FloodPlace>,
-    ) -> Option<usize> {
-        let (is_first, is_long) = (!plan.floods(), plan.unserved().is_some());
-        let fan = plan.fan(key, |targets| {
-            find(policy, (scope, 0), if self.whole { usize::MAX } else { AT_ONCE }, targets);
-            // A frame to each of many VLANs has all ports looked at as often.
-            let all = policy.ports.is_plain() && scope.reach == Reach::All;
-            self.copies += if all { 0 } else { policy.ports.numbers() / LOOKS_PER_COPY };
-        });
-        match (self.whole, is_first) {
-            (true, _) => {}
-            (false, true) => fan.limit(receivers_of(len), scope),
-            (false, false) => fan.limit(FLOOD_RECEIVERS, scope),
+    ) -> Added {
+        // Ports that ask for nothing take both kinds.
+        let flood = if policy.ports.is_plain() { Flood::Group } else { scope.flood };
+        let key = key(Scope { flood, ..scope });
+        if key != self.last.0 {
+            if i > 0 && self.can_wait && self.looks > MAX_LOOKS {
+                return Added::Waits;
+            }
+            let looks = &mut self.looks;
+            let fan = plan.fan(key, scope, |targets| {
+                find(policy, (scope, 0), AT_ONCE, targets);
+                // Of plain ports the first ones are found at once.
+                let all = policy.ports.is_plain() && scope.reach == Reach::All;
+                *looks += if all { 0 } else { policy.ports.numbers() };
+            });
+            self.last = (key, fan.targets().len());
+            if fan.frames().is_empty() {
+                self.receivers += self.last.1;
+                self.bytes += self.last.1 * FLOOD_RECEIVER_BYTES;
+            }
         }
-        let (served, is_new) = (fan.targets().len(), fan.frames().is_empty());
-        let (receivers, bytes) = match is_new {
-            true => (self.receivers + served, self.bytes + served * FLOOD_RECEIVER_BYTES),
-            false => (self.receivers, self.bytes),
+        let receivers = self.last.1;
+        if receivers == 0 {
+            plan.drop(i, DropReason::NoReceiver);
+            return Added::Planned;
+        }
+        self.copies += receivers;
+        self.bytes += receivers * len;
+        // As `Share` reckons.
+        let is_long = self.receivers > FLOOD_RECEIVERS
+            || self.copies > BURST_FLOOD_COPIES
+            || self.bytes > BURST_FLOOD_BYTES;
+        match self.may_flood(is_long) {
+            Ok(()) => plan.fan(key, scope, |_| {}).push(i),
+            Err(Some(reason)) => plan.drop(i, reason),
+            Err(None) => return Added::Waits,
+        }
+        Added::Planned
+    }
+
+    /// Takes the slot of the source if `is_long`.
+    ///
+    /// # Errors
+    /// Another flood of the source goes on: why the frame is dropped, or none if the frame waits.
+    fn may_flood(&mut self, is_long: bool) -> Result<(), Option<DropReason>> {
+        let Some(slot) = self.slot.filter(|_| self.permit.is_none()) else { return Ok(()) };
+        let taken_at = match is_long {
+            true => match slot.take(self.now) {
+                Ok(permit) => {
+                    self.permit = Some(permit);
+                    return Ok(());
+                }
+                Err(taken_at) => taken_at,
+            },
+            false => match slot.taken_at() {
+                Some(taken_at) => taken_at,
+                None => return Ok(()),
+            },
         };
-        // The rest of one flood can be kept.
-        let is_second = !is_first && is_new && (is_long || fan.is_limited());
-        if i > 0 && (receivers > FLOOD_RECEIVERS || is_second)
-            || fan.is_limited() && !takes(place, policy, scope)
-        {
-            return None;
-        }
-        (self.receivers, self.bytes) = (receivers, bytes);
-        Some(served)
+        let waited = clock::since(taken_at, self.now);
+        let is_stuck = taken_at != 0 && waited > clock::cycles_in(FLOOD_WAIT_NANOS);
+        Err(is_stuck.then_some(DropReason::FloodBusy))
     }
 }
 
-/// Takes the place for what is left of a flood, if it was not before and its port needs one.
-fn takes(place: &mut Option<FloodPlace>, policy: &Policy<'_, PortTable>, scope: Scope) -> bool {
-    let Some((_, guest)) = policy.ports.guest(scope.from.port) else { return true };
-    if place.is_none() {
-        *place = FloodPlace::take(&guest.floods);
+/// Leaves of each flood of a plan the receivers that are served at once.
+pub fn limit_part(plan: &mut Plan, burst: &Burst) {
+    let mut share = Share::default();
+    for fan in plan.fans_mut() {
+        let served = share.take(burst, fan.frames(), fan.targets().len());
+        fan.limit(served);
     }
-    place.is_some()
 }
 
-/// Receivers that are served at once with frames of so many bytes.
-pub fn receivers_of(bytes: usize) -> usize {
-    (BURST_FLOOD_BYTES / (FLOOD_RECEIVER_BYTES + bytes)).clamp(1, FLOOD_RECEIVERS)
+/// What the copies of a turn may still take.
+struct Share {
+    receivers: usize,
+    copies: usize,
+    bytes: usize,
+}
+
+impl Default for Share {
+    fn default() -> Share {
+        Share { receivers: FLOOD_RECEIVERS, copies: BURST_FLOOD_COPIES, bytes: BURST_FLOOD_BYTES }
+    }
+}
+
+impl Share {
+    /// Takes what frames of a burst cost at up to `wanted` receivers: how many of these are served.
+    /// One at least of the first.
+    fn take(&mut self, burst: &Burst, frames: &[u8], wanted: usize) -> usize {
+        let len = |&at: &u8| burst.frames()[usize::from(at)].len as usize;
+        let bytes = FLOOD_RECEIVER_BYTES + frames.iter().map(len).sum::<usize>();
+        let is_first = self.receivers == FLOOD_RECEIVERS;
+        let fits = (self.bytes / bytes).min(self.copies / frames.len().max(1)).min(self.receivers);
+        let served = wanted.min(if is_first { fits.max(1) } else { fits });
+        self.receivers -= served;
+        self.copies = self.copies.saturating_sub(served * frames.len());
+        self.bytes = self.bytes.saturating_sub(served * bytes);
+        served
+    }
 }
 
 /// A number for the ports that frames reach.

@@ -1,8 +1,8 @@
 //! A burst sorted by destination, as lists of frame indices: runs for one receive queue, floods for
 //! many ports, and drops.
 
+use super::flood::Scope;
 use crate::limits::{BURST_FRAMES, MAX_PORTS};
-use crate::port::Scope;
 use crate::stats::DropReason;
 use crate::switch::PortId;
 
@@ -102,22 +102,22 @@ pub struct Fan {
     key: u64,
     frames: [u8; BURST_FRAMES],
     count: usize,
+    /// What the targets are found by.
+    scope: Scope,
     targets: Vec<PortId>,
-    /// Further ports, from this one on, are served later; and what they are found by.
-    next: Option<(Scope, PortId)>,
-}
-
-impl Default for Fan {
-    fn default() -> Fan {
-        let targets = Vec::with_capacity(MAX_PORTS);
-        Fan { key: 0, frames: [0; BURST_FRAMES], count: 0, targets, next: None }
-    }
+    /// Further ports, from this one on, are served later.
+    next: Option<PortId>,
 }
 
 impl Fan {
-    /// Empties the fan, and has `find` find the ports of `key`.
-    fn restart(&mut self, key: u64, find: impl FnOnce(&mut Vec<PortId>)) {
-        (self.key, self.count, self.next) = (key, 0, None);
+    fn new(scope: Scope) -> Fan {
+        let targets = Vec::with_capacity(MAX_PORTS);
+        Fan { key: 0, frames: [0; BURST_FRAMES], count: 0, scope, targets, next: None }
+    }
+
+    /// Empties the fan, and has `find` find the ports of `key` and `scope`.
+    fn restart(&mut self, key: u64, scope: Scope, find: impl FnOnce(&mut Vec<PortId>)) {
+        (self.key, self.count, self.scope, self.next) = (key, 0, scope, None);
         self.targets.clear();
         find(&mut self.targets);
     }
@@ -140,17 +140,17 @@ impl Fan {
         &self.targets
     }
 
-    /// Serves no more than `most` ports of those that `scope` finds.
-    pub fn limit(&mut self, most: usize, scope: Scope) {
-        if let Some(&next) = self.targets.get(most) {
-            self.targets.truncate(most);
-            self.next = Some((scope, next));
-        }
+    /// What the ports are found by.
+    pub fn scope(&self) -> Scope {
+        self.scope
     }
 
-    /// True if further ports are served later.
-    pub fn is_limited(&self) -> bool {
-        self.next.is_some()
+    /// Serves no more than the first `most` ports.
+    pub fn limit(&mut self, most: usize) {
+        if let Some(&next) = self.targets.get(most) {
+            self.targets.truncate(most);
+            self.next = Some(next);
+        }
     }
 
     /// Takes the frames from index `end` on out.
@@ -203,13 +203,20 @@ impl Plan {
     /// No destination: keys of destinations are below 2^24.
     const NOWHERE: u32 = u32::MAX;
 
-    /// Empties the plan.
+    /// Empties the plan but for its floods.
     #[inline]
-    pub fn clear(&mut self) {
+    pub fn clear_runs(&mut self) {
         self.count = 0;
         self.last_key = Plan::NOWHERE;
         self.open = (0, 0);
-        (self.fanned, self.flooded, self.dropped) = (0, 0, 0);
+        self.dropped = 0;
+    }
+
+    /// Empties the plan.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.clear_runs();
+        (self.fanned, self.flooded) = (0, 0);
     }
 
     /// Appends frame `index` to the run of a destination, once [`Plan::close`] is called. Bursts
@@ -291,34 +298,39 @@ impl Plan {
         self.drops[..self.dropped].iter().copied()
     }
 
-    /// The list of frames that go to the ports of `key`, which `find` finds if it is new.
-    pub fn fan(&mut self, key: u64, find: impl FnOnce(&mut Vec<PortId>)) -> &mut Fan {
+    /// The list of frames that go to the ports of `key` and `scope`, which `find` finds if the key
+    /// is new.
+    pub fn fan(&mut self, key: u64, scope: Scope, find: impl FnOnce(&mut Vec<PortId>)) -> &mut Fan {
         let known = self.fans().iter().position(|fan| fan.key == key);
         let at = known.unwrap_or_else(|| {
             if self.fanned == self.fans.len() {
-                self.fans.push(Fan::default());
+                self.fans.push(Fan::new(scope));
             }
-            self.fans[self.fanned].restart(key, find);
+            self.fans[self.fanned].restart(key, scope, find);
             self.fanned += 1;
             self.fanned - 1
         });
         &mut self.fans[at]
     }
 
-    /// True if frames go to several ports.
-    pub fn floods(&self) -> bool {
-        self.fans().iter().any(|fan| !fan.frames().is_empty())
+    /// The fans of which further ports are to be served, and the first of these.
+    pub fn unserved(&self) -> impl Iterator<Item = (&Fan, PortId)> {
+        self.fans().iter().filter_map(|fan| Some((fan, fan.next?)))
     }
 
-    /// Further ports are served by another one.
-    pub fn all_served(&mut self) {
-        self.fans[..self.fanned].iter_mut().for_each(|fan| fan.next = None);
+    /// The fans with frames.
+    pub fn fans_mut(&mut self) -> impl Iterator<Item = &mut Fan> {
+        self.fans[..self.fanned].iter_mut().filter(|fan| !fan.frames().is_empty())
     }
 
-    /// The fan of which further ports are to be served, what they are found by, and the first.
-    pub fn unserved(&self) -> Option<(&Fan, Scope, PortId)> {
-        let rest = |fan: &Fan| fan.next.filter(|_| !fan.frames().is_empty());
-        self.fans().iter().find_map(|fan| rest(fan).map(|(scope, next)| (fan, scope, next)))
+    /// The frames that go to several ports, as bits of their indices.
+    pub fn flooded_frames(&self) -> u64 {
+        bits(self.fans().iter().map(Fan::frames))
+    }
+
+    /// Copies of floods that are not settled, of those to the ports that are served at once.
+    pub fn flood_copies_left(&self) -> usize {
+        self.flood_copies().saturating_sub(self.flooded)
     }
 
     fn fans(&self) -> &[Fan] {
@@ -360,8 +372,7 @@ impl Plan {
 
     /// The frames of which copies are not settled, as bits of their indices.
     pub fn unsettled(&self) -> u64 {
-        let flooded = self.flooded == self.flood_copies();
-        let fans = self.fans().iter().filter(|fan| !flooded || fan.is_limited()).map(Fan::frames);
+        let fans = self.fans().iter().filter(|_| self.flood_copies_left() > 0).map(Fan::frames);
         bits(self.runs[..self.count].iter().map(Run::left).chain(fans))
     }
 
@@ -424,7 +435,7 @@ mod tests {
             plan.clear();
             for i in 0..BURST_FRAMES as u8 {
                 if i % 5 == 4 {
-                    plan.fan(0, |targets| targets.push(7)).push(i)
+                    plan.fan(0, Scope::FOR_TESTS, |targets| targets.push(7)).push(i)
                 } else {
                     plan.unicast(i, u16::from(i % 3), i % 2)
                 }
@@ -447,7 +458,7 @@ mod tests {
         let mut plan = Plan::default();
         for key in [0, 1] {
             (0..8).filter(|i| i % 2 == key).for_each(|i| {
-                plan.fan(key.into(), |targets| targets.extend([3, 4])).push(i);
+                plan.fan(key.into(), Scope::FOR_TESTS, |targets| targets.extend([3, 4])).push(i);
             });
         }
         plan.drop(8, DropReason::NoReceiver);
@@ -475,9 +486,9 @@ mod tests {
         (0..4).for_each(|i| plan.unicast(i, 0, 0));
         plan.close();
         for key in [1, 2] {
-            plan.fan(key, |targets| targets.extend([1, 2])).push(3);
+            plan.fan(key, Scope::FOR_TESTS, |targets| targets.extend([1, 2])).push(3);
         }
-        plan.fan(1, |_| unreachable!("the ports are known")).push(2);
+        plan.fan(1, Scope::FOR_TESTS, |_| unreachable!("the ports are known")).push(2);
         assert_eq!((plan.copies(), plan.unsettled(), plan.settled()), (10, 0b1111, (0, 0)));
         plan.runs()[0].settle_all_but(&[1, 2, 3]);
         assert_eq!((plan.unsettled(), plan.settled()), (0b1110, (1, 1)));

@@ -18,14 +18,14 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-use super::flood::Remainder;
+use super::flood::FloodSlot;
 use super::quantum::Deficit;
 use super::{FrontEnd, Next};
 use crate::frame::vnet::VnetHdr;
 use crate::frame::{Load, Offloads, VNET_HDR_LEN};
 use crate::guard::SignalCost;
 use crate::limits::{BURST_BYTES, BURST_FRAMES, CLOSE_TIMEOUT_MILLIS, MAX_FRAME_LEN};
-use crate::ring::{Burst, KeptFrames};
+use crate::ring::Burst;
 use crate::stats::{DropReason, QueueStats};
 use crate::switch::{Booking, PortKind, Room, SourceMemo};
 use crate::sys::clock;
@@ -55,11 +55,6 @@ pub struct Reading {
     pub booked: Option<Booking>,
     /// The last frame, as long as which the next one is taken for.
     pub last: Load,
-    /// Frames that were read, and charged, but not forwarded yet: they come before what is read
-    /// next, and behind the rest of a flood.
-    pub later: Option<KeptFrames>,
-    /// The rest of a flood that came from it.
-    pub flood: Option<Box<Remainder>>,
 }
 
 /// How much is read at once at most.
@@ -95,6 +90,8 @@ pub struct DeviceQueue {
     reading: Mutex<Reading>,
     /// Its events are not watched, as its worker looks at it anyway.
     unwatched: AtomicBool,
+    /// Its floods.
+    pub floods: Arc<FloodSlot>,
     /// Into the switch; written by the worker that owns the queue.
     pub input: QueueStats,
     /// Out of it; written by all workers.

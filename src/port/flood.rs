@@ -1,59 +1,61 @@
-//! What is left of a flood that has more receivers than a worker serves at once. A worker serves
-//! the next ones in its next turn, and takes no frames from the same source before.
+//! One flood at a time of a source goes on behind its burst: which is why a source with another one
+//! waits, and pays for both.
 //!
-//! The receivers are no list, which ports that come and go would make wrong, but how to find them
-//! and where to go on: ports are served in the order of their numbers.
+//! A worker serves the receivers of a flood from private memory, some in each turn
+//! (`pipeline::flood`). All transmit rings of a guest are one source, as the frames take the
+//! switch's memory; each queue of a device is one.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::ring::KeptFrames;
-use crate::switch::{Flood, Ingress, PortId, Reach, Segment};
-
-/// What a flood's receivers are found by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Scope {
-    /// Where the frames came in.
-    pub from: Ingress,
-    /// Where they are.
-    pub segment: Segment,
-    /// Why they are flooded.
-    pub flood: Flood,
-    /// Which ports they reach.
-    pub reach: Reach,
+/// Whether a flood of a source goes on, and the time that its floods took.
+#[derive(Debug, Default)]
+pub struct FloodSlot {
+    /// The cycle at which the slot was taken; 0 while the slot is free.
+    taken_at: AtomicU64,
+    /// Cycles of a worker that no burst of the source was charged for.
+    owed: AtomicU64,
 }
 
-/// The rest of a flood.
+/// The right to flood in several turns. Dropping the permit frees the slot.
 #[derive(Debug)]
-pub struct Remainder {
-    /// The worker that began it. It goes on with it, as the owner of the ring does, which may have
-    /// stopped or moved.
-    pub worker: usize,
-    /// The frames; their descriptors are back in the sender's ring.
-    pub frames: KeptFrames,
-    /// What the receivers are found by.
-    pub scope: Scope,
-    /// The first port that was not served.
-    pub next: PortId,
-    /// Of a guest: its port's.
-    pub place: Option<FloodPlace>,
-}
+pub struct FloodPermit(Arc<FloodSlot>);
 
-/// What a flood of a guest has while it goes on: one at a time, however many rings the guest sends
-/// with, as it keeps frames in the switch's memory.
-#[derive(Debug)]
-pub struct FloodPlace(Arc<AtomicBool>);
+impl FloodSlot {
+    /// Takes the slot at cycle `now`.
+    ///
+    /// # Errors
+    /// The cycle at which another flood took the slot.
+    pub fn take(self: &Arc<FloodSlot>, now: u64) -> Result<FloodPermit, u64> {
+        let taken =
+            self.taken_at.compare_exchange(0, now.max(1), Ordering::Acquire, Ordering::Relaxed);
+        taken.map(|_| FloodPermit(Arc::clone(self)))
+    }
 
-impl FloodPlace {
-    /// Takes the place, if it is free. The flag says that it is taken.
-    pub fn take(taken: &Arc<AtomicBool>) -> Option<FloodPlace> {
-        let was_free = !taken.swap(true, Ordering::Acquire);
-        was_free.then(|| FloodPlace(Arc::clone(taken)))
+    /// The cycle at which a flood took the slot, if one goes on.
+    pub fn taken_at(&self) -> Option<u64> {
+        Some(self.taken_at.load(Ordering::Acquire)).filter(|&cycle| cycle != 0)
+    }
+
+    /// Has the next burst of the source pay for so many cycles.
+    pub fn owe(&self, cycles: u64) {
+        self.owed.fetch_add(cycles, Ordering::Relaxed);
+    }
+
+    /// True if the next burst pays for floods.
+    #[inline(always)]
+    pub fn owes(&self) -> bool {
+        self.owed.load(Ordering::Relaxed) != 0
+    }
+
+    /// Takes the cycles that the next burst pays for.
+    pub fn take_owed(&self) -> u64 {
+        self.owed.swap(0, Ordering::Relaxed)
     }
 }
 
-impl Drop for FloodPlace {
+impl Drop for FloodPermit {
     fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
+        self.0.taken_at.store(0, Ordering::Release);
     }
 }

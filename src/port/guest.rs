@@ -10,6 +10,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use super::flood::FloodSlot;
 use super::inspect::{Inspection, SessionFacts};
 use super::queue::{Queue, QueueRef, Rx, Tx};
 use super::session_waker::SessionWaker;
@@ -35,8 +36,8 @@ pub struct GuestPort {
     pub rx: Box<[Queue<Rx>]>,
     /// Announcements that its front-ends may still ask for.
     pub announcements: Bucket,
-    /// A flood of its frames goes on.
-    pub floods: Arc<AtomicBool>,
+    /// The floods of its rings.
+    pub floods: Arc<FloodSlot>,
     active_rx: AtomicU32,
     received: AtomicU32,
     /// Made when two receive queues are active for the first time.

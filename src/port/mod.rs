@@ -2,7 +2,7 @@
 //!
 //! * [`quantum`] equal shares of a worker's time for rings that compete for it;
 //! * [`admission`] which frames go into a receive ring, and whose, and which may wait for it;
-//! * [`flood`] what is left of a flood to many ports;
+//! * [`flood`] one flood at a time of a source;
 //! * [`gate`] what keeps the frames of a transmit ring from being taken;
 //! * [`moderation`] when a guest is signalled for what it sent;
 //! * [`mtu`] the longest frame a port takes;
@@ -57,7 +57,7 @@ use crate::sys::clock;
 
 pub use device::{Behind, DevicePort, DeviceQueue};
 pub use dropped_from::DroppedFrom;
-pub use flood::{FloodPlace, Remainder, Scope};
+pub use flood::{FloodPermit, FloodSlot};
 pub use gate::Discard;
 pub use guest::{Eviction, FrontEnd, GuestPort};
 pub use inspect::{RegionFacts, RingFacts, SessionFacts};

@@ -108,6 +108,11 @@ impl Deficit {
         self.0.take(terms.pay)
     }
 
+    /// Records what the floods of bursts took.
+    pub fn owe(&mut self, spent: u64) {
+        self.0.earn(spent);
+    }
+
     /// Records what a burst took.
     #[inline(always)]
     pub fn charge(&mut self, spent: u64, terms: Terms) {
@@ -178,6 +183,13 @@ impl Account {
         if let Some(more) = more {
             self.quantum.saw(spent, more);
         }
+    }
+
+    /// Has a source pay for floods of its bursts, which took so many cycles of a worker.
+    #[cold]
+    pub fn collect(&self, deficit: &mut Deficit, stats: &QueueStats, owed: u64) {
+        stats.cycles.add(owed);
+        deficit.owe(owed);
     }
 
     /// The cycle at which to read no more of a device for a burst, each of whose frames is a system

@@ -18,7 +18,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::admission::Admission;
-use super::flood::Remainder;
 use super::gate::{Blocked, Gate, Wait, Waiting};
 use super::moderation::Moderation;
 use super::quantum::Deficit;
@@ -128,9 +127,6 @@ pub struct RingState<Side> {
     pub vring: Vring,
     /// What its memory made workers wait.
     pub memory: Pause,
-    /// The rest of a flood that came from it. Nothing in the ring belongs to it any more, so that
-    /// it goes on when the ring stops.
-    pub flood: Option<Box<Remainder>>,
     /// What only rings of this direction have.
     pub side: Side,
 }
@@ -492,11 +488,10 @@ impl<Side: Default> Queue<Side> {
 
     /// Puts another ring in this one's place, which may be another session's, and has `then` done
     /// before it is used. What its memory made a worker wait stays, or to come back would be the
-    /// way around the pause, and what is not delivered yet of what it sent.
+    /// way around the pause.
     fn renew(&self, vring: Vring, then: impl FnOnce(&mut Vring)) {
         let mut state = self.quiet();
-        let (memory, flood) = (state.memory, state.flood.take());
-        let renewed = RingState { vring, memory, flood, side: Side::default() };
+        let renewed = RingState { vring, memory: state.memory, side: Side::default() };
         let old = std::mem::replace(&mut *state, renewed);
         then(&mut state.vring);
         drop(state);

@@ -9,20 +9,19 @@
 
 mod keep;
 mod private;
+mod staging;
 
 pub use keep::KeptFrames;
 use virtio_queue::desc::split::Descriptor;
 
+use self::staging::Staging;
 use super::chain::{Piece, PieceBuf};
 use super::retag::Tags;
 use crate::frame::ethernet::{Snapshot, TagBytes};
 use crate::frame::offload::{self, DATA_VALID, Offloads, Refused, Request};
 use crate::frame::vnet::VnetHdr;
 use crate::frame::{Load, VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
-use crate::limits::{
-    BURST_BYTES, BURST_FRAMES, BURST_PIECES, MAX_FRAME_LEN, MAX_HEADERS_LEN, MIN_FRAME_LEN,
-    SNAPSHOT_LEN,
-};
+use crate::limits::{BURST_FRAMES, BURST_PIECES, MAX_HEADERS_LEN, MIN_FRAME_LEN, SNAPSHOT_LEN};
 use crate::stats::DropReason;
 
 /// One frame of a burst. The snapshot has a cache line of its own, the rest shares the next.
@@ -108,7 +107,9 @@ pub struct Burst {
     /// First descriptors of the chains that the second pass has to walk.
     pub(super) chains: Box<[Descriptor; BURST_FRAMES]>,
     /// Room for [`Burst::stage`]; none before it was needed.
-    pub(super) staging: Box<[u8]>,
+    pub(super) staging: Staging,
+    /// Frames that are in private memory already, as bits of their indices.
+    staged: u64,
     /// Frames that leave with other tags than they came with.
     pub(super) tags: Tags,
     /// All frames that may go anywhere have the same tag, or none.
@@ -135,7 +136,8 @@ impl Default for Burst {
             messages: Box::default(),
             found: Box::new([Found::CHAIN; BURST_FRAMES]),
             chains: Box::new([Descriptor::default(); BURST_FRAMES]),
-            staging: Box::default(),
+            staging: Staging::default(),
+            staged: 0,
             tags: Tags::default(),
             are_alike: false,
         }
@@ -153,6 +155,8 @@ impl Burst {
         self.pieces.truncate(0);
         self.pieces.linked = 0;
         self.are_alike = false;
+        self.staged = 0;
+        self.staging.clear();
         self.keep_tags();
     }
 
@@ -264,30 +268,26 @@ impl Burst {
     }
 
     /// Copies frames to private memory, those whose bits are set: from here on nothing of theirs is
-    /// read from the sender's.
+    /// read from the sender's. Frames that are there already stay where they are.
     #[cold]
     pub fn stage(&mut self, frames: u64) {
-        if self.staging.is_empty() {
-            self.staging = vec![0; (BURST_BYTES + MAX_FRAME_LEN) as usize].into_boxed_slice();
-        }
-        let mut room = &mut *self.staging;
+        let frames = frames & !self.staged;
         let staged = |(at, _): &(usize, &mut Frame)| frames >> at & 1 != 0;
         for (_, frame) in self.frames[..self.count].iter_mut().enumerate().filter(staged) {
             let (start, count) = (usize::from(frame.more.0), usize::from(frame.more.1));
             let more = &self.pieces.as_slice()[start..start + count];
             let len: usize = more.iter().fold(frame.rest.len as usize, |n, p| n + p.len as usize);
             // Never: a burst is at most as long, but for the frame that crosses the line.
-            let Some((to, rest)) = std::mem::take(&mut room).split_at_mut_checked(len) else {
-                return;
-            };
+            // SAFETY: only this burst's frames refer to the bytes, which `clear` empties.
+            let Some(to) = (unsafe { self.staging.take(len) }) else { return };
             let mut filled = gather_one(&mut frame.rest, to);
             for mut piece in more.iter().copied() {
                 filled += gather_one(&mut piece, &mut to[filled..]);
             }
             frame.rest = Piece { at: to.as_mut_ptr(), len: filled as u32 };
             frame.more = (0, 0);
-            room = rest;
         }
+        self.staged |= frames;
     }
 
     /// True if a frame asks for an offload, so that headers differ from frame to frame; after

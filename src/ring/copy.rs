@@ -10,11 +10,11 @@ use super::burst::{Burst, Frame};
 use super::chain::Piece;
 use super::retag::Retagged;
 use crate::frame::checksum::Sum;
-use crate::frame::ethernet::{TagEdit, VLAN_TAG_LEN};
+use crate::frame::ethernet::TagEdit;
 use crate::frame::offload::{Offloads, Request};
 use crate::frame::vnet::VnetHdr;
 use crate::frame::{VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
-use crate::limits::{BURST_BYTES, BURST_FRAMES, MAX_FRAME_LEN, SNAPSHOT_LEN};
+use crate::limits::SNAPSHOT_LEN;
 
 /// A frame of a burst as it leaves the switch.
 #[derive(Clone, Copy)]
@@ -56,31 +56,21 @@ impl Burst {
     #[cold]
     pub fn excerpt(&mut self, of: &Burst, frames: &[u8], most: usize) {
         self.clear();
-        let mut staging = std::mem::take(&mut self.staging);
-        if staging.is_empty() {
-            // All of a burst, and a tag more for each frame.
-            let room = (BURST_BYTES + MAX_FRAME_LEN) as usize + BURST_FRAMES * VLAN_TAG_LEN;
-            staging = vec![0; room].into_boxed_slice();
-        }
-        let mut room = &mut *staging;
         for &index in frames {
             if self.push_beginning(of, index, most) {
                 continue;
             }
             let frame = of.egress(index);
             let len = most.min(frame.len() as usize);
-            let Some((to, rest)) = std::mem::take(&mut room).split_at_mut_checked(len) else {
-                break;
-            };
+            // SAFETY: only this burst's frames refer to the bytes, which `clear` empties.
+            let Some(to) = (unsafe { self.staging.take(len) }) else { break };
             let len = frame.copy_beginning(to) as u32;
             // SAFETY: `to` lies in the staging of this burst, which is neither written nor dropped
             // before the burst is cleared by another call of this function, or dropped with it.
             if !unsafe { self.push_private(VnetHdr::plain(0), to.as_mut_ptr(), len) } {
                 break;
             }
-            room = rest;
         }
-        self.staging = staging;
     }
 
     /// Adds the first `most` bytes, a snapshot at least, of another burst's frame without copying

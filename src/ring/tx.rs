@@ -83,6 +83,9 @@ impl SplitRing {
     /// Takes up to `limit` frames, at most 64 and [`BURST_BYTES`], into the empty `burst`; the
     /// frame that crosses the line is still taken. That bounds a burst; what it may cost of a turn
     /// is `port::quantum`'s. The ring does not move before [`SplitRing::complete`].
+    ///
+    /// Its loop has all registers to itself: inlined it took 4 % more instructions a frame.
+    #[inline(never)]
     pub fn take(&mut self, burst: &mut Burst, limit: usize) -> Result<usize, RingError> {
         burst.clear();
         self.check_memory()?;

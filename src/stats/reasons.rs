@@ -201,7 +201,11 @@ drop_reasons! {
     "no process is connected to the stream",
     "start the process at the other end";
 
-    Panicked, "panicked", "in",
+    FloodBusy, "flood_busy", "in",
+    "an earlier flood of the port still went on after 10 ms: a receiver's memory makes it wait",
+    "which receiver, says the log; memory for that VM: prealloc=on";
+
+    Panicked, "panicked", "in, port",
     "a worker panicked in the middle of the burst",
     "report this bug with the log";
 }

@@ -163,6 +163,7 @@ impl Worker {
             let sleepy = (rest || self.ready.is_empty())
                 && self.spin.may_sleep()
                 && self.ready.len() == self.waiting
+                && !self.pipeline.has_floods()
                 && !self.pipeline.signals().due_soon(self.now);
             if !sleepy && self.spin.check_events(self.now) {
                 self.take_events();
@@ -181,14 +182,23 @@ impl Worker {
     /// Before the thread ends: what was taken from its sources is delivered.
     #[cold]
     fn finish_floods(&mut self) {
-        for at in 0..self.ready.len() {
-            let token = self.ready[at].token;
-            let (Token::Transmit(id, index) | Token::Device(id, index)) = token else { continue };
-            while self.pipeline.has_rest(&self.ports, id, index.into()) {
-                self.pipeline.begin_turn(clock::cycles(), false, false);
-                self.service(token);
-                self.pipeline.end_turn(&self.ports, &self.own.stats);
-            }
+        while self.pipeline.has_floods() {
+            self.pipeline.begin_turn(clock::cycles(), false, false);
+            self.go_on_with_floods();
+            self.pipeline.end_turn(&self.ports, &self.own.stats);
+        }
+    }
+
+    /// Serves the next receivers of each flood.
+    #[cold]
+    fn go_on_with_floods(&mut self) {
+        for _ in 0..self.pipeline.floods() {
+            let Some(port) = self.pipeline.next_flood() else { return };
+            // The frames are in no ring: a panic breaks none.
+            self.contained(Token::Receive(port, 0), |worker| {
+                let Worker { pipeline, ports, own, .. } = worker;
+                pipeline.go_on(ports, &own.stats);
+            });
         }
     }
 
@@ -212,6 +222,7 @@ impl Worker {
         self.ready.retain(|ready| source_stays(ready.token));
         self.kicked.retain(|&(token, _)| source_stays(token));
         self.pipeline.signals().forget(stays);
+        self.pipeline.forget_floods(stays);
         self.own.adopted.store(self.ports.serial(), Ordering::Release);
     }
 
@@ -281,6 +292,10 @@ impl Worker {
         let mut working = 0;
         let mut cut = false;
         self.pipeline.begin_turn(self.now, self.contended, self.idle);
+        if self.pipeline.has_floods() {
+            self.go_on_with_floods();
+            found = true;
+        }
         for left in (0..self.ready.len()).rev() {
             if self.cursor >= self.ready.len() {
                 self.cursor = 0;
@@ -348,6 +363,7 @@ impl Worker {
 
     /// Looks at one source. A panic, which would be a bug of ours, is contained: it costs the port
     /// its turn and, for a ring, its service until the driver restarts it, not the process.
+    #[inline(never)]
     fn service(&mut self, token: Token) -> Next {
         let stats = &self.own.stats;
         let ports = &self.ports;
@@ -416,10 +432,6 @@ impl Worker {
         let Some(queue) = guest.tx.get(usize::from(queue)) else { return false };
         // A session has the ring, and may just be enabling it: look again later.
         let Some(mut state) = queue.lock_for_burst() else { return true };
-        if state.flood.is_some() {
-            // No kick tells of it.
-            return true;
-        }
         self.pipeline.is_at(At::sender(id));
         let vring = &mut state.vring;
         if vring.owner != Some(self.index) {

@@ -1,6 +1,6 @@
 //! Frames that the switch itself sends, on behalf of a port.
 
-use super::{BurstContext, BurstGuard, Flooding, Pipeline, Source};
+use super::{BurstContext, BurstGuard, Pipeline, Source};
 use crate::frame::{MacAddr, VnetHdr, rarp};
 use crate::port::{GuestPort, Next, Port, PortTable};
 use crate::stats::{DropReason, QueueStats, WorkerStats};
@@ -62,8 +62,6 @@ impl<'p> Source<'p> for Announced<'p> {
     }
 
     fn take(&mut self, _: &mut Pipeline, context: &mut BurstContext) -> Result<(), Next> {
-        // Few come, one a turn.
-        context.flooding = Flooding::Whole;
         context.burst.clear();
         if !self.is_wanted() {
             context.burst.refuse(DropReason::PortDown);

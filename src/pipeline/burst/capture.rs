@@ -3,7 +3,7 @@
 
 use std::iter::once;
 
-use super::{BurstContext, Flooding, Pipeline};
+use super::{BurstContext, Pipeline};
 use crate::capture::outcomes::Outcome;
 use crate::capture::{Capture, Packet};
 use crate::port::PortTable;
@@ -33,7 +33,7 @@ impl Pipeline {
         (outcomes, lost): (&[Outcome], u64),
         context: &mut BurstContext,
     ) {
-        let BurstContext { burst, plan, beginning, flooding, .. } = context;
+        let BurstContext { burst, plan, beginning, is_continued, .. } = context;
         let (time, direction) = (clock::wall_nanos(), Direction::In);
         let (now, captures) = (clock::monotonic_nanos(), ports.captures().count());
         let longest = ports.captures().map(Capture::reads).max().unwrap_or(0);
@@ -57,7 +57,7 @@ impl Pipeline {
                     ..came
                 });
                 let wants = |packet: &Packet| capture.wants(packet.port, packet.dropped);
-                let came = once(came).filter(|_| *flooding != Flooding::Rest);
+                let came = once(came).filter(|_| !*is_continued);
                 let mut wanted = came.chain(went).filter(wants).peekable();
                 if wanted.peek().is_none() {
                     continue;
@@ -72,7 +72,7 @@ impl Pipeline {
                 }
             }
             // Of what was no frame there is nothing to look at.
-            for reason in burst.rejected() {
+            for reason in burst.rejected().filter(|_| !*is_continued) {
                 let dropped = Some(reason);
                 if !capture.wants(from, dropped) {
                     continue;

@@ -1,13 +1,12 @@
 //! A queue of a device as a source.
 
-use std::sync::MutexGuard;
+use std::sync::{Arc, MutexGuard};
 
 use super::{BurstContext, BurstGuard, Pipeline, Source};
 use crate::frame::Offloads;
 use crate::pipeline::stalls::At;
 use crate::port::device::{Bounds, Reading};
-use crate::port::{DevicePort, DeviceQueue, Endpoint, Next, Port, PortTable, Remainder};
-use crate::ring::KeptFrames;
+use crate::port::{DevicePort, DeviceQueue, Endpoint, FloodSlot, Next, Port, PortTable};
 use crate::stats::{QueueStats, WorkerStats};
 use crate::switch::{PortId, SourceMemo};
 
@@ -18,8 +17,6 @@ struct DeviceInput<'p> {
     queue: &'p DeviceQueue,
     reading: MutexGuard<'p, Reading>,
     bounds: Bounds,
-    /// What an earlier burst left, which is this one.
-    later: Option<KeptFrames>,
     /// What there is to do next.
     next: Next,
 }
@@ -38,14 +35,17 @@ impl Pipeline {
         let Some(queue) = device.queues().get(index) else { return Next::Gone };
         self.is_at(At::NOTHING);
         let Some(mut reading) = queue.reading() else { return self.retry() };
+        if queue.floods.taken_at().is_some() {
+            // What a device gave it cannot have back, so it is read when its flood is over.
+            return self.retry();
+        }
+        if queue.floods.owes() {
+            self.account.collect(&mut reading.deficit, &queue.input, queue.floods.take_owed());
+        }
         if self.account.throttles(&mut reading.deficit) {
             return Next::Throttled;
         }
-        if reading.flood.is_some() {
-            return self.flood_from_device(ports, (port, queue), &mut reading, stats);
-        }
-        let later = reading.later.take();
-        let bounds = match port.rates.input.is_on() && later.is_none() {
+        let bounds = match port.rates.input.is_on() {
             true => match self.limit_device(port, &mut reading) {
                 Ok(bounds) => bounds,
                 Err(next) => return next,
@@ -53,7 +53,7 @@ impl Pipeline {
             false => Bounds::default(),
         };
         let next = Next::Empty;
-        let input = DeviceInput { port, device, queue, reading, bounds, later, next };
+        let input = DeviceInput { port, device, queue, reading, bounds, next };
         self.forward(ports, input, stats)
     }
 }
@@ -71,21 +71,12 @@ impl<'p> Source<'p> for DeviceInput<'p> {
         &mut self.reading.source
     }
 
-    fn keep(&mut self, rest: Box<Remainder>) {
-        self.reading.flood = Some(rest);
-        // Its events say nothing of it.
-        self.next = Next::More;
+    fn floods(&self) -> Option<&'p Arc<FloodSlot>> {
+        Some(&self.queue.floods)
     }
 
     fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Next> {
         let burst = &mut context.burst;
-        if let Some(later) = &mut self.later {
-            // Examined and charged when they were read. The device may have more, and be gone.
-            burst.restore(later);
-            self.next = Next::More;
-            on.signals.note_sender(self.port.id);
-            return Ok(());
-        }
         let bounds = Bounds { end: on.account.reading_ends(), ..self.bounds };
         let state = self.queue.receive(&mut on.reader, burst, self.device, bounds);
         // What the kernel forwards comes from outside too.
@@ -106,14 +97,6 @@ impl<'p> Source<'p> for DeviceInput<'p> {
         }
         on.signals.note_sender(self.port.id);
         Ok(())
-    }
-
-    fn keep_cut(&mut self, context: &mut BurstContext) {
-        if let Some(cut_off) = context.cut_off.take() {
-            self.reading.later = Some(cut_off);
-            // Its events say nothing of them.
-            self.next = Next::More;
-        }
     }
 
     fn complete(

@@ -1,5 +1,5 @@
-//! A burst of a device whose floods are more than a turn makes: what is behind the cut comes later,
-//! in order, once, and is counted and charged once, whatever becomes of the device meanwhile.
+//! A burst of a device whose floods are more than a turn makes: later receivers get all frames in
+//! order, once, and each frame is counted and charged once, whatever becomes of the device meanwhile.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::*;
 use crate::frame::samples::{asking, tcp};
 use crate::frame::{MacAddr, Offloads, VnetHdr};
 use crate::guard::BlockedWriterWatch;
-use crate::limits::BURST_FLOOD_COPIES;
+use crate::limits::{BURST_FLOOD_COPIES, BURST_FRAMES};
 use crate::port::device::fake::Fake;
 use crate::port::{DevicePort, Endpoint};
 use crate::ring::tests::{DATA, Guest};
@@ -18,8 +18,8 @@ use crate::sys::frame_io::Transfer;
 const GUESTS: usize = 24;
 /// Bytes of a buffer of the guests.
 const BUFFER: u64 = 2048;
-/// Frames of a burst that are flooded at once.
-const AT_ONCE: usize = BURST_FLOOD_COPIES / GUESTS;
+/// Guests that get a full burst at once.
+const AT_ONCE: usize = BURST_FLOOD_COPIES / BURST_FRAMES;
 /// Bytes of a frame, more than a snapshot.
 const LEN: usize = 400;
 
@@ -72,27 +72,33 @@ impl Lab {
         self.fake.queue(&[&header.to_bytes()[..], frame].concat());
     }
 
-    /// A look of a worker at the TAP.
+    /// A turn of a worker, with a look at the TAP.
     fn look(&mut self, worker: usize) -> Next {
         let Lab { pipelines, ports, stats, .. } = self;
-        pipelines[worker].begin_turn(clock::cycles(), false, false);
-        let next = pipelines[worker].device_burst(ports, 0, 0, stats);
-        pipelines[worker].end_turn(ports, stats);
+        let pipeline = &mut pipelines[worker];
+        pipeline.begin_turn(clock::cycles(), false, false);
+        (0..pipeline.floods()).for_each(|_| pipeline.go_on(ports, stats));
+        let next = pipeline.device_burst(ports, 0, 0, stats);
+        pipeline.end_turn(ports, stats);
         next
     }
 
-    /// How many frames each guest has; they are those that the TAP has given, in order.
-    fn received(&self) -> usize {
-        let frames = |port: &Port| port.as_guest().unwrap().rx[0].stats.frames.get();
-        let count = frames(&self.ports[1]);
-        for (port, memory) in self.ports.iter().skip(1).zip(&self.memory) {
-            assert_eq!(frames(port), count, "port {}", port.name);
-            for mark in 0..count {
-                let bytes = memory.read(DATA + BUFFER * mark + 12, LEN);
+    /// How many guests have so many frames, those that the TAP has given, in order; the others have
+    /// none.
+    fn received(&self, count: usize) -> usize {
+        let frames = |port: &Port| port.as_guest().unwrap().rx[0].stats.frames.get() as usize;
+        let guests = self.ports.iter().filter(|port| port.as_guest().is_some());
+        let mut served = 0;
+        for (port, memory) in guests.zip(&self.memory) {
+            let got = frames(port);
+            assert!(got == count || got == 0, "port {}: {got}", port.name);
+            served += usize::from(got == count);
+            for mark in 0..got {
+                let bytes = memory.read(DATA + BUFFER * mark as u64 + 12, LEN);
                 assert_eq!(bytes, frame(mark as u8), "port {}", port.name);
             }
         }
-        count as usize
+        served
     }
 
     fn input(&self) -> &QueueStats {
@@ -103,56 +109,65 @@ impl Lab {
     /// Frames, bytes, copies and drops that are counted at the TAP.
     fn counted(&self) -> [u64; 4] {
         let QueueStats { frames, bytes, copies, drops, .. } = self.input();
-        [frames.get(), bytes.get(), copies.get(), drops.total()]
+        let copies = copies.get() + self.ports[0].stats.copies.get();
+        [frames.get(), bytes.get(), copies, drops.total()]
     }
 }
 
-/// What is counted of so many broadcasts.
-fn counts(frames: usize) -> [u64; 4] {
-    [frames, frames * LEN, frames * GUESTS, 0].map(|count| count as u64)
+/// What is counted of so many broadcasts, of which so many copies were made.
+fn counts(frames: usize, copies: usize) -> [u64; 4] {
+    [frames, frames * LEN, copies, 0].map(|count| count as u64)
 }
 
 #[test]
-fn what_is_cut_off_comes_in_order_and_once() {
+fn all_receivers_get_a_burst_in_order_and_once() {
     let mut lab = Lab::new(64);
-    for done in [AT_ONCE, 2 * AT_ONCE, 3 * AT_ONCE, 64] {
-        assert_eq!((lab.look(0), lab.received()), (Next::More, done));
-        assert_eq!((lab.counted(), lab.fake.counts().0), (counts(done), 64));
+    for served in [AT_ONCE, 2 * AT_ONCE, GUESTS] {
+        // Nothing is read before all have it, and then there is nothing.
+        match (lab.look(0), served) {
+            (Next::More, AT_ONCE) | (Next::At(_), _) | (Next::Empty, GUESTS) => {}
+            (next, served) => panic!("{next:?} with {served} served"),
+        }
+        assert_eq!((lab.received(64), lab.counted()), (served, counts(64, 64 * served)));
+        assert_eq!(lab.fake.counts().0, if served == GUESTS { 65 } else { 64 });
     }
-    assert_eq!((lab.look(0), lab.received(), lab.counted()), (Next::Empty, 64, counts(64)));
-    assert_eq!((lab.stats.bursts.get(), lab.stats.frames.get()), (4, 64));
+    assert_eq!((lab.look(0), lab.pipelines[0].has_floods()), (Next::Empty, false));
+    assert_eq!((lab.stats.bursts.get(), lab.stats.frames.get()), (1, 64));
 }
 
-/// No event tells of frames that the kernel has not any more.
+/// A device gives frames of which no event tells while its flood goes on.
 #[test]
-fn the_last_frames_of_a_tap_are_not_forgotten() {
+fn the_next_frames_of_a_tap_come_behind_its_flood() {
     let mut lab = Lab::new(30);
-    assert_eq!((lab.look(0), lab.received()), (Next::More, AT_ONCE));
+    assert_eq!((lab.look(0), lab.received(30)), (Next::Last, BURST_FLOOD_COPIES / 30));
     lab.queue(VnetHdr::plain(0), &frame(30));
-    assert_eq!((lab.look(0), lab.received()), (Next::More, 30));
-    assert_eq!((lab.look(0), lab.received(), lab.counted()), (Next::Last, 31, counts(31)));
+    assert_eq!((lab.look(0), lab.received(31)), (Next::Last, GUESTS));
+    assert_eq!(lab.counted(), counts(31, 31 * GUESTS));
 }
 
-/// What was read does not depend on the interface any more, nor on the worker that has read it.
+/// What was read does not depend on the interface any more.
 #[test]
-fn a_lost_device_and_another_worker_change_nothing() {
+fn a_lost_device_changes_nothing() {
     let mut lab = Lab::new(30);
     *lab.fake.answer.lock().unwrap() = Transfer::Gone;
-    assert_eq!((lab.look(0), lab.received()), (Next::More, AT_ONCE));
-    assert_eq!((lab.look(1), lab.received()), (Next::More, 30));
-    assert_eq!((lab.look(1), lab.received(), lab.counted()), (Next::Gone, 30, counts(30)));
+    assert!(matches!(lab.look(0), Next::Last | Next::Gone));
+    assert!(matches!(lab.look(1), Next::At(_)), "another worker does not read");
+    assert_eq!((lab.look(0), lab.received(30)), (Next::Gone, GUESTS));
+    assert_eq!(lab.counted(), counts(30, 30 * GUESTS));
 }
 
-/// They are not counted then, as those that are in the kernel's queue are not.
 #[test]
-fn a_removed_port_takes_what_it_has_left_with_it() {
+fn a_removed_port_takes_its_flood_with_it() {
     let mut lab = Lab::new(64);
     assert_eq!(lab.look(0), Next::More);
     let port = Arc::clone(lab.ports.iter().next().unwrap());
     lab.ports = lab.ports.iter().skip(1).cloned().collect();
+    lab.pipelines[0].forget_floods(|port| port != 0);
     assert_eq!((lab.look(0), Arc::strong_count(&port)), (Next::Gone, 1));
+    assert_eq!(lab.received(64), AT_ONCE);
     let Endpoint::Device(device) = &port.endpoint else { unreachable!() };
-    assert_eq!(device.queues()[0].input.frames.get(), AT_ONCE as u64, "as if never read");
+    let queue = &device.queues()[0];
+    assert_eq!((queue.input.frames.get(), queue.floods.taken_at()), (64, None));
 }
 
 /// The rate of a port counts a frame when it is read, and what is read passes.
@@ -161,36 +176,35 @@ fn a_rate_counts_each_frame_once() {
     let rate = Rate { bits: 0, packets: 1 };
     let mut lab = Lab::limited(Limit { rate, burst: Size { bytes: 0, packets: 60 } });
     (0..64).for_each(|mark| lab.queue(VnetHdr::plain(0), &frame(mark)));
-    for done in [AT_ONCE, 2 * AT_ONCE, 60] {
-        assert_eq!((lab.look(0), lab.received()), (Next::More, done));
+    for served in [AT_ONCE, 2 * AT_ONCE, GUESTS] {
+        lab.look(0);
+        assert_eq!(lab.received(60), served);
     }
-    assert_eq!(lab.fake.counts().0, 60);
     assert!(matches!(lab.look(0), Next::At(_)));
-    assert_eq!((lab.received(), lab.counted()), (60, counts(60)));
+    assert_eq!((lab.fake.counts().0, lab.counted()), (60, counts(60, 60 * GUESTS)));
 }
 
-/// What was no frame is counted with the burst it came in; what asks for an offload asks for it
-/// later too; and what is behind a cut goes where it would have gone.
+/// Among the frames is one that is none, and one for a single port that asks for an offload.
 #[test]
-fn all_sorts_of_frames_are_behind_a_cut() {
-    let mut lab = Lab::new(AT_ONCE as u8 + 1);
+fn all_sorts_of_frames_are_in_a_burst() {
+    let mut lab = Lab::new(30);
     lab.fake.queue(&[0; 12 + 9]);
     let mut packet = tcp(false, 500);
     packet[..12].copy_from_slice(&[2, 0, 0, 0, 0, 5, 2, 0, 0, 0, 0, 1]);
     lab.pipelines[0].fdb.insert_static(MacAddr([2, 0, 0, 0, 0, 5]), 5).unwrap();
     lab.queue(asking(false, 0), &packet);
+    lab.queue(VnetHdr::plain(0), &frame(30));
     let mut state = lab.ports[5].as_guest().unwrap().rx[0].lock();
     state.vring.ring.as_mut().unwrap().set_offloads(Offloads::ALL);
     drop(state);
-    assert_eq!((lab.look(0), lab.received()), (Next::More, AT_ONCE));
-    assert_eq!((lab.input().frames.get(), lab.input().drops.total()), (AT_ONCE as u64 + 1, 1));
-    assert_eq!(lab.look(0), Next::More);
+    assert_eq!(lab.look(0), Next::Last);
+    assert_eq!((lab.input().frames.get(), lab.input().drops.total()), (33, 1));
     // What floods comes last of a burst.
-    let at = DATA + BUFFER * AT_ONCE as u64;
-    let bytes = lab.memory[4].read(at, 12 + packet.len());
+    let bytes = lab.memory[4].read(DATA, 12 + packet.len());
     assert_eq!(bytes[..10], asking(false, 0).to_bytes()[..10]);
     assert_eq!(bytes[12..], packet);
     assert_eq!(lab.look(0), Next::Empty);
-    let counts = (lab.input().frames.get(), lab.input().copies.get());
-    assert_eq!(counts, (AT_ONCE as u64 + 3, (GUESTS * (AT_ONCE + 1) + 1) as u64));
+    assert_eq!(lab.counted()[2], (GUESTS * 31 + 1) as u64);
+    let last = lab.memory[GUESTS - 1].read(DATA + BUFFER * 30 + 12, LEN);
+    assert_eq!(last, frame(30));
 }

@@ -1,13 +1,13 @@
 //! A guest's transmit ring as a source.
 
-use std::sync::MutexGuard;
+use std::sync::{Arc, MutexGuard};
 
 use super::{BurstContext, BurstGuard, Pipeline, Source, Time};
 use crate::limits::DISCARD_MILLIS;
 use crate::pipeline::backpressure::Backpressure;
 use crate::pipeline::stalls::At;
 use crate::port::moderation::Completed;
-use crate::port::{Discard, GuestPort, Next, Port, PortTable, Queue, Remainder, Tx, TxState};
+use crate::port::{Discard, FloodSlot, GuestPort, Next, Port, PortTable, Queue, Tx, TxState};
 use crate::ring::{RingError, SplitRing};
 use crate::stats::{DropReason, QueueStats, WorkerStats};
 use crate::switch::{PortId, SourceMemo};
@@ -40,11 +40,11 @@ impl Pipeline {
             let stalled = self.relieves || queue.is_stalled();
             return if stalled { self.retry() } else { Next::Locked };
         };
-        if state.flood.is_some() {
-            return self.flood_from_ring(ports, (port, queue), state, stats);
-        }
         if state.vring.owner != Some(self.worker) {
             return Next::Gone;
+        }
+        if guest.floods.owes() {
+            self.account.collect(&mut state.side.deficit, &queue.stats, guest.floods.take_owed());
         }
         self.is_at(At::sender(id));
         match self.may_take(ports, port, queue, &mut state) {
@@ -161,8 +161,9 @@ impl<'p> Source<'p> for TransmitRing<'p> {
         Some((&mut self.state, self.queue))
     }
 
-    fn keep(&mut self, rest: Box<Remainder>) {
-        self.state.flood = Some(rest);
+    #[inline(always)]
+    fn floods(&self) -> Option<&'p Arc<FloodSlot>> {
+        Some(&self.guest.floods)
     }
 
     #[inline(always)]

@@ -8,15 +8,15 @@
 //!
 //! A burst that no mirror wants pays for one look at where its frames go.
 
-use super::{BurstContext, Flooding, Pipeline};
+use super::{BurstContext, Pipeline};
 use crate::capture::outcomes::{Outcome, Outcomes};
 use crate::limits::{BURST_FRAMES, SNAPSHOT_LEN};
 use crate::pipeline::backpressure::Backpressure;
 use crate::pipeline::deliver::Delivery;
 use crate::pipeline::screen::{Passage, admit};
-use crate::port::PortTable;
+use crate::port::{Port, PortTable};
 use crate::ring::Burst;
-use crate::stats::{QueueStats, WorkerStats};
+use crate::stats::WorkerStats;
 use crate::switch::PortId;
 use crate::switch::mirror::Watch;
 
@@ -47,7 +47,7 @@ impl Pipeline {
         };
         if wanted == 0 {
             context.outcomes.end();
-        } else if !self.stalls.is_watching() {
+        } else if !self.stalls.is_watching() && !context.is_continued {
             context.burst.stage(staged(ports, from, context));
         }
     }
@@ -58,11 +58,11 @@ impl Pipeline {
     pub(super) fn observe(
         &mut self,
         ports: &PortTable,
-        from: PortId,
-        source: &QueueStats,
+        port: &Port,
         context: &mut BurstContext,
         stats: &WorkerStats,
     ) {
+        let from = port.id;
         let mut outcomes = std::mem::take(&mut context.outcomes);
         let (all, lost) = outcomes.end();
         if ports.is_captured() {
@@ -70,16 +70,16 @@ impl Pipeline {
         }
         let mut places = Places { all: [0; BURST_FRAMES], count: 0 };
         for watch in ports.watches() {
-            if watch.takes_in(from) && context.flooding != Flooding::Rest {
+            if watch.takes_in(from) && !context.is_continued {
                 places.of_all(ports, from, watch, &context.burst);
                 context.burst.keep_tags();
-                self.mirror(ports, from, (watch, &places), source, context, stats);
+                self.mirror(ports, port, (watch, &places), context, stats);
             }
             if places.of_delivered(ports, from, watch, (&context.burst, all)) {
                 if !ports.is_plain() {
                     Passage::new(ports, from, watch.from).tag(&mut context.burst, places.get());
                 }
-                self.mirror(ports, from, (watch, &places), source, context, stats);
+                self.mirror(ports, port, (watch, &places), context, stats);
             }
         }
         context.burst.keep_tags();
@@ -90,9 +90,8 @@ impl Pipeline {
     fn mirror(
         &mut self,
         ports: &PortTable,
-        from: PortId,
+        from: &Port,
         (watch, places): (&Watch, &Places),
-        source: &QueueStats,
         context: &mut BurstContext,
         stats: &WorkerStats,
     ) {
@@ -110,7 +109,7 @@ impl Pipeline {
         let mut delivery = Delivery {
             worker: *worker,
             stats,
-            backpressure: Backpressure::new(ports, fdb, time.cycle, time.retry, from),
+            backpressure: Backpressure::new(ports, fdb, time.cycle, time.retry, from.id),
             wait_until,
             room,
             stalls,
@@ -124,7 +123,7 @@ impl Pipeline {
         if let Some(excerpt) = excerpts {
             excerpt.clear();
         }
-        source.copies.add(copies as u64);
+        from.stats.copies.add_shared(copies as u64);
         let counted = &ports.mirror_stats()[watch.place];
         counted.copies.add_shared((copies as u64).saturating_sub(outcomes.drops()));
         counted.lost.add_shared(outcomes.drops());

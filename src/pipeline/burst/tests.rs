@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::*;
 use crate::frame::{MacAddr, VnetHdr};
 use crate::guard::BlockedWriterWatch;
+use crate::pipeline::flood::Scope;
 use crate::port::GuestPort;
 use crate::ring::tests::{DATA, Guest, SIZE, WRITE, desc, describe, offer};
 use crate::switch::{FdbConfig, FloodLimits, Limit, PortId, Rate, Size};
@@ -145,7 +146,7 @@ fn burst(context: &mut BurstContext, classified: usize) {
     for frame in 0..classified as u8 {
         match frame {
             0 => context.plan.drop(frame, DropReason::BadSource),
-            1 => context.plan.fan(0, |targets| targets.extend([0, 1])).push(1),
+            1 => context.plan.fan(0, Scope::FOR_TESTS, |targets| targets.extend([0, 1])).push(1),
             _ => context.plan.unicast(frame, 0, 0),
         }
     }
@@ -189,6 +190,7 @@ fn a_burst_that_is_complete_is_counted_once() {
         burst(&mut guard, 4);
         guard.bytes = 240;
         guard.finish();
+        context.plan.clear();
         assert_eq!((from.frames.get(), from.bytes.get()), (4 * round, 240 * round));
         assert_eq!((from.copies.get(), from.drops.total()), (4 * round, round));
         BurstGuard::new(&mut context, &from).nothing();

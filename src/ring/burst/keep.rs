@@ -28,17 +28,6 @@ struct Kept {
 }
 
 impl Burst {
-    /// Takes frame `index` and those behind it out of the burst, for a source that cannot have them
-    /// back. What was rejected stays, wherever it was: it is counted with this burst.
-    #[cold]
-    pub fn cut_off(&mut self, index: usize) -> KeptFrames {
-        let behind: Vec<u8> = (index as u8..self.count as u8).collect();
-        let kept = self.keep(&behind);
-        self.taken -= behind.len();
-        self.count -= behind.len();
-        kept
-    }
-
     /// Copies the listed frames.
     #[cold]
     pub fn keep(&self, frames: &[u8]) -> KeptFrames {
@@ -66,6 +55,8 @@ impl Burst {
     #[cold]
     pub fn restore(&mut self, kept: &mut KeptFrames) {
         self.clear();
+        // All is private.
+        self.staged = u64::MAX;
         self.asks = kept.asks;
         let mut at = kept.bytes.as_mut_ptr();
         for (place, frame) in kept.frames.iter().take(BURST_FRAMES).enumerate() {

@@ -9,11 +9,12 @@ use vmm_sys_util::eventfd::EventFd;
 use super::*;
 use crate::frame::Offloads;
 use crate::guard::{BlockedWriterWatch, CallFd, Stalled};
+use crate::pipeline::flood::{PendingFlood, Scope};
 use crate::port::device::{Device, fake::Fake};
-use crate::port::{DevicePort, GuestPort, Port, Remainder, Scope};
+use crate::port::{DevicePort, GuestPort, Port};
 use crate::ring::Burst;
 use crate::stats::QueueStats;
-use crate::switch::{Fdb, FdbConfig, Flood, Ingress, PortKind, Reach, Rules, Segment};
+use crate::switch::{Fdb, FdbConfig, Rules};
 use crate::sys::affinity;
 use crate::sys::descriptor::from_eventfd;
 
@@ -121,25 +122,24 @@ fn nothing_is_left_of_a_port_that_is_gone_or_another_one() {
     assert_eq!(worker.kicked, kicked.map(|token| (token, true)));
 }
 
-/// A daemon that ends has delivered what it has taken.
+/// A daemon that ends has delivered what it has taken, and a port that goes takes its floods along.
 #[test]
 fn a_worker_ends_when_its_floods_are_over() {
     let mut worker = worker();
-    let from = Ingress { port: 0, kind: PortKind::Guest };
-    let scope = Scope { from, segment: Segment::DEFAULT, flood: Flood::Group, reach: Reach::All };
-    let ports = Arc::clone(&worker.ports);
-    let queue = &ports[0].as_guest().unwrap().tx[0];
-    for (worker_of, over) in [(0, true), (1, false)] {
-        let frames = Burst::default().keep(&[]);
-        let rest = Remainder { worker: worker_of, frames, scope, next: 0, place: None };
-        queue.lock().flood = Some(Box::new(rest));
-        worker.mark_ready(Token::Transmit(0, 0));
-        // Before a sleep, when all sources are throttled.
-        worker.arm_all();
-        assert_eq!(worker.ready.len(), 1, "no kick tells of a flood that goes on");
-        worker.finish_floods();
-        assert_eq!(queue.lock().flood.is_none(), over, "of worker {worker_of}");
-    }
+    let slot = Arc::clone(&worker.ports[0].as_guest().unwrap().floods);
+    let begin = |worker: &mut Worker| {
+        let permit = slot.take(1).ok().map(Arc::new);
+        assert!(permit.is_some(), "the flood before is over");
+        let (frames, slot) = (Burst::default().keep(&[]), Some(Arc::clone(&slot)));
+        let scope = Scope::FOR_TESTS;
+        worker.pipeline.keep_flood(PendingFlood { frames, scope, next: 0, slot, permit });
+    };
+    begin(&mut worker);
+    worker.finish_floods();
+    begin(&mut worker);
+    worker.present.remove(0);
+    worker.refresh();
+    assert!(!worker.pipeline.has_floods() && slot.taken_at().is_none());
 }
 
 /// How long a look at a slow device lasts.

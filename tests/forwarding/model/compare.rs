@@ -72,6 +72,8 @@ pub fn books_of(counters: &Counters) -> Books {
             "in" | "announced" if drop || key == "frames" || key == "copies" => {
                 format!("{side} {key}")
             }
+            // Of floods in later turns, and mirrors.
+            "" if key == "copies" => "in copies".to_string(),
             "out" if key == "frames" => "out frames".to_string(),
             "out" | "" if drop => format!("lost {key}"),
             _ => continue,

@@ -112,7 +112,8 @@ impl Counters {
     }
 
     fn sides(&self) -> (u64, u64) {
-        let copies = self.sum(None, "in", "copies") + self.sum(None, "announced", "copies");
+        let copies: u64 =
+            ["in", "announced", ""].iter().map(|side| self.sum(None, side, "copies")).sum();
         let out = self.sum(None, "out", "frames");
         (copies, out + self.drops(None, "out") + self.drops(None, ""))
     }

@@ -214,6 +214,15 @@ impl Ring {
         kick
     }
 
+    /// True if the device asks for a kick at the next chain: it has seen that no more are there.
+    pub fn is_kick_wanted(&self) -> bool {
+        if self.mode.event_idx {
+            let event = self.used.index(4 + 8 * self.size as usize).load(Ordering::Acquire);
+            return event == self.avail_shown;
+        }
+        self.used.index(0).load(Ordering::Acquire) & RING_NO_EVENT == 0
+    }
+
     /// Shows the queued chains without a kick; answers the index before.
     pub fn show(&mut self) -> u16 {
         let old = self.avail_shown;

@@ -2,7 +2,7 @@
 //! takes the buffers back.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Rng;
 use super::mem::{GuestMem, Span};
@@ -200,12 +200,18 @@ impl TxRing {
         n
     }
 
-    /// Waits until the device gave everything back.
+    /// Waits until the device gave everything back, and for a moment until it asks for the next
+    /// kick: what it floods it delivers after it gave the buffers back, and before it looks again.
     pub fn drain(&mut self, limit: Duration) {
         self.reclaim();
         while self.ring.in_flight() > 0 {
             assert!(self.ring.wait(limit), "ring {}: TX not completed (I5)", self.ring.index);
             self.reclaim();
+        }
+        // A device that polls never asks.
+        let end = Instant::now() + Duration::from_millis(20).min(limit);
+        while !self.ring.is_kick_wanted() && Instant::now() < end {
+            std::thread::sleep(Duration::from_micros(20));
         }
     }
 

@@ -132,7 +132,7 @@ impl World {
             settled += if sent { 0 } else { stats.frames.get() + stats.drops.total() };
         }
         for port in self.ports.iter() {
-            asked += port.stats.announced.copies.get();
+            asked += port.stats.announced.copies.get() + port.stats.copies.get();
             settled += port.stats.drops.total();
         }
         (asked != settled).then(|| format!("{asked} copies, {settled} settled"))
