@@ -13,5 +13,5 @@ mod signal_cost;
 
 pub use blocked_writers::{BlockedWriterWatch, SignalSlot};
 pub use call::{CallFd, SignalResult};
-pub use presence::{NOWHERE, OnStall, Stalled};
+pub use presence::{IsStalled, NOWHERE, OnStall, Stalled};
 pub use signal_cost::{SignalCost, Took};

@@ -13,7 +13,7 @@
 
 use std::fmt;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::sys::usage::{State, cpu_nanos_of};
 
@@ -44,8 +44,13 @@ pub struct Stalled {
     pub step: u64,
 }
 
+/// Whether a stalled thread is still in the step in which it was seen. To be asked after the thread
+/// was told something: if the answer is yes, the thread has not looked yet at what it was told, and
+/// will before it sleeps.
+pub type IsStalled<'a> = &'a dyn Fn() -> bool;
+
 /// Is told of a thread that stands still, at each look, in the watchdog's thread.
-pub type OnStall = Box<dyn Fn(Stalled) + Send + Sync>;
+pub type OnStall = Box<dyn Fn(Stalled, IsStalled<'_>) + Send + Sync>;
 
 /// What the watchdog knows of a thread.
 pub(super) struct Watched {
@@ -98,6 +103,13 @@ impl Presence {
         self.at[1].store(second, Ordering::Relaxed);
     }
 
+    /// True if the thread is awake and in that step.
+    fn is_in(&self, step: u64) -> bool {
+        // With the fence of a thread between `asleep` and its look at what it was told.
+        fence(Ordering::SeqCst);
+        self.steps.load(Ordering::Relaxed) == step && self.awake.load(Ordering::Relaxed)
+    }
+
     /// It begins that step.
     #[inline(always)]
     pub fn step(&self, step: u64) {
@@ -123,9 +135,11 @@ impl Watched {
         if before != step {
             return;
         }
-        if took >= BUSY_NANOS || presence.state.get().is_some_and(State::is_blocked) {
+        let is_stuck = took >= BUSY_NANOS || presence.state.get().is_some_and(State::is_blocked);
+        // One that has fallen asleep meanwhile is blocked too.
+        if is_stuck && presence.is_in(step) {
             let at = presence.at.each_ref().map(|at| at.load(Ordering::Relaxed));
-            (self.on_stall)(Stalled { thread, at, step });
+            (self.on_stall)(Stalled { thread, at, step }, &|| presence.is_in(step));
         }
     }
 }
@@ -149,7 +163,8 @@ mod tests {
         let watch = BlockedWriterWatch::start().unwrap();
         let stalls = Arc::new(Mutex::new(Vec::new()));
         let told = Arc::clone(&stalls);
-        let slot = watch.register_watched(Box::new(move |stall| told.lock().unwrap().push(stall)));
+        let on_stall = move |stall, _: IsStalled<'_>| told.lock().unwrap().push(stall);
+        let slot = watch.register_watched(Box::new(on_stall));
         let (end, ended) = mpsc::channel();
         std::thread::scope(|scope| {
             scope.spawn(move || work(&slot, &ended));

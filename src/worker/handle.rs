@@ -238,8 +238,16 @@ impl Takeover {
         self.news.load(Ordering::Relaxed) && self.news.swap(false, Ordering::Acquire)
     }
 
+    /// Has the thread look what is new, before it sleeps at the latest.
     pub(super) fn notify(&self) {
-        self.news.store(true, Ordering::Release);
+        self.news.store(true, Ordering::SeqCst);
+    }
+
+    /// True if something is new, for a thread that has said that it is about to sleep: whoever
+    /// notifies and then finds that the thread does not sleep yet need not wake it.
+    pub fn has_news_before_sleep(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.news.load(Ordering::Relaxed)
     }
 
     /// Its thread is the calling one.

@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::handle::{Duty, Suspended, Takeover, WorkerHandle, lock};
-use crate::guard::Stalled;
+use crate::guard::{IsStalled, Stalled};
 use crate::limits::{LOCK_WAIT_STEP, MAX_SUSPECTS, SUSPICION};
 use crate::pipeline::stalls::At;
 use crate::port::Ports;
@@ -64,7 +64,11 @@ impl Reserves {
 
     /// Thread `number` stands still: a reserve that is free works for the worker it works for. In
     /// the watchdog's thread, which is the only one to give reserves something to do.
-    pub(super) fn relieve(&self, number: usize, stalled: Stalled) {
+    ///
+    /// The thread may go on at any moment, and then looks at once at what it is told here; or before
+    /// it sleeps. So after all is said it is asked whether it stood still all the time: if not, it
+    /// may have looked before, and is woken to look again, and no reserve begins.
+    pub(super) fn relieve(&self, number: usize, stalled: Stalled, is_stalled: IsStalled<'_>) {
         let takeover = &self.threads[number].takeover;
         let worker = if number < self.workers {
             number
@@ -75,22 +79,35 @@ impl Reserves {
             }
         };
         self.suspend(takeover, At(stalled.at), worker);
-        let relieved = &self.threads[worker];
-        if relieved.takeover.acting.load(Ordering::Acquire) != number {
-            return;
-        }
+        let acting = &self.threads[worker].takeover.acting;
         let free = |&reserve: &usize| lock(&self.threads[reserve].takeover.duty).is_none();
-        let Some(reserve) = (self.workers..self.threads.len()).find(free) else { return };
+        let reserve = (self.workers..self.threads.len()).find(free);
+        let is_first = acting.load(Ordering::Acquire) == number;
+        let Some(reserve) = reserve.filter(|_| is_first) else {
+            if !is_stalled() {
+                self.threads[number].notify_takeover();
+            }
+            return;
+        };
         let substitute = &self.threads[reserve];
         // While it sleeps: a thread that moves itself gets behind all that wait for that CPU, one
         // that wakes there in front of them. Where it may not it works where it is.
         let _ =
             affinity::follow(substitute.takeover.thread.load(Ordering::Relaxed), stalled.thread);
         *lock(&substitute.takeover.duty) = Some(Duty { worker, instead_of: number, stalled });
-        relieved.takeover.acting.store(reserve, Ordering::Release);
-        relieved.stats.stalls.add_shared(1);
+        acting.store(reserve, Ordering::Release);
         takeover.notify();
-        substitute.notify_takeover();
+        if is_stalled() {
+            self.threads[worker].stats.stalls.add_shared(1);
+            substitute.notify_takeover();
+            return;
+        }
+        // If this fails the thread has come back by itself, and ends the reserve's duty.
+        let order = (Ordering::AcqRel, Ordering::Relaxed);
+        if acting.compare_exchange(reserve, number, order.0, order.1).is_ok() {
+            substitute.takeover.end_duty();
+        }
+        self.threads[number].notify_takeover();
     }
 
     /// Keeps all workers away from the memory that a thread is at, whether another works for it or

@@ -1,6 +1,7 @@
 //! The loop of a worker: which sources are ready, one turn after another, when to sleep.
 
 mod polled;
+mod ready;
 mod sleep;
 mod takeover;
 
@@ -10,10 +11,12 @@ use std::sync::{Arc, MutexGuard};
 
 use vmm_sys_util::epoll::EpollEvent;
 
+use self::ready::{Ready, ReadySources};
 use super::handle::{Note, Shared, Token, WorkerHandle};
 use super::kick::receive_kick;
 use super::reserve::Reserves;
 use super::spin::{Instead, SpinPolicy};
+use crate::guard::IsStalled;
 use crate::limits::{EPOLL_BATCH, TURN_NANOS};
 use crate::logging::never_wait;
 use crate::pipeline::Pipeline;
@@ -25,16 +28,6 @@ use crate::switch::PortId;
 use crate::sys::clock;
 use crate::sys::threads::run_again_after_panic;
 use crate::sys::usage::run_queue_delay_millis;
-
-/// A source with work, or that lately had some.
-#[derive(Clone, Copy)]
-struct Ready {
-    token: Token,
-    /// How often in a row it was found empty.
-    looks: u32,
-    /// It is looked at again at this cycle at the latest, as no event may tell; 0: an event will.
-    retry_at: u64,
-}
 
 /// One worker thread.
 pub struct Worker {
@@ -52,7 +45,7 @@ pub struct Worker {
     of: usize,
     pipeline: Pipeline,
     spin: SpinPolicy,
-    ready: Vec<Ready>,
+    ready: ReadySources,
     /// Where the next turn starts, so that a turn cut short by time is continued.
     cursor: usize,
     notes: Vec<Note>,
@@ -82,9 +75,9 @@ impl Worker {
     pub fn new(index: usize, reserves: &Arc<Reserves>, shared: Shared) -> Worker {
         let handle = Arc::clone(&reserves.threads()[index]);
         let (weak, is_worker) = (Arc::downgrade(reserves), index < reserves.workers());
-        let on_stall = move |stalled| {
+        let on_stall = move |stalled, is_stalled: IsStalled<'_>| {
             if let Some(reserves) = weak.upgrade() {
-                reserves.relieve(index, stalled);
+                reserves.relieve(index, stalled, is_stalled);
             }
         };
         Worker {
@@ -103,7 +96,7 @@ impl Worker {
                 shared.watch.register_watched(Box::new(on_stall)),
             ),
             spin: SpinPolicy::new(shared.poll && is_worker, clock::cycles(), clock::cycles_in),
-            ready: Vec::new(),
+            ready: ReadySources::default(),
             cursor: 0,
             notes: Vec::new(),
             kicked: Vec::new(),
@@ -219,7 +212,7 @@ impl Worker {
         let after = &self.ports;
         let stays = |id| after.agrees(&before, id);
         let source_stays = |token: Token| token.port().is_none_or(stays);
-        self.ready.retain(|ready| source_stays(ready.token));
+        self.ready.retain(source_stays);
         self.kicked.retain(|&(token, _)| source_stays(token));
         self.pipeline.signals().forget(stays);
         self.pipeline.forget_floods(stays);
@@ -449,17 +442,6 @@ impl Worker {
         false
     }
 
-    fn is_ready(&self, token: Token) -> bool {
-        self.ready.iter().any(|ready| ready.token == token)
-    }
-
-    fn mark_ready(&mut self, token: Token) {
-        match self.ready.iter_mut().find(|ready| ready.token == token) {
-            Some(ready) => ready.looks = 0,
-            None => self.ready.push(Ready { token, looks: 0, retry_at: 0 }),
-        }
-    }
-
     /// Takes what sessions asked for.
     fn take_notes(&mut self) {
         self.handle.take_notes(&mut self.notes);
@@ -477,7 +459,7 @@ impl Worker {
                 Note::Look(token @ Token::Receive(..)) => {
                     self.contained(token, |worker| worker.kick(token, false));
                 }
-                Note::Look(token) => self.mark_ready(token),
+                Note::Look(token) => self.ready.mark(token),
                 // Each may be a frame to all ports: one a turn.
                 Note::Announce(_) if announced => left.push(note),
                 Note::Announce(what) => {
@@ -513,10 +495,10 @@ impl Worker {
                     self.contained(token, |worker| worker.kick(token, true));
                 }
                 token @ Token::Device(..) => {
-                    if self.is_ready(token) {
+                    if self.ready.contains(token) {
                         self.unwatch(token);
                     }
-                    self.mark_ready(token);
+                    self.ready.mark(token);
                 }
             }
         }
@@ -573,7 +555,7 @@ impl Worker {
         }
         if state.side.gate.discard != Discard::Never {
             if matches!(self.pipeline.discard(id, queue, state), Next::At(_)) {
-                self.mark_ready(token);
+                self.ready.mark(token);
             }
             return;
         }
@@ -581,7 +563,7 @@ impl Worker {
             ring.suppress_kicks();
         }
         drop(state);
-        self.mark_ready(token);
+        self.ready.mark(token);
     }
 }
 

@@ -19,7 +19,7 @@ impl Worker {
         let asleep = self.now;
         self.own.sleep_state.asleep();
         let timeout = match self.due() {
-            _ if more => 0,
+            _ if more || self.own.takeover.has_news_before_sleep() => 0,
             // A tick too late rather than one too early, after which it would sleep again.
             Some(due) => millis(clock::time_of(clock::since(self.now, due))),
             None => -1,

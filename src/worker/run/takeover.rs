@@ -55,7 +55,7 @@ impl Worker {
     /// Ends that: what it has yet to look at is the worker's, which is woken, as this thread may
     /// have taken what was to wake it.
     pub(super) fn retire(&mut self) {
-        for ready in std::mem::take(&mut self.ready) {
+        for ready in self.ready.take() {
             self.handle.look(ready.token);
         }
         for (token, _) in std::mem::take(&mut self.kicked) {
@@ -110,13 +110,13 @@ impl Worker {
                     for i in 0..guest.tx.len() as u16 {
                         let receive = Token::Receive(port.id, i);
                         self.contained(receive, |worker| worker.kick(receive, false));
-                        self.mark_ready(Token::Transmit(port.id, i));
+                        self.ready.mark(Token::Transmit(port.id, i));
                     }
                 }
                 Endpoint::Device(device) => {
                     for i in 0..device.queues().len() {
                         if port.device_worker(i, self.of) == self.index {
-                            self.mark_ready(Token::Device(port.id, i as u16));
+                            self.ready.mark(Token::Device(port.id, i as u16));
                         }
                     }
                 }

@@ -106,7 +106,7 @@ fn nothing_is_left_of_a_port_that_is_gone_or_another_one() {
     }
     worker.refresh();
     for id in 0..4 {
-        worker.mark_ready(Token::Transmit(id, 0));
+        worker.ready.mark(Token::Transmit(id, 0));
         worker.kicked.push((Token::Receive(id, 0), true));
     }
     let handle = Arc::clone(&worker.handle);
@@ -156,8 +156,8 @@ fn with_devices() -> (Worker, [Arc<Fake>; 2]) {
         worker.present.add(Arc::new(Port::device(id, &id.to_string(), tap)));
     }
     worker.refresh();
-    worker.mark_ready(Token::Device(1, 0));
-    worker.mark_ready(Token::Device(2, 0));
+    worker.ready.mark(Token::Device(1, 0));
+    worker.ready.mark(Token::Device(2, 0));
     worker.now = clock::cycles();
     (worker, fakes)
 }
@@ -214,7 +214,7 @@ fn a_reserve_works_for_a_worker_that_stands_still() {
     drop(state);
     let reserves = Arc::clone(&worker.reserves);
     let relieve = || {
-        reserves.relieve(0, Stalled { thread: 0, at: At::sender(1).0, step: 0 });
+        reserves.relieve(0, Stalled { thread: 0, at: At::sender(1).0, step: 0 }, &|| true);
     };
     relieve();
     // There is one reserve, and it has something to do.
@@ -254,6 +254,65 @@ fn a_reserve_works_for_a_worker_that_stands_still() {
     assert_eq!(worker.own.stats.stalls.get(), 2, "and again");
 }
 
+/// The watchdog lost its CPU before it did anything: by then the thread has gone on, and may sleep.
+#[test]
+fn a_thread_that_went_on_meanwhile_is_woken_and_not_relieved() {
+    let [mut worker, reserve] = worker_and_reserve();
+    worker.present.add(Arc::new(Port::guest(1, "slow", 1)));
+    let ports = worker.present.present();
+    let is_apart = || ports[1].as_guest().unwrap().tx[0].is_stalled();
+    let reserves = Arc::clone(&worker.reserves);
+    for at in [At::sender(1), At::NOTHING] {
+        let stalled = Stalled { thread: 0, at: at.0, step: 0 };
+        reserves.relieve(0, stalled, &|| false);
+        assert!(worker.own.wake.read().is_ok(), "it would sleep with its ports kept apart");
+        assert!(reserves.works_for(0, 0) && reserve.own.takeover.duty().is_none());
+        assert!(!reserve.own.takeover.has_news() && worker.own.takeover.has_news());
+        worker.update_takeover();
+        assert!(!is_apart());
+    }
+    assert_eq!(worker.own.stats.stalls.get(), 0);
+    // While another one works for it, too.
+    let stalled = Stalled { thread: 0, at: At::sender(1).0, step: 0 };
+    reserves.relieve(0, stalled, &|| true);
+    assert!(worker.own.wake.read().is_err(), "it stands still, and looks before it sleeps");
+    reserves.relieve(0, stalled, &|| false);
+    assert!(worker.own.wake.read().is_ok());
+}
+
+/// It came back between the two, and found a reserve that it has sent away by itself.
+#[test]
+fn a_thread_that_comes_back_amid_its_relief_has_none() {
+    let [worker, mut reserve] = worker_and_reserve();
+    let reserves = Arc::clone(&worker.reserves);
+    let comes_back = || {
+        assert_eq!(reserves.come_back(0), Some(1), "the reserve does not answer");
+        false
+    };
+    reserves.relieve(0, Stalled { thread: 0, at: At::NOTHING.0, step: 0 }, &comes_back);
+    assert!(reserves.works_for(0, 0) && reserve.own.takeover.has_news());
+    reserve.update_takeover();
+    assert!(!reserve.is_relieving() && reserve.own.takeover.duty().is_none());
+}
+
+/// What it was told after it last looked, and before it said that it sleeps.
+#[test]
+fn a_worker_that_was_told_something_does_not_sleep() {
+    let mut worker = worker();
+    worker.own.takeover.notify();
+    let (tell, told) = mpsc::channel();
+    let handle = Arc::clone(&worker.own);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            worker.sleep();
+            let _ = tell.send(worker.own.takeover.has_news());
+        });
+        let woke = told.recv_timeout(LOST / 6);
+        let _ = handle.wake.write(1);
+        assert_eq!(woke, Ok(true), "it sleeps without having looked");
+    });
+}
+
 /// What the thread is at that came to stand still again before its turn was over, while another one
 /// works for the worker: that one would be the next.
 #[test]
@@ -266,7 +325,7 @@ fn what_a_second_stall_of_a_turn_is_at_is_kept_apart_too() {
     let apart = || guests.each_ref().map(|port| port.as_guest().unwrap().tx[0].is_stalled());
     for (id, expected) in [(1, [true, false]), (1, [true, false]), (2, [true, true])] {
         let at = At::sender(id).0;
-        worker.reserves.relieve(0, Stalled { thread: 0, at, step: 0 });
+        worker.reserves.relieve(0, Stalled { thread: 0, at, step: 0 }, &|| true);
         assert_eq!(apart(), expected);
     }
     assert_eq!(worker.own.stats.stalls.get(), 1, "relieved once");
@@ -282,7 +341,7 @@ fn a_device_that_holds_a_worker_up_is_not_its_senders_fault() {
     let [worker, _] = worker_and_reserve();
     worker.present.add(Arc::new(Port::guest(1, "sender", 1)));
     for (at, alone) in [(At::sender(1).and(7), false), (At::sender(1), true)] {
-        worker.reserves.relieve(0, Stalled { thread: 0, at: at.0, step: 0 });
+        worker.reserves.relieve(0, Stalled { thread: 0, at: at.0, step: 0 }, &|| true);
         let suspended = worker.own.takeover.take_suspended();
         assert_eq!(suspended.iter().map(|one| one.alone).collect::<Vec<_>>(), [alone], "{at:?}");
     }
@@ -307,7 +366,7 @@ fn a_reserve_wakes_where_the_worker_may_run() {
         let before = told.recv().unwrap();
         let all = affinity::allowed().unwrap();
         let me = rustix::thread::gettid().as_raw_pid();
-        worker.reserves.relieve(0, Stalled { thread: me, at: At::NOTHING.0, step: 0 });
+        worker.reserves.relieve(0, Stalled { thread: me, at: At::NOTHING.0, step: 0 }, &|| true);
         drop(go);
         assert_eq!((before.len(), told.recv().unwrap()), (1, all));
     });
@@ -317,10 +376,10 @@ fn a_reserve_wakes_where_the_worker_may_run() {
 #[test]
 fn a_reserve_that_panicked_goes_on_for_the_worker() {
     let [worker, mut reserve] = worker_and_reserve();
-    worker.reserves.relieve(0, Stalled { thread: 0, at: At::NOTHING.0, step: 0 });
+    worker.reserves.relieve(0, Stalled { thread: 0, at: At::NOTHING.0, step: 0 }, &|| true);
     reserve.update_takeover();
     let taken = tokens(&reserve);
-    reserve.ready.clear();
+    reserve.ready.take();
     reserve.recover();
     assert!(reserve.is_relieving() && !taken.is_empty());
     assert_eq!(tokens(&reserve), taken);
@@ -334,10 +393,10 @@ fn a_reserve_that_stands_still_is_relieved() {
     let reserves = Reserves::new(threads, 1, Arc::clone(&worker.present));
     let stalled = Stalled { thread: 0, at: At::NOTHING.0, step: 0 };
     let acting = || (0..3).find(|&number| reserves.works_for(number, 0));
-    reserves.relieve(2, stalled);
+    reserves.relieve(2, stalled, &|| true);
     assert_eq!(acting(), Some(0), "one that has nothing to do");
     for (number, next) in [(0, 1), (0, 1), (1, 2), (2, 2)] {
-        reserves.relieve(number, stalled);
+        reserves.relieve(number, stalled, &|| true);
         assert_eq!(acting(), Some(next));
     }
     assert_eq!(reserves.come_back(0), Some(2));
