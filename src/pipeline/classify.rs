@@ -10,8 +10,8 @@
 //! decision cost every frame 5 of 290.
 
 use super::burst::{BurstContext, bytes_of};
-use super::flood::{Added, Floods, Scope};
-use super::plan::Plan;
+use super::flood::{Added, Floods};
+use super::plan::{Plan, Scope};
 use super::screen::{Passage, admit};
 use crate::capture::outcomes::Outcomes;
 use crate::frame::ethernet::{self, Addresses, Snapshot, TagBytes, l3_offset};

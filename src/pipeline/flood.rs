@@ -4,20 +4,20 @@
 //! holds no lock of the source. The frames are in private memory, so that a receiver whose memory
 //! makes the worker wait does not make the sender wait, and the sender changes nothing that later
 //! receivers get. A receiver costs the worker cache misses and a signal, each byte of a copy its
-//! part of the memory's bandwidth. So a burst floods to so many receivers that the copies take about
-//! a turn; [`PendingFlood`] has the others, which the worker serves in its next turns, in the order
-//! of their numbers. Receivers are found anew for each part: a port that comes gets the frames, a
-//! port that went gets none.
+//! part of the memory's bandwidth. So a burst floods to so many receivers that the copies take
+//! about a turn; [`PendingFlood`] has the others, which the worker serves in its next turns, in the
+//! order of their numbers. Receivers are found anew for each part: a port that comes gets the
+//! frames, a port that went gets none.
 //!
 //! Floods of a source keep their order among themselves: while one goes on, the source's next one
-//! waits in the ring, and is dropped when that lasts longer than [`FLOOD_WAIT_NANOS`], as the worker
-//! of the first may be stuck in a receiver's memory. Other frames of the source do not wait.
+//! waits in the ring, and is dropped when that lasts longer than [`FLOOD_WAIT_NANOS`], as the
+//! worker of the first may be stuck in a receiver's memory. Other frames of the source do not wait.
 //!
 //! [`FLOOD_WAIT_NANOS`]: crate::limits::FLOOD_WAIT_NANOS
 
 use std::sync::Arc;
 
-use super::plan::Plan;
+use super::plan::{Plan, Scope};
 use crate::limits::{
     BURST_FLOOD_BYTES, BURST_FLOOD_COPIES, FLOOD_RECEIVER_BYTES, FLOOD_RECEIVERS, FLOOD_WAIT_NANOS,
     LOOKS_PER_COPY,
@@ -25,32 +25,8 @@ use crate::limits::{
 use crate::port::{Endpoint, FloodPermit, FloodSlot, PortTable};
 use crate::ring::{Burst, KeptFrames};
 use crate::stats::DropReason;
-use crate::switch::{Flood, Ingress, Policy, PortId, Reach, Segment};
+use crate::switch::{Flood, Policy, PortId, Reach};
 use crate::sys::clock;
-
-/// What a flood's receivers are found by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Scope {
-    /// Where the frames came in.
-    pub from: Ingress,
-    /// The segment that they are in.
-    pub segment: Segment,
-    /// Why they are flooded.
-    pub flood: Flood,
-    /// Which ports of the segment they reach.
-    pub reach: Reach,
-}
-
-#[cfg(test)]
-impl Scope {
-    /// Group frames of port 0 for all others.
-    pub const FOR_TESTS: Scope = Scope {
-        from: Ingress { port: 0, kind: crate::switch::PortKind::Guest },
-        segment: Segment::DEFAULT,
-        flood: Flood::Group,
-        reach: Reach::All,
-    };
-}
 
 /// Frames whose receivers are not all served.
 #[derive(Debug)]

@@ -1,10 +1,9 @@
 //! A burst sorted by destination, as lists of frame indices: runs for one receive queue, floods for
 //! many ports, and drops.
 
-use super::flood::Scope;
 use crate::limits::{BURST_FRAMES, MAX_PORTS};
 use crate::stats::DropReason;
-use crate::switch::PortId;
+use crate::switch::{Flood, Ingress, PortId, Reach, Segment};
 
 /// Frames of one burst for one ring of one port, in order.
 #[derive(Debug, Clone, Copy)]
@@ -93,6 +92,30 @@ impl Run {
     fn truncate(&mut self, end: u8) {
         self.len = self.frames[..usize::from(self.len)].partition_point(|&frame| frame < end) as u8;
     }
+}
+
+/// What a flood's receivers are found by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scope {
+    /// Where the frames came in.
+    pub from: Ingress,
+    /// The segment that they are in.
+    pub segment: Segment,
+    /// Why they are flooded.
+    pub flood: Flood,
+    /// Which ports of the segment they reach.
+    pub reach: Reach,
+}
+
+#[cfg(test)]
+impl Scope {
+    /// Group frames of port 0 for all others.
+    pub const FOR_TESTS: Scope = Scope {
+        from: Ingress { port: 0, kind: crate::switch::PortKind::Guest },
+        segment: Segment::DEFAULT,
+        flood: Flood::Group,
+        reach: Reach::All,
+    };
 }
 
 /// Frames of one burst that go to the same ports, a copy to each.

@@ -65,9 +65,9 @@ impl Reserves {
     /// Thread `number` stands still: a reserve that is free works for the worker it works for. In
     /// the watchdog's thread, which is the only one to give reserves something to do.
     ///
-    /// The thread may go on at any moment, and then looks at once at what it is told here; or before
-    /// it sleeps. So after all is said it is asked whether it stood still all the time: if not, it
-    /// may have looked before, and is woken to look again, and no reserve begins.
+    /// The thread may go on at any moment. It looks at what it is told here before it sleeps at the
+    /// latest. So it is asked at the end whether it stood still all the time: if not, it may have
+    /// looked too early, so it is woken to look again, and no reserve begins.
     pub(super) fn relieve(&self, number: usize, stalled: Stalled, is_stalled: IsStalled<'_>) {
         let takeover = &self.threads[number].takeover;
         let worker = if number < self.workers {

@@ -1,5 +1,6 @@
 //! A burst of a device whose floods are more than a turn makes: later receivers get all frames in
-//! order, once, and each frame is counted and charged once, whatever becomes of the device meanwhile.
+//! order, once, and each frame is counted and charged once, whatever becomes of the device
+//! meanwhile.
 
 use std::sync::Arc;
 

@@ -11,7 +11,7 @@ use crate::frame::{MacAddr, Offloads};
 use crate::guard::BlockedWriterWatch;
 use crate::limits::{BURST_FLOOD_COPIES, FLOOD_RECEIVERS, FLOOD_WAIT_NANOS};
 use crate::pipeline::Announcement;
-use crate::pipeline::flood::Scope;
+use crate::pipeline::plan::Scope;
 use crate::port::device::fake::Fake;
 use crate::port::table::Ports;
 use crate::port::{DevicePort, Endpoint, GuestPort, QueueRef, SessionWaker, Vring};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::*;
 use crate::frame::{MacAddr, VnetHdr};
 use crate::guard::BlockedWriterWatch;
-use crate::pipeline::flood::Scope;
+use crate::pipeline::plan::Scope;
 use crate::port::GuestPort;
 use crate::ring::tests::{DATA, Guest, SIZE, WRITE, desc, describe, offer};
 use crate::switch::{FdbConfig, FloodLimits, Limit, PortId, Rate, Size};

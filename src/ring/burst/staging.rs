@@ -32,8 +32,8 @@ impl Staging {
         }
         let end = self.used.checked_add(len).filter(|end| *end <= self.memory.len())?;
         let at = self.memory.as_mut_ptr().wrapping_add(std::mem::replace(&mut self.used, end));
-        // SAFETY: the bytes lie in `memory`, which is allocated once, and are handed out once before
-        // `clear`.
+        // SAFETY: the bytes lie in `memory`, which is allocated once, and are handed out once
+        // before `clear`.
         Some(unsafe { std::slice::from_raw_parts_mut(at, len) })
     }
 }
