@@ -15,7 +15,7 @@
 //! that is a member no more. A group that finds no room is not limited, and a port that asks for
 //! more than it may gets all frames: limits cost bandwidth and no frame.
 //!
-//! Forwarding reads the table without a lock ([`table`]). Who writes holds a lock for one record at
+//! Forwarding reads the table without a lock (`table`). Who writes holds a lock for one record at
 //! a time; a worker tries to get it, and a port writes [`MEMBERSHIP_RECORDS_PER_SECOND`] records.
 //! Nothing is allocated after the start.
 //!
