@@ -18,6 +18,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
+use arc_swap::{ArcSwapOption, Guard};
+
 use super::flood::FloodSlot;
 use super::quantum::Deficit;
 use super::{FrontEnd, Next};
@@ -86,7 +88,7 @@ impl Bounds {
 /// One queue of a port.
 #[derive(Default)]
 pub struct DeviceQueue {
-    device: Mutex<Option<Device>>,
+    device: ArcSwapOption<Device>,
     reading: Mutex<Reading>,
     /// Its events are not watched, as its worker looks at it anyway.
     unwatched: AtomicBool,
@@ -100,7 +102,7 @@ pub struct DeviceQueue {
 
 impl std::fmt::Debug for DeviceQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DeviceQueue").field("attached", &self.device().is_some()).finish()
+        f.debug_struct("DeviceQueue").field("attached", &self.is_attached()).finish()
     }
 }
 
@@ -119,7 +121,7 @@ struct Loss {
     /// A queue is without its device.
     lost: Option<Lost>,
     /// Devices out of service, yet to be closed.
-    dead: Vec<Device>,
+    dead: Vec<Arc<Device>>,
 }
 
 impl std::fmt::Debug for Loss {
@@ -159,18 +161,30 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl DeviceQueue {
     /// Why frames are not written together any more. A batch that is in use works.
     fn batch_failure(&self) -> Option<String> {
-        self.device()?.batch(0, BURST_FRAMES)?.try_lock().ok()?.failure()
+        self.attached().as_deref()?.batch(0, BURST_FRAMES)?.try_lock().ok()?.failure()
     }
 
-    /// The attached device.
+    /// The attached device. Nobody waits for another thread here, and the device stays open while
+    /// the guard is held.
+    #[inline]
+    pub fn attached(&self) -> Guard<Option<Arc<Device>>> {
+        self.device.load()
+    }
+
+    /// The attached device, to be kept.
     pub fn device(&self) -> Option<Device> {
-        lock(&self.device).clone()
+        self.attached().as_deref().cloned()
     }
 
-    /// The attached device, if a look at it is no system call, as its frames come in memory of its
+    /// True if a device is attached.
+    pub fn is_attached(&self) -> bool {
+        self.attached().is_some()
+    }
+
+    /// True if a look at the attached device is no system call, as its frames come in memory of its
     /// own.
-    pub fn polled(&self) -> Option<Device> {
-        self.device().filter(|device| device.inbox().is_some())
+    pub fn is_polled(&self) -> bool {
+        self.attached().as_deref().is_some_and(|device| device.inbox().is_some())
     }
 
     /// True if the worker that reads it watches no events of it.
@@ -205,13 +219,14 @@ impl DeviceQueue {
     ) -> Next {
         burst.clear();
         reader.release();
-        let Some(device) = self.device() else {
+        let attached = self.attached();
+        let Some(device) = attached.as_deref() else {
             return Next::Gone;
         };
         if let Some(inbox) = device.inbox() {
             let next = self.take(inbox, burst, port, bounds);
             // A burst without a frame is not completed, which would release the device.
-            reader.lender = Some(device).filter(|_| burst.taken() > 0);
+            reader.lender = (burst.taken() > 0).then(|| Arc::clone(device));
             return next;
         }
         let (mut bytes, mut refused) = (0u32, 0);
@@ -229,7 +244,7 @@ impl DeviceQueue {
                 }
                 Transfer::WouldBlock => return Next::Empty,
                 Transfer::Gone | Transfer::Eof => {
-                    port.lose(self, &device, Lost::Gone);
+                    port.lose(self, device, Lost::Gone);
                     return Next::Gone;
                 }
                 // The frame is off the kernel's queue. Those behind it bring no event of their own,
@@ -393,7 +408,7 @@ impl DevicePort {
 
     /// True while a queue is attached.
     pub fn is_up(&self) -> bool {
-        self.queues.iter().any(|queue| lock(&queue.device).is_some())
+        self.queues.iter().any(DeviceQueue::is_attached)
     }
 
     /// Puts freshly opened queues into service, whose frames may come with `takes`.
@@ -402,8 +417,7 @@ impl DevicePort {
         loss.lost = None;
         self.takes.store(takes.to_bits(), Ordering::Relaxed);
         for (queue, device) in self.queues.iter().zip(devices) {
-            let old = lock(&queue.device).replace(device);
-            loss.dead.extend(old);
+            loss.dead.extend(queue.device.swap(Some(Arc::new(device))));
         }
     }
 
@@ -411,9 +425,10 @@ impl DevicePort {
     /// waits in [`DevicePort::wait_lost`].
     fn lose(&self, queue: &DeviceQueue, failed: &Device, why: Lost) {
         let mut loss = lock(&self.loss);
-        let mut device = lock(&queue.device);
-        if device.as_ref().is_some_and(|device| Arc::ptr_eq(device, failed)) {
-            loss.dead.extend(device.take());
+        // Under the lock of `loss`, which all that change the device have.
+        let is_attached = queue.attached().as_deref().is_some_and(|it| Arc::ptr_eq(it, failed));
+        if is_attached {
+            loss.dead.extend(queue.device.swap(None));
             loss.lost = Some(why);
             self.wake.notify_all();
         }
@@ -424,7 +439,7 @@ impl DevicePort {
     pub fn give_up(&self) {
         let mut loss = lock(&self.loss);
         for queue in &self.queues {
-            loss.dead.extend(lock(&queue.device).take());
+            loss.dead.extend(queue.device.swap(None));
         }
         loss.lost.get_or_insert(Lost::Gone);
     }
@@ -440,7 +455,7 @@ impl DevicePort {
         let mut dead = std::mem::take(&mut lock(&self.loss).dead);
         // A worker in the middle of a burst may hold one, and must not be the last to.
         for _ in 0..CLOSE_TIMEOUT_MILLIS {
-            dead.retain(|device| Arc::strong_count(device) > 1);
+            dead.retain(|device| Arc::strong_count(device) + Arc::strong_count(&**device) > 2);
             if dead.is_empty() {
                 return;
             }

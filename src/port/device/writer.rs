@@ -58,14 +58,15 @@ impl DevicePort {
         settled: &mut dyn FnMut(usize),
     ) {
         let (queue, reasons) = (&self.queues[worker % self.queues.len()], self.behind.reasons());
-        let Some(device) = queue.device() else {
+        let attached = queue.attached();
+        let Some(device) = attached.as_deref() else {
             port.drop_copies(&port.stats.drops, (from, frames), reasons.gone, outcomes);
             return settled(frames.len());
         };
         let takes = Offloads::from_bits(self.takes.load(Ordering::Relaxed));
         let output = &queue.output;
         let run = &Run::new(burst, frames, (takes, self.coalesce), &output.fallbacks);
-        let mut outlet = Outlet { device: &*device, writer, run };
+        let mut outlet = Outlet { device: &**device, writer, run };
         let sent = Sent { output, settled, frames: 0, bytes: 0, coalesced: 0 };
         let mut sending = Sending { run, port, from, reasons, outcomes, sent, done: 0, end: None };
         let shared = device.batch(worker / self.queues.len(), frames.len());
@@ -96,7 +97,7 @@ impl DevicePort {
             sending.flush(&mut *batch, &mut entries, &mut outlet);
         }
         if sending.finish() {
-            self.lose(queue, &device, Lost::Gone);
+            self.lose(queue, device, Lost::Gone);
         }
     }
 }

@@ -17,14 +17,14 @@ impl Worker {
 
     /// True of a ring, and of a device that can be polled.
     pub(super) fn can_poll(&self, token: Token) -> bool {
-        self.device_queue(token).is_none_or(|queue| queue.polled().is_some())
+        self.device_queue(token).is_none_or(DeviceQueue::is_polled)
     }
 
     /// A device that is looked at anyway brought an event: it brings no more.
     #[cold]
     pub(super) fn unwatch(&self, token: Token) {
         let Some(queue) = self.device_queue(token) else { return };
-        let Some(device) = queue.polled() else { return };
+        let Some(device) = queue.device().filter(|_| queue.is_polled()) else { return };
         self.handle.unwatch(device.as_raw_fd());
         // Last: a thread that stands still before does not undo what a reserve does meanwhile, and
         // looks at all devices when it goes on.
