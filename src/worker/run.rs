@@ -17,7 +17,7 @@ use super::kick::receive_kick;
 use super::reserve::Reserves;
 use super::spin::{Instead, SpinPolicy};
 use crate::guard::IsStalled;
-use crate::limits::{EPOLL_BATCH, TURN_NANOS};
+use crate::limits::{EPOLL_BATCH, SHORTEST_SLEEP_NANOS, TURN_NANOS};
 use crate::logging::never_wait;
 use crate::pipeline::Pipeline;
 use crate::pipeline::deliver::count_broken;
@@ -229,7 +229,7 @@ impl Worker {
             }
             return false;
         }
-        if !self.ready.is_empty() {
+        if !self.ready.is_empty() && !self.waits_for_time() {
             match self.spin.next(self.now, run_queue_delay_millis) {
                 Instead::Look => return false,
                 Instead::Arm => self.arm_all(),
@@ -240,6 +240,14 @@ impl Worker {
             }
         }
         self.spin.may_sleep()
+    }
+
+    /// True if all sources wait for a time that a sleep does not miss, which no spin brings nearer.
+    #[cold]
+    fn waits_for_time(&self) -> bool {
+        let soon = self.now.saturating_add(clock::cycles_in(SHORTEST_SLEEP_NANOS));
+        let waits = |ready: &Ready| ready.retry_at >= soon;
+        self.waiting == self.ready.len() && !self.receivers && self.ready.iter().all(waits)
     }
 
     /// Arms every source; those that turn out to have work stay ready.

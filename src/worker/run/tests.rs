@@ -296,6 +296,25 @@ fn a_thread_that_comes_back_amid_its_relief_has_none() {
     assert!(!reserve.is_relieving() && reserve.own.takeover.duty().is_none());
 }
 
+/// Frames that wait for a rate, say, are due at a time that is known.
+#[test]
+fn a_worker_does_not_spin_for_a_time_that_it_knows() {
+    let mut worker = worker();
+    let later = clock::cycles_in(5 * SHORTEST_SLEEP_NANOS);
+    for (after, receivers, rests) in [(later, false, true), (later, true, false), (9, false, false)]
+    {
+        worker.now = clock::cycles();
+        // A spin is worth it, and is paid for.
+        worker.spin.woke(worker.now, worker.now);
+        worker.spin.work(clock::cycles_in(1_000_000_000));
+        worker.ready.take();
+        worker.ready.mark(Token::Transmit(0, 0));
+        worker.ready[0].retry_at = worker.now + after;
+        (worker.waiting, worker.receivers) = (1, receivers);
+        assert_eq!(worker.after_turn(false), rests, "{after} {receivers}");
+    }
+}
+
 /// What it was told after it last looked, and before it said that it sleeps.
 #[test]
 fn a_worker_that_was_told_something_does_not_sleep() {
