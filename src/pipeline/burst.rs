@@ -22,7 +22,6 @@ mod guest;
 mod mirror;
 mod rate;
 
-use std::collections::VecDeque;
 use std::iter::repeat_n;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -30,7 +29,7 @@ use std::time::Instant;
 
 use super::backpressure::{self, Backpressure, rate::refund};
 use super::deliver::{Delivery, Room, report_broken};
-use super::flood::{Floods, PendingFlood};
+use super::flood::{FloodList, Floods};
 use super::guard::Violations;
 use super::multicast::Snooped;
 use super::plan::Plan;
@@ -97,8 +96,8 @@ pub struct Pipeline {
     signals: Signals,
     stalls: Stalls,
     account: Account,
-    /// Floods whose receivers are not all served. One of each source at most.
-    floods: VecDeque<PendingFlood>,
+    /// Floods whose receivers are not all served.
+    floods: Arc<FloodList>,
     time: Time,
 }
 
@@ -125,7 +124,7 @@ impl Pipeline {
             signals: Signals::new(worker, slot),
             stalls: Stalls::default(),
             account: Account::default(),
-            floods: VecDeque::new(),
+            floods: Arc::default(),
             time: Time { tick: Tick::default(), cycle: 0, retry: clock::cycles_in(RETRY_NANOS) },
         }
     }
@@ -143,6 +142,10 @@ impl Pipeline {
             self.time.tick = now;
         }
         self.time.cycle = cycle;
+        if let Some(context) = &mut self.context {
+            // The floods of a turn share what a burst may wait for locks.
+            context.wait_until = None;
+        }
         self.account.begin_turn(cycle, contended, idle);
     }
 
@@ -162,9 +165,11 @@ impl Pipeline {
         self.signals.flush(ports, stats, self.time.cycle);
     }
 
-    /// Works the sources of that worker from here on; `relieves` if its own thread stands still.
-    pub fn work_for(&mut self, worker: usize, relieves: bool) {
+    /// Works the sources and floods of that worker from here on; `relieves` if its own thread is
+    /// stuck.
+    pub fn work_for(&mut self, worker: usize, floods: &Arc<FloodList>, relieves: bool) {
         (self.worker, self.relieves) = (worker, relieves);
+        self.floods = Arc::clone(floods);
     }
 
     /// Says whose memory is touched from here on.

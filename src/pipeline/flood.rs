@@ -10,23 +10,29 @@
 //! frames, a port that went gets none.
 //!
 //! Floods of a source keep their order among themselves: while one goes on, the source's next one
-//! waits in the ring, and is dropped when that lasts longer than [`FLOOD_WAIT_NANOS`], as the
-//! worker of the first may be stuck in a receiver's memory. Other frames of the source do not wait.
+//! waits in the ring, and what is behind it in the ring waits too. A flood of which no part is made
+//! for [`FLOOD_WAIT_NANOS`] is in the hands of a thread that is stuck in a receiver's memory: then
+//! the source's long floods are dropped, and its short ones go first. A short flood may also pass
+//! another one while its ring moves to another worker. Frames for one port pass floods.
 //!
 //! [`FLOOD_WAIT_NANOS`]: crate::limits::FLOOD_WAIT_NANOS
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use super::plan::{Plan, Scope};
 use crate::limits::{
     BURST_FLOOD_BYTES, BURST_FLOOD_COPIES, FLOOD_RECEIVER_BYTES, FLOOD_RECEIVERS, FLOOD_WAIT_NANOS,
     LOOKS_PER_COPY,
 };
-use crate::port::{Endpoint, FloodPermit, FloodSlot, PortTable};
+use crate::port::quantum::Deficit;
+use crate::port::{Endpoint, FloodPermit, FloodSlot, Port, PortTable};
 use crate::ring::{Burst, KeptFrames};
 use crate::stats::DropReason;
-use crate::switch::{Flood, Policy, PortId, Reach};
+use crate::switch::{Flood, Policy, PortId, Reach, Segment};
 use crate::sys::clock;
+use crate::sys::threads::lock;
 
 /// Frames whose receivers are not all served.
 #[derive(Debug)]
@@ -41,6 +47,75 @@ pub struct PendingFlood {
     pub slot: Option<Arc<FloodSlot>>,
     /// Keeps the source's next flood waiting.
     pub permit: Option<Arc<FloodPermit>>,
+    /// What its parts took beyond their quantum: floods compete for the worker as sources do.
+    pub deficit: Deficit,
+}
+
+impl PendingFlood {
+    /// True if the flood came from this port, and not from an earlier one of its number.
+    pub fn is_of(&self, port: &Port) -> bool {
+        let Some(slot) = &self.slot else { return true };
+        match &port.endpoint {
+            Endpoint::Guest(guest) => Arc::ptr_eq(slot, &guest.floods),
+            Endpoint::Device(device) => {
+                device.queues().iter().any(|queue| Arc::ptr_eq(slot, &queue.floods))
+            }
+        }
+    }
+}
+
+/// The floods that go on at a worker. A thread takes a flood out while it serves a part: a thread
+/// that is stuck in a receiver's memory keeps no other flood from the thread in its place.
+#[derive(Debug, Default)]
+pub struct FloodList {
+    list: Mutex<VecDeque<PendingFlood>>,
+    count: AtomicUsize,
+}
+
+impl FloodList {
+    fn with<T>(&self, change: impl FnOnce(&mut VecDeque<PendingFlood>) -> T) -> T {
+        let mut list = lock(&self.list);
+        let result = change(&mut list);
+        self.count.store(list.len(), Ordering::Relaxed);
+        result
+    }
+
+    /// The number of floods.
+    #[inline(always)]
+    pub fn len(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// True if there is none.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Appends a flood.
+    pub fn push(&self, flood: PendingFlood) {
+        self.with(|list| list.push_back(flood));
+    }
+
+    /// Takes the flood that waits longest.
+    pub fn pop(&self) -> Option<PendingFlood> {
+        self.with(VecDeque::pop_front)
+    }
+
+    /// The port whose flood waits longest.
+    pub fn next_port(&self) -> Option<PortId> {
+        self.with(|list| list.front().map(|flood| flood.scope.from.port))
+    }
+
+    /// Forgets the floods of ports that `stays` says no to.
+    pub fn forget(&self, stays: impl Fn(PortId) -> bool) {
+        self.with(|list| list.retain(|flood| stays(flood.scope.from.port)));
+    }
+
+    /// True if a frame of the switch itself is flooded.
+    pub fn has_own(&self) -> bool {
+        self.with(|list| list.iter().any(|flood| flood.slot.is_none()))
+    }
 }
 
 /// What becomes of a frame that is to be flooded.
@@ -66,8 +141,8 @@ pub struct Floods<'a> {
     bytes: usize,
     /// Ports that were looked at.
     looks: usize,
-    /// The key of the last frame's receivers, and how many there are.
-    last: (u64, usize),
+    /// The key and segment of the last frame's receivers, and how many there are.
+    last: ((u64, Segment), usize),
 }
 
 /// The key of no receivers: all others are smaller.
@@ -80,7 +155,7 @@ impl<'a> Floods<'a> {
     /// No floods so far of a burst from the source with this slot, at cycle `now`; its frames
     /// `can_wait` if it is a ring.
     pub fn new(slot: Option<&'a Arc<FloodSlot>>, can_wait: bool, now: u64) -> Floods<'a> {
-        let (permit, last) = (None, (NO_KEY, 0));
+        let (permit, last) = (None, ((NO_KEY, Segment::DEFAULT), 0));
         Floods { slot, can_wait, permit, now, receivers: 0, copies: 0, bytes: 0, looks: 0, last }
     }
 
@@ -96,7 +171,7 @@ impl<'a> Floods<'a> {
         // Ports that ask for nothing take both kinds.
         let flood = if policy.ports.is_plain() { Flood::Group } else { scope.flood };
         let key = key(Scope { flood, ..scope });
-        if key != self.last.0 {
+        if (key, scope.segment) != self.last.0 {
             if i > 0 && self.can_wait && self.looks > MAX_LOOKS {
                 return Added::Waits;
             }
@@ -107,7 +182,7 @@ impl<'a> Floods<'a> {
                 let all = policy.ports.is_plain() && scope.reach == Reach::All;
                 *looks += if all { 0 } else { policy.ports.numbers() };
             });
-            self.last = (key, fan.targets().len());
+            self.last = ((key, scope.segment), fan.targets().len());
             if fan.frames().is_empty() {
                 self.receivers += self.last.1;
                 self.bytes += self.last.1 * FLOOD_RECEIVER_BYTES;
@@ -151,10 +226,17 @@ impl<'a> Floods<'a> {
                 None => return Ok(()),
             },
         };
-        let waited = clock::since(taken_at, self.now);
-        let is_stuck = taken_at != 0 && waited > clock::cycles_in(FLOOD_WAIT_NANOS);
-        Err(is_stuck.then_some(DropReason::FloodBusy))
+        match is_stuck(taken_at, self.now) {
+            true if is_long => Err(Some(DropReason::FloodBusy)),
+            true => Ok(()),
+            false => Err(None),
+        }
     }
+}
+
+/// True if the flood that took a slot, or made its last part, at cycle `taken_at` makes none.
+pub fn is_stuck(taken_at: u64, now: u64) -> bool {
+    taken_at != 0 && clock::since(taken_at, now) > clock::cycles_in(FLOOD_WAIT_NANOS)
 }
 
 /// Leaves of each flood of a plan the receivers that are served at once.

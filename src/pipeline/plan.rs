@@ -324,7 +324,8 @@ impl Plan {
     /// The list of frames that go to the ports of `key` and `scope`, which `find` finds if the key
     /// is new.
     pub fn fan(&mut self, key: u64, scope: Scope, find: impl FnOnce(&mut Vec<PortId>)) -> &mut Fan {
-        let known = self.fans().iter().position(|fan| fan.key == key);
+        let is_same = |fan: &Fan| fan.key == key && fan.scope.segment == scope.segment;
+        let known = self.fans().iter().position(is_same);
         let at = known.unwrap_or_else(|| {
             if self.fanned == self.fans.len() {
                 self.fans.push(Fan::new(scope));

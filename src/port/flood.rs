@@ -1,5 +1,5 @@
-//! One flood at a time of a source goes on behind its burst: which is why a source with another one
-//! waits, and pays for both.
+//! A source has at most one flood that takes several turns. Its next flood waits until that one is
+//! over. The source pays for the worker's time.
 //!
 //! A worker serves the receivers of a flood from private memory, some in each turn
 //! (`pipeline::flood`). All transmit rings of a guest are one source, as the frames take the
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Whether a flood of a source goes on, and the time that its floods took.
 #[derive(Debug, Default)]
 pub struct FloodSlot {
-    /// The cycle at which the slot was taken; 0 while the slot is free.
+    /// The cycle at which the slot was taken, or the last part made; 0 while the slot is free.
     taken_at: AtomicU64,
     /// Cycles of a worker that no burst of the source was charged for.
     owed: AtomicU64,
@@ -32,7 +32,7 @@ impl FloodSlot {
         taken.map(|_| FloodPermit(Arc::clone(self)))
     }
 
-    /// The cycle at which a flood took the slot, if one goes on.
+    /// The cycle at which a flood took the slot, or made its last part, if one goes on.
     pub fn taken_at(&self) -> Option<u64> {
         Some(self.taken_at.load(Ordering::Acquire)).filter(|&cycle| cycle != 0)
     }
@@ -51,6 +51,13 @@ impl FloodSlot {
     /// Takes the cycles that the next burst pays for.
     pub fn take_owed(&self) -> u64 {
         self.owed.swap(0, Ordering::Relaxed)
+    }
+}
+
+impl FloodPermit {
+    /// A part of the flood is made at cycle `now`.
+    pub fn renew(&self, now: u64) {
+        self.0.taken_at.store(now.max(1), Ordering::Release);
     }
 }
 

@@ -185,6 +185,19 @@ impl Account {
         }
     }
 
+    /// Charges a flood for a part that took so many cycles.
+    #[cold]
+    pub fn charge_part(&mut self, deficit: &mut Deficit, spent: u64) {
+        deficit.charge(spent, self.terms);
+        self.quantum.saw(spent, true);
+    }
+
+    /// Ends a look: the cycles since the last one ended that are to be charged.
+    pub fn lap(&mut self) -> u64 {
+        let began = self.charged_until;
+        clock::since(began, self.end_look())
+    }
+
     /// Has a source pay for floods of its bursts, which took so many cycles of a worker.
     #[cold]
     pub fn collect(&self, deficit: &mut Deficit, stats: &QueueStats, owed: u64) {

@@ -117,7 +117,8 @@ pub struct Burst {
 }
 
 // SAFETY: the pointers in frames and pieces are only dereferenced while the source's lock is held,
-// which keeps the memory table they came from alive.
+// which keeps the memory table they came from alive, or point into memory of this burst or of
+// frames that were kept, which outlive the delivery.
 unsafe impl Send for Burst {}
 
 impl Default for Burst {

@@ -202,7 +202,7 @@ drop_reasons! {
     "start the process at the other end";
 
     FloodBusy, "flood_busy", "in",
-    "an earlier flood of the port still went on after 10 ms: a receiver's memory makes it wait",
+    "an earlier flood of the port made no progress for 10 ms: a receiver's memory makes it wait",
     "which receiver, says the log; memory for that VM: prealloc=on";
 
     Panicked, "panicked", "in, port",

@@ -406,7 +406,8 @@ impl Accounts {
         if self.groups[usize::from(number)] >= most {
             return None;
         }
-        let serial = self.serial.wrapping_add(1);
+        // 0 is no group's.
+        let serial = self.serial.wrapping_add(1).max(1);
         let place = table.open(segment, group, number, serial)?;
         self.serial = serial;
         self.groups[usize::from(number)] += 1;

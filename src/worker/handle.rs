@@ -14,6 +14,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::guard::{BlockedWriterWatch, Stalled};
 use crate::limits::MAX_NOTES;
 use crate::pipeline::Announcement;
+use crate::pipeline::flood::FloodList;
 use crate::port::{Port, Ports};
 use crate::stats::WorkerStats;
 use crate::switch::{Fdb, PortId, Rules};
@@ -89,6 +90,8 @@ pub struct WorkerHandle {
     /// Serial number of the table of ports that the worker goes by.
     pub(super) adopted: AtomicU64,
     pub(super) sleep_state: SleepState,
+    /// Its floods that go on.
+    pub(super) floods: Arc<FloodList>,
     /// Who works for it.
     pub(super) takeover: Takeover,
     /// Counters.
@@ -107,6 +110,7 @@ impl WorkerHandle {
             stop: AtomicBool::new(false),
             adopted: AtomicU64::new(0),
             sleep_state: SleepState::default(),
+            floods: Arc::default(),
             takeover: Takeover::new(number),
             stats: WorkerStats::default(),
         };

@@ -80,7 +80,7 @@ impl Worker {
                 reserves.relieve(index, stalled, is_stalled);
             }
         };
-        Worker {
+        let mut worker = Worker {
             number: index,
             own: Arc::clone(&handle),
             reserves: Arc::clone(reserves),
@@ -110,7 +110,9 @@ impl Worker {
             idle: false,
             now: clock::cycles(),
             turn_cycles: clock::cycles_in(TURN_NANOS),
-        }
+        };
+        worker.pipeline.work_for(index, &worker.handle.floods, false);
+        worker
     }
 
     /// Works until [`super::Workers::stop`].
@@ -156,7 +158,7 @@ impl Worker {
             let sleepy = (rest || self.ready.is_empty())
                 && self.spin.may_sleep()
                 && self.ready.len() == self.waiting
-                && !self.pipeline.has_floods()
+                && self.pipeline.floods().is_empty()
                 && !self.pipeline.signals().due_soon(self.now);
             if !sleepy && self.spin.check_events(self.now) {
                 self.take_events();
@@ -175,24 +177,30 @@ impl Worker {
     /// Before the thread ends: what was taken from its sources is delivered.
     #[cold]
     fn finish_floods(&mut self) {
-        while self.pipeline.has_floods() {
-            self.pipeline.begin_turn(clock::cycles(), false, false);
+        while !self.pipeline.floods().is_empty() {
+            self.now = clock::cycles();
+            self.pipeline.begin_turn(self.now, false, false);
             self.go_on_with_floods();
             self.pipeline.end_turn(&self.ports, &self.own.stats);
         }
     }
 
-    /// Serves the next receivers of each flood.
+    /// Serves the next receivers of each flood, for the time of a turn; true if any was served.
     #[cold]
-    fn go_on_with_floods(&mut self) {
-        for _ in 0..self.pipeline.floods() {
-            let Some(port) = self.pipeline.next_flood() else { return };
+    fn go_on_with_floods(&mut self) -> bool {
+        let mut served = false;
+        for _ in 0..self.pipeline.floods().len() {
+            let Some(port) = self.pipeline.floods().next_port() else { break };
             // The frames are in no ring: a panic breaks none.
             self.contained(Token::Receive(port, 0), |worker| {
                 let Worker { pipeline, ports, own, .. } = worker;
-                pipeline.go_on(ports, &own.stats);
+                served |= pipeline.go_on(ports, &own.stats);
             });
+            if clock::since(self.now, self.pipeline.end_look()) >= self.turn_cycles {
+                break;
+            }
         }
+        served
     }
 
     /// Goes by the present table of ports from here on.
@@ -215,7 +223,7 @@ impl Worker {
         self.ready.retain(source_stays);
         self.kicked.retain(|&(token, _)| source_stays(token));
         self.pipeline.signals().forget(stays);
-        self.pipeline.forget_floods(stays);
+        self.pipeline.floods().forget(stays);
         self.own.adopted.store(self.ports.serial(), Ordering::Release);
     }
 
@@ -293,9 +301,11 @@ impl Worker {
         let mut working = 0;
         let mut cut = false;
         self.pipeline.begin_turn(self.now, self.contended, self.idle);
-        if self.pipeline.has_floods() {
-            self.go_on_with_floods();
-            found = true;
+        let mut began = self.now;
+        if !self.pipeline.floods().is_empty() {
+            // They compete with the sources.
+            (found, working) = (self.go_on_with_floods(), 1);
+            began = self.pipeline.end_look();
         }
         for left in (0..self.ready.len()).rev() {
             if self.cursor >= self.ready.len() {
@@ -348,7 +358,7 @@ impl Worker {
                 break;
             }
             let now = self.pipeline.end_look();
-            if found && clock::since(self.now, now) >= self.turn_cycles {
+            if found && clock::since(began, now) >= self.turn_cycles {
                 cut = matches!(token, Token::Device(..));
                 break;
             }
@@ -469,7 +479,9 @@ impl Worker {
                 }
                 Note::Look(token) => self.ready.mark(token),
                 // Each may be a frame to all ports: one a turn.
-                Note::Announce(_) if announced => left.push(note),
+                Note::Announce(_) if announced || self.pipeline.floods().has_own() => {
+                    left.push(note);
+                }
                 Note::Announce(what) => {
                     announced = true;
                     self.contained(Token::Receive(what.port, 0), |worker| {

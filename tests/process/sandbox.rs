@@ -51,10 +51,13 @@ const REFUSED: [(&str, libc::c_long); 24] = [
 ];
 
 /// Calls that a switch makes, with arguments that it never has.
-const NARROWED: [(&str, libc::c_long, [libc::c_long; 3]); 5] = [
+const NARROWED: [(&str, libc::c_long, [libc::c_long; 3]); 8] = [
     ("socket", libc::SYS_socket, [libc::AF_INET as i64, libc::SOCK_DGRAM as i64, 0]),
     ("clone", libc::SYS_clone, [libc::SIGCHLD as i64, 0, 0]),
     ("tgkill", libc::SYS_tgkill, [1, 1, 0]),
+    ("tkill", libc::SYS_tkill, [1, 0, 0]),
+    ("fcntl", libc::SYS_fcntl, [0, libc::F_SETOWN as i64, 1]),
+    ("ioctl", libc::SYS_ioctl, [0, 0x5452, 0]),
     ("ioctl", libc::SYS_ioctl, [0, libc::TIOCSTI as i64, 0]),
     ("prctl", libc::SYS_prctl, [libc::PR_SET_DUMPABLE as i64, 1, 0]),
 ];

@@ -4,6 +4,7 @@ use std::sync::{Arc, MutexGuard};
 
 use super::{BurstContext, BurstGuard, Pipeline, Source};
 use crate::frame::Offloads;
+use crate::pipeline::flood::is_stuck;
 use crate::pipeline::stalls::At;
 use crate::port::device::{Bounds, Reading};
 use crate::port::{DevicePort, DeviceQueue, Endpoint, FloodSlot, Next, Port, PortTable};
@@ -35,7 +36,8 @@ impl Pipeline {
         let Some(queue) = device.queues().get(index) else { return Next::Gone };
         self.is_at(At::NOTHING);
         let Some(mut reading) = queue.reading() else { return self.retry() };
-        if queue.floods.taken_at().is_some() {
+        let is_waiting = |taken_at| !is_stuck(taken_at, self.time.cycle);
+        if queue.floods.taken_at().is_some_and(is_waiting) {
             // What a device gave it cannot have back, so it is read when its flood is over.
             return self.retry();
         }

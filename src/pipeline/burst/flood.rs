@@ -5,14 +5,14 @@ use std::sync::Arc;
 use super::{BurstContext, Pipeline};
 use crate::pipeline::backpressure::Backpressure;
 use crate::pipeline::deliver::Delivery;
-use crate::pipeline::flood::{AT_ONCE, PendingFlood, find, limit_part};
+use crate::pipeline::flood::{AT_ONCE, FloodList, PendingFlood, find, limit_part};
 use crate::pipeline::stalls::At;
+use crate::port::quantum::Deficit;
 use crate::port::{FloodSlot, Port, PortTable};
 use crate::stats::{DropReason, WorkerStats};
-use crate::switch::{Policy, PortId};
-use crate::sys::clock;
+use crate::switch::Policy;
 
-/// Counts what a panic leaves of a part's copies as dropped. Copies are counted as asked for before
+/// Counts copies that a panic prevented as `panicked` drops. Copies are counted as asked for before
 /// they are made.
 pub(super) struct Unsettled<'a> {
     pub(super) context: &'a mut BurstContext,
@@ -29,28 +29,14 @@ impl Drop for Unsettled<'_> {
 }
 
 impl Pipeline {
-    /// True if floods go on.
+    /// The floods that go on.
     #[inline(always)]
-    pub fn has_floods(&self) -> bool {
-        !self.floods.is_empty()
+    pub fn floods(&self) -> &FloodList {
+        &self.floods
     }
 
-    /// How many floods go on.
-    pub fn floods(&self) -> usize {
-        self.floods.len()
-    }
-
-    /// The port whose flood goes on next.
-    pub fn next_flood(&self) -> Option<PortId> {
-        self.floods.front().map(|flood| flood.scope.from.port)
-    }
-
-    /// Forgets the floods of ports that `stays` says no to.
-    pub fn forget_floods(&mut self, stays: impl Fn(PortId) -> bool) {
-        self.floods.retain(|flood| stays(flood.scope.from.port));
-    }
-
-    /// Serves the first receivers of a burst that its source has back, and that is counted there.
+    /// Floods a completed burst: delivers to the first receivers, and keeps the flood for the
+    /// others. The source has counted the burst.
     #[cold]
     #[inline(never)]
     pub(super) fn flood(
@@ -65,21 +51,25 @@ impl Pipeline {
         for (fan, next) in context.plan.unserved() {
             let (frames, scope) = (context.burst.keep(fan.frames()), fan.scope());
             let (slot, permit) = (slot.cloned(), permit.clone());
-            self.keep_flood(PendingFlood { frames, scope, next, slot, permit });
+            let deficit = Deficit::default();
+            self.floods.push(PendingFlood { frames, scope, next, slot, permit, deficit });
         }
         context.plan.clear();
     }
 
-    /// Keeps a flood for the next turns.
-    pub fn keep_flood(&mut self, flood: PendingFlood) {
-        self.floods.push_back(flood);
-    }
-
-    /// Serves the next receivers of the flood that waits longest.
+    /// Serves the next receivers of the flood that waits longest. False if the flood has to wait
+    /// until others had as much of the worker's time.
     #[cold]
-    pub fn go_on(&mut self, ports: &PortTable, stats: &WorkerStats) {
-        let Some(mut flood) = self.floods.pop_front() else { return };
-        let Some(from) = ports.get(flood.scope.from.port) else { return };
+    pub fn go_on(&mut self, ports: &PortTable, stats: &WorkerStats) -> bool {
+        let Some(mut flood) = self.floods.pop() else { return false };
+        let Some(from) = ports.get(flood.scope.from.port).filter(|port| flood.is_of(port)) else {
+            return false;
+        };
+        if self.account.throttles(&mut flood.deficit) {
+            self.floods.push(flood);
+            return false;
+        }
+        flood.permit.iter().for_each(|permit| permit.renew(self.time.cycle));
         let mut context = self.context.take().unwrap_or_default();
         let BurstContext { burst, plan, .. } = &mut *context;
         burst.restore(&mut flood.frames);
@@ -90,26 +80,29 @@ impl Pipeline {
         (0..burst.frames().len() as u8).for_each(|frame| fan.push(frame));
         limit_part(plan, burst);
         from.stats.copies.add_shared(plan.flood_copies_left() as u64);
-        self.serve(ports, (from, flood.slot.as_ref()), &mut context, stats);
+        let spent = self.serve(ports, (from, flood.slot.as_ref()), &mut context, stats);
+        self.account.charge_part(&mut flood.deficit, spent);
         let next = context.plan.unserved().map(|(_, next)| next).next();
         context.burst.clear();
         context.plan.clear();
         self.context = Some(context);
         if let Some(next) = next {
             flood.next = next;
-            self.keep_flood(flood);
+            self.floods.push(flood);
         }
+        true
     }
 
-    /// Delivers the floods of the plan, whose frames are private, and has their source pay.
+    /// Delivers the floods of the plan, whose frames are private, and has their source pay: for so
+    /// many cycles.
     fn serve(
         &mut self,
         ports: &PortTable,
         (from, slot): (&Port, Option<&Arc<FloodSlot>>),
         context: &mut BurstContext,
         stats: &WorkerStats,
-    ) {
-        let began = self.account.end_look();
+    ) -> u64 {
+        self.account.end_look();
         self.is_at(At::NOTHING);
         let unsettled = Unsettled { context, from };
         let context = &mut *unsettled.context;
@@ -118,25 +111,26 @@ impl Pipeline {
             context.outcomes.begin();
             self.find_mirrored(ports, from.id, context);
         }
-        let slow = self.deliver_floods(ports, from, context, stats);
+        self.deliver_floods(ports, from, context, stats);
         if context.outcomes.are_wanted() {
             self.observe(ports, from, context, stats);
         }
         drop(unsettled);
-        let spent = clock::since(began, self.account.end_look());
-        slot.into_iter().for_each(|slot| slot.owe(spent.saturating_sub(slow)));
+        self.is_at(At::NOTHING);
+        let spent = self.account.lap();
+        slot.into_iter().for_each(|slot| slot.owe(spent));
+        spent
     }
 
-    /// Cycles that receivers' memory took to come.
     fn deliver_floods(
         &mut self,
         ports: &PortTable,
         from: &Port,
         context: &mut BurstContext,
         stats: &WorkerStats,
-    ) -> u64 {
+    ) {
         let BurstContext { burst, plan, room, outcomes, wait_until, .. } = context;
-        let Pipeline { worker, fdb, time, signals, stalls, .. } = self;
+        let Pipeline { worker, fdb, time, signals, stalls, account, .. } = self;
         let mut delivery = Delivery {
             worker: *worker,
             stats,
@@ -150,6 +144,6 @@ impl Pipeline {
         };
         delivery.flood(burst, plan);
         burst.keep_tags();
-        delivery.slow
+        account.forgive(delivery.slow);
     }
 }

@@ -2,9 +2,10 @@
 //! waiting for those who write. Writers hold the lock of [`Snooping`].
 //!
 //! A group has a place, one of [`WINDOW`] that follow its keyed hash, and stays there until it has
-//! no member. So a reader that does not find a group looked at a moment at which it had none. A
-//! place that another group has meanwhile has another serial number, at which a reader looks before
-//! and after. All other values may be of different moments: each was true at one of them.
+//! no member. A reader that misses a group read the table at a moment when the group had no member.
+//! A place that another group has meanwhile has another serial number, which a reader reads before
+//! and after the key; the number is 0 while the key changes. All other values may be of different
+//! moments: each was true at one of them.
 //!
 //! [`Snooping`]: super::Snooping
 
@@ -146,7 +147,7 @@ impl Table {
     /// Whether a place has the group of this serial number still, after all that was read of it.
     pub fn has_serial(&self, place: usize, serial: u32) -> bool {
         fence(Acquire);
-        self.places[place].serial.load(Relaxed) == serial && self.is_used(place)
+        serial != 0 && self.places[place].serial.load(Relaxed) == serial && self.is_used(place)
     }
 
     /// Whether a place has a group.
@@ -246,10 +247,12 @@ impl Table {
         let (first, tag) = self.home(&key);
         let place = Table::window(first).find(|place| !self.is_used(*place))?;
         let at = &self.places[place];
-        // Who sees anything of the group sees its serial number.
-        at.serial.store(serial, Relaxed);
+        // A reader that sees a word of the new key sees at its second look that the number is not
+        // the old one; and who sees the new number sees the new key.
+        at.serial.store(0, Relaxed);
         fence(Release);
         at.key.iter().zip(key).for_each(|(word, value)| word.store(value, Relaxed));
+        at.serial.store(serial, Release);
         at.number.store(number, Relaxed);
         at.asked.store(0, Relaxed);
         self.tags[place].store(tag, Release);

@@ -127,7 +127,6 @@ pub const ELSEWHERE: &[&str] = &[
     "readv",
     "renameat",
     "renameat2",
-    "tkill",
 ];
 
 /// Calls that end the process: another program, new code, the kernel's own code, other processes'

@@ -91,6 +91,25 @@ pub fn names(allowed: &Allowed) -> impl Iterator<Item = &'static str> + use<> {
     of(ALWAYS, true).chain(of(ELSEWHERE, true)).chain(of(TAP, taps)).chain(of(XDP, xdps)).copied()
 }
 
+/// Requests of ioctl(2) that reach another process: TIOCSTI, TIOCLINUX, and FIOSETOWN, SIOCSPGRP
+/// and FIOASYNC (asm-generic/sockios.h, ioctls.h), which libc does not have.
+const IOCTLS_OF_OTHERS: [u64; 5] = [libc::TIOCSTI, libc::TIOCLINUX, 0x8901, 0x8902, 0x5452];
+
+/// Commands of fcntl(2) that are allowed; F_SETOWN and F_SETSIG are not.
+const FCNTLS: [libc::c_int; 11] = [
+    libc::F_DUPFD,
+    libc::F_DUPFD_CLOEXEC,
+    libc::F_GETFD,
+    libc::F_SETFD,
+    libc::F_GETFL,
+    libc::F_SETFL,
+    libc::F_SETLK,
+    libc::F_OFD_SETLK,
+    libc::F_ADD_SEALS,
+    libc::F_GET_SEALS,
+    libc::F_GETLK,
+];
+
 /// Calls by number, with any arguments.
 fn numbers(names: &[&str]) -> Rules {
     let number = |name: &&str| Some((i64::from(Sysno::from_str(name).ok()?.id()), Vec::new()));
@@ -133,15 +152,18 @@ fn rules(allowed: &Allowed) -> Result<Rules, BackendError> {
     // Threads, and neither processes nor namespaces.
     let thread = libc::CLONE_THREAD as u64;
     narrow(&mut rules, "clone", bits(0, thread | NAMESPACES, thread)?);
-    // Signals to its own threads alone; tkill(2) names no process.
+    // Signals to its own threads alone: tkill(2) reaches any process's and is not allowed.
     narrow(&mut rules, "tgkill", one_of(0, &[std::process::id().into()])?);
     let options = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_NO_NEW_PRIVS];
     let options = options.map(|option| option as u64);
     narrow(&mut rules, "prctl", one_of(0, &[&options[..], &[SET_VMA]].concat())?);
-    // Nothing that types on the terminal that the switch was started from.
-    let not = |request| word(1, SeccompCmpOp::Ne, request);
-    let terminal = [not(libc::TIOCSTI)?, not(libc::TIOCLINUX)?];
-    narrow(&mut rules, "ioctl", vec![SeccompRule::new(terminal.into())?]);
+    // Nothing that types on the terminal that the switch was started from, and nothing by which the
+    // kernel signals another process when a descriptor is ready.
+    let not = |request: &u64| word(1, SeccompCmpOp::Ne, *request);
+    let others = IOCTLS_OF_OTHERS.iter().map(not).collect::<Result<_, _>>()?;
+    narrow(&mut rules, "ioctl", vec![SeccompRule::new(others)?]);
+    let commands = FCNTLS.map(|command| command as u64);
+    narrow(&mut rules, "fcntl", one_of(1, &commands)?);
     narrow(&mut rules, "bpf", one_of(0, &BPF_COMMANDS)?);
     Ok(rules)
 }

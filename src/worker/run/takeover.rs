@@ -74,7 +74,7 @@ impl Worker {
     fn work_for(&mut self, index: usize) {
         self.index = index;
         self.handle = Arc::clone(&self.reserves.threads()[index]);
-        self.pipeline.work_for(index, self.is_relieving());
+        self.pipeline.work_for(index, &self.handle.floods, self.is_relieving());
     }
 
     /// After a panic that belongs to no port: events that were taken and signals that were owed may

@@ -12,6 +12,7 @@ use crate::guard::{BlockedWriterWatch, CallFd, Stalled};
 use crate::pipeline::flood::PendingFlood;
 use crate::pipeline::plan::Scope;
 use crate::port::device::{Device, fake::Fake};
+use crate::port::quantum::Deficit;
 use crate::port::{DevicePort, GuestPort, Port};
 use crate::ring::Burst;
 use crate::stats::QueueStats;
@@ -123,6 +124,43 @@ fn nothing_is_left_of_a_port_that_is_gone_or_another_one() {
     assert_eq!(worker.kicked, kicked.map(|token| (token, true)));
 }
 
+/// A flood without frames, which lasts for one part.
+fn empty_flood() -> PendingFlood {
+    let (frames, scope) = (Burst::default().keep(&[]), Scope::FOR_TESTS);
+    PendingFlood { frames, scope, next: 0, slot: None, permit: None, deficit: Deficit::default() }
+}
+
+/// Floods take a turn's time of their own, and compete with the sources.
+#[test]
+fn floods_leave_the_sources_their_turn() {
+    let (mut worker, [slow, quick]) = with_devices();
+    *slow.lasts.lock().unwrap() = Duration::ZERO;
+    for fake in [&slow, &quick] {
+        fake.queue(&broadcast());
+    }
+    (0..100_000).for_each(|_| worker.pipeline.floods().push(empty_flood()));
+    worker.now = clock::cycles();
+    assert!(worker.turn() && !worker.pipeline.floods().is_empty());
+    assert_eq!([1, 2].map(|id| input(&worker, id).frames.get()), [1, 1]);
+    assert!(worker.contended);
+}
+
+/// A reserve finds the floods of its worker, and leaves them when that is back.
+#[test]
+fn floods_belong_to_the_worker() {
+    let [mut worker, mut reserve] = worker_and_reserve();
+    worker.pipeline.floods().push(empty_flood());
+    let stalled = Stalled { thread: 0, at: At::NOTHING.0, step: 0 };
+    worker.reserves.relieve(0, stalled, &|| true);
+    reserve.update_takeover();
+    assert_eq!(reserve.pipeline.floods().len(), 1);
+    worker.update_takeover();
+    reserve.update_takeover();
+    assert_eq!([&reserve, &worker].map(|one| one.pipeline.floods().len()), [0, 1]);
+    worker.finish_floods();
+    assert!(worker.pipeline.floods().is_empty());
+}
+
 /// A daemon that ends has delivered what it has taken, and a port that goes takes its floods along.
 #[test]
 fn a_worker_ends_when_its_floods_are_over() {
@@ -131,16 +169,15 @@ fn a_worker_ends_when_its_floods_are_over() {
     let begin = |worker: &mut Worker| {
         let permit = slot.take(1).ok().map(Arc::new);
         assert!(permit.is_some(), "the flood before is over");
-        let (frames, slot) = (Burst::default().keep(&[]), Some(Arc::clone(&slot)));
-        let scope = Scope::FOR_TESTS;
-        worker.pipeline.keep_flood(PendingFlood { frames, scope, next: 0, slot, permit });
+        let slot = Some(Arc::clone(&slot));
+        worker.pipeline.floods().push(PendingFlood { slot, permit, ..empty_flood() });
     };
     begin(&mut worker);
     worker.finish_floods();
     begin(&mut worker);
     worker.present.remove(0);
     worker.refresh();
-    assert!(!worker.pipeline.has_floods() && slot.taken_at().is_none());
+    assert!(worker.pipeline.floods().is_empty() && slot.taken_at().is_none());
 }
 
 /// How long a look at a slow device lasts.

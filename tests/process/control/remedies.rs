@@ -180,6 +180,8 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("vioswitchctl port show NAME", "docs/counters.md"),
     ("its mirrors: vioswitchctl mirror list", "docs/counters.md"),
     ("vioswitchctl port set NAME isolated=off", "docs/counters.md"),
+    ("vioswitchctl port set NAME multicast-router=on", "docs/counters.md"),
+    ("vioswitchctl capture NAME --drops", "docs/counters.md"),
     ("vioswitchctl port set NAME mtu=NUMBER", "docs/counters.md"),
     ("vioswitchctl capture NAME; or a higher", "docs/counters.md"),
     ("overloaded: tc -s qdisc show dev IFNAME", "docs/counters.md"),
