@@ -13,8 +13,8 @@ pub const FLOOD_RECEIVERS: usize = 128;
 /// Bytes that a burst copies for its floods: 50 to 100 µs.
 pub const BURST_FLOOD_BYTES: usize = 1 << 20;
 
-/// A flood of which no part was made for so long is in the hands of a thread that is stuck; the
-/// source's next long flood is dropped.
+/// A flood of which a part lasts for so long is in the hands of a thread that is stuck; the next
+/// long flood of its source is dropped.
 pub const FLOOD_WAIT_NANOS: u64 = 10_000_000;
 
 /// Tuning: bytes that are copied in the time that a receiver takes.

@@ -180,7 +180,8 @@ impl Pipeline {
 
     /// Nothing can be forwarded until another thread has done something that no event reports.
     pub fn retry(&self) -> Next {
-        Next::At(self.time.cycle.saturating_add(self.time.retry))
+        // Before the end of the shortest sleep: it may be done any moment, and a spin finds it.
+        Next::At(self.time.cycle.saturating_add(self.time.retry - 1))
     }
 
     /// Before a sleep: asks for kicks at what ends the waiting of a ring's frames; see

@@ -10,7 +10,7 @@
 //! frames, a port that went gets none.
 //!
 //! Floods of a source keep their order among themselves: while one goes on, the source's next one
-//! waits in the ring, and what is behind it in the ring waits too. A flood of which no part is made
+//! waits in the ring, and what is behind it in the ring waits too. A flood of which a part lasts
 //! for [`FLOOD_WAIT_NANOS`] is in the hands of a thread that is stuck in a receiver's memory: then
 //! the source's long floods are dropped, and its short ones go first. A short flood may also pass
 //! another one while its ring moves to another worker. Frames for one port pass floods.
@@ -94,6 +94,7 @@ impl FloodList {
 
     /// Appends a flood.
     pub fn push(&self, flood: PendingFlood) {
+        flood.permit.iter().for_each(|permit| permit.rest());
         self.with(|list| list.push_back(flood));
     }
 
@@ -107,9 +108,12 @@ impl FloodList {
         self.with(|list| list.front().map(|flood| flood.scope.from.port))
     }
 
-    /// Forgets the floods of ports that `stays` says no to.
-    pub fn forget(&self, stays: impl Fn(PortId) -> bool) {
-        self.with(|list| list.retain(|flood| stays(flood.scope.from.port)));
+    /// Forgets the floods of ports that are gone from `ports`.
+    pub fn forget_gone(&self, ports: &PortTable) {
+        let stays = |flood: &PendingFlood| {
+            ports.get(flood.scope.from.port).is_some_and(|port| flood.is_of(port))
+        };
+        self.with(|list| list.retain(stays));
     }
 
     /// True if a frame of the switch itself is flooded.
@@ -234,9 +238,10 @@ impl<'a> Floods<'a> {
     }
 }
 
-/// True if the flood that took a slot, or made its last part, at cycle `taken_at` makes none.
+/// True if the part of a flood that began at cycle `taken_at`, which [`FloodSlot::taken_at`] says,
+/// does not end.
 pub fn is_stuck(taken_at: u64, now: u64) -> bool {
-    taken_at != 0 && clock::since(taken_at, now) > clock::cycles_in(FLOOD_WAIT_NANOS)
+    taken_at > FloodSlot::RESTS && clock::since(taken_at, now) > clock::cycles_in(FLOOD_WAIT_NANOS)
 }
 
 /// Leaves of each flood of a plan the receivers that are served at once.

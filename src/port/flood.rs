@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Whether a flood of a source goes on, and the time that its floods took.
 #[derive(Debug, Default)]
 pub struct FloodSlot {
-    /// The cycle at which the slot was taken, or the last part made; 0 while the slot is free.
+    /// The cycle at which the slot was taken, or the present part begun; 0 while the slot is free,
+    /// [`FloodSlot::RESTS`] between parts.
     taken_at: AtomicU64,
     /// Cycles of a worker that no burst of the source was charged for.
     owed: AtomicU64,
@@ -22,17 +23,25 @@ pub struct FloodSlot {
 pub struct FloodPermit(Arc<FloodSlot>);
 
 impl FloodSlot {
+    /// No thread is at a part of the flood.
+    pub const RESTS: u64 = 1;
+
     /// Takes the slot at cycle `now`.
     ///
     /// # Errors
     /// The cycle at which another flood took the slot.
     pub fn take(self: &Arc<FloodSlot>, now: u64) -> Result<FloodPermit, u64> {
-        let taken =
-            self.taken_at.compare_exchange(0, now.max(1), Ordering::Acquire, Ordering::Relaxed);
+        let taken = self.taken_at.compare_exchange(
+            0,
+            now.max(FloodSlot::RESTS + 1),
+            Ordering::Acquire,
+            Ordering::Relaxed,
+        );
         taken.map(|_| FloodPermit(Arc::clone(self)))
     }
 
-    /// The cycle at which a flood took the slot, or made its last part, if one goes on.
+    /// The cycle at which a flood took the slot, or its present part began, or
+    /// [`FloodSlot::RESTS`], if a flood goes on.
     pub fn taken_at(&self) -> Option<u64> {
         Some(self.taken_at.load(Ordering::Acquire)).filter(|&cycle| cycle != 0)
     }
@@ -55,9 +64,14 @@ impl FloodSlot {
 }
 
 impl FloodPermit {
-    /// A part of the flood is made at cycle `now`.
-    pub fn renew(&self, now: u64) {
-        self.0.taken_at.store(now.max(1), Ordering::Release);
+    /// A part of the flood begins at cycle `now`.
+    pub fn begin_part(&self, now: u64) {
+        self.0.taken_at.store(now.max(FloodSlot::RESTS + 1), Ordering::Release);
+    }
+
+    /// The flood waits for its next part.
+    pub fn rest(&self) {
+        self.0.taken_at.store(FloodSlot::RESTS, Ordering::Release);
     }
 }
 

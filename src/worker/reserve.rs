@@ -67,7 +67,8 @@ impl Reserves {
     ///
     /// The thread may go on at any moment. It looks at what it is told here before it sleeps at the
     /// latest. So it is asked at the end whether it stood still all the time: if not, it may have
-    /// looked too early, so it is woken to look again, and no reserve begins.
+    /// looked too early, so it is woken to look again. A worker then ends the reserve's duty before
+    /// that has begun; a reserve that went on has retired, or will.
     pub(super) fn relieve(&self, number: usize, stalled: Stalled, is_stalled: IsStalled<'_>) {
         let takeover = &self.threads[number].takeover;
         let worker = if number < self.workers {
@@ -97,17 +98,14 @@ impl Reserves {
         *lock(&substitute.takeover.duty) = Some(Duty { worker, instead_of: number, stalled });
         acting.store(reserve, Ordering::Release);
         takeover.notify();
-        if is_stalled() {
-            self.threads[worker].stats.stalls.add_shared(1);
+        let is_stalled = is_stalled();
+        self.threads[worker].stats.stalls.add_shared(is_stalled.into());
+        if is_stalled || number != worker {
             substitute.notify_takeover();
-            return;
         }
-        // If this fails the thread has come back by itself, and ends the reserve's duty.
-        let order = (Ordering::AcqRel, Ordering::Relaxed);
-        if acting.compare_exchange(reserve, number, order.0, order.1).is_ok() {
-            substitute.takeover.end_duty();
+        if !is_stalled {
+            self.threads[number].notify_takeover();
         }
-        self.threads[number].notify_takeover();
     }
 
     /// Keeps all workers away from the memory that a thread is at, whether another works for it or

@@ -223,7 +223,7 @@ impl Worker {
         self.ready.retain(source_stays);
         self.kicked.retain(|&(token, _)| source_stays(token));
         self.pipeline.signals().forget(stays);
-        self.pipeline.floods().forget(stays);
+        self.pipeline.floods().forget_gone(&self.ports);
         self.own.adopted.store(self.ports.serial(), Ordering::Release);
     }
 
@@ -471,7 +471,7 @@ impl Worker {
         // In their order, as of two announcements the later one counts; and one by one, so that
         // what is left is not lost with one that panics.
         self.notes.reverse();
-        let (mut announced, mut left) = (false, Vec::new());
+        let (mut announced, mut left) = (self.pipeline.floods().has_own(), Vec::new());
         while let Some(note) = self.notes.pop() {
             match note {
                 Note::Look(token @ Token::Receive(..)) => {
@@ -479,9 +479,7 @@ impl Worker {
                 }
                 Note::Look(token) => self.ready.mark(token),
                 // Each may be a frame to all ports: one a turn.
-                Note::Announce(_) if announced || self.pipeline.floods().has_own() => {
-                    left.push(note);
-                }
+                Note::Announce(_) if announced => left.push(note),
                 Note::Announce(what) => {
                     announced = true;
                     self.contained(Token::Receive(what.port, 0), |worker| {

@@ -186,6 +186,9 @@ impl SpinPolicy {
 
     /// The worker slept from `asleep` to `awake`.
     pub fn woke(&mut self, asleep: u64, awake: u64) {
+        if let Phase::Spinning(start) = self.phase {
+            self.pay(asleep, since(start, asleep));
+        }
         let start = match std::mem::replace(&mut self.phase, Phase::Working) {
             Phase::Spinning(start) | Phase::Spun(start) => start,
             Phase::Working => asleep,

@@ -69,7 +69,7 @@ impl Pipeline {
             self.floods.push(flood);
             return false;
         }
-        flood.permit.iter().for_each(|permit| permit.renew(self.time.cycle));
+        flood.permit.iter().for_each(|permit| permit.begin_part(self.time.cycle));
         let mut context = self.context.take().unwrap_or_default();
         let BurstContext { burst, plan, .. } = &mut *context;
         burst.restore(&mut flood.frames);

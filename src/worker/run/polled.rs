@@ -24,7 +24,8 @@ impl Worker {
     #[cold]
     pub(super) fn unwatch(&self, token: Token) {
         let Some(queue) = self.device_queue(token) else { return };
-        let Some(device) = queue.device().filter(|_| queue.is_polled()) else { return };
+        let polled = queue.device().filter(|device| device.inbox().is_some());
+        let Some(device) = polled else { return };
         self.handle.unwatch(device.as_raw_fd());
         // Last: a thread that stands still before does not undo what a reserve does meanwhile, and
         // looks at all devices when it goes on.

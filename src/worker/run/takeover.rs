@@ -36,7 +36,9 @@ impl Worker {
         let Some(duty) = self.own.takeover.duty() else { return };
         match (self.is_relieving(), reserves.works_for(self.number, duty.worker)) {
             (false, true) => self.relieve(duty),
-            (_, false) => self.retire(),
+            // It was over before it began.
+            (false, false) => self.own.takeover.end_duty(),
+            (true, false) => self.retire(),
             (true, true) => {}
         }
     }

@@ -9,6 +9,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::*;
 use crate::frame::Offloads;
 use crate::guard::{BlockedWriterWatch, CallFd, Stalled};
+use crate::limits::RETRY_NANOS;
 use crate::pipeline::flood::PendingFlood;
 use crate::pipeline::plan::Scope;
 use crate::port::device::{Device, fake::Fake};
@@ -295,7 +296,7 @@ fn a_reserve_works_for_a_worker_that_stands_still() {
 /// The watchdog lost its CPU before it did anything: by then the thread has gone on, and may sleep.
 #[test]
 fn a_thread_that_went_on_meanwhile_is_woken_and_not_relieved() {
-    let [mut worker, reserve] = worker_and_reserve();
+    let [mut worker, mut reserve] = worker_and_reserve();
     worker.present.add(Arc::new(Port::guest(1, "slow", 1)));
     let ports = worker.present.present();
     let is_apart = || ports[1].as_guest().unwrap().tx[0].is_stalled();
@@ -304,10 +305,12 @@ fn a_thread_that_went_on_meanwhile_is_woken_and_not_relieved() {
         let stalled = Stalled { thread: 0, at: at.0, step: 0 };
         reserves.relieve(0, stalled, &|| false);
         assert!(worker.own.wake.read().is_ok(), "it would sleep with its ports kept apart");
-        assert!(reserves.works_for(0, 0) && reserve.own.takeover.duty().is_none());
         assert!(!reserve.own.takeover.has_news() && worker.own.takeover.has_news());
         worker.update_takeover();
-        assert!(!is_apart());
+        assert!(!is_apart() && reserves.works_for(0, 0) && reserve.own.takeover.has_news());
+        reserve.update_takeover();
+        assert!(!reserve.is_relieving() && reserve.own.takeover.duty().is_none());
+        assert!(!reserve.own.takeover.has_news(), "it tells itself nothing");
     }
     assert_eq!(worker.own.stats.stalls.get(), 0);
     // While another one works for it, too.
@@ -316,6 +319,21 @@ fn a_thread_that_went_on_meanwhile_is_woken_and_not_relieved() {
     assert!(worker.own.wake.read().is_err(), "it stands still, and looks before it sleeps");
     reserves.relieve(0, stalled, &|| false);
     assert!(worker.own.wake.read().is_ok());
+}
+
+/// A reserve that went on meanwhile has retired: the next one works for the worker, whose own
+/// thread still stands still.
+#[test]
+fn a_reserve_that_went_on_meanwhile_leaves_the_worker_to_the_next() {
+    let [worker, _] = worker_and_reserve();
+    let threads = (0..3).map(|n| Arc::new(WorkerHandle::new(n).unwrap())).collect();
+    let reserves = Reserves::new(threads, 1, Arc::clone(&worker.present));
+    let stalled = Stalled { thread: 0, at: At::NOTHING.0, step: 0 };
+    reserves.relieve(0, stalled, &|| true);
+    let next = &reserves.threads()[2].takeover;
+    reserves.relieve(1, stalled, &|| false);
+    assert!(reserves.works_for(2, 0) && next.duty().is_some() && next.has_news());
+    assert!(reserves.threads()[1].wake.read().is_ok(), "it retires");
 }
 
 /// It came back between the two, and found a reserve that it has sent away by itself.
@@ -338,7 +356,9 @@ fn a_thread_that_comes_back_amid_its_relief_has_none() {
 fn a_worker_does_not_spin_for_a_time_that_it_knows() {
     let mut worker = worker();
     let later = clock::cycles_in(5 * SHORTEST_SLEEP_NANOS);
-    for (after, receivers, rests) in [(later, false, true), (later, true, false), (9, false, false)]
+    let soon = clock::cycles_in(RETRY_NANOS) - 1;
+    for (after, receivers, rests) in
+        [(later, false, true), (later, true, false), (soon, false, false)]
     {
         worker.now = clock::cycles();
         // A spin is worth it, and is paid for.
