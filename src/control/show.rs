@@ -85,7 +85,7 @@ pub fn tap_writes(ports: &PortTable) -> Vec<wire::TapWrites> {
     groups
 }
 
-/// What the process confined itself to.
+/// Returns the state of the process's sandbox as the control socket words it.
 pub fn sandbox(state: &sandbox::State) -> wire::Sandbox {
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
     let uplinks = [(state.taps, "tap"), (state.xdps, "xdp")];

@@ -1,7 +1,8 @@
-//! What the sandbox leaves to a switch: what its configuration names, and what may still come.
+//! Chooses the files, system calls and capabilities that a switch keeps in its sandbox: those of
+//! its configuration, and those of ports that may be added later.
 //!
-//! A switch with a control socket or a configuration file may get ports and uplinks later. Another
-//! one has what it was started with, and needs no more than to open that again.
+//! A switch with a control socket or a configuration file may get ports and uplinks later. A
+//! switch without either keeps what opens its own ports again.
 
 use std::path::Path;
 

@@ -367,11 +367,11 @@ pub struct BurstContext {
     pub snooped: Snooped,
     /// Bytes of the frames that were classified.
     pub bytes: u64,
-    /// It begins with a frame that waits, as another flood of its source goes on.
+    /// The burst's first frame is flooded and waits, as another flood of the source goes on.
     pub waits_for_flood: bool,
-    /// It is the continuation of a flood, already counted, captured and mirrored as incoming.
+    /// The frames are a flood's, which were counted, captured and mirrored when they came in.
     pub is_continued: bool,
-    /// Of a source that floods to more receivers than are served at once.
+    /// The source's right to a flood of several turns, if the burst needs one.
     pub permit: Option<FloodPermit>,
     /// Until when it may wait for rings that another worker holds, once it does.
     pub wait_until: Option<Instant>,

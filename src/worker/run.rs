@@ -303,7 +303,7 @@ impl Worker {
         self.pipeline.begin_turn(self.now, self.contended, self.idle);
         let mut began = self.now;
         if !self.pipeline.floods().is_empty() {
-            // They compete with the sources.
+            // Floods compete with the sources for the worker's time.
             (found, working) = (self.go_on_with_floods(), 1);
             began = self.pipeline.end_look();
         }

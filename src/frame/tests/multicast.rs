@@ -59,8 +59,8 @@ fn read(frame: &[u8]) -> Result<Option<Message<'_>>, Refused> {
     parse(&Part { bytes: frame, len: frame.len(), sum_at: None })
 }
 
-/// The same of a frame without tags and further headers whose checksum is to be finished by its
-/// receiver.
+/// Reads a message in a frame without tags and extension headers, whose checksum the receiver is to
+/// finish.
 fn read_unsummed(frame: &[u8]) -> Result<Option<Message<'_>>, Refused> {
     let sum_at = Some(if frame[12] == 8 { 40 } else { 64 });
     parse(&Part { bytes: frame, len: frame.len(), sum_at })

@@ -38,7 +38,7 @@ impl Pipeline {
         let Some(mut reading) = queue.reading() else { return self.retry() };
         let is_waiting = |taken_at| !is_stuck(taken_at, self.time.cycle);
         if queue.floods.taken_at().is_some_and(is_waiting) {
-            // What a device gave it cannot have back, so it is read when its flood is over.
+            // A frame cannot go back to its device, so the device is read after its flood.
             return self.retry();
         }
         if queue.floods.owes() {

@@ -115,7 +115,7 @@ impl Lab {
     }
 }
 
-/// What is counted of so many broadcasts, of which so many copies were made.
+/// The counters of the TAP after `frames` broadcasts and `copies` copies.
 fn counts(frames: usize, copies: usize) -> [u64; 4] {
     [frames, frames * LEN, copies, 0].map(|count| count as u64)
 }
