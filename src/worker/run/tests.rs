@@ -368,7 +368,9 @@ fn a_worker_does_not_spin_for_a_time_that_it_knows() {
         worker.ready.mark(Token::Transmit(0, 0));
         worker.ready[0].retry_at = worker.now + after;
         (worker.waiting, worker.receivers) = (1, receivers);
-        assert_eq!(worker.after_turn(false), rests, "{after} {receivers}");
+        assert_eq!(worker.waits_for_time(), rests, "{after} {receivers}");
+        // Whether it spins otherwise depends on how busy the machine is.
+        assert!(!rests || worker.after_turn(false));
     }
 }
 
