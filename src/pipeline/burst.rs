@@ -45,7 +45,7 @@ use crate::port::steering::Steering;
 use crate::port::{FloodPermit, FloodSlot, Next, Port, PortTable, Queue, Tx, TxState};
 use crate::ring::Burst;
 use crate::stats::{DropReason, QueueStats, WorkerStats};
-use crate::switch::{BurstMemo, Fdb, Ingress, Policy, Rules, SourceMemo, Tick};
+use crate::switch::{BurstMemo, Fdb, Ingress, Policy, PortId, Rules, SourceMemo, Tick};
 use crate::sys::clock;
 use rate::refund_input;
 
@@ -297,6 +297,20 @@ impl Pipeline {
             }
             (true, _) => context.classify::<true, true>(&policy, port, ingress, memo, floods, now),
         }
+    }
+
+    /// For copies that wait in no ring: those of floods and mirrors.
+    fn delivery<'a>(
+        &'a mut self,
+        (ports, from): (&'a PortTable, PortId),
+        (room, wait_until): (&'a mut Room, &'a mut Option<Instant>),
+        outcomes: &'a mut Outcomes,
+        stats: &'a WorkerStats,
+    ) -> Delivery<'a> {
+        let Pipeline { worker, fdb, time, signals, stalls, .. } = self;
+        let backpressure = Backpressure::new(ports, fdb, time.cycle, time.retry, from);
+        let (worker, slow) = (*worker, 0);
+        Delivery { worker, stats, backpressure, wait_until, room, stalls, slow, signals, outcomes }
     }
 
     /// Delivers a burst but for what waits in its ring: whether there may be more to take, or what

@@ -3,8 +3,6 @@
 use std::sync::Arc;
 
 use super::{BurstContext, Pipeline};
-use crate::pipeline::backpressure::Backpressure;
-use crate::pipeline::deliver::Delivery;
 use crate::pipeline::flood::{AT_ONCE, FloodList, PendingFlood, find, limit_part};
 use crate::pipeline::stalls::At;
 use crate::port::quantum::Deficit;
@@ -130,20 +128,10 @@ impl Pipeline {
         stats: &WorkerStats,
     ) {
         let BurstContext { burst, plan, room, outcomes, wait_until, .. } = context;
-        let Pipeline { worker, fdb, time, signals, stalls, account, .. } = self;
-        let mut delivery = Delivery {
-            worker: *worker,
-            stats,
-            backpressure: Backpressure::new(ports, fdb, time.cycle, time.retry, from.id),
-            wait_until,
-            room,
-            stalls,
-            slow: 0,
-            signals,
-            outcomes,
-        };
+        let mut delivery = self.delivery((ports, from.id), (room, wait_until), outcomes, stats);
         delivery.flood(burst, plan);
+        let slow = delivery.slow;
         burst.keep_tags();
-        account.forgive(delivery.slow);
+        self.account.forgive(slow);
     }
 }

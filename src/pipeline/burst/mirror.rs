@@ -11,8 +11,6 @@
 use super::{BurstContext, Pipeline};
 use crate::capture::outcomes::{Outcome, Outcomes};
 use crate::limits::{BURST_FRAMES, SNAPSHOT_LEN};
-use crate::pipeline::backpressure::Backpressure;
-use crate::pipeline::deliver::Delivery;
 use crate::pipeline::screen::{Passage, admit};
 use crate::port::{Port, PortTable};
 use crate::ring::Burst;
@@ -96,7 +94,6 @@ impl Pipeline {
         stats: &WorkerStats,
     ) {
         let BurstContext { burst, plan, room, wait_until, excerpts, .. } = context;
-        let Pipeline { worker, fdb, time, signals, stalls, .. } = self;
         let (mut places, mut burst) = (places.get(), &*burst);
         let all: [u8; BURST_FRAMES] = std::array::from_fn(|at| at as u8);
         if let Some(most) = watch.frames.snaplen {
@@ -106,17 +103,8 @@ impl Pipeline {
         }
         // What becomes of a copy is counted, and of no interest to another mirror.
         let mut outcomes = Outcomes::default();
-        let mut delivery = Delivery {
-            worker: *worker,
-            stats,
-            backpressure: Backpressure::new(ports, fdb, time.cycle, time.retry, from.id),
-            wait_until,
-            room,
-            stalls,
-            slow: 0,
-            signals,
-            outcomes: &mut outcomes,
-        };
+        let mut delivery =
+            self.delivery((ports, from.id), (room, wait_until), &mut outcomes, stats);
         let copies = delivery.mirror(burst, places, &ports[watch.to], plan.spare_run());
         let slow = delivery.slow;
         self.account.forgive(slow);
