@@ -25,8 +25,9 @@ pub fn habitual<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     ours.into_iter().find_map(|(_, our)| known.iter().find(|known| **known == our).copied())
 }
 
-/// The known word that takes the fewest letters to be changed, put in or left out; none if that is
-/// more than a third of them. Else the shortest one that begins with all of `word`.
+/// The known word that takes the fewest letters to be changed, put in, left out or swapped with the
+/// next one; none if that is more than a third of them. Else the shortest one that begins with all
+/// of `word`.
 pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase();
     let length = word.chars().count();
@@ -35,7 +36,7 @@ pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&
     }
     let most = (length / 3).max(1);
     let known: Vec<&str> = known.collect();
-    let distance = |other: &str| strsim::levenshtein(&word, &other.to_lowercase());
+    let distance = |other: &str| strsim::osa_distance(&word, &other.to_lowercase());
     let measured = known.iter().map(|other| (distance(other), *other));
     let near = measured.filter(|(distance, _)| *distance <= most).min_by_key(|(n, _)| *n);
     let begun = || {
@@ -59,6 +60,7 @@ mod tests {
         assert_eq!(near("AdPort"), Some("AddPort"));
         assert_eq!(near("DeletPort"), Some("DeletePort"));
         assert_eq!(near("Capture"), None);
+        assert_eq!(nearest("vlna", ["vlan", "mtu"].into_iter()), Some("vlan"));
         assert_eq!((near(""), near(&"x".repeat(10_000))), (None, None));
         assert_eq!(nearest("vm2", ["vm1", "vm11"].into_iter()), Some("vm1"));
         assert_eq!(nearest("sock", ["name", "socket-mode", "socket"].into_iter()), Some("socket"));

@@ -4,7 +4,6 @@
 //! A switch with a control socket or a configuration file may get ports and uplinks later. A
 //! switch without either keeps what opens its own ports again.
 
-use std::io;
 use std::path::Path;
 
 use super::Daemon;
@@ -18,24 +17,19 @@ const NO_GROUP: &str = "no group has this name";
 
 impl Daemon {
     /// Confines the process, unless the configuration says otherwise, and reports what the kernel
-    /// cannot do. `files` are those of the configuration, the named one first. An error says that a
-    /// thread is left outside.
-    pub fn confine(&self, file: Option<&Path>, texts: Option<&Texts>) -> io::Result<()> {
+    /// cannot do. `files` are those of the configuration, the named one first.
+    pub fn confine(&self, file: Option<&Path>, texts: Option<&Texts>) {
         if !self.started.sandbox {
-            log::warn!("sandbox: off, as configured");
-            return Ok(());
+            return log::warn!("sandbox: off, as configured");
         }
         // Loads the code of all sources of groups (NSS), as none can be loaded later.
         let _ = group::gid_of(NO_GROUP);
-        let state = sandbox::enter(self.allowed(file, texts))
-            .map_err(|error| io::Error::other(format!("cannot enter the sandbox: {error}")))?;
-        let lacks = state.lacks();
-        if !lacks.is_empty() {
-            log::warn!("sandbox: incomplete: {}", lacks.join("; "));
+        let state = sandbox::enter(self.allowed(file, texts));
+        if !state.lacks.is_empty() {
+            log::warn!("sandbox: incomplete: {}", state.lacks.join("; "));
         }
         let State { landlock, system_calls, capabilities, .. } = state;
         log::debug!("sandbox: Landlock {landlock}, {system_calls} calls, {capabilities:?}");
-        Ok(())
     }
 
     fn allowed(&self, file: Option<&Path>, texts: Option<&Texts>) -> Allowed {

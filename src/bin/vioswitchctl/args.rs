@@ -118,7 +118,7 @@ pub enum Command {
     },
     /// Show the versions of this program and of the switch
     Version,
-    /// What may stand next, for the shells' completion
+    /// Print the words that may stand next, for the shells' completion
     #[command(hide = true)]
     Complete {
         #[arg(allow_hyphen_values = true, last = true)]
@@ -366,7 +366,7 @@ pub enum Mdb {
     Show(Of),
 }
 
-/// What a command is about: all, without any of these.
+/// The choice of a port, bridge or VLAN; all, without any of these.
 #[derive(Debug, clap::Args)]
 pub struct Of {
     /// Only those of this port

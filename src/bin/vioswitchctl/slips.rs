@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-use vioswitch::config::{first_line, shell_word};
+use vioswitch::config::{first_line, nearest, shell_word};
 
 use crate::args::command;
 use crate::complete;
@@ -66,6 +66,8 @@ const HABITS: &[(&str, &str)] = &[
     ("addresses *", "fdb show"),
     ("tcpdump", "capture"),
     ("dump", "capture"),
+    ("template *", "config show"),
+    ("templates *", "config show"),
     ("counters *", "stats"),
     ("statistics *", "stats"),
     ("logs *", "events"),
@@ -97,14 +99,12 @@ pub fn line(error: &clap::Error, args: &[OsString]) -> String {
     let line = Line::of(args);
     let word = |kind| match error.get(kind) {
         Some(ContextValue::String(word)) => Some(word.clone()),
-        // The best one comes last.
-        Some(ContextValue::Strings(words)) => words.last().cloned(),
         _ => None,
     };
     if let (ErrorKind::InvalidSubcommand, Some(wrong)) =
         (error.kind(), word(ContextKind::InvalidSubcommand))
     {
-        return line.no_such_command(&wrong, word(ContextKind::SuggestedSubcommand));
+        return line.no_such_command(&wrong, slip(&wrong, error));
     }
     if let (ErrorKind::MissingRequiredArgument, Some(ContextValue::Strings(missing))) =
         (error.kind(), error.get(ContextKind::InvalidArg))
@@ -226,6 +226,15 @@ fn habit(words: &[&str]) -> Option<Vec<String>> {
     })
 }
 
+/// The best of clap's proposals that `wrong` is a slip of: clap proposes `delete` for `reset` too.
+fn slip(wrong: &str, error: &clap::Error) -> Option<String> {
+    let Some(ContextValue::Strings(names)) = error.get(ContextKind::SuggestedSubcommand) else {
+        return None;
+    };
+    // The best one comes last.
+    names.iter().rfind(|name| nearest(wrong, std::iter::once(name.as_str())).is_some()).cloned()
+}
+
 /// The command of a group that another word stands for.
 fn verb(group: &Command, word: &str) -> Option<String> {
     let mut known = VERBS.iter().filter(|(_, others)| others.contains(&word));
@@ -292,6 +301,9 @@ mod tests {
             ("fdb get vm1", "'vioswitchctl fdb show vm1'?"),
             ("reload --confirm 9", "'vioswitchctl config reload --confirm 9'?"),
             ("link set vm1 down", "'vioswitchctl port set vm1 admin=down'?"),
+            ("delte vm1", "'vioswitchctl delete vm1'?"),
+            ("rename vm1 vm2", "there is no command 'rename', see vioswitchctl --help"),
+            ("reset vm1", "there is no command 'reset', see vioswitchctl --help"),
             ("xyz", "there is no command 'xyz', see vioswitchctl --help"),
             ("port xyz", "there is no command 'port xyz', see vioswitchctl port --help"),
             ("port set vm1", "port set needs <KEY=VALUE>...: see vioswitchctl port set --help"),

@@ -4,7 +4,8 @@
 //! seccomp(2) could answer EPERM by itself, but counts nothing. A handler can count in every thread
 //! without a thread that waits, as a user notification needs one. It does nothing but add to an
 //! atomic and write to the saved registers. A thread in which SIGSYS is blocked dies with the
-//! process: libcs and the SIGBUS handler block signals for a few calls, all of which are allowed.
+//! process: glibc and the SIGBUS handler block signals for a few calls, all of which are allowed;
+//! musl's abort() makes one more, tkill(2), and ends by SIGSYS in place of SIGABRT.
 
 use std::io;
 use std::ptr;

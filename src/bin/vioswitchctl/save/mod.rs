@@ -42,7 +42,7 @@ const HEAD: &str = "\
 /// Longest file that is changed; the switch reads none that is longer.
 const MAX_FILE: u64 = 1 << 20;
 
-/// What of it is wanted.
+/// The options of config save.
 #[derive(Debug, clap::Args)]
 pub struct Save {
     /// Print the changes as diff -u does, and write nothing
