@@ -3,10 +3,12 @@
 # Sourced, never run; needs common.sh. Sets CARGO.
 #
 # Debian 12's cargo and rustc are too old for us. Its cargo-web and rustc-web, kept current for
-# browsers, are not: they install /usr/bin/cargo and /usr/bin/rustc, in place of the old ones. A
-# small system, such as a container, has no certificates, without which cargo downloads nothing.
+# browsers, are not: they install /usr/bin/cargo and /usr/bin/rustc, in place of the old ones. They
+# are new enough in the security updates alone, which a system of debootstrap lacks. A small system,
+# such as a container, has no certificates, without which cargo downloads nothing.
 
 TOOLCHAIN_PACKAGES="cargo-web rustc-web ca-certificates"
+SECURITY_UPDATES="deb http://security.debian.org/debian-security bookworm-security main"
 
 toolchain_manifest=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/Cargo.toml
 
@@ -58,8 +60,8 @@ has_toolchain() {
 # if it has not.
 install_cargo() {
     if ! is_root || has_toolchain || ! command -v apt-get >/dev/null; then return 1; fi
-    # A machine that never did this knows no package at all.
-    [ -n "$(apt_candidate rustc-web)" ] || apt-get -qq update >/dev/null 2>&1 || true
+    # A machine that never did this, or not since its sources changed, knows no package or old ones.
+    at_least "$(apt_candidate rustc-web)" "$1" || apt-get -qq update >/dev/null 2>&1 || true
     at_least "$(apt_candidate rustc-web)" "$1" || return 1
     # shellcheck disable=SC2086 # a list of words
     require_packages $TOOLCHAIN_PACKAGES
@@ -79,7 +81,10 @@ require_cargo() {
         say "run this as root, then start again:" >&2
         say "  ${update}$(sudo_word)apt-get install --no-install-recommends $TOOLCHAIN_PACKAGES" >&2
     else
-        say "this system's packages are older; install it with rustup: rustup update stable" >&2
+        say "Debian 12 has it in its security updates; run this as root, then start again:" >&2
+        say "  echo '$SECURITY_UPDATES' >/etc/apt/sources.list.d/security.list" >&2
+        say "  apt-get update && apt-get install --no-install-recommends $TOOLCHAIN_PACKAGES" >&2
+        say "elsewhere install it from https://rustup.rs, or update it: rustup update stable" >&2
     fi
     exit 1
 }

@@ -124,10 +124,11 @@ fn the_scan_sees_commands_and_no_patterns() {
     assert_eq!(options("` and --none"), [""; 0]);
 }
 
-/// The packages that `scripts/package` asks an ordinary user for, on a system that has none.
-fn asked_for(arguments: &[&str]) -> Vec<String> {
+/// What `scripts/package` says as it refuses to run for an ordinary user. Each of the programs is a
+/// line of shell.
+fn refusal(arguments: &[&str], programs: &[(&str, &str)]) -> String {
     let stubs = Dir::new();
-    for (name, text) in [("dpkg-query", "exit 1"), ("id", "echo 1000")] {
+    for (name, text) in programs.iter().chain(&[("id", "echo 1000")]) {
         let file = stubs.path().join(name);
         fs::write(&file, format!("#!/bin/sh\n{text}\n")).expect("a stub");
         fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("its mode");
@@ -135,9 +136,16 @@ fn asked_for(arguments: &[&str]) -> Vec<String> {
     let mut command = Command::new("timeout");
     command.arg(HELP_SECONDS).arg(root().join("scripts/package")).args(arguments);
     let path = format!("{}:/usr/bin:/bin", stubs.path().display());
-    let output = command.env("PATH", path).stdin(Stdio::null()).output().expect("timeout");
-    let said = String::from_utf8_lossy(&output.stderr);
+    command.env("PATH", path).env("CARGO_HOME", stubs.path());
+    let output = command.stdin(Stdio::null()).output().expect("timeout");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{said}");
+    said
+}
+
+/// The packages that `scripts/package` asks for, on a system that has none.
+fn asked_for(arguments: &[&str]) -> Vec<String> {
+    let said = refusal(arguments, &[("dpkg-query", "exit 1")]);
     let line = said.lines().find_map(|line| line.split_once("apt-get install "));
     let (_, packages) = line.unwrap_or_else(|| panic!("no line that installs: {said}"));
     packages.split_whitespace().map(str::to_owned).collect()
@@ -154,4 +162,18 @@ fn a_package_without_checks_needs_no_checker() {
     assert_eq!(has(&["--check", "deb"]), [true, true, true, true, false]);
     assert_eq!(has(&["oci"]), [true, false, false, false, true]);
     assert_eq!(has(&[]), [true, true, false, false, true]);
+}
+
+/// A system of debootstrap has no security updates, without which Debian's Rust is too old.
+#[test]
+fn a_system_with_old_packages_is_told_where_newer_ones_are() {
+    let old = [
+        ("dpkg-query", "echo installed"),
+        ("cargo", "echo cargo 1.65.0"),
+        ("apt-cache", "echo '  Candidate: 1.85.0+dfsg3-1~deb12u3'"),
+    ];
+    let said = refusal(&["deb"], &old);
+    assert!(said.contains("bookworm-security main' >/etc/apt/sources.list.d/"), "{said}");
+    assert!(said.contains("apt-get update && apt-get install "), "{said}");
+    assert!(said.contains("https://rustup.rs"), "{said}");
 }
