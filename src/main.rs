@@ -133,7 +133,7 @@ fn run(
     // What fails ends the start, so it comes before the service manager is told.
     let status = lock(&daemon).status_line();
     let retry = services.retry(status)?;
-    lock(&daemon).confine(file.as_deref(), texts.as_ref());
+    lock(&daemon).confine(file.as_deref(), texts.as_ref())?;
     say_ready(&lock(&daemon), log);
     loop {
         match signals.wait()? {

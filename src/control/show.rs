@@ -99,7 +99,7 @@ pub fn sandbox(state: &sandbox::State) -> wire::Sandbox {
         forbidden: sandbox::forbidden().into_iter().collect(),
         capabilities: words(&state.capabilities),
         uplinks: uplinks.collect(),
-        lacks: state.lacks.clone(),
+        lacks: state.lacks(),
     }
 }
 

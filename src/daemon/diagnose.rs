@@ -19,7 +19,7 @@ use crate::frame::MacAddr;
 use crate::port::{Port, PortTable};
 use crate::stats::{Direction, DropReason};
 use crate::switch::{Membership, PortId, PortKind, PortView, Segment, Station};
-use crate::sys::{clock, group};
+use crate::sys::{clock, group, sandbox};
 
 /// Reasons that frames of a healthy guest are not dropped for, and that no other finding is about.
 const REFUSALS: [DropReason; 9] = [
@@ -44,8 +44,14 @@ impl Daemon {
             None => self.desired().changes().iter().map(not_kept).collect(),
             Some(_) => Vec::new(),
         };
-        let user = group::own_user();
-        Condition { degraded: degraded.collect(), not_kept, file: None, odd: self.odd(), user }
+        Condition {
+            degraded: degraded.collect(),
+            not_kept,
+            file: None,
+            odd: self.odd(),
+            refused_calls: sandbox::forbidden(),
+            user: group::own_user(),
+        }
     }
 
     /// Combinations of ports' settings that do not do what the settings say.

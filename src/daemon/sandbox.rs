@@ -4,6 +4,7 @@
 //! A switch with a control socket or a configuration file may get ports and uplinks later. A
 //! switch without either keeps what opens its own ports again.
 
+use std::io;
 use std::path::Path;
 
 use super::Daemon;
@@ -17,19 +18,24 @@ const NO_GROUP: &str = "no group has this name";
 
 impl Daemon {
     /// Confines the process, unless the configuration says otherwise, and reports what the kernel
-    /// cannot do. `files` are those of the configuration, the named one first.
-    pub fn confine(&self, file: Option<&Path>, texts: Option<&Texts>) {
+    /// cannot do. `files` are those of the configuration, the named one first. An error says that a
+    /// thread is left outside.
+    pub fn confine(&self, file: Option<&Path>, texts: Option<&Texts>) -> io::Result<()> {
         if !self.started.sandbox {
-            return log::warn!("sandbox: off, as configured");
+            log::warn!("sandbox: off, as configured");
+            return Ok(());
         }
         // Loads the code of all sources of groups (NSS), as none can be loaded later.
         let _ = group::gid_of(NO_GROUP);
-        let state = sandbox::enter(self.allowed(file, texts));
-        if !state.lacks.is_empty() {
-            log::warn!("sandbox: incomplete: {}", state.lacks.join("; "));
+        let state = sandbox::enter(self.allowed(file, texts))
+            .map_err(|error| io::Error::other(format!("cannot enter the sandbox: {error}")))?;
+        let lacks = state.lacks();
+        if !lacks.is_empty() {
+            log::warn!("sandbox: incomplete: {}", lacks.join("; "));
         }
         let State { landlock, system_calls, capabilities, .. } = state;
         log::debug!("sandbox: Landlock {landlock}, {system_calls} calls, {capabilities:?}");
+        Ok(())
     }
 
     fn allowed(&self, file: Option<&Path>, texts: Option<&Texts>) -> Allowed {

@@ -27,6 +27,8 @@ pub struct Condition {
     pub file: Option<String>,
     /// Combinations of settings that do not do what the settings say.
     pub odd: Vec<Odd>,
+    /// System calls that the sandbox refused, and how often.
+    pub refused_calls: Vec<(String, u64)>,
     /// The user of the switch's process, to whom a TAP must belong unless that is root.
     pub user: u32,
 }

@@ -58,6 +58,7 @@ macro_rules! codes {
 codes! {
     DEGRADED "degraded" Fail;
     NOT_KEPT "not-kept" Warn;
+    SANDBOX_REFUSED "sandbox-refused" Warn;
     SETTINGS_AT_ODDS "settings-at-odds" Warn;
     PORT_DISABLED "port-disabled" Warn;
     RING_BROKEN "ring-broken" Fail;

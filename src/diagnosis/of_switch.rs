@@ -1,7 +1,7 @@
 //! Faults of the switch as a whole.
 
 use super::facts::{Condition, Degraded, Facts, Odd};
-use super::{DEGRADED, Finding, NOT_KEPT, SETTINGS_AT_ODDS};
+use super::{DEGRADED, Finding, NOT_KEPT, SANDBOX_REFUSED, SETTINGS_AT_ODDS};
 use crate::words::quote;
 
 /// Names that are listed of several.
@@ -21,6 +21,22 @@ pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
         found.push(Finding { port: Some(port.clone()), with: with.clone(), ..finding });
     }
     found.extend(not_kept(&facts.condition));
+    found.extend(sandbox_refused(&facts.condition.refused_calls));
+}
+
+/// Who makes such calls may have the process in hand: another process is what is sure.
+fn sandbox_refused(calls: &[(String, u64)]) -> Option<Finding> {
+    if calls.is_empty() {
+        return None;
+    }
+    let named = calls.iter().take(MOST_NAMED).map(|(name, count)| format!("{name} ({count})"));
+    let more = if calls.len() > MOST_NAMED { ", …" } else { "" };
+    let cause = format!(
+        "the sandbox refused system calls: {}{more}: an attack, or a bug of the switch",
+        named.collect::<Vec<_>>().join(", ")
+    );
+    let command = "systemctl restart vioswitchd; and report the calls to its developers";
+    Some(Finding::of_switch(SANDBOX_REFUSED, cause, command))
 }
 
 fn not_kept(Condition { not_kept, file, .. }: &Condition) -> Option<Finding> {

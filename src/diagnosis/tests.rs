@@ -52,7 +52,7 @@ fn not_kept(port: &str, is_argument: bool) -> NotKept {
 
 type Fault = (&'static str, fn(&mut Facts));
 
-const FAULTS: [Fault; 26] = [
+const FAULTS: [Fault; 27] = [
     ("degraded", |facts| {
         let why = "port vm2: in use".to_owned();
         let port = Some("vm2".to_owned());
@@ -119,6 +119,9 @@ const FAULTS: [Fault; 26] = [
         let command = "vioswitchctl port set vm1 burst-in=".to_owned();
         let with = vec!["vm2".to_owned()];
         facts.condition.odd.push(Odd { port: "vm1".to_owned(), with, cause, command });
+    }),
+    ("sandbox-refused", |facts| {
+        facts.condition.refused_calls = vec![("swapon".to_owned(), 3)];
     }),
 ];
 

@@ -16,7 +16,7 @@ use crate::port::Port;
 use crate::stats::{
     Direction, DropReason, GuardStats, MirrorStats, PortStats, Traffic, WorkerStats,
 };
-use crate::sys::clock;
+use crate::sys::{clock, sandbox};
 
 /// A port's numbers of one moment.
 #[derive(Debug)]
@@ -331,6 +331,10 @@ fn switch(view: &View, health: &Health) -> String {
     say("vioswitch_mirror_copies_total", help, &mirrors(|stats| stats.copies.get()));
     let help = "Copies of frames that the port of a mirror lost.";
     say("vioswitch_mirror_lost_total", help, &mirrors(|stats| stats.lost.get()));
+    let calls = sandbox::forbidden().into_iter();
+    let calls = calls.map(|(name, count)| (format!("{{call=\"{name}\"}}"), count.to_string()));
+    let help = "System calls that the sandbox refused, by call.";
+    say("vioswitch_sandbox_refused_total", help, &calls.collect::<Vec<_>>());
     say("vioswitch_events_total", "Events so far.", &one(view.events.last()));
     let clients = &view.clients;
     let help = "Clients connected to the control socket.";

@@ -1,12 +1,13 @@
 //! What kind of file a descriptor is, anonymous memory files, and who may make files where.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{
-    Access, AtFlags, CWD, FileType, MemfdFlags, SeekFrom, StatxFlags, accessat, fcntl_get_seals,
-    fstat, fstatfs, memfd_create, seek, statx,
+    Access, AtFlags, CWD, FileType, MemfdFlags, Mode, OFlags, SeekFrom, StatxFlags, accessat,
+    fcntl_get_seals, fstat, fstatfs, memfd_create, seek, statx,
 };
 use rustix::io::Errno;
 
@@ -14,6 +15,13 @@ use rustix::io::Errno;
 pub fn directory_of(path: &Path) -> &Path {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     parent.unwrap_or(Path::new("."))
+}
+
+/// Opens a file as a path (`O_PATH`), itself or what it leads to: opens no device and never waits.
+/// The standard library does so with glibc alone.
+pub fn open_path(path: &Path, follows_link: bool) -> io::Result<File> {
+    let link = if follows_link { OFlags::empty() } else { OFlags::NOFOLLOW };
+    Ok(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC | link, Mode::empty())?.into())
 }
 
 /// Where a file lives, as far as mapping guest memory is concerned.

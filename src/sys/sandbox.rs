@@ -15,6 +15,7 @@ mod files;
 mod filter;
 mod trap;
 
+use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -27,7 +28,7 @@ pub use each_thread::unblock;
 pub use files::Use;
 use files::{Files, Place};
 pub use filter::{Filter, names};
-pub use trap::{forbidden, log};
+pub use trap::forbidden;
 
 /// The first version of Landlock with links between directories, by which a new socket gets its
 /// name.
@@ -73,17 +74,29 @@ pub struct State {
     /// It may open XDP uplinks.
     pub xdps: bool,
     /// What could not be had, and why.
-    pub lacks: Vec<String>,
+    lacks: Vec<String>,
 }
 
 static STATE: OnceLock<State> = OnceLock::new();
 /// XDP uplinks can be had no more: bpf(2) would end the process.
 static NO_BPF: AtomicBool = AtomicBool::new(false);
+/// The log has that a thread waits to be confined.
+static TOLD: AtomicBool = AtomicBool::new(false);
 
 impl State {
     /// What Landlock covers.
     pub fn covers(&self) -> Vec<&'static str> {
         COVERS.iter().filter(|(since, _)| *since <= self.landlock).map(|(_, what)| *what).collect()
+    }
+
+    /// What could not be had, and why; and what is not there yet.
+    pub fn lacks(&self) -> Vec<String> {
+        let late = match each_thread::late() {
+            (0, _) => None,
+            (count, None) => Some(format!("{count} threads wait for the kernel to confine them")),
+            (count, Some(error)) => Some(format!("{count} threads wait to be confined: {error}")),
+        };
+        self.lacks.iter().cloned().chain(late).collect()
     }
 
     /// Directories where sockets may be made.
@@ -103,6 +116,17 @@ pub fn permits_bpf() -> bool {
     !NO_BPF.load(Ordering::Acquire)
 }
 
+/// Logs what was refused for the first time, and once that a thread waits as it cannot be confined;
+/// for a thread that looks now and then.
+pub fn log() {
+    trap::log();
+    if let (late @ 1.., Some(error)) = each_thread::late()
+        && !TOLD.swap(true, Ordering::Relaxed)
+    {
+        log::error!("sandbox: {late} threads wait to be confined: {error}");
+    }
+}
+
 /// Where sockets may be made, if the sandbox permits none in `directory`.
 pub fn excludes(directory: &Path) -> Option<String> {
     let state = STATE.get().filter(|state| state.landlock > 0)?;
@@ -110,8 +134,9 @@ pub fn excludes(directory: &Path) -> Option<String> {
     (!files::covers(&state.places, directory)).then(|| shown().join(", "))
 }
 
-/// Confines all threads to what is allowed, as far as the kernel can. Once.
-pub fn enter(mut allowed: Allowed) -> &'static State {
+/// Confines all threads to what is allowed, as far as the kernel can. Once, in the first thread. An
+/// error says that another thread is left outside of a sandbox that the kernel does offer.
+pub fn enter(mut allowed: Allowed) -> io::Result<&'static State> {
     let mut lacks = Vec::new();
     let held = capabilities::held().unwrap_or(CapabilitySet::empty());
     // Without it no program can be loaded, so that the call is an attack.
@@ -127,12 +152,11 @@ pub fn enter(mut allowed: Allowed) -> &'static State {
     };
     let ruleset = files.as_ref().and_then(|files| files.ruleset.as_ref());
     let drops = (kept != held).then_some(kept);
-    match each_thread::confine(ruleset.map(AsFd::as_fd), drops) {
-        Ok(0) => {}
-        Ok(late) => {
-            lacks.push(format!("{late} threads confine themselves when the kernel lets go"))
-        }
-        Err(error) => lacks.push(format!("threads: {error}")),
+    let is_confined = each_thread::confine(ruleset.map(AsFd::as_fd), drops)?;
+    let (mut landlock, mut files) = (landlock, files);
+    if let Err(error) = is_confined {
+        lacks.push(format!("landlock, capabilities: {error}"));
+        (landlock, files) = (0, None);
     }
     // While it may still ask.
     let left = capabilities::held().unwrap_or(held);
@@ -146,7 +170,7 @@ pub fn enter(mut allowed: Allowed) -> &'static State {
     std::mem::forget(ruleset);
     let capabilities = capabilities::names(left);
     let state = State { landlock, places, system_calls, capabilities, taps, xdps, lacks };
-    STATE.get_or_init(|| state)
+    Ok(STATE.get_or_init(|| state))
 }
 
 /// Rules for files, and the version of Landlock.

@@ -73,7 +73,8 @@ impl Ticker {
         let ticker = Ticker(timer);
         // Below 10^9, which fits everywhere.
         let nanos = period.subsec_nanos() as libc::c_long;
-        let seconds = libc::time_t::try_from(period.as_secs()).unwrap_or(libc::time_t::MAX);
+        // The type's name, `time_t`, is deprecated for musl.
+        let seconds = period.as_secs().try_into().unwrap_or(i32::MAX.into());
         let period = libc::timespec { tv_sec: seconds, tv_nsec: nanos };
         let times = libc::itimerspec { it_interval: period, it_value: period };
         // SAFETY: `timer` was made above, `times` lives, and the old times are not asked for.

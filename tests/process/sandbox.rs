@@ -3,9 +3,14 @@
 //!
 //! A test has this program run again, as [`child`], which enters the very sandbox of the daemon.
 
+// A static program loads no library.
+#[cfg(target_env = "gnu")]
+mod told;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -15,6 +20,9 @@ use std::time::Duration;
 use testkit::host::in_namespace;
 use testkit::proc::{Daemon, Dir, wait_for};
 use vioswitch::sys::sandbox::{self, Allowed, Use};
+
+#[cfg(target_env = "gnu")]
+use super::lab::{Process, port};
 
 /// What the child is to do.
 const TASK: &str = "VIOSWITCH_SANDBOX_TASK";
@@ -104,8 +112,8 @@ fn passes(task: &str) {
 fn entered(place: &Path) {
     let mut paths = vec![(place.to_owned(), Use::Sockets)];
     paths.extend(sandbox::READ.map(|path| (path.into(), Use::Read)));
-    let state = sandbox::enter(Allowed { paths, ..Allowed::default() });
-    assert_eq!(state.lacks, [""; 0]);
+    let state = sandbox::enter(Allowed { paths, ..Allowed::default() }).expect("a sandbox");
+    assert_eq!(state.lacks(), [""; 0]);
     assert!(state.landlock > 1 && state.system_calls > 50, "{state:?}");
 }
 
@@ -120,6 +128,10 @@ fn child() {
         "usual" => {
             entered(&place);
             usual();
+        }
+        "abort" => {
+            entered(&place);
+            std::process::abort();
         }
         fatal => {
             entered(&place);
@@ -181,8 +193,30 @@ fn files(place: &Path) {
     drop(socket);
     fs::remove_file(place.join("socket")).expect("remove");
     assert!(fs::read_to_string("/proc/self/status").is_ok());
+    modes(&place.join("mode"));
     // TCP: no socket by the filter.
     assert!(std::net::TcpListener::bind("127.0.0.1:0").is_err());
+}
+
+/// Modes and groups of files go, as sockets get them; not what has a program run as another user.
+fn modes(file: &Path) {
+    let made = |mode| {
+        let made = File::options().write(true).create_new(true).mode(mode).open(file);
+        made.and_then(|_| fs::remove_file(file)).map_err(|error| error.raw_os_error())
+    };
+    assert_eq!(made(0o755), Ok(()));
+    assert_eq!((made(0o4755), made(0o2755)), (Err(Some(libc::EPERM)), Err(Some(libc::EPERM))));
+    fs::write(file, "x").expect("write");
+    let set = |mode| fs::set_permissions(file, fs::Permissions::from_mode(mode));
+    assert!(set(0o660).is_ok());
+    // SAFETY: plain system calls.
+    let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
+    assert!(chown(file, None, Some(group)).is_ok());
+    for refused in [set(0o4755), set(0o2755), chown(file, Some(user), None)] {
+        let error = refused.expect_err("not refused");
+        assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+    }
+    fs::remove_file(file).expect("remove");
 }
 
 /// What other programs' sandboxes forbade by mistake.
@@ -237,6 +271,13 @@ fn files_outside_are_closed_to_threads_of_before_and_after() {
 #[test]
 fn panics_threads_errors_times_and_memory_work() {
     passes("usual");
+}
+
+/// And so it is told from a call that the filter refused.
+#[test]
+fn an_abort_ends_by_its_own_signal() {
+    let output = run("abort", Dir::new().path());
+    assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{output:?}");
 }
 
 #[test]

@@ -129,6 +129,10 @@ pub const ELSEWHERE: &[&str] = &[
     "renameat2",
 ];
 
+/// Calls that only musl makes, in the place of newer ones; `tkill` in abort(3).
+pub const MUSL: &[&str] = if cfg!(target_env = "musl") { &MUSL_CALLS } else { &[] };
+const MUSL_CALLS: [&str; 4] = ["lstat", "open", "stat", "tkill"];
+
 /// Calls that end the process: another program, new code, the kernel's own code, other processes'
 /// memory. Nothing in the switch makes them, so who does has taken the process over.
 pub const FATAL: &[&str] = &[

@@ -2,24 +2,27 @@
 //! Landlock domain, capabilities.
 //!
 //! Linux 7.0 can do so for Landlock in one call; before, and for capabilities, each thread has to
-//! make the calls itself. All are sent a signal whose handler makes them. A thread that the kernel
-//! holds up (a file system that does not answer) keeps the signal pending and confines itself
-//! before it gets any further. A thread that was made meanwhile, by one that was not confined yet,
-//! is found by another look.
+//! make the calls itself. The first thread does, and so finds out what the kernel offers. All
+//! others are sent a signal whose handler makes the calls. A thread that was made meanwhile, by one
+//! that was not confined yet, is found by another look.
+//!
+//! No thread goes on outside of the sandbox: the handler tries until it can. A thread that the
+//! kernel holds up (a file system that does not answer) keeps the signal pending, is *late*, and
+//! confines itself before it gets any further. The start waits for all others, or fails.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::thread::CapabilitySet;
 use vmm_sys_util::signal::unblock_signal;
 
-use crate::limits::{CONFINE_PATIENCE, CONFINE_PATIENCE_EACH};
+use crate::limits::{CONFINE_LIMIT, CONFINE_PATIENCE, CONFINE_RETRY, MAX_LATE_THREADS};
 
 /// `_LINUX_CAPABILITY_VERSION_3`.
 const VERSION_3: u32 = 0x2008_0522;
@@ -28,6 +31,10 @@ const ASK_VERSION: libc::c_uint = 1;
 /// Names of threads of the kernel that work for an io_uring begin so. They work with the
 /// credentials of the thread that asked them to, and take no signal.
 const RING_WORKERS: &str = "iou-";
+/// States of a thread: the kernel does not let it go; it has ended; nobody knows.
+const HELD_UP: char = 'D';
+const GONE: [char; 2] = ['Z', 'X'];
+const UNKNOWN: char = '?';
 /// No ruleset, and no capability is dropped.
 const NO_RULESET: i32 = -1;
 const ALL: u64 = u64::MAX;
@@ -36,8 +43,9 @@ const ALL: u64 = u64::MAX;
 static RULESET: AtomicI32 = AtomicI32::new(NO_RULESET);
 /// Capabilities that remain.
 static KEPT: AtomicU64 = AtomicU64::new(ALL);
-/// The thread that confined itself last, and the last error.
-static ANSWERED: AtomicI32 = AtomicI32::new(0);
+/// Threads that were asked and have not confined themselves yet; zero is a free place.
+static ASKED: [AtomicI32; MAX_LATE_THREADS] = [const { AtomicI32::new(0) }; MAX_LATE_THREADS];
+/// Why a thread could not, the last time.
 static FAILED: AtomicI32 = AtomicI32::new(0);
 
 fn signal() -> libc::c_int {
@@ -60,29 +68,39 @@ pub fn landlock_version() -> io::Result<u32> {
     u32::try_from(answer).map_err(|_| io::Error::last_os_error())
 }
 
-/// Confines all threads: by `ruleset` what they may open, to `kept` their capabilities. How many
-/// did not answer in time: they confine themselves when the kernel lets them go.
-pub fn confine(ruleset: Option<BorrowedFd<'_>>, kept: Option<CapabilitySet>) -> io::Result<usize> {
+/// Confines all threads: by `ruleset` what they may open, to `kept` their capabilities. For the
+/// first thread; the outer error is that of another one, which is left outside of the sandbox. The
+/// inner one says that the kernel offers none.
+pub fn confine(
+    ruleset: Option<BorrowedFd<'_>>,
+    kept: Option<CapabilitySet>,
+) -> io::Result<io::Result<()>> {
     RULESET.store(ruleset.map_or(NO_RULESET, |fd| fd.as_raw_fd()), Ordering::SeqCst);
     KEPT.store(kept.map_or(ALL, |kept| kept.bits()), Ordering::SeqCst);
-    FAILED.store(0, Ordering::SeqCst);
+    if !confine_this_thread() {
+        return Ok(Err(io::Error::last_os_error()));
+    }
     install()?;
     let end = Instant::now() + CONFINE_PATIENCE;
-    let (mut asked, mut late) = (BTreeSet::new(), 0);
+    let mut asked = BTreeSet::from([rustix::thread::gettid().as_raw_pid()]);
     loop {
         let fresh: Vec<i32> = threads()?.into_iter().filter(|id| !asked.contains(id)).collect();
         if fresh.is_empty() {
-            break;
+            return Ok(Ok(()));
         }
         for id in fresh {
             asked.insert(id);
-            late += usize::from(!ask(id, end));
+            ask(id, end)?;
         }
     }
-    match FAILED.load(Ordering::SeqCst) {
-        0 => Ok(late),
-        errno => Err(io::Error::from_raw_os_error(errno)),
-    }
+}
+
+/// How many threads are yet to confine themselves, and why one of them could not.
+pub fn late() -> (usize, Option<io::Error>) {
+    let asked = ASKED.iter().map(|place| place.load(Ordering::SeqCst));
+    let late = asked.filter(|&id| id != 0 && state_of(id).is_some()).count();
+    let errno = FAILED.load(Ordering::SeqCst);
+    (late, (late > 0 && errno != 0).then(|| io::Error::from_raw_os_error(errno)))
 }
 
 /// All threads, but for those of the kernel.
@@ -98,19 +116,42 @@ fn threads() -> io::Result<Vec<i32>> {
     Ok(found)
 }
 
-/// Has a thread confine itself; false if it has not in time.
-fn ask(id: i32, end: Instant) -> bool {
-    let end = end.min(Instant::now() + CONFINE_PATIENCE_EACH);
+/// Has a thread confine itself. Waits until it has, is gone, or is held up by the kernel at `end`.
+fn ask(id: i32, end: Instant) -> io::Result<()> {
+    let free = ASKED.iter().find(|place| place.load(Ordering::SeqCst) == 0);
+    let place = free.ok_or_else(|| io::Error::other("the kernel holds up too many threads"))?;
+    place.store(id, Ordering::SeqCst);
     // SAFETY: touches no memory; the handler is installed.
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), id, signal()) };
-    let is_there = || Path::new(&format!("/proc/self/task/{id}")).exists();
-    while ANSWERED.load(Ordering::SeqCst) != id && is_there() {
-        if Instant::now() >= end {
-            return false;
+    let limit = Instant::now() + CONFINE_LIMIT;
+    while place.load(Ordering::SeqCst) == id {
+        match state_of(id) {
+            None => place.store(0, Ordering::SeqCst),
+            Some(HELD_UP) if Instant::now() >= end => return Ok(()),
+            Some(_) if Instant::now() >= limit => {
+                let errno = FAILED.load(Ordering::SeqCst);
+                let why =
+                    io::Error::from_raw_os_error(if errno == 0 { libc::ETIMEDOUT } else { errno });
+                return Err(io::Error::other(format!("thread {id} is outside: {why}")));
+            }
+            Some(_) => thread::sleep(Duration::from_micros(50)),
         }
-        std::thread::yield_now();
     }
-    true
+    Ok(())
+}
+
+/// The state of a thread, proc_pid_stat(5); none if it is gone.
+fn state_of(id: i32) -> Option<char> {
+    let stat = match fs::read_to_string(format!("/proc/self/task/{id}/stat")) {
+        Ok(stat) => stat,
+        Err(error) if [Some(libc::ENOENT), Some(libc::ESRCH)].contains(&error.raw_os_error()) => {
+            return None;
+        }
+        Err(_) => return Some(UNKNOWN),
+    };
+    // Behind the name, which may have parentheses itself.
+    let state = stat.rsplit_once(") ").and_then(|(_, behind)| behind.chars().next());
+    Some(state.unwrap_or(UNKNOWN)).filter(|state| !GONE.contains(state))
 }
 
 /// Installs the handler. It stays for threads that are late.
@@ -131,12 +172,19 @@ fn install() -> io::Result<()> {
 extern "C" fn on_signal(_: libc::c_int) {
     // SAFETY: errno is this thread's own; the interrupted code may be about to read it.
     let errno = unsafe { *libc::__errno_location() };
-    if !confine_this_thread() {
-        // SAFETY: as above.
-        FAILED.store(unsafe { *libc::__errno_location() }, Ordering::SeqCst);
+    let pause = libc::timespec { tv_sec: 0, tv_nsec: CONFINE_RETRY.subsec_nanos().into() };
+    while !confine_this_thread() {
+        // SAFETY: as above; `pause` lives through the call, which answers nothing.
+        unsafe {
+            FAILED.store(*libc::__errno_location(), Ordering::SeqCst);
+            libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 0, &raw const pause, ptr::null_mut());
+        }
     }
     // SAFETY: touches no memory.
-    ANSWERED.store(unsafe { libc::gettid() }, Ordering::SeqCst);
+    let id = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
+    for place in &ASKED {
+        let _ = place.compare_exchange(id, 0, Ordering::SeqCst, Ordering::SeqCst);
+    }
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
 }

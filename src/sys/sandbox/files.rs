@@ -5,17 +5,18 @@
 //! is another one. Landlock does not concern what is open already, `stat`, and connecting to a
 //! socket, which Linux 7.1 and newer could restrict.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, NetPort, PathBeneath,
-    PathFd, Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError,
+    Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError,
 };
 
 use super::Allowed;
+use crate::sys::fs::open_path;
 
 /// The newest version whose rights are handled: all that Linux 6.18 has.
 const NEWEST: ABI = ABI::V6;
@@ -69,7 +70,15 @@ pub struct Place {
     pub path: PathBuf,
     /// What for.
     pub purpose: Use,
+    is_directory: bool,
     identity: (u64, u64),
+}
+
+impl Place {
+    fn rights(&self) -> BitFlags<AccessFs> {
+        let rights = self.purpose.rights();
+        if self.is_directory { rights } else { rights & AccessFs::from_file(NEWEST) }
+    }
 }
 
 /// A ruleset for each thread, and what it covers.
@@ -88,9 +97,9 @@ impl Files {
             .create()?;
         let mut places = Vec::new();
         for (path, purpose) in &allowed.paths {
-            let Some(place) = find(path, *purpose) else { continue };
+            let Some((place, handle)) = find(path, *purpose) else { continue };
             if !places.contains(&place) {
-                ruleset = with_rule(ruleset, &place)?;
+                ruleset = ruleset.add_rule(PathBeneath::new(handle, place.rights()))?;
                 places.push(place);
             }
         }
@@ -101,24 +110,21 @@ impl Files {
     }
 }
 
-/// The path, or the nearest directory above it that exists and is not the root of all.
-fn find(path: &Path, purpose: Use) -> Option<Place> {
+/// The path, or the nearest directory above it that can be opened and is not the root of all; and
+/// a handle for its rule, so that what is listed has one.
+fn find(path: &Path, purpose: Use) -> Option<(Place, File)> {
     let mut path = path;
     loop {
-        if let Ok(found) = fs::metadata(path) {
+        // Of the handle: another file may take the name meanwhile.
+        let opened = open_path(path, true).and_then(|file| Ok((file.metadata()?, file)));
+        if let Ok((found, handle)) = opened {
             let identity = (found.dev(), found.ino());
-            return Some(Place { path: path.to_owned(), purpose, identity });
+            let is_directory = found.is_dir();
+            let place = Place { path: path.to_owned(), purpose, is_directory, identity };
+            return Some((place, handle));
         }
         path = path.parent().filter(|above| purpose.may_come() && above.parent().is_some())?;
     }
-}
-
-fn with_rule(ruleset: RulesetCreated, place: &Place) -> Result<RulesetCreated, RulesetError> {
-    let Ok(handle) = PathFd::new(&place.path) else { return Ok(ruleset) };
-    let is_directory = fs::metadata(&place.path).is_ok_and(|found| found.is_dir());
-    let rights = place.purpose.rights();
-    let rights = if is_directory { rights } else { rights & AccessFs::from_file(NEWEST) };
-    ruleset.add_rule(PathBeneath::new(handle, rights))
 }
 
 /// True if sockets may be made in `directory`, which is looked up as the kernel does.

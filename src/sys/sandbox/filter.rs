@@ -22,7 +22,7 @@ use seccompiler::{
 use syscalls::Sysno;
 
 use super::Allowed;
-use super::calls::{ALWAYS, ELSEWHERE, FATAL, TAP, XDP};
+use super::calls::{ALWAYS, ELSEWHERE, FATAL, MUSL, TAP, XDP};
 
 /// Commands of bpf(2): create a map, update it, load a program, attach it.
 const BPF_COMMANDS: [u64; 4] = [0, 2, 5, 28];
@@ -34,6 +34,10 @@ const NAMESPACES: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWUSER
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET) as u32 as u64;
+/// Bits of a file's mode: the program runs as its owner, or as its group.
+const SET_ID: u64 = (libc::S_ISUID | libc::S_ISGID) as u64;
+/// The owner that changes nothing, chown(2).
+const SAME_OWNER: u64 = u32::MAX as u64;
 /// For names of mappings, which newer libcs give.
 const SET_VMA: u64 = 0x5356_4d41;
 
@@ -87,13 +91,13 @@ fn compile(
 /// The names that are allowed, of whatever architecture.
 pub fn names(allowed: &Allowed) -> impl Iterator<Item = &'static str> + use<> {
     let of = |list: &'static [&'static str], wanted: bool| list.iter().filter(move |_| wanted);
-    let (taps, xdps) = (allowed.taps, allowed.xdps);
-    of(ALWAYS, true).chain(of(ELSEWHERE, true)).chain(of(TAP, taps)).chain(of(XDP, xdps)).copied()
+    let always = [ALWAYS, ELSEWHERE, MUSL].into_iter().flat_map(move |list| of(list, true));
+    always.chain(of(TAP, allowed.taps)).chain(of(XDP, allowed.xdps)).copied()
 }
 
-/// Requests of ioctl(2) that reach another process: TIOCSTI, TIOCLINUX, and FIOSETOWN, SIOCSPGRP
-/// and FIOASYNC (asm-generic/sockios.h, ioctls.h), which libc does not have.
-const IOCTLS_OF_OTHERS: [u64; 5] = [libc::TIOCSTI, libc::TIOCLINUX, 0x8901, 0x8902, 0x5452];
+/// Requests of ioctl(2) that reach another process: TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP and
+/// FIOASYNC (asm-generic/ioctls.h, sockios.h). Their types differ from libc to libc.
+const IOCTLS_OF_OTHERS: [u64; 5] = [0x5412, 0x541c, 0x8901, 0x8902, 0x5452];
 
 /// Commands of fcntl(2) that are allowed; F_SETOWN and F_SETSIG are not.
 const FCNTLS: [libc::c_int; 11] = [
@@ -152,8 +156,9 @@ fn rules(allowed: &Allowed) -> Result<Rules, BackendError> {
     // Threads, and neither processes nor namespaces.
     let thread = libc::CLONE_THREAD as u64;
     narrow(&mut rules, "clone", bits(0, thread | NAMESPACES, thread)?);
-    // Signals to its own threads alone: tkill(2) reaches any process's and is not allowed.
+    // Signals to its own threads alone. tkill(2) reaches those of any process, and may abort alone.
     narrow(&mut rules, "tgkill", one_of(0, &[std::process::id().into()])?);
+    narrow(&mut rules, "tkill", one_of(1, &[libc::SIGABRT as u64])?);
     let options = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_NO_NEW_PRIVS];
     let options = options.map(|option| option as u64);
     narrow(&mut rules, "prctl", one_of(0, &[&options[..], &[SET_VMA]].concat())?);
@@ -165,7 +170,25 @@ fn rules(allowed: &Allowed) -> Result<Rules, BackendError> {
     let commands = FCNTLS.map(|command| command as u64);
     narrow(&mut rules, "fcntl", one_of(1, &commands)?);
     narrow(&mut rules, "bpf", one_of(0, &BPF_COMMANDS)?);
+    narrow_files(&mut rules)?;
     Ok(rules)
+}
+
+/// Landlock does not cover modes and owners of files: no program of the switch's user can be made
+/// for others to run, and no file gets another owner.
+fn narrow_files(rules: &mut Rules) -> Result<(), BackendError> {
+    for (name, mode) in [("fchmod", 1), ("chmod", 1), ("fchmodat", 2), ("fchmodat2", 2)] {
+        narrow(rules, name, bits(mode, SET_ID, 0)?);
+    }
+    for (name, owner) in [("fchown", 1), ("chown", 1), ("fchownat", 2)] {
+        narrow(rules, name, one_of(owner, &[SAME_OWNER])?);
+    }
+    // The mode counts only where a file is made, and may be anything elsewhere.
+    let makes = (libc::O_CREAT | libc::O_TMPFILE & !libc::O_DIRECTORY) as u64;
+    for (name, flags) in [("open", 1), ("openat", 2)] {
+        narrow(rules, name, [bits(flags, makes, 0)?, bits(flags + 1, SET_ID, 0)?].concat());
+    }
+    Ok(())
 }
 
 /// What kills.
@@ -192,7 +215,7 @@ mod tests {
     #[test]
     fn each_call_of_the_lists_has_a_number_and_both_architectures_a_filter() {
         if cfg!(target_arch = "x86_64") {
-            for name in [ALWAYS, TAP, XDP, FATAL].concat() {
+            for name in [ALWAYS, MUSL, TAP, XDP, FATAL].concat() {
                 assert!(Sysno::from_str(name).is_ok(), "{name}");
             }
         }
@@ -213,7 +236,7 @@ mod tests {
         let taps = Allowed { taps: true, ..none.clone() };
         assert!(has(&taps, "io_uring_setup") && !has(&taps, "bpf"));
         assert!(has(&Allowed { xdps: true, ..none }, "bpf"));
-        let all = [ALWAYS, TAP, XDP, ELSEWHERE].concat();
+        let all = [ALWAYS, TAP, XDP, ELSEWHERE, MUSL].concat();
         let different = all.iter().collect::<std::collections::BTreeSet<_>>().len();
         assert_eq!(different, all.len(), "a call is listed twice");
     }

@@ -4,8 +4,7 @@
 //! seccomp(2) could answer EPERM by itself, but counts nothing. A handler can count in every thread
 //! without a thread that waits, as a user notification needs one. It does nothing but add to an
 //! atomic and write to the saved registers. A thread in which SIGSYS is blocked dies with the
-//! process: glibc and the SIGBUS handler block signals for a few calls, all of which are allowed;
-//! musl's abort() makes one more, tkill(2), and ends by SIGSYS in place of SIGABRT.
+//! process: libcs and the SIGBUS handler block signals for a few calls, all of which are allowed.
 
 use std::io;
 use std::ptr;

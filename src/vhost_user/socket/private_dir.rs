@@ -5,26 +5,20 @@
 //! opens no device and never waits), and everything else goes through that handle.
 
 use std::ffi::OsStr;
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{
-    DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown,
-};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use super::{Access, Identity, SocketError, failed};
 use crate::limits::MAX_SOCKET_PATH;
+use crate::sys::fs::open_path;
 use crate::sys::group;
 
 /// The way to what `handle` has open, whatever its path is by now.
 pub(super) fn by_handle(handle: &File) -> PathBuf {
     format!("/proc/self/fd/{}", handle.as_raw_fd()).into()
-}
-
-/// Opens `path` itself, not what a symbolic link there leads to.
-fn open_path(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_NOFOLLOW).open(path)
 }
 
 /// A directory in which only we may write, with a place for one socket; removed on drop.
@@ -49,7 +43,7 @@ impl PrivateDir {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
-        let handle = open_path(&path)?;
+        let handle = open_path(&path, false)?;
         let found = handle.metadata()?;
         if !found.is_dir() || found.uid() != group::own_user() || found.mode() & 0o077 != 0 {
             return Err(io::ErrorKind::PermissionDenied.into());
@@ -87,7 +81,7 @@ pub(super) struct SocketFile {
 impl SocketFile {
     /// That at `path`.
     pub(super) fn open(path: &Path) -> io::Result<SocketFile> {
-        let handle = open_path(path)?;
+        let handle = open_path(path, false)?;
         let found = handle.metadata()?;
         if !found.file_type().is_socket() {
             let code = if found.is_symlink() { libc::ELOOP } else { libc::ENOTSOCK };

@@ -150,6 +150,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("does not read {own}: vioswitchctl config save", "below"),
     ("vioswitchctl config save --config {}", "below"),
     ("vioswitchctl config show > FILE; then start", "below"),
+    ("systemctl restart vioswitchd; and report", "process::sandbox::told"),
     // Errors that need another host, another version, or a moment.
     ("is of another version, see vioswitchctl status", "parsed only: an older switch"),
     ("degraded: {reasons}, see vioswitchctl status", "control::looking"),

@@ -182,7 +182,7 @@ impl Host {
             let mut message: libc::msghdr = std::mem::zeroed();
             (message.msg_iov, message.msg_iovlen) = (&raw mut piece, 1);
             message.msg_control = control.as_mut_ptr().cast();
-            message.msg_controllen = size_of_val(&control);
+            message.msg_controllen = size_of_val(&control) as _;
             let len = libc::recvmsg(fd, &mut message, 0);
             let first = libc::CMSG_FIRSTHDR(&message);
             let aux = (!first.is_null())

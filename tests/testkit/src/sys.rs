@@ -183,7 +183,7 @@ pub fn poll_set(set: &mut [libc::pollfd], timeout: Duration) -> bool {
     loop {
         let left = end.saturating_duration_since(Instant::now());
         let ts = libc::timespec {
-            tv_sec: left.as_secs() as libc::time_t,
+            tv_sec: left.as_secs() as i64,
             tv_nsec: left.subsec_nanos() as libc::c_long,
         };
         // SAFETY: `set` is a valid slice of pollfd, `ts` outlives the call, no signal mask.
@@ -305,7 +305,7 @@ pub fn on_tmpfs(fd: &impl AsRawFd) -> bool {
     let mut fs: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: `fs` is writable and of the right type.
     cvt(unsafe { libc::fstatfs(fd.as_raw_fd(), &mut fs) }).expect("fstatfs");
-    fs.f_type == libc::TMPFS_MAGIC
+    fs.f_type == libc::TMPFS_MAGIC as _
 }
 
 /// The CPUs this thread may run on.
