@@ -329,12 +329,9 @@ impl<'a> Part<'a> {
                     next = self.u8(at)?;
                     let offset = self.u16(at + 2)?;
                     if offset & 0xfff8 != 0 {
-                        // The first fragment says what it is. One for a station is mostly a ping's.
-                        let is_to_group = self.u8(l3 + 24)? == 0xff;
-                        return match next == ICMPV6 && is_to_group {
-                            true => Err(Malformed),
-                            false => Ok(None),
-                        };
+                        // A later fragment is nothing without the first one, which says what the
+                        // packet is: a host discards fragments that overlap (RFC 5722).
+                        return Ok(None);
                     }
                     at += 8;
                     if offset & 1 != 0 {

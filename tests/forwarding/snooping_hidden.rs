@@ -3,10 +3,14 @@
 //! another's report would not report itself, and lose its group; a querier that heard a guest's
 //! query would give up. Streams stand for the guests; all frames are built here.
 
+use std::process::Command;
 use std::time::Duration;
 
 use testkit::SOON;
+use testkit::host::in_namespace;
 use testkit::proc::{Daemon, Dir, wait_for};
+use testkit::relay::{INTERFACE, Stack};
+use testkit::skip;
 use testkit::stream::Peer;
 use vioswitch::limits::MEMBERSHIP_RECORDS_PER_SECOND;
 
@@ -112,7 +116,6 @@ fn mld(n: usize, to: [u8; 16], message: &[u8]) -> Vec<(String, Vec<u8>)> {
         ("alert and options", 0, &[60, 0, 5, 2, 0, 0, 1, 0, 58, 0, 1, 4, 0, 0, 0, 0]),
         ("atomic fragment", 44, &[58, 0, 0, 0, 0, 0, 0, 1]),
         ("first fragment", 44, &[58, 0, 0, 1, 0, 0, 0, 1]),
-        ("later fragment", 44, &[58, 0, 0, 16, 0, 0, 0, 1]),
     ] {
         all.push((word.to_owned(), frame(own, (first, headers))));
     }
@@ -264,6 +267,7 @@ fn other_frames_pass() {
         to(own, (58, &[])),
         to(own, (44, &[58, 0, 0, 1, 0, 0, 0, 1])),
         to(own, (44, &[17, 0, 0, 16, 0, 0, 0, 1])),
+        to(own, (44, &[58, 0, 0, 16, 0, 0, 0, 1])),
         eth(mac4([224, 0, 0, 4]), 3, &[], [8, 0], &igmp_packet(3, [224, 0, 0, 4], 0, &unknown)),
         eth([0xff; 6], 3, &[], [8, 0], &igmp_packet(3, [224, 0, 0, 4], 0, &unknown)),
     ] {
@@ -272,6 +276,67 @@ fn other_frames_pass() {
     let mut later = to(mac(2), (44, &[58, 0, 0, 16, 0, 0, 0, 1]));
     later[38] = 0xfe;
     assert_eq!(lab.reached(3, &later), ["v"], "to a station");
+}
+
+/// Pings a group with a message of so many bytes, three times, and says how many hosts answered.
+/// `ping` itself does not ask a group by fragments.
+const PING: &str = r#"
+import socket, sys
+interface, group, length = sys.argv[1], sys.argv[2], int(sys.argv[3])
+icmp = socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6)
+at = socket.if_nametoindex(interface)
+icmp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, at)
+icmp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_LOOP, 0)
+icmp.settimeout(1)
+payload = bytes(range(256)) * (length // 256 + 1)
+answers = 0
+for number in range(3):
+    message = bytes([128, 0, 0, 0, 7, 7, 0, number]) + payload[:length]
+    icmp.sendto(message, (group, 0, 0, at))
+    try:
+        while True:
+            came = icmp.recv(65536)
+            if came[0] == 129 and came[4:] == message[4:]:
+                answers += 1
+                break
+    except TimeoutError:
+        pass
+print(answers)
+"#;
+
+/// Linux asks all nodes of its link, and a group with one member, by a packet that takes three frames.
+#[test]
+fn a_ping_to_a_group_that_is_longer_than_a_frame_is_answered() {
+    if !Command::new("python3").arg("-V").output().is_ok_and(|output| output.status.success()) {
+        return skip("needs python3");
+    }
+    in_namespace(|| {
+        let dir = Dir::new();
+        let path = |name: &str| dir.path().join(name);
+        let stream = |name| format!("--stream={name},socket={}", path(name).display());
+        let [one, other] = ["one", "other"].map(stream);
+        let d = Daemon::with(0, &[&one, &other, "--multicast-snooping"]);
+        let stacks = ["one", "other"].map(|name| {
+            let stack = Stack::attach(&path(name), &format!("02:79:00:00:01:{:02x}", name.len()));
+            stack.sh(&format!(
+                "sysctl -qw net.ipv6.conf.{INTERFACE}.disable_ipv6=0
+                 sysctl -qw net.ipv6.conf.{INTERFACE}.accept_dad=0
+                 ip link set lo up; ip link set {INTERFACE} up"
+            ));
+            stack
+        });
+        let ping = |len: &str, group: &str| {
+            let args = ["-c", PING, INTERFACE, group, len];
+            let output = stacks[0].command("python3").args(args).output().expect("run python3");
+            String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).trim().to_owned()
+        };
+        for group in ["ff02::1", "ff02::1:ff00:105"] {
+            let came = wait_for(SOON, || ping("56", group) == "3");
+            assert!(came, "control, {group}: {}", ping("56", group));
+            assert_eq!(ping("3000", group), "3", "{group}");
+        }
+        assert_eq!(d.counters().get("one", "in drop.membership"), 0);
+    });
 }
 
 /// Frames of a group reach its member alone, also while another guest, served by another worker,
