@@ -30,17 +30,16 @@ mod damping;
 mod hash;
 mod quota;
 mod slots;
-mod sync;
 #[cfg(test)]
 mod tests;
 mod tick;
 
+use super::sync::{AtomicU64, Mutex, MutexGuard, Ordering, spin_loop};
 pub use answers::{Entry, EntryAge, Learn, StaticError};
 pub use config::FdbConfig;
 use damping::Moves;
 use quota::Quota;
 use slots::{Found, Home, Slots, Word};
-use sync::{AtomicU64, Mutex, MutexGuard, Ordering, spin_loop};
 pub use tick::Tick;
 
 /// Number of a port in the switch, below [`FDB_MAX_PORTS`].

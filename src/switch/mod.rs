@@ -21,6 +21,7 @@ pub mod port_security;
 pub mod reserved;
 pub mod segment;
 pub mod storm;
+mod sync;
 pub mod trace;
 pub mod vlan;
 

@@ -25,10 +25,11 @@ mod table;
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{PoisonError, TryLockError};
 
 use super::fdb::PortId;
 use super::segment::Segment;
+use super::sync::{Mutex, MutexGuard, spin_loop};
 use crate::frame::multicast::{Message, Query, Refused, is_limitable, mac as address_of};
 use crate::limits::{
     MAX_GROUPS, MAX_GROUPS_PER_PORT, MAX_GROUPS_PER_SEGMENT, MAX_PORTS, MAX_QUERY_INTERVAL_SECONDS,
@@ -165,7 +166,7 @@ impl Snooping {
             Ok(accounts) => Some(accounts),
             Err(TryLockError::Poisoned(accounts)) => Some(accounts.into_inner()),
             Err(TryLockError::WouldBlock) => {
-                std::hint::spin_loop();
+                spin_loop();
                 None
             }
         })

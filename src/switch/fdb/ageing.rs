@@ -1,6 +1,6 @@
 //! Removal of entries that nobody uses any more.
 
-use super::sync::Ordering;
+use super::super::sync::Ordering;
 use super::{EXPIRING, Fdb, LAST_TICK, Tick};
 
 impl Fdb {

@@ -14,7 +14,7 @@
 
 use std::sync::OnceLock;
 
-use super::sync::{AtomicU32, Ordering};
+use super::super::sync::{AtomicU32, Ordering};
 use super::{CacheLine, FdbConfig, Learn, PortId, Segment};
 use crate::limits::{FDB_MAX_BRIDGES, FDB_VLANS};
 

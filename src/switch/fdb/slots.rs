@@ -17,9 +17,9 @@
 //! Memory is taken zeroed from the allocator and stays untouched, thus unbacked, until an entry
 //! is written; a table that holds ten addresses costs ten pages, not 12 MiB.
 
+use super::super::sync::{AtomicU32, AtomicU64, Ordering};
 use super::damping::Moves;
 use super::hash::MacHash;
-use super::sync::{AtomicU32, AtomicU64, Ordering};
 use super::{PortId, Segment, Station};
 use crate::frame::MacAddr;
 use crate::limits::FDB_MAX_PORTS;

@@ -10,12 +10,12 @@
 //! [`Snooping`]: super::Snooping
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, fence};
+use std::hash::BuildHasher;
 
 use super::super::fdb::PortId;
 use super::super::segment::Segment;
+use super::super::sync::Ordering::{Acquire, Relaxed, Release};
+use super::super::sync::{AtomicU16, AtomicU32, AtomicU64, RandomState, fence};
 use crate::limits::{
     MAX_GROUPS, MAX_PORTS, MAX_SNOOPED_SEGMENTS, MEMBERSHIP_SECONDS, QUERIER_SECONDS,
     RESERVED_GROUPS_PER_SEGMENT,
@@ -25,7 +25,7 @@ use crate::limits::{
 pub const PLACES: usize =
     (2 * (MAX_GROUPS + MAX_SNOOPED_SEGMENTS * RESERVED_GROUPS_PER_SEGMENT)).next_power_of_two();
 /// Places in which a group may be: one cache line of tags or two.
-const WINDOW: usize = 16;
+const WINDOW: usize = if PLACES < 16 { PLACES } else { 16 };
 const WORDS: usize = MAX_PORTS / 64;
 const V6: u64 = 1 << 32;
 
@@ -147,7 +147,8 @@ impl Table {
     /// Whether a place has the group of this serial number still, after all that was read of it.
     pub fn has_serial(&self, place: usize, serial: u32) -> bool {
         fence(Acquire);
-        serial != 0 && self.places[place].serial.load(Relaxed) == serial && self.is_used(place)
+        // In this order: who saw that the place is free never finds the old group there again.
+        serial != 0 && self.is_used(place) && self.places[place].serial.load(Relaxed) == serial
     }
 
     /// Whether a place has a group.

@@ -1,11 +1,14 @@
-//! Parts of the crate with loom's atomics: its forwarding table, with limits that make it small, so
-//! that everything meets everything (one shard of one bucket); and the rings of AF_XDP.
+//! Parts of the crate with loom's atomics: its forwarding table and the table of groups, with
+//! limits that make them small, so that everything meets everything; and the rings of AF_XDP.
 #![allow(dead_code, reason = "a model uses a part of each module")]
 
 #[path = "../../../src/frame"]
 pub mod frame {
+    pub mod checksum;
+    pub mod ethernet;
     pub mod fold;
     pub mod mac;
+    pub mod multicast;
     pub use mac::MacAddr;
 }
 
@@ -28,6 +31,24 @@ pub mod limits {
     pub const FDB_SHARDS: usize = 1;
     pub const FDB_SWEEP_BUCKETS: usize = 1;
     pub const FDB_VLANS: usize = 8;
+
+    pub const SNAPSHOT_LEN: usize = 64;
+    pub const MAX_HEADERS_LEN: usize = 256;
+    pub const MAX_MESSAGE_LEN: usize = 2048;
+
+    pub const MAX_PORTS: usize = 64;
+    pub const MAX_GROUPS: usize = 2;
+    pub const MAX_GROUPS_PER_SEGMENT: usize = 2;
+    pub const MAX_GROUPS_PER_PORT: u16 = 2;
+    pub const MAX_SNOOPED_SEGMENTS: usize = 1;
+    pub const RESERVED_GROUPS_PER_SEGMENT: usize = 0;
+    pub const MEMBERSHIP_RECORDS_PER_SECOND: u32 = 8;
+    pub const SNOOPING_LOCK_ATTEMPTS: u32 = 1;
+    pub const QUERIER_SECONDS: u32 = 255;
+    pub const MEMBERSHIP_SECONDS: u32 = 260;
+    pub const MAX_QUERY_INTERVAL_SECONDS: u32 = 125;
+    pub const MAX_QUERY_RESPONSE_SECONDS: u32 = 10;
+    pub const QUERY_GRACE_SECONDS: u32 = 2;
 }
 
 #[path = "../../../src/sys"]
@@ -81,5 +102,7 @@ pub mod sys {
 #[path = "../../../src/switch"]
 pub mod switch {
     pub mod fdb;
+    pub mod multicast;
     pub mod segment;
+    mod sync;
 }

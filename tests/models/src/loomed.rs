@@ -9,15 +9,25 @@
 use loom::sync::atomic::AtomicUsize;
 
 pub use loom::hint::spin_loop;
-pub use loom::sync::atomic::Ordering;
+pub use loom::sync::atomic::{Ordering, fence};
 pub use loom::sync::{Mutex, MutexGuard};
+
+/// Hashes that are the same in each execution: loom repeats its steps.
+pub type RandomState = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
 
 macro_rules! atomic {
     ($name:ident, $of:ident, $number:ty) => {
         #[doc = concat!("As `", stringify!($of), "` of the standard library.")]
+        #[derive(Debug)]
         pub struct $name {
             value: loom::sync::atomic::$of,
             accesses: AtomicUsize,
+        }
+
+        impl Default for $name {
+            fn default() -> $name {
+                $name::new(0)
+            }
         }
 
         impl $name {
@@ -69,5 +79,6 @@ macro_rules! atomic {
     };
 }
 
+atomic!(AtomicU16, AtomicU16, u16);
 atomic!(AtomicU32, AtomicU32, u32);
 atomic!(AtomicU64, AtomicU64, u64);
