@@ -4,6 +4,7 @@
 //! none.
 
 mod envelope;
+mod groups;
 mod host;
 mod messages;
 
@@ -16,7 +17,7 @@ use testkit::vm::{Vm, VmConfig};
 use testkit::vnet::Header;
 use testkit::{Rng, SOON, rounds};
 
-use envelope::Envelope;
+use envelope::{Envelope, PLAIN};
 use host::{Host, SLOTS, Sent, UPLINK, named};
 use messages::{Kind, Station, honest, innocent, message};
 
@@ -73,9 +74,8 @@ impl Lab {
     fn obeys(&mut self, station: Station, cases: &[Case]) -> Vec<bool> {
         self.host.reset();
         let ring = &mut self.guests[usize::from(station.number == GUARDED.number)].tx[0];
-        let plain = &envelope::singles()[0];
         let last = honest(station, LAST);
-        let last = plain.seal(station.mac(), [&last, &last], LAST);
+        let last = PLAIN.seal(station.mac(), [&last, &last], LAST);
         let frames = cases.iter().flat_map(|case| case.frames(station)).chain(last);
         for chunk in frames.collect::<Vec<_>>().chunks(64) {
             for (header, frame) in chunk {
@@ -149,7 +149,7 @@ fn run(envelopes: impl Iterator<Item = (Kind, Envelope)>) {
 #[test]
 fn a_host_obeys_no_message_that_a_guard_refuses() {
     in_namespace(|| {
-        let singles = envelope::singles();
+        let singles = envelope::singles(&PLAIN);
         run(Kind::ALL.iter().flat_map(|kind| singles.iter().map(|one| (*kind, one.clone()))));
     });
 }
@@ -163,7 +163,7 @@ fn a_host_obeys_no_message_in_any_envelope_that_a_guard_refuses() {
         let mut rng = Rng::new(seed);
         run((0..rounds(2_000, 2_000, 100_000)).map(|_| {
             let kind = Kind::ALL[rng.below(Kind::ALL.len() as u64) as usize];
-            (kind, envelope::any(&mut rng))
+            (kind, envelope::any(&mut rng, &PLAIN))
         }));
     });
 }

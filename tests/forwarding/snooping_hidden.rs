@@ -304,7 +304,8 @@ for number in range(3):
 print(answers)
 "#;
 
-/// Linux asks all nodes of its link, and a group with one member, by a packet that takes three frames.
+/// Linux asks all nodes of its link, and a group with one member, by a packet that takes three
+/// frames.
 #[test]
 fn a_ping_to_a_group_that_is_longer_than_a_frame_is_answered() {
     if !Command::new("python3").arg("-V").output().is_ok_and(|output| output.status.success()) {

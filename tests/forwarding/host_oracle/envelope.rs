@@ -44,7 +44,30 @@ pub enum Cut {
     Parts { eights: usize, all: bool, reversed: bool, overlaps: bool },
     /// Two fragment headers.
     Nested,
+    /// Fragments of two packets with one number, the first of which has so many times eight bytes.
+    Forged { eights: usize, pieces: &'static [Piece] },
 }
+
+/// A fragment of a packet, or of an innocent one of the same length.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Piece {
+    First,
+    InnocentFirst,
+    Rest,
+    /// All but the first eight bytes, over other pieces.
+    Over,
+}
+
+const FORGERIES: [&[Piece]; 8] = [
+    &[Piece::InnocentFirst, Piece::Rest],
+    &[Piece::InnocentFirst, Piece::First, Piece::Rest],
+    &[Piece::First, Piece::InnocentFirst, Piece::Rest],
+    &[Piece::Rest, Piece::First, Piece::InnocentFirst],
+    &[Piece::Rest, Piece::InnocentFirst, Piece::First],
+    &[Piece::InnocentFirst, Piece::Over],
+    &[Piece::Over, Piece::InnocentFirst],
+    &[Piece::InnocentFirst, Piece::Rest, Piece::Over],
+];
 
 /// What IP says of the packet's length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,9 +108,11 @@ pub struct Envelope {
     pub decoy: bool,
     pub wrong_sum: bool,
     pub offload: Offload,
+    /// The number of routers that may pass the packet on.
+    pub hops: u8,
 }
 
-const PLAIN: Envelope = Envelope {
+pub const PLAIN: Envelope = Envelope {
     destination: None,
     tags: Vec::new(),
     link: Link::Ethernet,
@@ -99,7 +124,13 @@ const PLAIN: Envelope = Envelope {
     decoy: false,
     wrong_sum: false,
     offload: Offload::Nothing,
+    hops: 255,
 };
+
+/// What a message of IGMP or MLD is in: a router alert, for the link alone.
+pub fn alert() -> Envelope {
+    Envelope { options: OPTIONS[2].to_vec(), headers: vec![(HOP_BY_HOP, 1)], hops: 1, ..PLAIN }
+}
 
 const DESTINATIONS: [[u8; 6]; 9] = [
     HOST_MAC,
@@ -149,11 +180,11 @@ const HEADERS: [u8; 9] = [
     UNKNOWN,
 ];
 
-/// Envelopes that differ from the plain one in one way.
-pub fn singles() -> Vec<Envelope> {
-    let mut all = vec![PLAIN];
+/// Envelopes that differ from this one in one way.
+pub fn singles(base: &Envelope) -> Vec<Envelope> {
+    let mut all = vec![base.clone()];
     let mut add = |change: &dyn Fn(&mut Envelope)| {
-        let mut envelope = PLAIN;
+        let mut envelope = base.clone();
         change(&mut envelope);
         all.push(envelope);
     };
@@ -170,10 +201,10 @@ pub fn singles() -> Vec<Envelope> {
         add(&|one| one.options = options.to_vec());
     }
     for header in HEADERS {
-        (1..=3).for_each(|eights| add(&|one| one.headers = vec![(header, eights)]));
+        (1..=3).for_each(|eights| add(&|one| one.headers.push((header, eights))));
     }
     for count in [2, 8, 30] {
-        add(&|one| one.headers = vec![(DESTINATION, 1); count]);
+        add(&|one| one.headers.extend(vec![(DESTINATION, 1); count]));
     }
     for reversed in [false, true] {
         for (eights, all, overlaps) in [
@@ -189,10 +220,21 @@ pub fn singles() -> Vec<Envelope> {
             add(&|one| (one.cut, one.decoy) = (cut, true));
             // The first fragment may have the headers of IP alone.
             add(&|one| {
-                one.headers = vec![(DESTINATION, 1)];
+                one.headers.push((DESTINATION, 1));
                 one.cut = cut;
             });
         }
+    }
+    for pieces in FORGERIES {
+        for (eights, count) in [(1, 0), (2, 0), (2, 1), (3, 1), (4, 2)] {
+            add(&|one| {
+                one.headers.extend(vec![(DESTINATION, 1); count]);
+                one.cut = Cut::Forged { eights, pieces };
+            });
+        }
+    }
+    for hops in [0, 1, 2, 64, 255] {
+        add(&|one| one.hops = hops);
     }
     add(&|one| one.cut = Cut::Atomic);
     add(&|one| one.cut = Cut::Nested);
@@ -212,12 +254,12 @@ pub fn singles() -> Vec<Envelope> {
     all
 }
 
-/// Any envelope: each part of it differs now and then.
-pub fn any(rng: &mut Rng) -> Envelope {
+/// Any envelope: each part of it differs now and then from this one.
+pub fn any(rng: &mut Rng, base: &Envelope) -> Envelope {
     fn of<T: Clone>(rng: &mut Rng, list: &[T]) -> T {
         list[rng.below(list.len() as u64) as usize].clone()
     }
-    let mut one = PLAIN;
+    let mut one = base.clone();
     let mut differs = |n| rng.below(n) == 0;
     let [to, tags, link, options] = [differs(3), differs(3), differs(12), differs(4)];
     let [headers, cut, length] = [differs(2), differs(3), differs(8)];
@@ -239,7 +281,10 @@ pub fn any(rng: &mut Rng) -> Envelope {
         let list = if rng.below(3) > 0 { &HEADERS[..5] } else { &HEADERS[..] };
         let most = if rng.below(8) == 0 { 24 } else { 4 };
         let count = 1 + rng.below(most);
-        one.headers = (0..count).map(|_| (of(rng, list), 1 + rng.below(3) as usize)).collect();
+        if rng.below(2) == 0 {
+            one.headers.clear();
+        }
+        one.headers.extend((0..count).map(|_| (of(rng, list), 1 + rng.below(3) as usize)));
         if rng.below(2) == 0 {
             // In the order that hosts want (RFC 8200 section 4.1).
             let place = |header: &Extension| HEADERS.iter().position(|one| *one == header.0);
@@ -250,15 +295,19 @@ pub fn any(rng: &mut Rng) -> Envelope {
         let eights = 1 + rng.below(6) as usize;
         let [all, reversed, overlaps] = [2, 2, 6].map(|n| rng.below(n) == 0);
         one.decoy = rng.below(2) == 0;
-        one.cut = match rng.below(6) {
+        one.cut = match rng.below(8) {
             0 => Cut::Atomic,
             1 => Cut::Nested,
+            2 | 3 => Cut::Forged { eights, pieces: of(rng, &FORGERIES) },
             _ => Cut::Parts { eights, all, reversed, overlaps },
         };
     }
     if length {
         let by = 1 + rng.below(16) as u16;
         one.length = of(rng, &[Length::Less(by), Length::More(by), Length::None]);
+    }
+    if rng.below(16) == 0 {
+        one.hops = of(rng, &[0, 1, 2, 64, 255]);
     }
     one.padding = if padding { rng.below(400) as usize } else { 0 };
     one.wrong_sum = wrong_sum;
@@ -283,14 +332,18 @@ impl Envelope {
         let (ethertype, wrong, fitting, packets) = match packet {
             Packet::Arp(bytes) => (0x0806, 0x0800, [0xff; 6], vec![(bytes.clone(), bytes.len())]),
             Packet::V4 { to, .. } => {
-                let group = to.is_multicast() || to.is_broadcast();
-                let to = if group { [0xff; 6] } else { HOST_MAC };
-                (0x0800, 0x86dd, to, self.packets_4(packet, id as u16))
+                let [_, a, b, c] = to.octets();
+                let to = match to {
+                    _ if to.is_broadcast() => [0xff; 6],
+                    _ if to.is_multicast() => [1, 0, 0x5e, a & 0x7f, b, c],
+                    _ => HOST_MAC,
+                };
+                (0x0800, 0x86dd, to, self.packets_4([packet, innocent], id as u16))
             }
             Packet::V6 { to, .. } => {
                 let [.., a, b, c, d] = to.octets();
                 let to = if to.is_multicast() { [0x33, 0x33, a, b, c, d] } else { HOST_MAC };
-                (0x86dd, 0x0800, to, self.packets_6(packet, id))
+                (0x86dd, 0x0800, to, self.packets_6([packet, innocent], id))
             }
         };
         let (protocol, len) = match packet {
@@ -318,8 +371,9 @@ impl Envelope {
             let mut frame = [&to[..], &source, &self.tags.concat(), &behind].concat();
             let header = self.header(len, frame.len(), protocol);
             frame.extend(decoy.get(end..).unwrap_or_default());
-            // A guest's device has no longer frames.
-            frame.resize((frame.len().max(60) + self.padding).min(1514), 0);
+            // Most guests' devices have no longer frames.
+            let padded = (frame.len() + self.padding).min(1514);
+            frame.resize(padded.max(60).max(frame.len()), 0);
             (header, frame)
         };
         packets.into_iter().map(frame).collect()
@@ -347,17 +401,28 @@ impl Envelope {
         }
     }
 
-    /// The parts of these bytes: where each begins and ends.
-    fn parts(&self, len: usize) -> Vec<(usize, usize)> {
+    /// The parts of these bytes: whether each is of the innocent packet, where it begins and ends.
+    fn parts(&self, len: usize) -> Vec<(bool, usize, usize)> {
+        if let Cut::Forged { eights, pieces } = self.cut {
+            let size = (8 * eights).min(len);
+            let part = |piece: &Piece| match piece {
+                Piece::First => (false, 0, size),
+                Piece::InnocentFirst => (true, 0, size),
+                Piece::Rest => (false, size, len),
+                Piece::Over => (false, 8.min(len), len),
+            };
+            return pieces.iter().map(part).filter(|(_, begin, end)| begin < end).collect();
+        }
         let Cut::Parts { eights, all, reversed, overlaps } = self.cut else {
-            return vec![(0, len)];
+            return vec![(false, 0, len)];
         };
         let size = 8 * eights;
         let ends = (size..len).step_by(size).take(if all { usize::MAX } else { 1 });
         let ends: Vec<usize> = ends.chain([len]).collect();
         let back = 8 * usize::from(overlaps);
         let begins = [0].into_iter().chain(ends.iter().map(|end| end - back));
-        let mut parts: Vec<_> = begins.zip(ends.iter().copied()).collect();
+        let mut parts: Vec<_> =
+            begins.zip(&ends).map(|(begin, end)| (false, begin, *end)).collect();
         if reversed {
             parts.reverse();
         }
@@ -389,39 +454,50 @@ impl Envelope {
         }
     }
 
+    /// The bytes of an innocent packet, as many as the other one has.
+    fn other(&self, innocent: &Packet, len: usize) -> Vec<u8> {
+        let mut bytes = self.inside(innocent);
+        bytes.resize(len, 0);
+        bytes
+    }
+
     /// The packets of a message, and how much of the message has come with each.
-    fn packets_4(&self, packet: &Packet, id: u16) -> Vec<(Vec<u8>, usize)> {
+    fn packets_4(&self, [packet, innocent]: [&Packet; 2], id: u16) -> Vec<(Vec<u8>, usize)> {
         let Packet::V4 { from, to, protocol, rest } = packet else { unreachable!() };
-        let one = |(begin, end): (usize, usize)| {
+        let other = self.other(innocent, rest.len());
+        let one = |(is_innocent, begin, end): (bool, usize, usize)| {
+            let bytes = if is_innocent { &other } else { rest };
             let header = 20 + self.options.len();
             let more = if end < rest.len() { 0x2000 } else { 0 };
             let mut packet = vec![0x40 | (header / 4) as u8, 0];
             packet.extend(self.told(header + end - begin).to_be_bytes());
             packet.extend([id, (begin / 8) as u16 | more].map(u16::to_be_bytes).concat());
-            packet.extend([255, *protocol, 0, 0]);
+            packet.extend([self.hops, *protocol, 0, 0]);
             packet.extend([from.octets(), to.octets()].concat());
             packet.extend(&self.options);
             let sum = checksum(&[&packet]) ^ u16::from(self.wrong_sum);
             packet[10..12].copy_from_slice(&sum.to_be_bytes());
-            packet.extend(&rest[begin..end]);
+            packet.extend(&bytes[begin..end]);
             (packet, end)
         };
         self.parts(rest.len()).into_iter().map(one).collect()
     }
 
     /// See [`Envelope::packets_4`].
-    fn packets_6(&self, packet: &Packet, id: u32) -> Vec<(Vec<u8>, usize)> {
+    fn packets_6(&self, [packet, innocent]: [&Packet; 2], id: u32) -> Vec<(Vec<u8>, usize)> {
         let Packet::V6 { from, to, protocol, rest } = packet else { unreachable!() };
         let mut rest = rest.clone();
         rest[2] ^= u8::from(self.wrong_sum);
         let (before, behind) = self.split();
         let (inner, rest) = chain(behind, *protocol, rest);
+        let other = self.other(innocent, rest.len());
         let fragment = |next: u8, offset: usize, more: bool, bytes: &[u8]| {
             let field = (offset as u16 | u16::from(more)).to_be_bytes();
             [&[next, 0][..], &field, &id.to_be_bytes(), bytes].concat()
         };
-        let one = |(begin, end): (usize, usize)| {
-            let (mut next, mut bytes) = (inner, rest[begin..end].to_vec());
+        let one = |(is_innocent, begin, end): (bool, usize, usize)| {
+            let bytes = if is_innocent { &other } else { &rest };
+            let (mut next, mut bytes) = (inner, bytes[begin..end].to_vec());
             if self.cut == Cut::Nested {
                 (next, bytes) = (FRAGMENT, fragment(next, 0, false, &bytes));
             }
@@ -429,7 +505,8 @@ impl Envelope {
                 (next, bytes) = (FRAGMENT, fragment(next, begin, end < rest.len(), &bytes));
             }
             let (next, bytes) = chain(before, next, bytes);
-            let head = [&[0x60, 0, 0, 0][..], &self.told(bytes.len()).to_be_bytes(), &[next, 255]];
+            let head =
+                [&[0x60, 0, 0, 0][..], &self.told(bytes.len()).to_be_bytes(), &[next, self.hops]];
             ([&head.concat()[..], &from.octets(), &to.octets(), &bytes].concat(), end)
         };
         self.parts(rest.len()).into_iter().map(one).collect()
@@ -454,6 +531,8 @@ fn chain(headers: &[Extension], protocol: u8, rest: Vec<u8>) -> (u8, Vec<u8>) {
             }
             // Without segments left each host passes over it, whatever its type.
             ROUTING => header[2..4].copy_from_slice(&[2, 0]),
+            // A router alert, about MLD.
+            HOP_BY_HOP if *eights == 1 => header[2..].copy_from_slice(&[5, 2, 0, 0, 1, 0]),
             // PadN.
             HOP_BY_HOP | DESTINATION => {
                 header[2..4].copy_from_slice(&[1, (8 * eights - 4) as u8]);

@@ -42,14 +42,14 @@ pub struct Sent {
 }
 
 /// A socket by which a program reads what came.
-struct Socket {
+pub struct Socket {
     fd: OwnedFd,
-    /// The program reads whole packets of IPv4 and looks for DHCP itself, as dhclient and Kea do.
-    finds_dhcp: bool,
+    /// Whether a packet that came is one that the program reads.
+    reads: fn(&[u8]) -> bool,
 }
 
 impl Socket {
-    fn raw(family: i32, protocol: u8) -> Socket {
+    pub fn raw(family: i32, protocol: u8) -> Socket {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: no memory is involved; the descriptor is owned by nobody else.
         let fd = unsafe {
@@ -57,10 +57,15 @@ impl Socket {
             assert!(fd >= 0, "raw socket: {}", std::io::Error::last_os_error());
             OwnedFd::from_raw_fd(fd)
         };
-        Socket { fd, finds_dhcp: false }
+        Socket { fd, reads: |_| true }
     }
 
-    /// Packets of IPv4 behind an interface's link headers.
+    /// The program reads some packets.
+    pub fn for_some(self, reads: fn(&[u8]) -> bool) -> Socket {
+        Socket { reads, ..self }
+    }
+
+    /// Packets of IPv4 behind an interface's link headers, of which a program reads those of DHCP.
     fn packets() -> Socket {
         let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         let protocol = (libc::ETH_P_IP as u16).to_be();
@@ -70,18 +75,18 @@ impl Socket {
             assert!(fd >= 0, "packet socket: {}", std::io::Error::last_os_error());
             OwnedFd::from_raw_fd(fd)
         };
-        Socket { fd, finds_dhcp: true }
+        Socket { fd, reads: is_dhcp }
     }
 
     fn udp(address: &str, port: u16) -> Socket {
         let socket = UdpSocket::bind((address, port)).expect("a port of UDP");
         socket.set_nonblocking(true).expect("not blocking");
         socket.set_broadcast(true).expect("broadcasts");
-        Socket { fd: socket.into(), finds_dhcp: false }
+        Socket { fd: socket.into(), reads: |_| true }
     }
 
     /// Reads all that came; the numbers of messages among it.
-    fn read(&self, numbers: &mut HashSet<u32>) {
+    pub fn read(&self, numbers: &mut HashSet<u32>) {
         let mut bytes = [0u8; 4096];
         loop {
             // SAFETY: `bytes` is writable for its length.
@@ -89,7 +94,7 @@ impl Socket {
                 libc::recv(self.fd.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0)
             };
             let Ok(len) = usize::try_from(len) else { return };
-            if self.finds_dhcp && !is_dhcp(&bytes[..len]) {
+            if !(self.reads)(&bytes[..len]) {
                 continue;
             }
             let found = bytes[..len].windows(8).find(|window| window[..4] == MAGIC);
@@ -114,7 +119,7 @@ pub struct Host {
     numbers: HashSet<u32>,
 }
 
-fn set(path: &str, value: &str) {
+pub fn set(path: &str, value: &str) {
     let path = format!("/proc/sys/net/{path}");
     // Some are of a kernel that is newer than the oldest one.
     let _ = fs::write(path, value);

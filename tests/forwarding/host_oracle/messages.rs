@@ -10,9 +10,9 @@ pub const MAGIC: [u8; 4] = *b"orac";
 /// The protocol of packets that only say from which address they are (RFC 3692).
 pub const ANY: u8 = 253;
 const ICMP: u8 = 1;
-const IGMP: u8 = 2;
+pub const IGMP: u8 = 2;
 const UDP: u8 = 17;
-const ICMPV6: u8 = 58;
+pub const ICMPV6: u8 = 58;
 pub const VRRP: u8 = 112;
 
 /// What a message is.
@@ -152,7 +152,7 @@ fn summed(mut rest: Vec<u8>, at: usize, pseudo: &[&[u8]]) -> Vec<u8> {
     rest
 }
 
-fn v4(from: Ipv4Addr, to: Ipv4Addr, protocol: u8, rest: Vec<u8>) -> Packet {
+pub fn v4(from: Ipv4Addr, to: Ipv4Addr, protocol: u8, rest: Vec<u8>) -> Packet {
     let len = (rest.len() as u16).to_be_bytes();
     let pseudo = [&from.octets()[..], &to.octets(), &[0, protocol], &len];
     let rest = match protocol {
@@ -164,7 +164,7 @@ fn v4(from: Ipv4Addr, to: Ipv4Addr, protocol: u8, rest: Vec<u8>) -> Packet {
     Packet::V4 { from, to, protocol, rest }
 }
 
-fn v6(from: Ipv6Addr, to: Ipv6Addr, protocol: u8, rest: Vec<u8>) -> Packet {
+pub fn v6(from: Ipv6Addr, to: Ipv6Addr, protocol: u8, rest: Vec<u8>) -> Packet {
     let len = (rest.len() as u32).to_be_bytes();
     let pseudo = [&from.octets()[..], &to.octets(), &len, &[0, 0, 0, protocol]];
     let at = if protocol == ICMPV6 { 2 } else { 6 };
