@@ -6,8 +6,8 @@
 //! little, `shares` those that send what is costly to forward, `floods` those that send from
 //! everywhere, `frontends` front-ends that storm, block and loop, `notifications` those whose call
 //! descriptors are expensive to write to, `memory` and `punches` guests whose memory faults,
-//! `workers` those that another worker serves, `devices` TAPs and streams, `clients` those of the
-//! control socket.
+//! `workers` those that another worker serves, `groups` one that reports groups, `devices` TAPs and
+//! streams, `clients` those of the control socket.
 //!
 //! One test at a time: they measure.
 
@@ -15,6 +15,7 @@ mod clients;
 mod devices;
 mod floods;
 mod frontends;
+mod groups;
 mod memory;
 mod notifications;
 mod punches;
