@@ -282,7 +282,19 @@ impl Desired {
         if others.iter().filter(|other| other.name != mirror.name).count() >= MAX_MIRRORS {
             return Err(format!("there are {MAX_MIRRORS} mirrors already"));
         }
+        let observer = self.get(&mirror.to);
+        if observer.is_some_and(|entry| entry.origin.plugged_by().is_some()) {
+            return Err(format!(
+                "port '{}' is by plug: whoever makes its socket anew would get the copies",
+                mirror.to
+            ));
+        }
         conflict(&mirror, &others).map_or(Ok(()), Err)
+    }
+
+    /// Returns the name of a mirror whose copies a port of this name gets.
+    pub fn mirror_to(&self, name: &str) -> Option<String> {
+        self.mirrors().find(|mirror| mirror.to == name).map(|mirror| mirror.name)
     }
 
     /// Static addresses that ports were given while the switch runs.

@@ -6,9 +6,10 @@
 //! waits for no front-end, and changes so many ports a second; what exceeds that is found at the
 //! next look.
 //!
-//! Who may make files there can make ports, and nothing else: a name that is taken is refused, a
-//! link is not followed, and the port connects to the very file that was looked at. A file stands
-//! for its port as long as it is the same file and a process listens: bound anew it is another one.
+//! Who may make files there can make ports, and nothing else: a name that is taken, or to which a
+//! mirror copies frames, is refused, a link is not followed, and the port connects to the very file
+//! that was looked at. A file stands for its port as long as it is the same file and a process
+//! listens: bound anew it is another one.
 //! What was refused, left by its listener or deleted by an administrator is looked at again when
 //! the file changes, and what waits for room or for its name, every [`PLUG_LOOK`].
 //!
@@ -69,6 +70,9 @@ impl Daemon {
         let connector = Connector::to_file(&path.join(name), file.identity)?;
         let trouble = connector.trouble();
         let id = self.check_name(name)?;
+        if let Some(mirror) = self.desired.mirror_to(name) {
+            return Err(PortError::Observer((*name).to_owned(), mirror));
+        }
         let origin = Origin::Plug(*uid);
         let entry = Entry { settings: settings.clone(), origin, place: Some(place) };
         self.is_clear(&entry)?;

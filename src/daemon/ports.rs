@@ -54,6 +54,9 @@ pub enum PortError {
     /// The user has as many ports by plug as one user may.
     #[error("user {0} has {MAX_PLUG_PORTS_A_USER} ports by plug already")]
     ManyOfUser(u32),
+    /// A port by plug has the name of a mirror's observer.
+    #[error("port '{0}' would get the copies of mirror '{1}'")]
+    Observer(String, String),
     /// The other ports have all that can be mapped.
     #[error("no address space or mappings are left for another port (vm.max_map_count)")]
     Exhausted(#[from] Exhausted),

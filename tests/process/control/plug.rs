@@ -404,3 +404,34 @@ fn many_sockets_of_others_take_no_port_that_there_is() {
     assert_eq!(p.ports(), before);
     p.lab.d.stop();
 }
+
+/// A mirror outlives its observer: whoever takes the name of that one by a socket gets no copies.
+#[test]
+fn a_socket_with_the_name_of_an_observer_gets_no_copies() {
+    let mut p = Plugged::new(2, &["--mirror=m,from=p0,to=ids"]);
+    let squatter = p.listen("ids");
+    let _good = p.listen("good");
+    p.comes_to(&["good"]);
+    p.says(r#"port 'ids' would get the copies of mirror 'm'"#);
+    let ids = p.lab.socket("ids.sock");
+    p.lab.done(&["port", "add", "ids", &format!("socket={}", ids.display())]);
+    let active = |p: &Plugged| p.lab.json(&["mirror", "list"])["mirrors"][0]["active"] == true;
+    assert!(active(&p));
+    // While it is away, and in the next process.
+    p.lab.done(&["port", "del", "ids"]);
+    std::thread::sleep(Duration::from_millis(2_500));
+    assert!(p.ports() == ["good"] && !active(&p), "{:?}", p.ports());
+    p.restart();
+    p.comes_to(&["good"]);
+    assert!(!active(&p));
+    squatter.set_nonblocking(true).expect("non-blocking");
+    assert!(squatter.accept().is_err(), "the switch connected to it");
+    // Neither does one that was there before its mirror.
+    let (status, line) = p.lab.fails(&["mirror", "add", "n", "from=p0", "to=good"]);
+    assert!(status == 1 && line.contains("port 'good' is by plug"), "{status} {line}");
+    p.lab.done(&["mirror", "add", "n", "from=good", "to=p1"]);
+    // Without the mirror it is a name like others.
+    p.lab.done(&["mirror", "del", "m"]);
+    p.comes_to(&["good", "ids"]);
+    p.lab.d.stop();
+}
