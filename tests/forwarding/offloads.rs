@@ -4,8 +4,10 @@
 //! `lab` has the guests, and what must become of each packet; `matrix` is guests among each other,
 //! `tap` the way to and from the kernel, `xdp` the way past it, `options` ports and TAPs with fewer
 //! offloads, `scarce` receivers too small for what is sent to them, `hostile` what a guest must not
-//! get out of it, `segments` what it must not cost others.
+//! get out of it, `guarded` what it must not get past a guard, `segments` what it must not cost
+//! others.
 
+mod guarded;
 mod hostile;
 mod lab;
 mod matrix;

@@ -14,6 +14,7 @@ use testkit::vm::{Vm, VmConfig, mac_of};
 
 mod trouble;
 mod xdp;
+mod xdp_load;
 
 /// The station on the host's side, and another.
 const HOST: u8 = 9;

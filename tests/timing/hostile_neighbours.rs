@@ -3,11 +3,11 @@
 //! their rate.
 //!
 //! `rings` has guests whose rings are costly to serve, `receivers` those that take nothing or
-//! little, `shares` those that send what is costly to forward, `floods` those that send from
-//! everywhere, `frontends` front-ends that storm, block and loop, `notifications` those whose call
-//! descriptors are expensive to write to, `memory` and `punches` guests whose memory faults,
-//! `workers` those that another worker serves, `groups` one that reports groups, `devices` TAPs and
-//! streams, `clients` those of the control socket.
+//! little, `shares` those that send what is costly to forward, `limited` the same with a rate,
+//! `floods` those that send from everywhere, `frontends` front-ends that storm, block and loop,
+//! `notifications` those whose call descriptors are expensive to write to, `memory` and `punches`
+//! guests whose memory faults, `workers` those that another worker serves, `groups` one that
+//! reports groups, `devices` TAPs and streams, `clients` those of the control socket.
 //!
 //! One test at a time: they measure.
 
@@ -16,6 +16,7 @@ mod devices;
 mod floods;
 mod frontends;
 mod groups;
+mod limited;
 mod memory;
 mod notifications;
 mod punches;
