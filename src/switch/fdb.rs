@@ -13,7 +13,8 @@
 //!   remembered beyond a burst.
 //!
 //! At the table cap a bucket of eight slots has one entry on average: of 65,536 addresses 0.08 find
-//! no slot, displace one of their own port, or flood.
+//! no slot. What is kept for segments can make that five entries: then one address of eight finds
+//! no slot. Such an address displaces another one or floods, see `full`.
 
 use std::sync::{PoisonError, TryLockError};
 
@@ -27,6 +28,7 @@ mod ageing;
 mod answers;
 mod config;
 mod damping;
+mod full;
 mod hash;
 mod quota;
 mod slots;
@@ -314,7 +316,7 @@ impl Fdb {
         now: Tick,
     ) -> Learn {
         let Some(free) = self.slots.bucket(home).find(|slot| slot.word == Word::EMPTY) else {
-            return self.replace_own_oldest(home, station, port, now);
+            return self.insert_in_full(home, station, port, now);
         };
         if let Err(refusal) = self.quota.take(port, station.segment) {
             return refusal;
@@ -322,31 +324,6 @@ impl Fdb {
         *run += 1;
         self.write(free.slot, station.segment, Word::learned(station, port), now.to_bits());
         Learn::Inserted
-    }
-
-    /// The bucket is full: a port may displace its own entries only, or a guest that sends from
-    /// many addresses would push its neighbours out.
-    fn replace_own_oldest(&self, home: Home, station: Station, port: PortId, now: Tick) -> Learn {
-        let own = |word: Word| word.port() == port;
-        let Some(victim) = self.oldest_learned(home, own) else {
-            return Learn::BucketFull;
-        };
-        let before = self.slots.segment(victim);
-        if let Err(refusal) = self.quota.change_segment(before, station.segment) {
-            return refusal;
-        }
-        self.slots.set_moves(victim.slot, Moves::NONE);
-        self.write(victim.slot, station.segment, Word::learned(station, port), now.to_bits());
-        self.count_generation();
-        Learn::Inserted
-    }
-
-    fn oldest_learned(&self, home: Home, eligible: impl Fn(Word) -> bool) -> Option<Found> {
-        self.slots
-            .bucket(home)
-            .filter(|slot| slot.word != Word::EMPTY && !slot.word.is_static())
-            .filter(|slot| eligible(slot.word))
-            .min_by_key(|slot| self.slots.stamp(slot.slot).load(Ordering::Relaxed))
     }
 
     /// Ties an address to a port for good: it cannot be learned elsewhere. What was learned about

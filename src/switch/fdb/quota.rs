@@ -90,6 +90,16 @@ impl Quota {
         self.ports.get(usize::from(port)).is_none_or(is_full)
     }
 
+    /// True if another entry of this port is among those that are kept for the port.
+    pub(super) fn has_reserve(&self, port: PortId) -> bool {
+        self.of_port(port) < self.reserved_per_port
+    }
+
+    /// True if all entries of this port are among those that are kept for the port.
+    pub(super) fn is_reserved(&self, port: PortId) -> bool {
+        self.of_port(port) <= self.reserved_per_port
+    }
+
     /// Why a new entry would be refused now, without taking it. Lets a port that hammers a full
     /// table be turned away without touching a lock.
     pub(super) fn refusal(&self, port: PortId, segment: Segment) -> Option<Learn> {
@@ -100,7 +110,7 @@ impl Quota {
         if in_segment.is_some_and(|count| count >= self.segment_cap) {
             return Some(Learn::SegmentFull);
         }
-        let reserved = self.of_port(port) < self.reserved_per_port
+        let reserved = self.has_reserve(port)
             || in_segment.is_some_and(|count| count < self.reserved_per_segment);
         (!reserved && self.total() >= self.table_cap).then_some(Learn::TableFull)
     }

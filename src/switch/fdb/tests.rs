@@ -409,6 +409,31 @@ fn bucket_full_of_others_refuses() {
     assert_eq!(fdb.lookup(macs[8]), None);
 }
 
+/// An uplink teaches as many addresses as the table and the VLANs behind the uplink may hold: a
+/// port has those that are kept for the port all the same.
+#[test]
+fn bucket_full_of_many_yields_to_those_that_are_kept() {
+    let fdb = Fdb::new(FdbConfig::limited(256, AGE, config().key));
+    fdb.set_port_cap(0, u32::MAX);
+    (0..65_536).for_each(|n| _ = fdb.learn(station(n), 0, 0));
+    for vlan in 1..=4_094 {
+        let (segment, base) = (Segment::new(0, vlan), 10_000_000 + 64 * u64::from(vlan));
+        let there = |n| Station { segment, mac: station(base + n) };
+        (0..64).for_each(|n| _ = fdb.learn(there(n), 0, 0));
+    }
+    assert!(fdb.len() > 300_000, "{}", fdb.len());
+    let of = |port: PortId, n: u64| station(1_000_000 + 100 * u64::from(port) + n);
+    let all = || (1..256).flat_map(|port| (0..16).map(move |n| (port, of(port, n))));
+    let refused = all().filter(|(port, mac)| fdb.learn(*mac, *port, 0) != Learn::Inserted).count();
+    let lost = all().filter(|(port, mac)| fdb.lookup(*mac) != Some(*port)).count();
+    assert_eq!((refused, lost), (0, 0));
+    // Not a seventeenth, where there is no room.
+    let more = |port: &PortId| fdb.learn(of(*port, 16), *port, 0);
+    let answers: Vec<Learn> = (1..256).map(|port| more(&port)).collect();
+    assert!(answers.iter().all(|answer| *answer == Learn::TableFull), "{answers:?}");
+    assert_consistent(&fdb);
+}
+
 #[test]
 fn bucket_full_yields_to_configuration_but_not_to_nine_of_them() {
     let fdb = table();
