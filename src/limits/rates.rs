@@ -32,6 +32,10 @@ pub const RATE_LATE_NANOS: u64 = 10_000_000;
 /// have their turn.
 pub const RATE_TURN_NANOS: u64 = 1_000_000;
 
+/// Time of a `rate-out` for which frames may wait in a sender's ring: by so much are frames for
+/// others delayed that come behind them.
+pub const RATE_QUEUE_NANOS: u64 = 10_000_000;
+
 /// Tuning: frames that wait for a rate are looked at again after so long, as the rate may be
 /// another one.
 pub const RATE_LOOK_NANOS: u64 = 100_000_000;

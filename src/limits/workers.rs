@@ -36,13 +36,6 @@ pub const MAX_DEFICIT_NANOS: u64 = 4_000_000;
 /// only if the holder was preempted or waits for a page.
 pub const LOCK_SPIN_NANOS: u64 = 2_000;
 
-/// How long a burst waits for more frames where its receiver's ring was lately found in use: about
-/// as long as 64 short ones take to be forwarded.
-pub const COLLECT_NANOS: u64 = 2_000;
-
-/// Bursts of a ring that are collected after its receiver's ring was found in use.
-pub const COLLECTED_BURSTS: u8 = 16;
-
 /// How long a burst that cannot go back to its sender's ring waits for such locks altogether: two
 /// or three slices of a scheduler, within which a preempted holder mostly runs again. Its frames
 /// are dropped then, and no worker waits for that ring again before its lock was free.
@@ -68,32 +61,20 @@ pub const BUSY_LOOKS_BEFORE_ARM: u32 = 64;
 /// what a busy guest adds to the latency of a silent one, at 0.4 µs a look.
 pub const EVENT_CHECK_NANOS: u64 = 20_000;
 
-/// How long frames wait in their sender's ring for a receiver that has no buffers, while no
-/// other port's frames are seen behind them; also the time in which a receiver has to take a whole
-/// ring to be waited for without end. A scheduler that runs a receiver's virtual CPU again within
-/// two of its ticks (1 to 4 ms) costs TCP nothing then; see docs/performance.md for the figures.
-pub const BACKPRESSURE_NANOS: u64 = 10_000_000;
+/// How long frames wait at most in their sender's ring for a receiver without buffers that takes
+/// none meanwhile, and how long a receive ring's lock is waited for.
+pub const BACKPRESSURE_NANOS: u64 = 1_000_000;
 
-/// A receiver that takes less is waited for in one part in so many of the time.
-pub const BACKPRESSURE_SHARE: u64 = 10;
+/// Frames that a receiver takes of a sender to earn all of that time: one that takes 16,000 frames
+/// a second of each sender is waited for without end.
+pub const BACKPRESSURE_FRAMES: u64 = 16;
 
-/// How long frames for others may wait behind those for a full receiver at once. What each frame
-/// that it takes earns of that is its part of a burst: a receiver is worth waiting for that takes a
-/// burst in that time, 64,000 frames a second; one that a CPU polls takes 64 frames in 10 to 30 µs.
-pub const BACKPRESSURE_OTHERS_NANOS: u64 = 1_000_000;
-
-/// In front of frames for others that may have buffers a ring waits for one part in so many of the
-/// time, whatever its receivers have earned: so much of their rate others lose at most, which is to
-/// be less than a tenth.
-pub const BACKPRESSURE_OTHERS_SHARE: u64 = 12;
+/// Frames wait only in a ring whose bursts all went to the same receiver for so long. So a receiver
+/// delays what a guest sends to others for one part in eleven of the time at most.
+pub const BACKPRESSURE_ALONE_NANOS: u64 = 10 * BACKPRESSURE_NANOS;
 
 /// So many bytes of a frame earn as much waiting as a short frame does.
 pub const BACKPRESSURE_FRAME_BYTES: u64 = 4096;
-
-/// Frames of a ring that are looked at for another destination than the one that the first wait
-/// for: all of it, as far as rings are used (QEMU, Linux and DPDK have 256 by default, and up to
-/// 1,024). About 10 ns each, and each is looked at once.
-pub const PEEK_FRAMES: usize = 1024;
 
 /// A worker that sleeps tries again after so long what waits for another thread: frames for a full
 /// receiver, whose kick may be another worker's, a TAP that the kernel has no memory for, a ring
@@ -131,10 +112,6 @@ pub const SHARE_ROUNDS: u32 = 16;
 /// Buffers of a scarce ring that a sender may be given ahead of others that wait: a burst. Turns
 /// of 8 buffers cost eight senders eight times the cache misses of 64.
 pub const SHARE_LEAD_BUFFERS: u64 = BURST_FRAMES as u64;
-
-/// Tuning: how long frames that wait leave fewer buffers than that, or than a quarter of the ring,
-/// until there are more: a receiver that a CPU polls posts as many in 5 to 10 µs.
-pub const GATHER_NANOS: u64 = 20_000;
 
 /// Buffers a sender may catch up, having got less than others: a few times the lead, as more
 /// could not be made good.

@@ -1,410 +1,245 @@
-//! Frames that wait in their sender's ring for a receiver without buffers: `port::admission` says
-//! for how long.
+//! Frames that wait in their sender's ring for a receiver without buffers.
 //!
-//! What waits is always the end of a burst, given back to its ring as if never taken: a ring is
-//! completed in order, so nothing behind a frame that waits may be delivered before it. It is found
-//! in three places, from the cheapest to the most expensive:
+//! One rule: the end of a burst waits, given back to its ring as if never taken, if
 //!
-//! 1. before a burst is taken, if the ring's first frames waited already: one look at the receiver;
-//! 2. before a burst for several receivers is delivered, if one of them was lately short: what can
-//!    be delivered in front of the first frame that finds no buffer is, and the rest is given back;
-//! 3. while delivering, where a receiver turns out to be short: its frames, if they are the end of
-//!    the burst.
-
-pub mod rate;
+//! - the whole burst and all bursts before it, for a time, went to the same receive ring
+//!   ([`LastReceiver`](crate::port::gate::LastReceiver)): frames for others hardly ever wait behind
+//!   it; and
+//! - that receive ring has earned the waiting by the frames that it took of this sender
+//!   ([`Admission::may_wait`](crate::port::admission::Admission::may_wait)), a millisecond at most.
+//!
+//! All other frames without a buffer are dropped and counted.
+//!
+//! The end of any burst also waits while another thread holds the lock of its receive ring: that
+//! thread delivers a burst, or lost its CPU. After a millisecond the queue counts as stalled.
 
 use super::plan::{Plan, Run};
 use super::stalls::At;
-use crate::frame::ethernet;
-use crate::limits::BACKPRESSURE_NANOS;
-use crate::port::admission::Answer;
-use crate::port::gate::{Blocked, Waiting};
-use crate::port::{Next, Port, PortTable, Queue, Rx, RxState, Tx, TxState};
+use crate::limits::{BACKPRESSURE_NANOS, RATE_LOOK_NANOS};
+use crate::port::gate::Waiting;
+use crate::port::{Next, PortTable, Queue, Rx, RxState, Tx, TxState};
 use crate::ring::{Burst, SplitRing};
-use crate::switch::{Fdb, PortId, Station};
+use crate::switch::PortId;
 use crate::sys::clock;
 
-/// How frames of one burst may wait.
+/// How the frames of one burst may wait.
 pub struct Backpressure<'a> {
     /// All ports.
     pub ports: &'a PortTable,
-    /// Where frames behind those that wait would go.
-    pub fdb: &'a Fdb,
-    /// Cycles after which to look again at what no event reports.
-    pub retry: u64,
-    /// The turn's cycle.
-    pub now: u64,
     /// The sender.
     pub from: PortId,
-    /// Its ring; none if its frames cannot wait.
+    /// The turn's cycle.
+    pub now: u64,
+    /// Cycles after which to look again at a receiver that announces nothing.
+    retry: u64,
+    /// The sender's ring; none if its frames cannot wait.
     pub ring: Option<(&'a mut TxState, &'a Queue<Tx>)>,
-    /// The first frame of the burst that waits, and what to do next.
+    /// The only receiver of the burst, if the ring's earlier bursts went there too.
+    only: Option<(PortId, u8)>,
+    /// The first frame of the burst that waits, and what the worker does next.
     pub left: Option<(u8, Next)>,
-    /// The end of the burst may not wait.
-    pub refused: bool,
-}
-
-/// What the receiver of frames at the end of a burst says, if they may wait.
-#[derive(Clone, Copy)]
-pub struct Offer {
-    answer: Answer,
-    /// It has buffers again.
-    again: bool,
-}
-
-impl Offer {
-    /// The ring's lock is held by another thread.
-    pub const LOCKED: Offer = Offer { answer: Answer::YES, again: false };
 }
 
 impl<'a> Backpressure<'a> {
-    /// Of port `from`, whose frames cannot wait before it has a ring, in the turn of cycle `now`.
+    /// For frames of port `from`, which cannot wait, in the turn of cycle `now`.
     #[inline(always)]
-    pub fn new(
-        ports: &'a PortTable,
-        fdb: &'a Fdb,
-        now: u64,
-        retry: u64,
-        from: PortId,
-    ) -> Backpressure<'a> {
-        Backpressure { ports, fdb, retry, now, from, ring: None, left: None, refused: false }
+    pub fn none(ports: &'a PortTable, from: PortId, now: u64) -> Backpressure<'a> {
+        Backpressure { ports, from, now, retry: 0, ring: None, only: None, left: None }
     }
 
-    /// Looks at the receiver that a ring's first frames wait for: how many frames, `limit` at most,
-    /// are worth taking now, or what there is to do instead. Calls `is_at` with whose memory it
-    /// looks at, the sender's in the end.
+    /// For frames of port `from` that may wait in `ring`, if there is one, and are looked at again
+    /// after `retry` cycles.
+    #[inline(always)]
+    pub fn of_ring(
+        ports: &'a PortTable,
+        from: PortId,
+        ring: Option<(&'a mut TxState, &'a Queue<Tx>)>,
+        (now, retry): (u64, u64),
+    ) -> Backpressure<'a> {
+        Backpressure { retry, ring, ..Backpressure::none(ports, from, now) }
+    }
+
+    /// Looks at the receiver that the ring's first frames wait for. Returns how many frames, at
+    /// most `limit`, are worth taking now, or what the worker does instead. Calls `is_at` with the
+    /// port whose memory is touched, at the end the sender's.
     #[inline(never)]
     pub fn look(&mut self, limit: usize, is_at: impl Fn(At)) -> Result<usize, Next> {
         let Some((state, _)) = &mut self.ring else { return Ok(limit) };
         let TxState { vring, side: Tx { gate, .. }, .. } = &mut **state;
-        let (Some(waiting), None, Some(ring)) = (gate.receiver, gate.drain_to, &mut vring.ring)
+        let (Some(waiting), None, Some(ring)) =
+            (&mut gate.receiver, gate.drain_to, &mut vring.ring)
         else {
             return Ok(limit);
         };
-        if !ring.next_goes_to(waiting.to, waiting.looked) {
+        let wanted = limit.min(ring.offered().into());
+        if wanted == 0 {
+            // The last burst took the ring's last frames.
             gate.receiver = None;
             return Ok(limit);
         }
-        if let Some(next) = self.look_at_rate(waiting) {
-            return Err(next);
+        if waiting.booked.is_some() {
+            let waiting = *waiting;
+            return self.look_at_rate(&waiting).map_or(Ok(limit), Err);
         }
-        self.look_at_buffers(waiting, limit, is_at)
-    }
-
-    fn look_at_buffers(
-        &mut self,
-        waiting: Waiting,
-        limit: usize,
-        is_at: impl Fn(At),
-    ) -> Result<usize, Next> {
         let Some(queue) = receiver_of(self.ports, waiting) else { return Ok(limit) };
         let Some(mut receiver) = queue.lock_again() else {
-            return self.look_again_or_stall(queue).map(|()| limit);
+            return wait_for_lock(waiting, queue, self.now).map(|()| limit);
         };
+        waiting.locked_since = None;
         let Some((receive_ring, admission)) = receiver.admission() else { return Ok(limit) };
-        let Some((state, _)) = &mut self.ring else { return Ok(limit) };
-        let Some(ring) = &mut state.vring.ring else { return Ok(limit) };
-        let wanted = limit.min(ring.offered().into());
         is_at(At::NOTHING.and(waiting.port));
         let free = receive_ring.offered();
         is_at(At::sender(self.from));
-        let granted = admission.admit_waiting(self.from, wanted, free);
-        let alone = waiting.behind == Blocked::Unknown;
-        let gathers = alone
-            && (1..wanted).contains(&granted)
-            && admission.gathers(free, receive_ring.size(), self.now);
-        let wait = state.wait(self.now, waiting.behind);
-        if let Some(waiting) = &mut state.side.gate.receiver {
-            (waiting.blocked_since, waiting.granted) = (None, granted as u16);
+        let granted = admission.grant(self.from, wanted, free);
+        let may_wait = admission.may_wait(self.from, waiting.charge(self.now));
+        waiting.granted = granted > 0;
+        match (granted, may_wait) {
+            (1.., _) => Ok(granted),
+            (0, true) => Err(self.next_look(free > 0)),
+            (0, false) => Ok(limit),
         }
-        // Where others' frames are among them as many as usual are taken: they need not wait.
-        let worth = if granted > 0 && alone { granted } else { limit };
-        if granted > 0 && !gathers {
-            return Ok(worth);
-        }
-        let answer = wait.map(|wait| admission.may_wait(self.from, wait));
-        drop(receiver);
-        if !self.allows(answer.unwrap_or_default()) {
-            return Ok(worth);
-        }
-        if let Some((state, _)) = &mut self.ring
-            && let Some(waiting) = &mut state.side.gate.receiver
-        {
-            waiting.charged_until = self.now;
-        }
-        Err(self.next_look(free > 0))
     }
 
-    /// When to look again at a receiver: at once if it has buffers, which others come first for.
-    /// Its next ones end the waiting, as [`listen`] asks for before the worker sleeps.
+    /// When to look again at a receiver: at once if it has buffers, which other senders' frames are
+    /// to take; else its next buffers end the waiting, as [`listen`] asks for before a sleep.
     fn next_look(&self, has_buffers: bool) -> Next {
         let later = Next::Receiver(self.now.saturating_add(self.retry));
         if has_buffers { Next::Again } else { later }
     }
 
-    /// Another thread holds the ring of the receiver, and may have been stopped in the middle of
-    /// it, by the scheduler or by a page of a hostile guest that is not there. When that has lasted
-    /// as long as frames wait at most, no worker waits for this ring before its lock is free again.
-    #[cold]
-    fn look_again_or_stall(&mut self, receiver: &Queue<Rx>) -> Result<(), Next> {
-        let Some((state, _)) = &mut self.ring else { return Ok(()) };
-        let Some(waiting) = &mut state.side.gate.receiver else { return Ok(()) };
-        let since = *waiting.blocked_since.get_or_insert(self.now);
-        if clock::since(since, self.now) < clock::cycles_in(BACKPRESSURE_NANOS)
-            && !receiver.is_stalled()
-        {
-            return Err(Next::Locked);
-        }
-        receiver.stall();
-        Ok(())
-    }
-
-    /// Before a burst is delivered: what a look has granted, and of a burst for several receivers
-    /// of which one was lately short, the first frame that would find no buffer; it and what is
-    /// behind it are to be given back, and [`Backpressure::left`] is set. Calls `is_at` as
-    /// [`Backpressure::look`] does.
+    /// Notes where a burst goes, before it is delivered.
     #[inline(always)]
-    pub fn begin(&mut self, burst: &Burst, plan: &mut Plan, is_at: impl Fn(At)) -> Option<u8> {
-        let (state, _) = self.ring.as_ref()?;
-        if let Some(Waiting { port, queue, granted: granted @ 1.., .. }) = state.side.gate.receiver
-        {
-            plan.grant(port, queue, granted.into());
-        }
-        if plan.goes_one_way() || !plan.runs().iter().any(|run| self.is_short(run)) {
-            return None;
-        }
-        let first = self.cut(burst, plan, |receiver| is_at(At::NOTHING.and(receiver)));
-        is_at(At::sender(self.from));
-        first
+    pub fn begin(&mut self, plan: &Plan) {
+        let (Some((state, _)), true) = (&mut self.ring, plan.has_copies()) else { return };
+        let (last, to) = (&mut state.side.gate.last, plan.only_receiver());
+        last.note(to, self.now);
+        self.only = to.filter(|to| last.is_only(*to, self.now));
     }
 
-    #[inline(never)]
-    fn cut(&mut self, burst: &Burst, plan: &mut Plan, is_at: impl Fn(PortId)) -> Option<u8> {
-        // A frame that was dropped is counted, and would be again when it came back.
-        if plan.unsettled().count_ones() as usize != burst.frames().len() {
-            return None;
-        }
-        // Floods and devices are never short.
-        let short = !plan.is_fanned() && plan.runs().iter().all(|run| self.is_short(run));
-        let behind = if short { Blocked::Short } else { Blocked::Others };
-        let (state, _) = self.ring.as_mut()?;
-        let wait = state.wait(self.now, behind)?;
-        let mut first: Option<(u8, (PortId, u8), bool)> = None;
-        for run in plan.runs() {
-            let Some(receiver) = queue_of(self.ports, run.port, run.queue) else { continue };
-            if !receiver.is_short() {
-                continue;
-            }
-            is_at(run.port);
-            let Some(mut locked) = receiver.lock_for_burst() else { continue };
-            let Some((ring, admission)) = locked.admission() else { continue };
-            let (wanted, free) = (run.left().len(), ring.offered());
-            let room = admission.frames_in(free);
-            let admit = || admission.admit(self.from, wanted, || free);
-            let granted = run.granted().unwrap_or_else(admit).min(room);
-            run.grant(granted);
-            let Some(&at) = run.left().get(granted) else {
-                receiver.set_short(locked.is_short());
-                continue;
-            };
-            if first.is_none_or(|(before, ..)| at < before)
-                && admission.may_wait(self.from, wait).allows(behind)
-            {
-                first = Some((at, (run.port, run.queue), room > granted));
-            }
-        }
-        let (at, to, has_buffers) = first?;
-        let began = self.note(burst, at, to, behind);
-        self.leave_from(at, began, self.next_look(has_buffers));
-        Some(at)
-    }
-
-    /// True if what is left of a run is the end of the burst, which may wait.
+    /// True if the frames left of a run are the end of the burst and its ring is not being drained.
     #[inline]
     pub fn is_end(&self, burst: &Burst, run: &Run) -> bool {
-        self.is_tail(burst, run.left())
-    }
-
-    /// True if these frames are the end of the burst, which may wait.
-    fn is_tail(&self, burst: &Burst, left: &[u8]) -> bool {
+        let left = run.left();
         let is_end =
             left.first().is_some_and(|&at| usize::from(at) + left.len() == burst.frames().len());
         let drains = |state: &TxState| state.side.gate.drain_to.is_some();
-        is_end && !self.refused && self.ring.as_ref().is_some_and(|(state, _)| !drains(state))
+        is_end && self.ring.as_ref().is_some_and(|(state, _)| !drains(state))
     }
 
-    /// Asks the receiver of a run whether what is left of it may wait.
-    pub fn ask(&mut self, burst: &Burst, run: &Run, receiver: &mut RxState) -> Option<Offer> {
-        if !self.is_end(burst, run) {
-            return None;
-        }
+    /// True if the frames left of a run are the end of a burst that goes nowhere else, as all
+    /// bursts of its ring lately did.
+    pub(super) fn may_wait(&self, burst: &Burst, run: &Run) -> bool {
+        self.only == Some((run.port, run.queue)) && self.is_end(burst, run)
+    }
+
+    /// Frames in the sender's ring, those of the burst included.
+    pub(super) fn frames_held(&mut self) -> usize {
+        let ring = self.ring.as_mut().and_then(|(state, _)| state.vring.running());
+        ring.map_or(0, |ring| ring.offered().into())
+    }
+
+    /// What the first frames of the ring wait for, if that is this port.
+    pub(super) fn waiting_for(&mut self, port: PortId) -> Option<&mut Waiting> {
         let (state, _) = self.ring.as_mut()?;
-        let wait = state.wait(self.now, Blocked::Unknown)?;
-        let answer = receiver.side.admission.may_wait(self.from, wait);
-        self.refused = !answer.is_maybe();
-        let again = receiver.vring.running().is_some_and(|ring| ring.has_work());
-        answer.is_maybe().then_some(Offer { answer, again })
+        state.side.gate.receiver.as_mut().filter(|waiting| waiting.port == port)
     }
 
-    /// Leaves what is left of a run, the end of the burst, in its ring; false if it may not wait
-    /// there in front of what is behind it.
+    /// The cycle of the next look at frames that wait until cycle `until`.
+    pub(super) fn soon(&self, until: u64) -> u64 {
+        until.min(self.now.saturating_add(clock::cycles_in(RATE_LOOK_NANOS)))
+    }
+
+    /// Leaves the frames left of a run in their ring until `receiver` has buffers; false if they
+    /// may not wait.
     #[inline(never)]
-    pub fn leave(&mut self, burst: &Burst, run: &Run, offer: Offer) -> bool {
-        let Some(&at) = run.left().first() else { return false };
-        let began = self.note(burst, at, (run.port, run.queue), Blocked::Unknown);
-        self.refused = !self.allows(offer.answer);
-        if self.refused {
+    pub fn wait(&mut self, burst: &Burst, run: &Run, receiver: &mut RxState) -> bool {
+        if !self.may_wait(burst, run) {
             return false;
         }
-        self.leave_from(at, began, self.next_look(offer.again));
+        let Some((state, _)) = &mut self.ring else { return false };
+        let waited =
+            state.side.gate.receiver.as_mut().map_or(0, |waiting| waiting.charge(self.now));
+        if !receiver.side.admission.may_wait(self.from, waited) {
+            return false;
+        }
+        let has_buffers = receiver.vring.running().is_some_and(|ring| ring.has_work());
+        run.left().first().is_some_and(|&at| self.leave(run, at, self.next_look(has_buffers)))
+    }
+
+    /// Leaves the frames left of a run, the end of the burst, in their ring until the lock of
+    /// `queue` is free; false if the lock was waited for in vain.
+    pub fn wait_for_lock(&mut self, run: &Run, queue: &Queue<Rx>) -> bool {
+        if queue.is_stalled() {
+            return false;
+        }
+        run.left().first().is_some_and(|&at| self.leave(run, at, Next::Locked))
+    }
+
+    /// The frames of a run from `at` on stay in their ring; false if their source is no ring.
+    pub(super) fn leave(&mut self, run: &Run, at: u8, next: Next) -> bool {
+        let Some((state, queue)) = &mut self.ring else { return false };
+        let gate = &mut state.side.gate;
+        let mut waiting = Waiting::new((run.port, run.queue), self.now);
+        // Frames that wait for buffers keep what they booked at the receiver's rate.
+        let booked = gate.receiver.filter(|before| before.port == run.port);
+        waiting.booked = booked.and_then(|before| before.booked);
+        let before = gate.receiver.replace(waiting);
+        queue.stats.waits.add(u64::from(before.is_none()));
+        self.left = Some((at, next));
         true
     }
 
-    /// The burst waits from frame `at` on, which `began` with this.
-    fn leave_from(&mut self, at: u8, began: bool, next: Next) {
-        if let Some((_, queue)) = &self.ring {
-            queue.stats.waits.add(u64::from(began));
-        }
-        self.left = Some((at, next));
-    }
-
-    /// Puts off a burst that goes nowhere but to a ring that another thread has; false if it is not
-    /// to wait for more frames.
-    pub fn put_off(&mut self, burst: &Burst, run: &Run) -> bool {
-        let Some((state, _)) = &mut self.ring else { return false };
-        let (count, gate) = (burst.taken(), &mut state.side.gate);
-        if run.left().len() != count || gate.receiver.is_some() {
-            return false;
-        }
-        let waits = gate.collecting.begin(count, self.now);
-        if waits {
-            self.left = Some((0, Next::Locked));
-        }
-        waits
-    }
-
-    /// Nothing of the burst waits. If it was what a receiver had granted to frames that waited, the
-    /// next frames do: most likely they find no more buffers, and a look is cheaper than a burst.
+    /// Notes that all of a burst is delivered. If the receiver had granted buffers to frames that
+    /// waited, the next frames wait too: most likely they find no buffers, and a look is cheaper
+    /// than a burst.
     #[inline(always)]
-    pub fn go_on(&mut self, plan: &Plan) {
+    pub fn complete(&mut self) {
         let Some((state, _)) = &mut self.ring else { return };
         let TxState { vring, side: Tx { gate, .. }, .. } = &mut **state;
         if let Some(waiting) = &mut gate.receiver {
             let more = vring.ring.as_ref().is_some_and(SplitRing::has_more);
-            if more && waiting.granted > 0 && plan.goes_one_way() {
-                (waiting.granted, waiting.charged_until) = (0, self.now);
-            } else {
+            let granted = std::mem::take(&mut waiting.granted);
+            if !(more && granted && self.only.is_some()) {
                 gate.receiver = None;
             }
         }
     }
-
-    /// True if frames may wait, as far as the answer of their receiver and what is behind them say.
-    fn allows(&mut self, answer: Answer) -> bool {
-        answer.is_maybe() && (!answer.depends() || answer.allows(self.look_behind()))
-    }
-
-    /// Looks at what is behind frames that wait, as far as it was not looked at.
-    fn look_behind(&mut self) -> Blocked {
-        let Backpressure { ports, fdb, .. } = *self;
-        let Some((state, _)) = &mut self.ring else { return Blocked::Others };
-        let TxState { vring, side: Tx { gate, .. }, .. } = &mut **state;
-        let (Some(waiting), Some(ring)) = (&mut gate.receiver, &mut vring.ring) else {
-            return Blocked::Others;
-        };
-        let (to, mut last) = (waiting.to, (waiting.to, true));
-        // Of a trunk only frames without a tag are known to be in one.
-        let segment = ports.policy(self.from).untagged();
-        if waiting.behind == Blocked::Unknown
-            && let Some(looked) = ring.all_go(waiting.looked, |next| next == to)
-        {
-            waiting.looked = looked;
-            gate.allowance.refund();
-            return Blocked::Unknown;
-        }
-        let short = |next| {
-            if next != last.0 {
-                let station = segment.map(|segment| Station::new(segment, next));
-                let short = station.is_some_and(|station| leads_to_short(ports, fdb, station));
-                last = (next, next == to || short);
-            }
-            last.1
-        };
-        waiting.behind = match ring.all_go(waiting.looked, short) {
-            Some(looked) => {
-                waiting.looked = looked;
-                Blocked::Short
-            }
-            None => Blocked::Others,
-        };
-        waiting.behind
-    }
-
-    /// Notes that frame `at` of the burst waits for `to`; true if none waited before.
-    fn note(&mut self, burst: &Burst, at: u8, to: (PortId, u8), behind: Blocked) -> bool {
-        let Some((state, _)) = &mut self.ring else { return false };
-        let base = state.vring.ring.as_ref().map_or(0, SplitRing::base);
-        let waiting = Waiting {
-            port: to.0,
-            queue: to.1,
-            to: ethernet::destination(&burst.frames()[usize::from(at)].snapshot),
-            looked: base.wrapping_add(burst.taken() as u16),
-            granted: 0,
-            behind,
-            charged_until: self.now,
-            blocked_since: None,
-            booked: None,
-        };
-        let before = state.side.gate.receiver.replace(waiting);
-        // What is booked stays so when it waits for buffers.
-        if let (Some(before), Some(now)) = (&before, &mut state.side.gate.receiver) {
-            now.booked = before.booked.filter(|_| before.port == now.port);
-        }
-        before.is_none()
-    }
-
-    fn is_short(&self, run: &Run) -> bool {
-        queue_of(self.ports, run.port, run.queue).is_some_and(Queue::is_short)
-    }
 }
 
-/// Before worker `worker` sleeps: asks for kicks at what comes behind frames that wait in a ring,
-/// which may be for another receiver, and at the next buffers of theirs. True if something came
-/// already. Calls `is_at` with the receiver whose memory it looks at.
-pub fn listen(worker: usize, ports: &PortTable, state: &mut TxState, is_at: impl Fn(At)) -> bool {
-    let (Some(waiting), Some(ring)) = (state.side.gate.receiver, state.vring.running()) else {
+/// Lets frames wait for a lock that another thread holds; that thread may have been stopped by the
+/// scheduler, or by a page of a hostile guest. After [`BACKPRESSURE_NANOS`] no worker waits for
+/// this lock before it was free.
+#[cold]
+fn wait_for_lock(waiting: &mut Waiting, queue: &Queue<Rx>, now: u64) -> Result<(), Next> {
+    let since = *waiting.locked_since.get_or_insert(now);
+    if clock::since(since, now) < clock::cycles_in(BACKPRESSURE_NANOS) && !queue.is_stalled() {
+        return Err(Next::Locked);
+    }
+    queue.stall();
+    Ok(())
+}
+
+/// Before worker `worker` sleeps: asks for a kick at the next buffers of the receiver that frames
+/// of a ring wait for. True if buffers came already. Calls `is_at` with the receiver whose memory
+/// is touched. A rate's time comes without an event, and frames behind those that wait change
+/// nothing.
+pub fn listen(worker: usize, ports: &PortTable, state: &TxState, is_at: impl Fn(At)) -> bool {
+    let Some(waiting) = state.side.gate.receiver.filter(|waiting| waiting.booked.is_none()) else {
         return false;
     };
-    let more = ring.enable_kicks_behind();
-    if waiting.booked.is_some() {
-        // Its time comes without an event.
-        return more;
-    }
-    let Some(receiver) = receiver_of(ports, waiting) else { return true };
+    let Some(receiver) = receiver_of(ports, &waiting) else { return true };
     is_at(At::NOTHING.and(waiting.port));
-    let came = match receiver.lock_again() {
+    match receiver.lock_again() {
         Some(mut state) => {
             state.side.awaited.add(worker);
             state.vring.running().is_none_or(SplitRing::enable_kicks_behind)
         }
         None => !receiver.is_stalled(),
-    };
-    more || came
+    }
 }
 
-/// The receive queue that frames wait for. The port may be gone since, and its number another's.
-fn receiver_of(ports: &PortTable, waiting: Waiting) -> Option<&Queue<Rx>> {
-    queue_of(ports, waiting.port, waiting.queue)
-}
-
-#[inline(always)]
-fn queue_of(ports: &PortTable, id: PortId, queue: u8) -> Option<&Queue<Rx>> {
-    let (_, guest) = ports.guest(id)?;
-    guest.rx.get(usize::from(queue))
-}
-
-/// True if frames for this address would find no buffers either.
-fn leads_to_short(ports: &PortTable, fdb: &Fdb, station: Station) -> bool {
-    let port = fdb.lookup(station).and_then(|id| ports.get(id));
-    port.and_then(Port::as_guest).is_some_and(|guest| guest.rx.iter().all(Queue::is_short))
+/// The receive queue that frames wait for; none if the port is gone.
+fn receiver_of<'p>(ports: &'p PortTable, waiting: &Waiting) -> Option<&'p Queue<Rx>> {
+    let (_, guest) = ports.guest(waiting.port)?;
+    guest.rx.get(usize::from(waiting.queue))
 }

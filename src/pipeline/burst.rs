@@ -27,12 +27,13 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::backpressure::{self, Backpressure, rate::refund};
+use super::backpressure::{self, Backpressure};
 use super::deliver::{Delivery, Room, report_broken};
 use super::flood::{FloodList, Floods};
 use super::guard::Violations;
 use super::multicast::Snooped;
 use super::plan::Plan;
+use super::rate_out;
 use super::signals::{Broken, Signals};
 use super::stalls::{At, Stalls};
 use crate::capture::outcomes::Outcomes;
@@ -184,9 +185,9 @@ impl Pipeline {
         Next::At(self.time.cycle.saturating_add(self.time.retry - 1))
     }
 
-    /// Before a sleep: asks for kicks at what ends the waiting of a ring's frames; see
+    /// Before a sleep: asks for a kick where buffers end the waiting of a ring's frames; see
     /// [`backpressure::listen`].
-    pub fn listen(&self, ports: &PortTable, state: &mut TxState) -> bool {
+    pub fn listen(&self, ports: &PortTable, state: &TxState) -> bool {
         backpressure::listen(self.worker, ports, state, |at| self.is_at(at))
     }
 
@@ -307,8 +308,8 @@ impl Pipeline {
         outcomes: &'a mut Outcomes,
         stats: &'a WorkerStats,
     ) -> Delivery<'a> {
-        let Pipeline { worker, fdb, time, signals, stalls, .. } = self;
-        let backpressure = Backpressure::new(ports, fdb, time.cycle, time.retry, from);
+        let Pipeline { worker, time, signals, stalls, .. } = self;
+        let backpressure = Backpressure::none(ports, from, time.cycle);
         let (worker, slow) = (*worker, 0);
         Delivery { worker, stats, backpressure, wait_until, room, stalls, slow, signals, outcomes }
     }
@@ -324,13 +325,10 @@ impl Pipeline {
         stats: &WorkerStats,
     ) -> Next {
         let from = source.port().id;
-        let Pipeline { worker, fdb, time, signals, stalls, account, .. } = self;
-        let mut backpressure = Backpressure::new(ports, fdb, time.cycle, time.retry, from);
-        backpressure.ring = source.ring();
-        let is_at = |at: At| signals.slot().at(at.0);
-        if let Some(at) = backpressure.begin(&context.burst, &mut context.plan, is_at) {
-            context.give_back(at);
-        }
+        let Pipeline { worker, time, signals, stalls, account, .. } = self;
+        let (now, retry) = (time.cycle, time.retry);
+        let mut backpressure = Backpressure::of_ring(ports, from, source.ring(), (now, retry));
+        backpressure.begin(&context.plan);
         if ports.is_limited() {
             let BurstContext { burst, plan, outcomes, .. } = &mut *context;
             if let Some(at) = backpressure.limit(burst, plan, outcomes) {
@@ -353,11 +351,11 @@ impl Pipeline {
         let Delivery { mut backpressure, slow, .. } = delivery;
         account.forgive(slow);
         let Some((at, next)) = backpressure.left else {
-            backpressure.go_on(plan);
+            backpressure.complete();
             return Next::More;
         };
         if ports.is_limited() {
-            refund(ports, &context.burst, &mut context.plan, at);
+            rate_out::refund(ports, &context.burst, &mut context.plan, at);
         }
         context.give_back(at);
         next

@@ -4,26 +4,25 @@
 //! Asks the switch and remembers its answers as long as they hold. Bursts are mostly one stream, so
 //! most frames cost two comparisons.
 //!
-//! Frames too big for where they go ([`crate::port::mtu`]) become counted drops. That is asked once
-//! for all frames of a burst, if any goes to a port with a limit, and mostly answered by a look at
-//! their lengths: 5 instructions a frame then, and none without a limit. A comparison beside each
-//! decision cost every frame 5 of 290.
+//! Whether frames may leave by the ports that they go to ([`super::egress`]) is asked once for all
+//! frames of a burst, if any goes to a port with a limit. A comparison beside each decision cost
+//! every frame 5 of 290 instructions.
 
 use super::burst::{BurstContext, bytes_of};
+use super::egress;
 use super::flood::{Added, Floods};
-use super::plan::{Plan, Scope};
+use super::plan::Scope;
 use super::screen::{Passage, admit};
-use crate::capture::outcomes::Outcomes;
-use crate::frame::ethernet::{self, Addresses, Snapshot, TagBytes, l3_offset};
-use crate::frame::{MacAddr, VnetHdr, flow_hash};
-use crate::limits::{BURST_FRAMES, MIN_FRAME_LEN};
+use crate::frame::ethernet::{self, Addresses, TagBytes};
+use crate::frame::{MacAddr, flow_hash};
+use crate::limits::BURST_FRAMES;
 use crate::port::guest::Receivers;
 use crate::port::mtu::NO_LIMIT;
 use crate::port::{Endpoint, Port, PortTable};
-use crate::ring::{Burst, Frame};
+use crate::ring::Frame;
 use crate::stats::DropReason;
 use crate::switch::{
-    BurstMemo, Decision, DropCause, Fdb, Flood, Ingress, Learn, Policy, PortId, PortPolicy, Reach,
+    BurstMemo, Decision, DropCause, Fdb, Flood, Ingress, Learn, Policy, PortPolicy, Reach,
     ReservedSet, Segment, SourceMemo, Station, Tick,
 };
 use crate::sys::prefetch;
@@ -313,7 +312,7 @@ impl BurstContext {
         burst.are_alike = SCREENED && turns < 2;
         if least < NO_LIMIT || !keeps_tags {
             let least = if keeps_tags { least } else { 0 };
-            drop_unfit(burst, plan, (ingress.port, policy.ports), least, outcomes);
+            egress::limit_runs(burst, plan, (ingress.port, policy.ports), least, outcomes);
         }
         self.permit = floods.permit;
         if let Some(at) = cut {
@@ -348,145 +347,5 @@ fn reason(cause: DropCause) -> DropReason {
         DropCause::UplinkToUplink => DropReason::UplinkToUplink,
         DropCause::Isolated => DropReason::Isolated,
         DropCause::AdminDown => DropReason::AdminDown,
-    }
-}
-
-/// Takes the frames that are too big for their ports, or have a tag that may not leave by them, out
-/// of the runs of `plan`. No frame up to `least` bytes is one of them.
-#[inline(never)]
-fn drop_unfit(
-    burst: &Burst,
-    plan: &mut Plan,
-    (from, ports): (PortId, &PortTable),
-    least: u32,
-    outcomes: &mut Outcomes,
-) {
-    let longest = burst.frames().iter().fold(0, |longest, frame| frame.len.max(longest));
-    if longest <= least {
-        return;
-    }
-    let mut kept = [0; BURST_FRAMES];
-    for run in plan.runs() {
-        let (port, mut passage) = (&ports[run.port], Passage::new(ports, from, run.port));
-        if longest <= port.mtu.max_len() && passage.takes(burst, run.left()) {
-            continue;
-        }
-        let frames = keep_fit(burst, (from, run.left()), (port, passage), &mut kept, outcomes);
-        run.settle_all_but(frames);
-    }
-}
-
-/// True if a frame longer than `max_len` may pass all the same: because its VLAN tags do not count,
-/// or because it arrives in segments.
-#[cold]
-#[inline(never)]
-fn fits(frame: &Frame, max_len: u32) -> bool {
-    longest_segment(frame.len, frame.header, &frame.snapshot) <= max_len
-}
-
-/// Length without tags of the longest frame that comes of one of `len` bytes.
-fn longest_segment(len: u32, header: VnetHdr, snapshot: &Snapshot) -> u32 {
-    let number = |bytes| u32::from(u16::from_le_bytes(bytes));
-    let segment = match header.gso_type {
-        0 => len,
-        _ => len.min(number(header.hdr_len) + number(header.gso_size)),
-    };
-    let tags = l3_offset(snapshot) as u32 - MIN_FRAME_LEN;
-    segment.saturating_sub(tags)
-}
-
-/// Length of the longest of the listed frames of `burst`.
-pub fn longest(burst: &Burst, frames: &[u8]) -> u32 {
-    frames.iter().map(|&frame| burst.frames()[usize::from(frame)].len).max().unwrap_or(0)
-}
-
-/// Those of the listed frames that may leave by `port`; the others are counted. Written to `kept`.
-#[inline(never)]
-pub fn keep_fit<'k>(
-    burst: &Burst,
-    (from, frames): (PortId, &[u8]),
-    (port, mut passage): (&Port, Passage<'_>),
-    kept: &'k mut [u8; BURST_FRAMES],
-    outcomes: &mut Outcomes,
-) -> &'k [u8] {
-    let (max_len, mut count) = (port.mtu.max_len(), 0);
-    for &index in frames {
-        let frame = &burst.frames()[usize::from(index)];
-        let reason = if frame.len > max_len && !fits(frame, max_len) {
-            DropReason::TooBig
-        } else if passage.edit(frame).is_none() {
-            DropReason::Vlan
-        } else {
-            kept[count] = index;
-            count += 1;
-            continue;
-        };
-        port.drop_copies(&port.stats.drops, (from, &[index][..]), reason, outcomes);
-    }
-    &kept[..count]
-}
-
-/// The same of copies for the port of a mirror, whose VLANs are of no account.
-#[cold]
-pub fn keep_short<'k>(
-    burst: &Burst,
-    (from, frames): (PortId, &[u8]),
-    port: &Port,
-    kept: &'k mut [u8; BURST_FRAMES],
-    outcomes: &mut Outcomes,
-) -> &'k [u8] {
-    let (max_len, mut count) = (port.mtu.max_len(), 0);
-    for &index in frames {
-        let frame = &burst.frames()[usize::from(index)];
-        if frame.len <= max_len || fits(frame, max_len) {
-            kept[count] = index;
-            count += 1;
-        } else {
-            let copy = (from, &[index][..]);
-            port.drop_copies(&port.stats.drops, copy, DropReason::TooBig, outcomes);
-        }
-    }
-    &kept[..count]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::limits::SNAPSHOT_LEN;
-
-    fn snapshot(types: &[u8]) -> Snapshot {
-        let mut bytes = [0; SNAPSHOT_LEN];
-        bytes[12..12 + types.len()].copy_from_slice(types);
-        bytes
-    }
-
-    #[test]
-    fn up_to_two_tags_do_not_count() {
-        let plain = VnetHdr::plain(1);
-        let len = |types: &[u8]| longest_segment(1522, plain, &snapshot(types));
-        assert_eq!(len(&[8, 0]), 1522);
-        assert_eq!(len(&[0x81, 0, 0, 5, 8, 0]), 1518);
-        assert_eq!(len(&[0x88, 0xa8, 0, 5, 0x81, 0, 0, 6, 8, 0]), 1514);
-        let three = [0x88, 0xa8, 0, 5, 0x81, 0, 0, 6, 0x81, 0, 0, 7, 8, 0];
-        assert_eq!(len(&three), 1514, "a third one is payload");
-    }
-
-    #[test]
-    fn what_is_to_be_segmented_counts_by_its_segments() {
-        let gso = |hdr_len: u16, gso_size: u16| VnetHdr {
-            flags: 1,
-            gso_type: 1,
-            hdr_len: hdr_len.to_le_bytes(),
-            gso_size: gso_size.to_le_bytes(),
-            ..VnetHdr::plain(1)
-        };
-        let plain = snapshot(&[8, 0]);
-        assert_eq!(longest_segment(65_000, gso(66, 1448), &plain), 1514);
-        assert_eq!(longest_segment(65_000, gso(66, 1449), &plain), 1515);
-        // One segment, and that not a full one.
-        assert_eq!(longest_segment(1000, gso(54, 1460), &plain), 1000);
-        assert_eq!(longest_segment(65_000, gso(u16::MAX, u16::MAX), &plain), 65_000);
-        let tagged = snapshot(&[0x81, 0, 0, 5, 8, 0]);
-        assert_eq!(longest_segment(65_000, gso(70, 1448), &tagged), 1514);
     }
 }

@@ -19,9 +19,8 @@ mod storm;
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
-use super::backpressure::rate::keep_within_rate;
-use super::backpressure::{Backpressure, Offer};
-use super::classify::{keep_fit, keep_short, longest};
+use super::backpressure::Backpressure;
+use super::egress::Copies;
 use super::flood::limit_part;
 use super::plan::{Fan, Plan, Run};
 use super::screen::Passage;
@@ -29,7 +28,6 @@ use super::signals::Signals;
 use super::stalls::{At, Stalls};
 use crate::capture::outcomes::Outcomes;
 use crate::events::{What, reason};
-use crate::frame::ethernet::VLAN_TAG_LEN;
 use crate::frame::flow_hash;
 use crate::limits::{
     BURST_FRAMES, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_FLOOD_SEGMENTS, MAX_SEGMENTS,
@@ -58,8 +56,10 @@ enum Try {
 enum Rest {
     /// There are none.
     Nothing,
-    /// They are tried again, or stay in their sender's ring if that was offered, or are dropped.
-    Left(DropReason, Option<Offer>),
+    /// They wait in their sender's ring.
+    Waits,
+    /// They are tried again or dropped.
+    Left(DropReason),
     /// They are dropped.
     Drop(DropReason),
 }
@@ -153,8 +153,8 @@ impl Delivery<'_> {
                     return false;
                 };
                 match self.fill_timed(to, run, state, burst, Try::First) {
-                    Rest::Nothing => true,
-                    rest => self.settle(to, run, burst, rest, Try::First),
+                    Rest::Nothing | Rest::Waits => true,
+                    rest => self.settle(to, run, rest, Try::First),
                 }
             }
             Endpoint::Device(device) => {
@@ -185,9 +185,6 @@ impl Delivery<'_> {
         let may_stay = how == Try::Last && self.backpressure.is_end(burst, run);
         let mut state = if may_stay { to.queue().lock_again() } else { None };
         if state.is_none() {
-            if may_stay && !to.queue().is_stalled() && self.backpressure.put_off(burst, run) {
-                return;
-            }
             state = match how {
                 Try::Mirror => to.queue().lock_soon(),
                 _ => self.lock(to.queue(), may_stay),
@@ -203,12 +200,10 @@ impl Delivery<'_> {
         }
         let rest = match state {
             Some(state) => self.fill_timed(to, run, state, burst, how),
-            None => {
-                let stays = may_stay && !to.queue().is_stalled();
-                Rest::Left(DropReason::RingBusy, stays.then_some(Offer::LOCKED))
-            }
+            None if may_stay && self.backpressure.wait_for_lock(run, to.queue()) => Rest::Waits,
+            None => Rest::Left(DropReason::RingBusy),
         };
-        self.settle(to, run, burst, rest, how);
+        self.settle(to, run, rest, how);
     }
 
     /// A contended lock: spin about as long as a burst takes. If the frames cannot stay in their
@@ -292,11 +287,10 @@ impl Delivery<'_> {
         let down = if state.vring.broken { DropReason::RingBroken } else { DropReason::PortDown };
         let Some((ring, admission)) = state.admission() else {
             let others = to.guest.any_receiver().is_some();
-            return if others { Rest::Left(down, None) } else { Rest::Drop(down) };
+            return if others { Rest::Left(down) } else { Rest::Drop(down) };
         };
         let (from, frames) = (self.backpressure.from, run.left());
-        let admit = || admission.admit(from, frames.len(), || ring.offered());
-        let admitted = run.granted().unwrap_or_else(admit).min(frames.len());
+        let admitted = admission.admit(from, frames.len(), || ring.offered()).min(frames.len());
         let cut = match how {
             Try::First => Cut::Whole,
             Try::Last if self.backpressure.is_end(burst, run) => Cut::Whole,
@@ -306,7 +300,7 @@ impl Delivery<'_> {
         let base = ring.base();
         let done = ring.deliver(burst, &frames[..admitted], &mut self.room.scratch, cut);
         let taken = ring.base().wrapping_sub(base);
-        admission.took(from, (done.frames, done.bytes), taken, done.settled < admitted);
+        admission.record(from, (done.frames, done.bytes), taken, done.settled < admitted);
         self.count(to, frames, &done, burst.needs_offloads());
         if done.frames + done.bad_buffers > 0 {
             self.signals.note(to.port.id, done.signal, &mut state.vring, &to.queue().stats);
@@ -319,16 +313,13 @@ impl Delivery<'_> {
             return self.give_up(to, &mut state, &done);
         }
         if run.left().is_empty() {
-            if to.queue().is_short() {
-                to.queue().set_short(state.is_short());
-            }
             return Rest::Nothing;
         }
-        if matches!(how, Try::Flood | Try::Mirror) {
-            return Rest::Drop(DropReason::NoBuffer);
+        match how {
+            Try::Flood | Try::Mirror => Rest::Drop(DropReason::NoBuffer),
+            _ if self.backpressure.wait(burst, run, &mut state) => Rest::Waits,
+            _ => Rest::Left(DropReason::NoBuffer),
         }
-        to.queue().set_short(true);
-        Rest::Left(DropReason::NoBuffer, self.backpressure.ask(burst, run, &mut state))
     }
 
     /// A ring that was found broken, or whose memory came too slowly, takes no more of a run: its
@@ -347,22 +338,12 @@ impl Delivery<'_> {
 
     /// What becomes of what is left of a run; true if that is known now.
     #[inline(never)]
-    fn settle(
-        &mut self,
-        to: Egress<'_>,
-        run: &mut Run,
-        burst: &Burst,
-        rest: Rest,
-        how: Try,
-    ) -> bool {
+    fn settle(&mut self, to: Egress<'_>, run: &mut Run, rest: Rest, how: Try) -> bool {
         let reason = match rest {
-            Rest::Nothing => return true,
-            Rest::Left(_, Some(offer)) if self.backpressure.leave(burst, run, offer) => {
-                return true;
-            }
-            Rest::Left(..) if how == Try::First => return false,
-            Rest::Left(..) | Rest::Drop(_) if how == Try::Mirror => DropReason::Mirror,
-            Rest::Left(reason, _) | Rest::Drop(reason) => reason,
+            Rest::Nothing | Rest::Waits => return true,
+            Rest::Left(_) if how == Try::First => return false,
+            Rest::Left(_) | Rest::Drop(_) if how == Try::Mirror => DropReason::Mirror,
+            Rest::Left(reason) | Rest::Drop(reason) => reason,
         };
         let at = match reason {
             DropReason::RingBusy => &to.port.stats.drops,
@@ -429,33 +410,33 @@ impl Delivery<'_> {
 
     /// Delivers a copy of a fan's frames to each of its targets; `settled` copies are counted.
     fn fan_out(&mut self, burst: &mut Burst, fan: &Fan, run: &mut Run, settled: &mut usize) {
-        let Backpressure { ports, from, .. } = self.backpressure;
+        let Backpressure { ports, from, now, .. } = self.backpressure;
         let frames = fan.frames();
-        let longest = longest(burst, frames);
-        let mut kept = [0; BURST_FRAMES];
+        let (copies, mut kept) = (Copies::new(burst, from, frames), [0; BURST_FRAMES]);
         for &target in fan.targets() {
-            let port = &ports[target];
-            let mut passage = Passage::new(ports, from, target);
-            let fitting = match longest <= port.mtu.max_len() && passage.takes(burst, frames) {
-                true => frames,
-                false => keep_fit(burst, (from, frames), (port, passage), &mut kept, self.outcomes),
-            };
-            let fitting = match port.rates.output.is_on() {
-                true => {
-                    let fitting = (from, fitting);
-                    keep_within_rate(burst, fitting, port, self.backpressure.now, self.outcomes)
-                }
-                false => fitting,
-            };
+            let (port, passage) = (&ports[target], Some(Passage::new(ports, from, target)));
+            let fitting = copies.for_port(burst, (port, passage), now, &mut kept, self.outcomes);
             *settled += frames.len() - fitting.len();
             self.tag(burst, port, fitting);
-            match &port.endpoint {
-                Endpoint::Guest(guest) => {
-                    self.flood_guest((port, guest), burst, fitting, (run, settled), Try::Flood);
-                }
-                Endpoint::Device(device) => {
-                    self.send(port, device, burst, fitting, &mut |count| *settled += count);
-                }
+            self.copy_to(port, burst, fitting, (run, settled), Try::Flood);
+        }
+    }
+
+    /// Delivers copies of frames to a port; `settled` counts copies that need no more.
+    fn copy_to(
+        &mut self,
+        port: &Port,
+        burst: &Burst,
+        frames: &[u8],
+        (run, settled): (&mut Run, &mut usize),
+        how: Try,
+    ) {
+        match &port.endpoint {
+            Endpoint::Guest(guest) => {
+                self.flood_guest((port, guest), burst, frames, (run, settled), how);
+            }
+            Endpoint::Device(device) => {
+                self.send(port, device, burst, frames, &mut |count| *settled += count);
             }
         }
     }
@@ -483,29 +464,11 @@ impl Delivery<'_> {
     /// that does not take them at once loses them.
     #[cold]
     pub fn mirror(&mut self, burst: &Burst, frames: &[u8], port: &Port, run: &mut Run) -> usize {
-        let (from, most) = (self.backpressure.from, port.mtu.max_len());
-        let mut kept = [0; BURST_FRAMES];
-        let fitting = match longest(burst, frames) + VLAN_TAG_LEN as u32 <= most {
-            true => frames,
-            false => keep_short(burst, (from, frames), port, &mut kept, self.outcomes),
-        };
-        let fitting = match port.rates.output.is_on() {
-            true => {
-                let fitting = (from, fitting);
-                keep_within_rate(burst, fitting, port, self.backpressure.now, self.outcomes)
-            }
-            false => fitting,
-        };
-        let mut settled = 0;
-        match &port.endpoint {
-            Endpoint::Guest(guest) => {
-                let counted = (run, &mut settled);
-                self.flood_guest((port, guest), burst, fitting, counted, Try::Mirror);
-            }
-            Endpoint::Device(device) => {
-                self.send(port, device, burst, fitting, &mut |count| settled += count);
-            }
-        }
+        let (from, now) = (self.backpressure.from, self.backpressure.now);
+        let (mut kept, mut settled) = ([0; BURST_FRAMES], 0);
+        let copies = Copies::new(burst, from, frames);
+        let fitting = copies.for_port(burst, (port, None), now, &mut kept, self.outcomes);
+        self.copy_to(port, burst, fitting, (run, &mut settled), Try::Mirror);
         frames.len()
     }
 

@@ -14,8 +14,6 @@ pub struct Run {
     pub queue: u8,
     done: u8,
     len: u8,
-    /// How many frames the receiver has granted, if it was asked.
-    granted: Option<u8>,
     frames: [u8; BURST_FRAMES],
 }
 
@@ -24,13 +22,12 @@ const _: () = assert!(BURST_FRAMES <= 255);
 
 impl Run {
     /// A run without frames.
-    pub const EMPTY: Run =
-        Run { port: 0, queue: 0, done: 0, len: 0, granted: None, frames: [0; BURST_FRAMES] };
+    pub const EMPTY: Run = Run { port: 0, queue: 0, done: 0, len: 0, frames: [0; BURST_FRAMES] };
 
     /// Empties the run and gives it another destination.
     #[inline]
     pub fn restart(&mut self, port: PortId, queue: u8) {
-        (self.port, self.queue, self.done, self.len, self.granted) = (port, queue, 0, 0, None);
+        (self.port, self.queue, self.done, self.len) = (port, queue, 0, 0);
     }
 
     /// Appends a frame; a burst has no more frames than a run has room for.
@@ -74,22 +71,10 @@ impl Run {
     #[inline(always)]
     pub fn advance(&mut self, count: usize) {
         self.done = self.len.min(self.done + count as u8);
-        self.granted = None;
-    }
-
-    /// Records how many frames the receiver lets in at the next try.
-    pub fn grant(&mut self, count: usize) {
-        self.granted = Some(count.min(BURST_FRAMES) as u8);
-    }
-
-    /// What the receiver has granted for the next try, if it was asked.
-    #[inline(always)]
-    pub fn granted(&self) -> Option<usize> {
-        self.granted.map(usize::from)
     }
 
     /// Takes the frames from index `end` on out.
-    fn truncate(&mut self, end: u8) {
+    pub fn truncate(&mut self, end: u8) {
         self.len = self.frames[..usize::from(self.len)].partition_point(|&frame| frame < end) as u8;
     }
 }
@@ -384,14 +369,19 @@ impl Plan {
         (fans[..*fanned].iter().filter(|fan| !fan.frames().is_empty()), flood_run, flooded)
     }
 
-    /// True if frames go to one destination only, floods of a kind being one.
+    /// True if a frame of the burst goes somewhere.
     #[inline(always)]
-    pub fn goes_one_way(&self) -> bool {
-        self.count < 2 && (!self.is_fanned() || self.count + self.fans_in_use() < 2)
+    pub fn has_copies(&self) -> bool {
+        self.count > 0 || self.is_fanned()
     }
 
-    fn fans_in_use(&self) -> usize {
-        self.fans().iter().filter(|fan| !fan.frames().is_empty()).count()
+    /// The only port and queue that frames of the burst go to; none if there are several or floods.
+    #[inline(always)]
+    pub fn only_receiver(&self) -> Option<(PortId, u8)> {
+        match &self.runs[..self.count] {
+            [run] if !self.is_fanned() => Some((run.port, run.queue)),
+            _ => None,
+        }
     }
 
     /// The frames of which copies are not settled, as bits of their indices.
@@ -428,12 +418,6 @@ impl Plan {
     pub fn runs(&mut self) -> &mut [Run] {
         debug_assert_eq!(self.open.0, self.open.1, "the plan is not closed");
         &mut self.runs[..self.count]
-    }
-
-    /// Records how many frames the receive ring takes at the first try.
-    pub fn grant(&mut self, port: PortId, queue: u8, count: usize) {
-        let run = self.runs().iter_mut().find(|run| (run.port, run.queue) == (port, queue));
-        run.into_iter().for_each(|run| run.grant(count));
     }
 
     /// Takes the frames from index `end` on out, which all go somewhere.

@@ -1,12 +1,7 @@
 //! What keeps the frames of a transmit ring from being taken: the sender's side of waiting;
 //! `admission` is the receiver's.
 
-use crate::budget::Budget;
-use crate::frame::MacAddr;
-use crate::limits::{
-    BACKPRESSURE_OTHERS_NANOS, BACKPRESSURE_OTHERS_SHARE, BURST_FRAMES, COLLECT_NANOS,
-    COLLECTED_BURSTS,
-};
+use crate::limits::BACKPRESSURE_ALONE_NANOS;
 use crate::switch::{Booking, PortId};
 use crate::sys::clock;
 
@@ -21,10 +16,8 @@ pub struct Gate {
     pub receiver: Option<Waiting>,
     /// They wait for the rate of their own port.
     pub booked: Option<Booking>,
-    /// For how long they may in front of others'.
-    pub allowance: Allowance,
-    /// More of them are waited for, as workers alternate at their receiver's ring.
-    pub collecting: Collecting,
+    /// Whom its bursts lately went to.
+    pub last: LastReceiver,
 }
 
 /// What becomes of frames that are sent on a disabled ring.
@@ -39,147 +32,65 @@ pub enum Discard {
     From(u64),
 }
 
-/// What is behind frames that wait.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Blocked {
-    /// Not looked at, or frames for the same receiver when it was.
-    Unknown,
-    /// Frames for others, which lacked buffers too when it was looked at.
-    Short,
-    /// Frames for others, which may have buffers.
-    Others,
-}
-
-/// Frames that may wait, as their receiver is asked about it.
-#[derive(Debug, Clone, Copy)]
-pub struct Wait {
-    /// Now, in cycles.
-    pub now: u64,
-    /// Cycles for which they have been waiting and that were charged to no one.
-    pub waited: u64,
-    /// Size of the ring they wait in.
-    pub ring_size: u16,
-    /// What is behind them.
-    pub behind: Blocked,
-    /// Their ring may wait in front of frames for others.
-    pub in_front: bool,
-    /// All that their sender wants to send is seen: none waits for a place in the ring.
-    pub sees_all: bool,
-}
-
-/// What the first frames of a transmit ring wait for.
+/// The receive queue that the first frames of a transmit ring wait for.
 #[derive(Debug, Clone, Copy)]
 pub struct Waiting {
-    /// The receiver.
+    /// The receiver's port.
     pub port: PortId,
     /// Its receive queue.
     pub queue: u8,
-    /// The address they go to.
-    pub to: MacAddr,
-    /// All frames of the ring up to this index go there, as far as was looked.
-    pub looked: u16,
-    /// So many of them the receiver takes at the next try; 0 if it was not asked.
-    pub granted: u16,
-    /// What is behind them.
-    pub behind: Blocked,
-    /// The cycle up to which the waiting was charged.
+    /// The receiver has granted buffers to frames of this ring.
+    pub granted: bool,
+    /// The cycle up to which the receiver's admission charged the waiting.
     pub charged_until: u64,
-    /// Another thread has held the receiver's ring since this cycle.
-    pub blocked_since: Option<u64>,
-    /// They wait for the receiver's rate, and have booked.
+    /// The frames wait for the receiver's rate, and have booked.
     pub booked: Option<Booking>,
+    /// The cycle since which another thread has held the receive queue's lock.
+    pub locked_since: Option<u64>,
 }
 
-/// Short bursts for a receive ring that another worker uses, too. Its cache lines come for each
-/// burst, however long it is, so bursts are to be long.
-#[derive(Debug, Default)]
-pub struct Collecting {
-    /// Bursts that are still collected.
-    bursts: u8,
-    /// The cycle since which one is; none if one was completed since.
-    since: Option<u64>,
-    /// Frames that there were then.
-    before: usize,
-}
-
-impl Collecting {
-    /// Another worker has the receive ring for which `frames` frames are: true if they are to wait
-    /// for more.
-    pub fn begin(&mut self, frames: usize, now: u64) -> bool {
-        let first = self.since.is_none();
-        self.bursts = COLLECTED_BURSTS;
-        if first && frames < BURST_FRAMES {
-            (self.since, self.before) = (Some(now), frames);
-            return true;
+impl Waiting {
+    /// Frames wait from cycle `now` on for this port and receive queue.
+    pub fn new((port, queue): (PortId, u8), now: u64) -> Waiting {
+        Waiting {
+            port,
+            queue,
+            granted: false,
+            charged_until: now,
+            booked: None,
+            locked_since: None,
         }
-        false
     }
 
-    /// True if bursts are collected.
+    /// Cycles up to `now` for which the frames have waited and that were not charged.
+    pub fn charge(&mut self, now: u64) -> u64 {
+        clock::since(std::mem::replace(&mut self.charged_until, now), now)
+    }
+}
+
+/// Whom the bursts of a transmit ring lately went to.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LastReceiver {
+    /// The port and receive queue of the last burst; none if the burst had several receivers.
+    to: Option<(PortId, u8)>,
+    /// The cycle of the last burst that went to another receiver than the burst before.
+    changed: u64,
+}
+
+impl LastReceiver {
+    /// Notes the only receiver of a burst, or that there were others, at cycle `now`.
     #[inline(always)]
-    pub fn is_on(&self) -> bool {
-        self.bursts != 0
-    }
-
-    /// True if the `frames` frames that there are now, of `most` that a burst may have, are to wait
-    /// for more.
-    pub fn waits(&mut self, frames: usize, most: usize, now: u64) -> bool {
-        if frames == 0 || frames >= most {
-            return false;
+    pub fn note(&mut self, to: Option<(PortId, u8)>, now: u64) {
+        if self.to != to || to.is_none() {
+            (self.to, self.changed) = (to, now);
         }
-        let Some(since) = self.since else {
-            (self.since, self.before) = (Some(now), frames);
-            return true;
-        };
-        // A counter that steps back ends this, or frames would wait until it is there again.
-        if now.wrapping_sub(since) < clock::cycles_in(COLLECT_NANOS) {
-            return true;
-        }
-        if frames == self.before {
-            self.bursts = 0;
-        }
-        false
     }
 
-    /// A burst was completed.
-    #[inline(always)]
-    pub fn completed(&mut self) {
-        (self.bursts, self.since) = (self.bursts.saturating_sub(1), None);
-    }
-}
-
-/// For how long a transmit ring may wait in front of frames for others that may have buffers.
-#[derive(Debug)]
-pub struct Allowance {
-    left: Budget,
-    reckoned: u64,
-}
-
-impl Default for Allowance {
-    fn default() -> Allowance {
-        let left = Budget::empty(clock::cycles_in(BACKPRESSURE_OTHERS_NANOS));
-        Allowance { left, reckoned: 0 }
-    }
-}
-
-impl Allowance {
-    /// True if the ring may wait, or go on `waiting`, which it has since this was last asked.
-    pub fn allows(&mut self, now: u64, waiting: bool) -> bool {
-        let passed = clock::since(self.reckoned, now);
-        self.reckoned = now;
-        if waiting {
-            self.left.spend(passed);
-            return self.left.level() > 0;
-        }
-        self.left.earn(passed / BACKPRESSURE_OTHERS_SHARE);
-        // Slivers would not help.
-        self.left.level() >= self.left.cap / 4
-    }
-
-    /// Nothing was found behind frames that waited but others for the same receiver: so far they
-    /// have waited in front of nothing.
-    pub fn refund(&mut self) {
-        self.left.earn(self.left.cap);
+    /// True if the ring's bursts have all gone to `to` for so long that waiting there delays frames
+    /// for others only rarely.
+    pub fn is_only(&self, to: (PortId, u8), now: u64) -> bool {
+        let only = clock::since(self.changed, now) >= clock::cycles_in(BACKPRESSURE_ALONE_NANOS);
+        self.to == Some(to) && only
     }
 }
 
@@ -188,49 +99,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_for_a_ring_in_use_wait_until_they_are_many() {
-        let (mut collecting, later) = (Collecting::default(), clock::cycles_in(COLLECT_NANOS));
-        assert!(!collecting.is_on() && !collecting.begin(BURST_FRAMES, 100));
-        assert!(collecting.is_on() && !collecting.waits(0, 64, 100));
-        assert!(collecting.waits(8, 64, 100), "the first that is found");
-        assert!(collecting.waits(63, 64, 99 + later) && !collecting.waits(64, 64, 101));
-        assert!(!collecting.waits(63, 64, 100 + later) && collecting.is_on(), "it was long enough");
-        collecting.completed();
-        assert!(collecting.begin(8, 1_000) && !collecting.begin(9, 1_001), "once");
-        assert!(collecting.waits(8, 64, 1_002) && !collecting.waits(9, 64, 1_000 + later));
-        for _ in 1..COLLECTED_BURSTS {
-            collecting.completed();
-            assert!(collecting.is_on());
+    fn a_ring_waits_only_where_all_its_bursts_have_gone() {
+        let (mut last, long) =
+            (LastReceiver::default(), clock::cycles_in(BACKPRESSURE_ALONE_NANOS));
+        let (one, other) = ((1, 0), (2, 0));
+        last.note(Some(one), 1_000);
+        assert!(!last.is_only(one, 999 + long) && last.is_only(one, 1_000 + long));
+        last.note(Some(one), 2_000 + long);
+        assert!(last.is_only(one, 2_000 + long) && !last.is_only(other, 2_000 + long));
+        for others in [Some(other), Some((1, 1)), None] {
+            last.note(others, 3_000 + long);
+            last.note(Some(one), 4_000 + long);
+            assert!(!last.is_only(one, 3_999 + 2 * long) && last.is_only(one, 4_000 + 2 * long));
         }
-        collecting.completed();
-        assert!(!collecting.is_on());
-    }
-
-    #[test]
-    fn frames_that_no_others_follow_are_not_collected() {
-        let (mut collecting, later) = (Collecting::default(), clock::cycles_in(COLLECT_NANOS));
-        assert!(collecting.begin(8, 100) && collecting.waits(8, 64, 99 + later));
-        assert!(!collecting.waits(8, 64, 100 + later) && !collecting.is_on());
-        collecting.completed();
-        assert!(collecting.begin(8, 200 + later), "the next one that meets a ring in use");
-    }
-
-    /// As where the host of the switch is resumed on another machine.
-    #[test]
-    fn a_counter_of_cycles_that_steps_back_ends_the_waiting() {
-        let mut collecting = Collecting::default();
-        assert!(collecting.begin(8, 1_000_000_000) && !collecting.waits(9, 64, 1_000));
-    }
-
-    #[test]
-    fn a_ring_waits_in_front_of_others_for_its_part_of_the_time() {
-        let (mut allowance, mut held, mut waiting) = (Allowance::default(), 0, false);
-        allowance.left.cap = 4_000;
-        for now in (1_000_000..2_000_000).step_by(60) {
-            held += if waiting { 60 } else { 0 };
-            waiting = allowance.allows(now, waiting);
-        }
-        let due = 1_000_000 / BACKPRESSURE_OTHERS_SHARE;
-        assert!((due * 9 / 10..=due + due / 10 + 4_000).contains(&held), "{held}, not {due}");
     }
 }

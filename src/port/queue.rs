@@ -13,17 +13,17 @@
 //! would make its own guests wait for that, so it tries ([`Queue::lock_for_burst`]), and goes on
 //! without the lock.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use super::admission::Admission;
-use super::gate::{Blocked, Gate, Wait, Waiting};
+use super::gate::{Gate, Waiting};
 use super::moderation::Moderation;
 use super::quantum::Deficit;
 use crate::limits::{
-    BURST_FRAMES, LOCK_SPIN_NANOS, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_FRAME_SLOTS,
-    MAX_PAUSE_NANOS, SLOW_PAUSE_PARTS,
+    BURST_FRAMES, LOCK_SPIN_NANOS, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_PAUSE_NANOS,
+    SLOW_PAUSE_PARTS,
 };
 use crate::ring::{CallFd, SplitRing};
 use crate::stats::QueueStats;
@@ -194,27 +194,6 @@ impl TxState {
         if self.memory.until > now { Err(Next::At(self.memory.until)) } else { Ok(limit) }
     }
 
-    /// True if more frames than are there are waited for, of up to `limit` in a burst.
-    #[cold]
-    pub fn collects(&mut self, limit: usize, now: u64) -> bool {
-        let Some(ring) = &mut self.vring.ring else { return false };
-        let (offered, most) = (ring.offered(), limit.min(usize::from(ring.size()) / 4));
-        self.side.gate.collecting.waits(offered.into(), most, now)
-    }
-
-    /// How frames may wait that `behind` is behind: not at all if a session waits for the ring.
-    /// Reckons for how long they have.
-    #[cold]
-    pub fn wait(&mut self, now: u64, behind: Blocked) -> Option<Wait> {
-        let (ring, gate) = (self.vring.ring.as_ref()?, &mut self.side.gate);
-        let waiting = gate.receiver.as_ref();
-        let waited = waiting.map_or(0, |waiting| clock::since(waiting.charged_until, now));
-        let holds = waiting.is_some_and(|waiting| waiting.behind != Blocked::Short);
-        let in_front = gate.allowance.allows(now, holds);
-        let wait = Wait { now, waited, ring_size: ring.size(), behind, in_front, sees_all: false };
-        gate.drain_to.is_none().then_some(wait)
-    }
-
     /// Frames that a ring that is being disabled still has to forward; none if it is not. Disables
     /// it and tells the waiting session when there are none left.
     #[inline(always)]
@@ -246,14 +225,6 @@ impl TxState {
         }
         queue.notify_drained();
     }
-
-    /// True if all that the driver wants to send is in the ring, as it has room for more: drivers
-    /// stop when a frame of as many pieces as Linux makes ([`MAX_FRAME_SLOTS`]) would not fit.
-    #[cold]
-    pub fn sees_all(&mut self) -> bool {
-        let roomy = |ring: &mut SplitRing| ring.offered() < ring.size() / MAX_FRAME_SLOTS;
-        self.vring.running().is_some_and(roomy)
-    }
 }
 
 impl RxState {
@@ -261,14 +232,6 @@ impl RxState {
     #[inline(always)]
     pub fn admission(&mut self) -> Option<(&mut SplitRing, &mut Admission)> {
         Some((self.vring.running()?, &mut self.side.admission))
-    }
-
-    /// True if the ring, which lately had too few buffers, still counts as one that has: an
-    /// overloaded receiver has room for one burst now and then.
-    #[cold]
-    pub fn is_short(&mut self) -> bool {
-        let free = |ring: &mut SplitRing| ring.offered() < ring.size() / 2;
-        self.side.admission.is_scarce() || self.vring.running().is_some_and(free)
     }
 }
 
@@ -281,8 +244,6 @@ pub struct Queue<Side> {
     /// word, as each burst looks at it.
     waiting: AtomicU32,
     drained: Condvar,
-    /// Of a receive ring: it lately had too few buffers. A hint, read without the lock.
-    short: AtomicBool,
     /// Counters, written under the lock.
     pub stats: QueueStats,
 }
@@ -527,20 +488,6 @@ impl Queue<Tx> {
     /// Tells a session that waits in [`Queue::wait_drained`].
     pub fn notify_drained(&self) {
         self.drained.notify_all();
-    }
-}
-
-impl Queue<Rx> {
-    /// Whether the receive ring lately had too few buffers.
-    #[inline(always)]
-    pub fn is_short(&self) -> bool {
-        self.short.load(Ordering::Relaxed)
-    }
-
-    /// Notes whether the receive ring has too few buffers.
-    #[inline(always)]
-    pub fn set_short(&self, short: bool) {
-        self.short.store(short, Ordering::Relaxed);
     }
 }
 

@@ -7,7 +7,6 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-use super::admission::Admission;
 use crate::frame::Load;
 use crate::switch::{FloodClass, FloodLimits, Limit, Meter};
 use crate::sys::clock;
@@ -55,8 +54,6 @@ pub struct State {
     limit: Limit,
     /// What may pass.
     pub meter: Meter,
-    /// To a port: for how long frames may wait, as for the buffers of a receive ring.
-    pub waits: Option<Admission>,
 }
 
 impl Metered {
@@ -83,7 +80,6 @@ impl Metered {
         }
         state.limit = limit;
         state.meter.set(limit, clock::cycles());
-        state.waits = None;
         self.take_returned();
         self.on.store(limit.is_on(), Ordering::Relaxed);
     }

@@ -9,12 +9,12 @@
 use virtio_queue::desc::split::Descriptor;
 
 use super::burst::{Burst, Found};
-use super::chain::{Access, ChainError, load_indirect};
+use super::chain::{Access, ChainError};
 use super::split::{RingError, SplitRing};
-use crate::frame::{MacAddr, VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
+use crate::frame::{VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
 use crate::limits::{
     BURST_BYTES, BURST_FRAMES, BURST_PIECES, EXCESS_DESCRIPTOR_BYTES, FRAME_DESCRIPTORS,
-    MAX_CHAIN_DESCRIPTORS, MAX_FRAME_LEN, MIN_FRAME_LEN, PEEK_FRAMES, SNAPSHOT_LEN,
+    MAX_CHAIN_DESCRIPTORS, MAX_FRAME_LEN, MIN_FRAME_LEN, SNAPSHOT_LEN,
 };
 use crate::stats::DropReason;
 use crate::sys::prefetch;
@@ -147,60 +147,6 @@ impl SplitRing {
                 break;
             }
         }
-    }
-
-    /// Looks at the frames that the driver made available from index `from` on, as far as
-    /// [`PEEK_FRAMES`] from the ring's position: up to which index `goes` is true of all their
-    /// destinations, or none if it is not. A glance that decides about waiting and nothing else:
-    /// each is looked at again, and checked, when it is taken.
-    pub fn all_go(&mut self, from: u16, goes: impl FnMut(MacAddr) -> bool) -> Option<u16> {
-        let available = usize::from(self.refresh_available().ok()?).min(PEEK_FRAMES) as u16;
-        self.go(from, available, goes)
-    }
-
-    /// True if the ring's next frame goes to `address`, which it does if all `up_to` do.
-    pub fn next_goes_to(&mut self, address: MacAddr, up_to: u16) -> bool {
-        let known = up_to.wrapping_sub(self.next_avail);
-        let is_known = (1..=self.size()).contains(&known);
-        let goes = |to| to == address;
-        is_known || (self.has_more() && self.go(self.next_avail, 1, goes).is_some())
-    }
-
-    fn go(
-        &mut self,
-        from: u16,
-        available: u16,
-        mut goes: impl FnMut(MacAddr) -> bool,
-    ) -> Option<u16> {
-        let end = self.next_avail.wrapping_add(available);
-        let ahead = from.wrapping_sub(self.next_avail);
-        let known = if ahead <= available { ahead } else { 0 };
-        let all = (known..available).all(|offset| {
-            let head = self.load_head(self.next_avail.wrapping_add(offset));
-            head < self.size() && self.glance(head).is_some_and(&mut goes)
-        });
-        all.then_some(end)
-    }
-
-    /// Destination of the chain at `head` if its first descriptor, direct or in a table, holds it.
-    fn glance(&mut self, head: u16) -> Option<MacAddr> {
-        let mut desc = self.load_descriptor(head);
-        if desc.refers_to_indirect_table() {
-            let table = self.memory.contiguous(desc.addr().0, DESCRIPTOR_LEN)?;
-            desc = load_indirect(table);
-        }
-        let need = u32::from(self.header_len) + MIN_FRAME_LEN;
-        if desc.len() < need {
-            return None;
-        }
-        let at = self.memory.contiguous(desc.addr().0, need)?;
-        let mut octets = [0u8; 6];
-        // SAFETY: `need` bytes from `at` were translated, and the address ends before them.
-        unsafe {
-            let address = at.add(usize::from(self.header_len));
-            std::ptr::copy_nonoverlapping(address, octets.as_mut_ptr(), octets.len());
-        }
-        Some(MacAddr(octets))
     }
 
     /// First pass: reads and translates the first descriptor of each head.

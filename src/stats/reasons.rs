@@ -142,8 +142,8 @@ drop_reasons! {
     "make the MTUs agree: vioswitchctl port set NAME mtu=NUMBER";
 
     Rate, "rate", "port",
-    "rate-out was used up, and it could not wait: a flood, from a TAP or stream, or in front of \
-     others",
+    "rate-out was used up, and the frame could not wait: a flood, from a TAP or stream, of a \
+     sender that sends to others too, or behind 10 ms of the rate",
     "a higher rate-out or burst-out";
 
     Storm, "storm", "in",

@@ -241,6 +241,12 @@ impl Meter {
         room
     }
 
+    /// Ticks that the rate takes for so many packets and bytes.
+    pub fn ticks_of(&self, load: Load) -> u64 {
+        let [bytes, packets] = &self.lanes;
+        bytes.cost(load.bytes).max(packets.cost(load.packets)) >> PARTS
+    }
+
     /// What was taken of a room has passed.
     pub fn spend(&mut self, room: &Room) {
         for (lane, used) in self.lanes.iter_mut().zip(room.used) {

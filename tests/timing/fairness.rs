@@ -14,7 +14,11 @@ fn stream(sender: u8, to: u8) -> Stream {
     Stream { sender, queue: 0, to: To::Vm(to), flow: 0 }
 }
 
-/// Guests 1 to `senders` and a receiver, guest 0, that posts buffers only when told to.
+/// Longer than a ring must have sent to one receiver alone before its frames may wait.
+const ALONE: Duration = Duration::from_millis(15);
+
+/// Guests 1 to `senders` and a receiver, guest 0, that posts buffers only when told to and has
+/// taken a ring full of frames of guest 1.
 fn guests(d: &Daemon, senders: u8) -> (Vm, Vec<Vm>) {
     let mut receiver = Vm::connect(&d.socket(0), VmConfig::new(0));
     let mut senders: Vec<Vm> = (1..=senders)
@@ -39,6 +43,7 @@ fn guests(d: &Daemon, senders: u8) -> (Vm, Vec<Vm>) {
         seq += 1;
     }
     while receiver.rx[0].recv(64, |_, _| ()) > 0 {}
+    std::thread::sleep(ALONE);
     (receiver, senders)
 }
 
@@ -93,7 +98,7 @@ fn four_senders_on_two_workers_get_equal_parts() {
     equal_parts("2");
 }
 
-/// A receiver without buffers for a moment: what is sent meanwhile waits in the sender's ring.
+/// A receiver has no buffers for half a millisecond: the frames wait in the sender's ring.
 #[test]
 fn a_short_pause_of_the_receiver_loses_nothing() {
     let _alone = alone();
@@ -108,7 +113,7 @@ fn a_short_pause_of_the_receiver_loses_nothing() {
             assert!(senders[0].tx[0].queue(&frame));
         }
         senders[0].tx[0].ring.publish();
-        std::thread::sleep(Duration::from_millis(2));
+        std::thread::sleep(Duration::from_micros(400));
         receiver.rx[0].refill();
         senders[0].tx[0].drain(LIMIT);
         while receiver.rx[0].recv(64, |_, f| {
@@ -121,14 +126,14 @@ fn a_short_pause_of_the_receiver_loses_nothing() {
         assert_eq!(receiver.rx[0].frames - 256, 200 - dropped);
         let waits = counters.sum(Some("p1"), "in", "waits");
         d.stop();
-        // On a machine without a free CPU the pause may have lasted longer than any patience.
+        // On a machine without a free CPU the pause may have lasted longer than frames wait.
         dropped == 0 && waits > 0
     });
     assert!(lossless, "frames were dropped each time");
 }
 
-/// A receiver that never takes anything costs its senders' other traffic one patience, not a
-/// patience a burst.
+/// A receiver that never takes anything costs its senders' other traffic at most a millisecond, not
+/// one for each burst.
 #[test]
 fn a_dead_receiver_does_not_hold_up_a_third_port() {
     let _alone = alone();
@@ -157,7 +162,7 @@ fn a_dead_receiver_does_not_hold_up_a_third_port() {
     }
     let took = start.elapsed();
     checker.complete(&stream(1, 2), u64::from(64 * ROUNDS));
-    // Waiting 10 ms for each burst would take three seconds.
+    // Waiting for locks and signals aside, nothing waits.
     assert!(took < Duration::from_millis(1500), "{ROUNDS} rounds took {took:?}");
     assert_eq!(d.counters().sum(Some("p0"), "out", "drop.no_buffer") % 64, 0);
     d.counters().balance();
@@ -248,15 +253,35 @@ fn frames_wait_for_a_receiver_that_keeps_taking() {
     assert!(part <= 0.05, "{part:.3} of the frames were dropped");
 }
 
-/// Four guests that send to each other: behind frames for a full receiver are frames for others,
-/// which wait as long as it keeps taking. At most 5 % are dropped; 68 % if frames do not wait.
+/// A guest that sends to two others: its frames for the full receiver are dropped, and those for
+/// the other one do not wait behind them.
 #[test]
-#[ignore = "full"]
-fn frames_for_others_wait_for_a_receiver_that_keeps_taking() {
+fn frames_do_not_wait_in_a_ring_with_frames_for_others() {
     let _alone = alone();
-    let pairs = (0..4).flat_map(|from| (1..4).map(move |step| (from, (from + step) % 4)));
-    let part = least_part_dropped(4, &pairs.collect::<Vec<_>>());
-    assert!(part <= 0.05, "{part:.3} of the frames were dropped");
+    let d = Daemon::with(3, &[]);
+    let (_full, mut senders) = guests(&d, 2);
+    let [sender, third] = &mut senders[..] else { unreachable!() };
+    while third.rx[0].recv(64, |_, _| ()) > 0 {}
+    let waits = || d.counters().sum(Some("p1"), "in", "waits");
+    let (before, mut frame) = (waits(), Vec::new());
+    for seq in 0..100 {
+        for to in [0, 2] {
+            traffic::build(&stream(1, to), seq, 60, &mut frame);
+            assert!(sender.tx[0].queue(&frame));
+        }
+        sender.tx[0].ring.publish();
+        sender.tx[0].drain(LIMIT);
+    }
+    let mut checker = Checker::new(2, 1);
+    while third.rx[0].recv(64, |_, f| {
+        checker.accept(0, f);
+    }) > 0
+    {}
+    checker.complete(&stream(1, 2), 100);
+    assert_eq!(waits(), before);
+    assert_eq!(d.counters().sum(Some("p0"), "out", "drop.no_buffer"), 100);
+    d.counters().balance();
+    d.stop();
 }
 
 /// Order and number under pauses of all lengths: nothing twice, nothing overtaken, each frame
@@ -300,14 +325,14 @@ fn pauses_of_any_length_keep_the_books() {
     d.stop();
 }
 
-/// A frame behind a burst that waits for a full receiver ends the waiting if it is for somebody
-/// else, whether it was there before or comes later.
+/// A frame for somebody else is held up behind a burst that waits for a full receiver for no more
+/// than a millisecond, whether it was there before or comes later.
 #[test]
 fn what_is_behind_a_waiting_burst_is_not_held_up() {
     let _alone = alone();
     for late in [false, true] {
         let soonest = (0..8).map(|_| time_behind_a_waiting_burst(late)).min().unwrap();
-        // Patience would be 10 ms; a try is made each millisecond.
+        // A try is made each millisecond, and the machine is busy.
         assert!(soonest < Duration::from_millis(6), "late {late}: {soonest:?}");
     }
 }
@@ -369,10 +394,17 @@ fn time_to_end_the_waiting(workers: &str) -> (Duration, Duration) {
     let mut took = Vec::new();
     let mut frame = Vec::new();
     for round in 0..ROUNDS {
-        traffic::build(&stream(1, 0), round, 60, &mut frame);
-        assert!(sender.send(&frame));
+        // The receiver takes as many frames as it is then waited for all of the time.
+        receiver.post(32 - receiver.ring.in_flight());
+        receiver.ring.publish();
+        for seq in 0..33 {
+            traffic::build(&stream(1, 0), 33 * round + seq, 60, &mut frame);
+            assert!(sender.queue(&frame));
+        }
+        sender.ring.publish();
         // At any time of the millisecond for which the sender's worker sleeps.
-        std::thread::sleep(Duration::from_micros(2_000 + u64::from(round * 53)));
+        std::thread::sleep(Duration::from_micros(100 + u64::from(round * 29)));
+        receiver.recv(32, |_, _| ());
         // A frame that was dropped, as the test lost its CPU for too long, has left a buffer.
         if receiver.recv(64, |_, _| ()) == 0 {
             receiver.post(1);
@@ -387,8 +419,7 @@ fn time_to_end_the_waiting(workers: &str) -> (Duration, Duration) {
             receiver.recv(64, |_, _| ());
         }
         sender.drain(LIMIT);
-        // The receiver earns what the next one may wait.
-        std::thread::sleep(Duration::from_millis(35));
+        receiver.recv(64, |_, _| ());
     }
     let waited = waits() - before;
     d.stop();

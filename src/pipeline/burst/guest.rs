@@ -79,15 +79,11 @@ impl Pipeline {
             return Err(Next::Throttled);
         }
         if state.side.gate.receiver.is_none() {
-            if state.side.gate.collecting.is_on() && state.collects(limit, self.time.cycle) {
-                self.account.charge(&mut state.side.deficit, &queue.stats, None);
-                return Err(Next::Locked);
-            }
             return Ok(limit);
         }
         let Time { cycle, retry, .. } = self.time;
-        let mut backpressure = Backpressure::new(ports, &self.fdb, cycle, retry, id);
-        backpressure.ring = Some((&mut *state, queue));
+        let ring = Some((&mut *state, queue));
+        let mut backpressure = Backpressure::of_ring(ports, id, ring, (cycle, retry));
         let worth = backpressure.look(limit, |at| self.is_at(at));
         if worth.is_err() {
             self.account.charge(&mut state.side.deficit, &queue.stats, None);
@@ -195,7 +191,6 @@ impl<'p> Source<'p> for TransmitRing<'p> {
             on.account.charge(&mut state.side.deficit, &self.queue.stats, None);
             return next;
         }
-        state.side.gate.collecting.completed();
         if let Some(ring) = &mut state.vring.ring {
             let completed = Completed {
                 now: on.time.cycle,

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use super::*;
 use crate::frame::{MacAddr, VnetHdr};
 use crate::guard::BlockedWriterWatch;
+use crate::limits::BACKPRESSURE_NANOS;
 use crate::pipeline::plan::Scope;
 use crate::port::GuestPort;
+use crate::port::admission::Admission;
 use crate::ring::tests::{DATA, Guest, SIZE, WRITE, desc, describe, offer};
 use crate::switch::{FdbConfig, FloodLimits, Limit, PortId, Rate, Size};
 
@@ -31,12 +33,13 @@ pub(crate) fn start_receiving(guest: &GuestPort, memory: &Guest, buffer: u64) {
     guest.set_active(0, true);
 }
 
-/// A guest that sends to another one, which has no buffers.
+/// A guest that sends to another guest, which has no buffers and has taken frames before.
 struct Lab {
     pipeline: Pipeline,
     ports: PortTable,
     stats: WorkerStats,
     memory: [Guest; 2],
+    cycle: u64,
     _watch: BlockedWriterWatch,
 }
 
@@ -70,19 +73,23 @@ impl Lab {
         let mut state = sender.tx[0].lock();
         state.vring.ring = Some(memory[0].start(&queue));
         (state.vring.enabled, state.vring.owner) = (true, Some(0));
+        state.side.gate.last.note(Some((1, 0)), 0);
         drop(state);
         let mut state = receiver.rx[0].lock();
         state.vring.ring = Some(memory[1].start(&memory[1].queue()));
         state.vring.enabled = true;
+        state.side.admission.record(0, (64, 0), 0, false);
         drop(state);
         receiver.set_active(0, true);
         drop(queue);
-        Lab { pipeline, ports, stats: WorkerStats::default(), memory, _watch: watch }
+        let (stats, cycle) = (WorkerStats::default(), clock::cycles());
+        Lab { pipeline, ports, stats, memory, cycle, _watch: watch }
     }
 
-    /// One turn in which the sender's ring is looked at.
+    /// One turn, 10 cycles after the last one, in which the sender's ring is looked at.
     fn turn(&mut self) -> Next {
-        self.pipeline.begin_turn(clock::cycles(), false, false);
+        self.cycle += 10;
+        self.pipeline.begin_turn(self.cycle, false, false);
         self.pipeline.guest_burst(&self.ports, 0, 0, &self.stats)
     }
 }
@@ -114,6 +121,42 @@ fn a_paused_ring_waits_for_no_receiver() {
     assert!(matches!(lab.turn(), Next::At(_)));
 }
 
+fn no_buffer(lab: &Lab) -> u64 {
+    lab.ports[1].as_guest().unwrap().rx[0].stats.drops.get(DropReason::NoBuffer)
+}
+
+/// A receiver that takes nothing while frames wait is waited for as long as it has earned.
+#[test]
+fn frames_wait_for_a_millisecond_at_most() {
+    let mut lab = Lab::new();
+    let (start, most) = (lab.cycle, clock::cycles_in(BACKPRESSURE_NANOS));
+    while matches!(lab.turn(), Next::Receiver(_)) {
+        lab.cycle += most / 100;
+    }
+    let waited = lab.cycle - start;
+    assert!((most * 98 / 100..=most * 103 / 100).contains(&waited), "{waited} of {most}");
+    assert_eq!(no_buffer(&lab), 64);
+}
+
+/// Frames do not wait in a ring that lately sent to somebody else, nor for a receiver that has
+/// taken nothing of its port.
+#[test]
+fn frames_that_may_not_wait_are_dropped() {
+    for others in [false, true] {
+        let mut lab = Lab::new();
+        if others {
+            let cycle = lab.cycle;
+            let mut state = lab.ports[0].as_guest().unwrap().tx[0].lock();
+            state.side.gate.last.note(None, cycle);
+        } else {
+            let mut state = lab.ports[1].as_guest().unwrap().rx[0].lock();
+            state.side.admission = Admission::default();
+        }
+        assert_eq!(lab.turn(), Next::More);
+        assert_eq!((no_buffer(&lab), lab.turn()), (64, Next::Empty));
+    }
+}
+
 /// What waits for its receiver has not passed by the sender's rate.
 #[test]
 fn frames_that_go_back_to_their_ring_are_not_charged() {
@@ -129,8 +172,7 @@ fn frames_that_go_back_to_their_ring_are_not_charged() {
         }
         offer(&queue, &heads);
         drop(queue);
-        // Few buffers are left alone for some microseconds, as more may come.
-        for _ in 0..10_000 {
+        for _ in 0..10 {
             lab.turn();
         }
         assert_eq!(received(&lab), u64::from(all));

@@ -6,10 +6,8 @@ use std::sync::{Arc, mpsc};
 use super::*;
 use crate::frame::VnetHdr;
 use crate::guard::BlockedWriterWatch;
-use crate::pipeline::burst::tests::fdb;
 use crate::port::{PortTable, TxState};
 use crate::ring::tests::Guest;
-use crate::switch::Fdb;
 
 /// Far longer than anybody waits, however busy the machine is.
 const LOST: Duration = Duration::from_secs(60);
@@ -21,7 +19,6 @@ struct Lab {
     ports: PortTable,
     stats: WorkerStats,
     watch: BlockedWriterWatch,
-    fdb: Fdb,
     memory: Guest,
 }
 
@@ -30,7 +27,7 @@ impl Lab {
         let ports = [Arc::new(Port::guest(0, "held", 1))].into_iter().collect();
         let watch = BlockedWriterWatch::start().unwrap();
         let (stats, memory) = (WorkerStats::default(), Guest::new());
-        Lab { ports, stats, watch, fdb: fdb(2), memory }
+        Lab { ports, stats, watch, memory }
     }
 
     fn queue(&self) -> &Queue<Rx> {
@@ -45,8 +42,8 @@ impl Lab {
     fn deliver_until(&self, wait: bool, until: &mut Option<Instant>) -> (usize, bool) {
         let (mut sender, sending) = (TxState::default(), Queue::default());
         sender.vring.ring = Some(self.memory.start(&self.memory.queue()));
-        let mut backpressure = Backpressure::new(&self.ports, &self.fdb, 0, 0, 1);
-        backpressure.ring = wait.then_some((&mut sender, &sending));
+        let ring = wait.then_some((&mut sender, &sending));
+        let backpressure = Backpressure::of_ring(&self.ports, 1, ring, (0, 0));
         let mut delivery = Delivery {
             worker: 0,
             stats: &self.stats,
@@ -166,35 +163,4 @@ fn a_session_that_makes_a_ring_quiet_costs_nothing() {
         }
     }
     panic!("frames were dropped each time");
-}
-
-/// A burst for a ring that another worker has is put off once, and the next one again.
-#[test]
-fn a_short_burst_for_a_ring_in_use_is_put_off_once() {
-    let lab = Lab::new();
-    let (mut sender, sending) = (TxState::default(), Queue::default());
-    sender.vring.ring = Some(lab.memory.start(&lab.memory.queue()));
-    let burst_of = |frames: u8| {
-        let (mut burst, mut plan) = (Burst::default(), Plan::default());
-        for i in 0..frames {
-            assert!(burst.push_small(VnetHdr::plain(0), &[0; 60]));
-            plan.unicast(i, 0, 0);
-        }
-        plan.close();
-        (burst, plan)
-    };
-    let put_off = |sender: &mut TxState, frames: u8| {
-        let (burst, mut plan) = burst_of(frames);
-        let mut backpressure = Backpressure::new(&lab.ports, &lab.fdb, 0, 0, 1);
-        backpressure.ring = Some((sender, &sending));
-        backpressure.put_off(&burst, &plan.runs()[0])
-    };
-    let tried = [64, 8, 63].map(|frames| put_off(&mut sender, frames));
-    assert_eq!(tried, [false, true, false]);
-    sender.side.gate.collecting.completed();
-    let tried = [63, 63, 8].map(|frames| put_off(&mut sender, frames));
-    assert_eq!(tried, [true, false, false], "after one that was completed");
-    let (burst, mut plan) = burst_of(8);
-    let mut backpressure = Backpressure::new(&lab.ports, &lab.fdb, 0, 0, 1);
-    assert!(!backpressure.put_off(&burst, &plan.runs()[0]), "of a source that has no ring");
 }

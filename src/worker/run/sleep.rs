@@ -72,9 +72,9 @@ impl Worker {
     fn listen_behind_ring(&self, token: Token) -> bool {
         let Token::Transmit(id, queue) = token else { return false };
         let queue = self.ports.guest(id).and_then(|of| of.1.tx.get(usize::from(queue)));
-        let Some(mut state) = queue.and_then(|queue| queue.lock_for_burst()) else { return false };
+        let Some(state) = queue.and_then(|queue| queue.lock_for_burst()) else { return false };
         self.pipeline.is_at(At::sender(id));
-        state.vring.owner == Some(self.index) && self.pipeline.listen(&self.ports, &mut state)
+        state.vring.owner == Some(self.index) && self.pipeline.listen(&self.ports, &state)
     }
 
     /// Wakes other workers that wait for what this one was told of.
