@@ -69,8 +69,8 @@ pub const BACKPRESSURE_NANOS: u64 = 1_000_000;
 /// a second of each sender is waited for without end.
 pub const BACKPRESSURE_FRAMES: u64 = 16;
 
-/// Frames wait only in a ring whose bursts all went to the same receiver for so long. So a receiver
-/// delays what a guest sends to others for one part in eleven of the time at most.
+/// Frames wait only in a ring whose bursts all went to the same receiver for so long: after a frame
+/// for somebody else, which may have come behind them, nothing waits for this time.
 pub const BACKPRESSURE_ALONE_NANOS: u64 = 10 * BACKPRESSURE_NANOS;
 
 /// So many bytes of a frame earn as much waiting as a short frame does.
@@ -97,7 +97,7 @@ pub const TX_COALESCED_BYTES: u64 = 4 * BURST_BYTES as u64;
 /// sooner.
 pub const TX_COALESCED_NANOS: u64 = 1_000_000;
 
-/// Senders a receive ring tells apart when it has too few buffers for all; 32 bytes each. Ports
+/// Senders a receive ring tells apart when it has too few buffers for all; 40 bytes each. Ports
 /// whose numbers are equal modulo it share a part.
 pub const SHARE_PLACES: usize = 64;
 

@@ -17,7 +17,7 @@ use super::plan::{Plan, Run};
 use super::stalls::At;
 use crate::limits::{BACKPRESSURE_NANOS, RATE_LOOK_NANOS};
 use crate::port::gate::Waiting;
-use crate::port::{Next, PortTable, Queue, Rx, RxState, Tx, TxState};
+use crate::port::{Next, Port, PortTable, Queue, Rx, RxState, Tx, TxState};
 use crate::ring::{Burst, SplitRing};
 use crate::switch::PortId;
 use crate::sys::clock;
@@ -71,6 +71,7 @@ impl<'a> Backpressure<'a> {
         else {
             return Ok(limit);
         };
+        let is_only = gate.last.is_only((waiting.port, waiting.queue), self.now);
         let wanted = limit.min(ring.offered().into());
         if wanted == 0 {
             // The last burst took the ring's last frames.
@@ -78,8 +79,12 @@ impl<'a> Backpressure<'a> {
             return Ok(limit);
         }
         if waiting.booked.is_some() {
-            let waiting = *waiting;
-            return self.look_at_rate(&waiting).map_or(Ok(limit), Err);
+            let of = *waiting;
+            let limited = |port: &Port| port.rates.output.is_on();
+            if !self.ports.get(of.port).is_some_and(limited) {
+                waiting.booked = None;
+            }
+            return self.look_at_rate(&of).map_or(Ok(limit), Err);
         }
         let Some(queue) = receiver_of(self.ports, waiting) else { return Ok(limit) };
         let Some(mut receiver) = queue.lock_again() else {
@@ -91,7 +96,7 @@ impl<'a> Backpressure<'a> {
         let free = receive_ring.offered();
         is_at(At::sender(self.from));
         let granted = admission.grant(self.from, wanted, free);
-        let may_wait = admission.may_wait(self.from, waiting.charge(self.now));
+        let may_wait = admission.may_wait(self.from, waiting.charge(self.now)) && is_only;
         waiting.granted = granted > 0;
         match (granted, may_wait) {
             (1.., _) => Ok(granted),
@@ -224,7 +229,12 @@ fn wait_for_lock(waiting: &mut Waiting, queue: &Queue<Rx>, now: u64) -> Result<(
 /// is touched. A rate's time comes without an event, and frames behind those that wait change
 /// nothing.
 pub fn listen(worker: usize, ports: &PortTable, state: &TxState, is_at: impl Fn(At)) -> bool {
-    let Some(waiting) = state.side.gate.receiver.filter(|waiting| waiting.booked.is_none()) else {
+    let gate = &state.side.gate;
+    if gate.booked.is_some() || state.memory.is_set() {
+        // The ring is not looked at before that time, whatever comes.
+        return false;
+    }
+    let Some(waiting) = gate.receiver.filter(|waiting| waiting.booked.is_none()) else {
         return false;
     };
     let Some(receiver) = receiver_of(ports, &waiting) else { return true };

@@ -293,7 +293,7 @@ impl Delivery<'_> {
         let admitted = admission.admit(from, frames.len(), || ring.offered()).min(frames.len());
         let cut = match how {
             Try::First => Cut::Whole,
-            Try::Last if self.backpressure.is_end(burst, run) => Cut::Whole,
+            Try::Last if self.backpressure.may_wait(burst, run) => Cut::Whole,
             Try::Last => Cut::Part(MAX_SEGMENTS),
             Try::Flood | Try::Mirror => Cut::Part(MAX_FLOOD_SEGMENTS),
         };

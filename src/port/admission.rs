@@ -109,17 +109,25 @@ impl Admission {
     /// that the ring has: how many frames [`Admission::admit`] lets in next; 0 if too few for a
     /// visit. Where all senders wait, the first to come may take buffers ahead of the others: eight
     /// senders that took turns by 8 buffers would cost eight times as many cache misses as by 64.
-    /// Is no visit, or senders that do not wait would seem to stay away.
+    ///
+    /// A look counts as a visit only if it leaves buffers for senders that may be gone. If each
+    /// look did, senders that do not wait would seem to stay away.
     pub fn grant(&mut self, from: PortId, frames: usize, free: u16) -> usize {
         let (place, room) = (place_of(from), self.frames_in(free).min(frames));
         self.note_demand(place, frames);
         if room < frames {
             self.ran_out();
         }
-        let scarce = self.scarce > 0 && self.active != 1 << place;
+        if self.active == 1 << place {
+            return room;
+        }
+        let scarce = self.scarce > 0;
         let part = if scarce { self.part(place, free.into(), SHARE_LEAD_BUFFERS) } else { frames };
         // Less than half of the free buffers is this sender's part after others have had less.
         let granted = if 2 * part >= room { part.min(room) } else { 0 };
+        if room > 0 && granted == 0 {
+            self.visits = self.visits.wrapping_add(1);
+        }
         self.places[place].granted = granted as u32;
         granted
     }

@@ -89,8 +89,10 @@ impl LastReceiver {
     /// True if the ring's bursts have all gone to `to` for so long that waiting there delays frames
     /// for others only rarely.
     pub fn is_only(&self, to: (PortId, u8), now: u64) -> bool {
-        let only = clock::since(self.changed, now) >= clock::cycles_in(BACKPRESSURE_ALONE_NANOS);
-        self.to == Some(to) && only
+        let long = clock::cycles_in(BACKPRESSURE_ALONE_NANOS);
+        // A counter that stepped back far has not changed lately either.
+        let apart = clock::since(self.changed, now).max(clock::since(now, self.changed));
+        self.to == Some(to) && apart >= long
     }
 }
 

@@ -69,6 +69,11 @@ impl Pause {
         self.until != 0 && self.lasts(now())
     }
 
+    /// True if the ring was paused and nobody has found the pause over yet.
+    pub fn is_set(&self) -> bool {
+        self.until != 0
+    }
+
     #[cold]
     fn lasts(&mut self, now: u64) -> bool {
         if now >= self.until {

@@ -178,6 +178,19 @@ fn who_left_holds_nothing_back() {
     assert!(short <= 4 * SHARE_IDLE_VISITS as usize, "{short} bursts were cut");
 }
 
+/// Its part is not kept for ever from a sender that only looks, with buffers there.
+#[test]
+fn who_left_holds_nothing_back_from_who_waits() {
+    let mut shares = Admission::default();
+    for port in 0..4 {
+        shares.admit(port, 64, || 64);
+        shares.record(port, (u64::from(port == 0) * 64, 0), 64 * u16::from(port == 0), true);
+    }
+    assert_eq!(shares.grant(0, 64, 63), 0, "the others come first");
+    let looks = (0..1_000).take_while(|_| shares.grant(0, 64, 63) == 0).count();
+    assert!(looks <= 4 * SHARE_IDLE_VISITS as usize, "{looks} looks");
+}
+
 #[test]
 fn a_share_cannot_be_saved_up() {
     let mut shares = Admission::default();

@@ -9,11 +9,9 @@ use testkit::neighbours::{
     Beside, Lab, Phase, Seen, While, in_one_of_a_few_tries, nobody, not_judged, verdict,
     with_attacker,
 };
-use testkit::proc::Daemon;
 use testkit::shares::{frame, whole};
-use testkit::vm::{Vm, VmConfig};
+use testkit::vm::Vm;
 
-const LOST: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_micros(150);
 /// One phase, and how many of each kind make a measurement.
 const PHASE: Duration = Duration::from_millis(50);
@@ -106,75 +104,4 @@ fn a_receiver_and_its_friend_do_not_hold_a_bystanders_ring() {
         drop((evil, friend, honest));
         lab.finish();
     }
-}
-
-/// Eight receivers without buffers share a sender with a ninth: a frame for that one, which comes
-/// while those before it wait for one of the others, goes out at once and not at the next try.
-#[test]
-#[ignore = "full"]
-fn slow_receivers_do_not_delay_what_comes_behind() {
-    let _alone = alone();
-    let mut seen = Vec::new();
-    for _ in 0..4 {
-        let median = time_behind_slow_receivers();
-        println!("a frame behind one that waits takes {median:.0?} (median)");
-        if median < Duration::from_micros(250) {
-            return;
-        }
-        seen.push(median);
-    }
-    panic!("frames behind others that wait took {seen:.0?} (median)");
-}
-
-fn time_behind_slow_receivers() -> Duration {
-    const SLOW: usize = 8;
-    let d = Daemon::with(2 + SLOW, &[]);
-    let connect = |id: usize| Vm::connect(&d.socket(id), VmConfig::new(id as u8));
-    let (mut sender, mut bystander) = (connect(0), connect(1));
-    let mut slow: Vec<Vm> = (2..2 + SLOW).map(connect).collect();
-    let from = sender.mac();
-    let plain = |to: [u8; 6], from: [u8; 6]| [&to[..], &from, &[0x88, 0xb5], &[0; 46]].concat();
-    // Everybody is learned, and the slow ones take one frame at a time from now on.
-    for vm in slow.iter_mut().chain([&mut bystander, &mut sender]) {
-        let hello = plain([0xff; 6], vm.mac());
-        vm.tx[0].send_waiting(&hello, LOST);
-        vm.tx[0].drain(LOST);
-    }
-    for vm in &mut slow {
-        vm.rx[0].hold = true;
-        for _ in 0..256 {
-            sender.tx[0].send_waiting(&plain(vm.mac(), from), LOST);
-        }
-        sender.tx[0].drain(LOST);
-        while vm.rx[0].recv(64, |_, _| ()) > 0 {}
-    }
-    while bystander.rx[0].recv(64, |_, _| ()) > 0 {}
-    let _apart = d.spread_workers();
-    let mut times = Vec::new();
-    for round in 0..200 {
-        let vm = &mut slow[round % SLOW];
-        // It takes one frame, so it is worth waiting for again, and is full with the second one.
-        vm.rx[0].post(1);
-        vm.rx[0].ring.publish();
-        for _ in 0..2 {
-            assert!(sender.tx[0].send(&plain(vm.mac(), from)));
-        }
-        std::thread::sleep(Duration::from_micros(300));
-        let start = Instant::now();
-        assert!(sender.tx[0].send(&plain(bystander.mac(), from)));
-        while bystander.rx[0].recv(1, |_, _| ()) == 0 {
-            assert!(start.elapsed() < LOST, "the bystander's frame is lost");
-            std::hint::spin_loop();
-        }
-        times.push(start.elapsed());
-        sender.tx[0].drain(LOST);
-        while vm.rx[0].recv(64, |_, _| ()) > 0 {}
-        // Patience is earned back.
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    let waits = d.counters().sum(Some("p0"), "in", "waits");
-    assert!(waits > 20, "frames waited {waits} times only");
-    d.stop();
-    times.sort();
-    times[times.len() / 2]
 }

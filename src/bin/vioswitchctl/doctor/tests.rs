@@ -440,6 +440,7 @@ fn every_code_has_a_fault_that_is_made() {
         include_str!("../../../../tests/process/control/tenants.rs"),
         include_str!("../../../../tests/process/control/unconfirmed.rs"),
         include_str!("../../../../tests/process/control/why.rs"),
+        include_str!("../../../../tests/process/sandbox/told.rs"),
         include_str!("../../../../tests/guests/attach.rs"),
     ];
     for (code, _) in all_codes() {
