@@ -32,8 +32,8 @@ pub const RATE_LATE_NANOS: u64 = 10_000_000;
 /// have their turn.
 pub const RATE_TURN_NANOS: u64 = 1_000_000;
 
-/// Time of a `rate-out` for which frames may wait in a sender's ring. One frame may wait in any
-/// case, for as long as it takes.
+/// Time for which frames wait for a `rate-out` in a sender's ring at most, and time of the rate
+/// that they may amount to.
 pub const RATE_QUEUE_NANOS: u64 = 10_000_000;
 
 /// Tuning: frames that wait for a rate are looked at again after so long, as the rate may be

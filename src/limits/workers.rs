@@ -36,9 +36,10 @@ pub const MAX_DEFICIT_NANOS: u64 = 4_000_000;
 /// only if the holder was preempted or waits for a page.
 pub const LOCK_SPIN_NANOS: u64 = 2_000;
 
-/// How long a burst that cannot go back to its sender's ring waits for such locks altogether: two
-/// or three slices of a scheduler, within which a preempted holder mostly runs again. Its frames
-/// are dropped then, and no worker waits for that ring again before its lock was free.
+/// How long a burst waits for such locks altogether, in its sender's ring or, if it cannot go back
+/// there, beside its worker: two or three slices of a scheduler, within which a preempted holder
+/// mostly runs again. Its frames are dropped then, and no worker waits for that ring again before
+/// its lock was free.
 pub const LOCK_WAIT_NANOS: u64 = 8_000_000;
 
 /// Pause between two looks at such a lock. With what the kernel adds about 0.1 ms.
@@ -62,7 +63,7 @@ pub const BUSY_LOOKS_BEFORE_ARM: u32 = 64;
 pub const EVENT_CHECK_NANOS: u64 = 20_000;
 
 /// How long frames wait at most in their sender's ring for a receiver without buffers that takes
-/// none meanwhile, and how long a receive ring's lock is waited for.
+/// none meanwhile.
 pub const BACKPRESSURE_NANOS: u64 = 1_000_000;
 
 /// Frames that a receiver takes of a sender to earn all of that time: one that takes 16,000 frames

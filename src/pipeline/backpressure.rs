@@ -11,13 +11,14 @@
 //! All other frames without a buffer are dropped and counted.
 //!
 //! The end of any burst also waits while another thread holds the lock of its receive ring: that
-//! thread delivers a burst, or lost its CPU. After a millisecond the queue counts as stalled.
+//! thread delivers a burst, or lost its CPU. After [`LOCK_WAIT_NANOS`] the queue counts as stalled.
 
 use super::plan::{Plan, Run};
+use super::rate_out;
 use super::stalls::At;
-use crate::limits::{BACKPRESSURE_NANOS, RATE_LOOK_NANOS};
+use crate::limits::LOCK_WAIT_NANOS;
 use crate::port::gate::Waiting;
-use crate::port::{Next, Port, PortTable, Queue, Rx, RxState, Tx, TxState};
+use crate::port::{Next, PortTable, Queue, Rx, RxState, Tx, TxState};
 use crate::ring::{Burst, SplitRing};
 use crate::switch::PortId;
 use crate::sys::clock;
@@ -79,12 +80,7 @@ impl<'a> Backpressure<'a> {
             return Ok(limit);
         }
         if waiting.booked.is_some() {
-            let of = *waiting;
-            let limited = |port: &Port| port.rates.output.is_on();
-            if !self.ports.get(of.port).is_some_and(limited) {
-                waiting.booked = None;
-            }
-            return self.look_at_rate(&of).map_or(Ok(limit), Err);
+            return rate_out::look(self.ports, waiting, self.now).map_or(Ok(limit), Err);
         }
         let Some(queue) = receiver_of(self.ports, waiting) else { return Ok(limit) };
         let Some(mut receiver) = queue.lock_again() else {
@@ -95,8 +91,11 @@ impl<'a> Backpressure<'a> {
         is_at(At::NOTHING.and(waiting.port));
         let free = receive_ring.offered();
         is_at(At::sender(self.from));
-        let granted = admission.grant(self.from, wanted, free);
         let may_wait = admission.may_wait(self.from, waiting.charge(self.now)) && is_only;
+        let mut granted = admission.grant(self.from, wanted, free);
+        if granted == 0 && !may_wait {
+            granted = admission.grant_rest(self.from, wanted, free);
+        }
         waiting.granted = granted > 0;
         match (granted, may_wait) {
             (1.., _) => Ok(granted),
@@ -143,15 +142,10 @@ impl<'a> Backpressure<'a> {
         ring.map_or(0, |ring| ring.offered().into())
     }
 
-    /// What the first frames of the ring wait for, if that is this port.
+    /// The receive queue that the first frames of the ring wait for, if it belongs to `port`.
     pub(super) fn waiting_for(&mut self, port: PortId) -> Option<&mut Waiting> {
         let (state, _) = self.ring.as_mut()?;
         state.side.gate.receiver.as_mut().filter(|waiting| waiting.port == port)
-    }
-
-    /// The cycle of the next look at frames that wait until cycle `until`.
-    pub(super) fn soon(&self, until: u64) -> u64 {
-        until.min(self.now.saturating_add(clock::cycles_in(RATE_LOOK_NANOS)))
     }
 
     /// Leaves the frames left of a run in their ring until `receiver` has buffers; false if they
@@ -212,12 +206,12 @@ impl<'a> Backpressure<'a> {
 }
 
 /// Lets frames wait for a lock that another thread holds; that thread may have been stopped by the
-/// scheduler, or by a page of a hostile guest. After [`BACKPRESSURE_NANOS`] no worker waits for
+/// scheduler, or by a page of a hostile guest. After [`LOCK_WAIT_NANOS`] no worker waits for
 /// this lock before it was free.
 #[cold]
 fn wait_for_lock(waiting: &mut Waiting, queue: &Queue<Rx>, now: u64) -> Result<(), Next> {
     let since = *waiting.locked_since.get_or_insert(now);
-    if clock::since(since, now) < clock::cycles_in(BACKPRESSURE_NANOS) && !queue.is_stalled() {
+    if since.abs_diff(now) < clock::cycles_in(LOCK_WAIT_NANOS) && !queue.is_stalled() {
         return Err(Next::Locked);
     }
     queue.stall();
@@ -242,7 +236,9 @@ pub fn listen(worker: usize, ports: &PortTable, state: &TxState, is_at: impl Fn(
     match receiver.lock_again() {
         Some(mut state) => {
             state.side.awaited.add(worker);
-            state.vring.running().is_none_or(SplitRing::enable_kicks_behind)
+            // Another worker may have seen buffers that are left since.
+            let came = |ring: &mut SplitRing| ring.enable_kicks_behind() || ring.has_work();
+            state.vring.running().is_none_or(came)
         }
         None => !receiver.is_stalled(),
     }

@@ -110,8 +110,7 @@ impl Admission {
     /// visit. Where all senders wait, the first to come may take buffers ahead of the others: eight
     /// senders that took turns by 8 buffers would cost eight times as many cache misses as by 64.
     ///
-    /// A look counts as a visit only if it leaves buffers for senders that may be gone. If each
-    /// look did, senders that do not wait would seem to stay away.
+    /// Is no visit: beside a sender that looks again and again, others would seem to stay away.
     pub fn grant(&mut self, from: PortId, frames: usize, free: u16) -> usize {
         let (place, room) = (place_of(from), self.frames_in(free).min(frames));
         self.note_demand(place, frames);
@@ -125,10 +124,16 @@ impl Admission {
         let part = if scarce { self.part(place, free.into(), SHARE_LEAD_BUFFERS) } else { frames };
         // Less than half of the free buffers is this sender's part after others have had less.
         let granted = if 2 * part >= room { part.min(room) } else { 0 };
-        if room > 0 && granted == 0 {
-            self.visits = self.visits.wrapping_add(1);
-        }
         self.places[place].granted = granted as u32;
+        granted
+    }
+
+    /// Grants `from` what it wants of the `free` buffers, after it has left them for as long as it may
+    /// wait to senders that did not come for them.
+    #[cold]
+    pub fn grant_rest(&mut self, from: PortId, frames: usize, free: u16) -> usize {
+        let granted = self.frames_in(free).min(frames);
+        self.places[place_of(from)].granted = granted as u32;
         granted
     }
 

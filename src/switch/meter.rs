@@ -286,19 +286,27 @@ impl Meter {
     /// burst, those that passed among it, or who once had half a burst would book half of one
     /// again.
     pub fn book(&mut self, first: Load, all: Load, now: u64) -> Booking {
-        self.look(now);
-        let (mut cost, mut wait) = ([0; 2], 0);
+        let until = now.saturating_add(self.wait(first, now));
+        let mut cost = [0; 2];
         for (at, lane) in self.lanes.iter_mut().enumerate() {
             let units = |load: Load| [load.bytes, load.packets][at];
             let (first, all) = (lane.cost(units(first)), lane.cost(units(all)));
-            let due = lane.ahead().saturating_add(first.min(lane.burst));
-            wait = due.saturating_sub(lane.burst.saturating_add(self.late)).max(wait);
             cost[at] = first.max(all.min(self.turn));
             lane.ahead.earn(cost[at]);
             lane.booked = lane.booked.saturating_add(cost[at]);
         }
-        let until = now.saturating_add(wait.div_ceil(1 << PARTS));
         Booking { made: now, until, cost, limits: self.limits }
+    }
+
+    /// Ticks from tick `now` on that a frame has to wait, if it books now.
+    pub fn wait(&mut self, frame: Load, now: u64) -> u64 {
+        self.look(now);
+        let late = self.late;
+        let waits = self.lanes.iter().zip([frame.bytes, frame.packets]).map(|(lane, units)| {
+            let due = lane.ahead().saturating_add(lane.cost(units).min(lane.burst));
+            due.saturating_sub(lane.burst.saturating_add(late))
+        });
+        waits.max().unwrap_or(0).div_ceil(1 << PARTS)
     }
 }
 

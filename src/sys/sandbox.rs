@@ -73,7 +73,7 @@ pub struct State {
     pub taps: bool,
     /// It may open XDP uplinks.
     pub xdps: bool,
-    /// What could not be had, and why.
+    /// Parts of the sandbox that the kernel refused, with the reason.
     lacks: Vec<String>,
 }
 
@@ -89,7 +89,8 @@ impl State {
         COVERS.iter().filter(|(since, _)| *since <= self.landlock).map(|(_, what)| *what).collect()
     }
 
-    /// What could not be had, and why; and what is not there yet.
+    /// Parts of the sandbox that the kernel refused, with the reason, and threads that are not in
+    /// the sandbox yet.
     pub fn lacks(&self) -> Vec<String> {
         let late = match each_thread::late() {
             (0, _) => None,

@@ -85,7 +85,7 @@ impl Lab {
             ring.ring.publish();
             ring.drain(SOON);
         }
-        self.host.wait_for(LAST);
+        self.host.read.wait_for(LAST);
         let sent: Vec<Sent> = cases.iter().map(|case| case.sent).collect();
         self.host.obeyed(station, &sent)
     }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::alone;
 use testkit::Rng;
+use testkit::neighbours::in_one_of_a_few_tries;
 use testkit::proc::{Daemon, run_queue_wait};
 use testkit::traffic::{self, Checker, Stream, To};
 use testkit::vm::{Vm, VmConfig};
@@ -49,7 +50,12 @@ fn guests(d: &Daemon, senders: u8) -> (Vm, Vec<Vm>) {
 
 /// Four senders at full rate, a receiver that posts 64 buffers where 128 are wanted: whoever is
 /// served first must not take them all.
+/// In one of a few tries: where this thread stops between two senders, the later ones come too late.
 fn equal_parts(workers: &str) {
+    in_one_of_a_few_tries("equal parts", || parts(workers));
+}
+
+fn parts(workers: &str) -> Result<(), String> {
     let d = Daemon::with(5, &["--workers", workers]);
     let (mut receiver, mut senders) = guests(&d, 4);
     let mut checker = Checker::new(0, 1);
@@ -77,13 +83,12 @@ fn equal_parts(workers: &str) {
     }
     let total: u32 = got.iter().sum();
     assert!(total > 300 * 48, "only {total} of {} buffers were used", 300 * 64);
-    for (id, &got) in got.iter().enumerate().skip(1) {
-        let part = total / 4;
-        assert!(got.abs_diff(part) < part / 10, "sender {id} got {got}, a fair part is {part}");
-    }
     assert!(d.counters().sum(Some("p0"), "out", "drop.no_buffer") > 0, "nothing was scarce");
     d.counters().balance();
     d.stop();
+    let part = total / 4;
+    let fair = got[1..].iter().all(|got| got.abs_diff(part) < part / 10);
+    if fair { Ok(()) } else { Err(format!("{:?}, a fair part is {part}", &got[1..])) }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::*;
 use crate::frame::{MacAddr, VnetHdr};
 use crate::guard::BlockedWriterWatch;
-use crate::limits::BACKPRESSURE_NANOS;
+use crate::limits::{BACKPRESSURE_NANOS, LOCK_WAIT_NANOS};
 use crate::pipeline::plan::Scope;
 use crate::port::GuestPort;
 use crate::port::admission::Admission;
@@ -94,6 +94,16 @@ impl Lab {
     }
 }
 
+impl Lab {
+    /// A turn while this thread holds the lock of the receive ring.
+    fn turn_beside_a_holder(&mut self) -> Next {
+        self.cycle += 10;
+        let _held = self.ports[1].as_guest().unwrap().rx[0].lock();
+        self.pipeline.begin_turn(self.cycle, false, false);
+        self.pipeline.guest_burst(&self.ports, 0, 0, &self.stats)
+    }
+}
+
 /// A ring whose frames wait for their receiver takes next to nothing of a turn, and is no reason to
 /// give the others as little.
 #[test]
@@ -136,6 +146,20 @@ fn frames_wait_for_a_millisecond_at_most() {
     let waited = lab.cycle - start;
     assert!((most * 98 / 100..=most * 103 / 100).contains(&waited), "{waited} of {most}");
     assert_eq!(no_buffer(&lab), 64);
+}
+
+/// A thread that holds the receiver's lock may have lost its CPU: frames wait for more than a slice
+/// of the scheduler.
+#[test]
+fn frames_wait_for_the_lock_of_their_receiver() {
+    let mut lab = Lab::new();
+    let (start, most) = (lab.cycle, clock::cycles_in(LOCK_WAIT_NANOS));
+    while lab.turn_beside_a_holder() == Next::Locked {
+        lab.cycle += most / 100;
+    }
+    let waited = lab.cycle - start;
+    assert!((most * 98 / 100..=most * 103 / 100).contains(&waited), "{waited} of {most}");
+    assert_eq!(lab.ports[1].stats.drops.get(DropReason::RingBusy), 64);
 }
 
 /// Frames do not wait in a ring that lately sent to somebody else, nor for a receiver that has

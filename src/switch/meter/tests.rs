@@ -341,3 +341,20 @@ fn what_did_not_pass_is_given_back() {
     }
     assert!(within(passed as u64, 12_500_000, 2), "{passed}");
 }
+
+/// What a frame would have to wait is what its booking says, others' bookings included.
+#[test]
+fn a_frame_waits_as_long_as_its_booking_says() {
+    for clock in CLOCKS {
+        let mut meter = meter(clock, bits(10_000_000), 0);
+        while meter.admit(std::iter::once(frame(1514)), None, true, 0) > 0 {}
+        let mut before = 0;
+        for _ in 0..5 {
+            let wait = meter.wait(frame(1514), 0);
+            assert!(wait > before, "{wait} ticks, {before} before");
+            let booking = meter.book(frame(1514), frame(1514), 0);
+            assert_eq!(meter.waits(&booking, 0), Some(wait));
+            before = wait;
+        }
+    }
+}

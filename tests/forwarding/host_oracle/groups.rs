@@ -94,7 +94,7 @@ impl Lab {
         if cases[0].said.kind.effect() != Effect::Read {
             self.ask();
         }
-        self.host.forget();
+        self.host.read.forget();
         let ring = &mut self.guest.guest.tx[0];
         for cases in cases.chunks(UNREAD) {
             send(ring, cases.iter().flat_map(Case::frames));
@@ -104,7 +104,7 @@ impl Lab {
         }
         let last = honest(GUEST, LAST);
         send(ring, PLAIN.seal(GUEST.mac(), [&last; 2], LAST));
-        self.host.wait_for(LAST);
+        self.host.read.wait_for(LAST);
         let said: Vec<Said> = cases.iter().map(|case| case.said).collect();
         self.host.obeyed(&said)
     }

@@ -41,6 +41,44 @@ pub struct Sent {
     pub number: u32,
 }
 
+/// The numbers of the messages that programs have read.
+pub struct Read {
+    sockets: Vec<Socket>,
+    numbers: HashSet<u32>,
+}
+
+impl Read {
+    /// By programs with these sockets.
+    pub fn by(sockets: Vec<Socket>) -> Read {
+        Read { sockets, numbers: HashSet::new() }
+    }
+
+    /// Reads all messages that came.
+    pub fn update(&mut self) {
+        self.sockets.iter().for_each(|socket| socket.read(&mut self.numbers));
+    }
+
+    /// Forgets all messages that came.
+    pub fn forget(&mut self) {
+        self.update();
+        self.numbers.clear();
+    }
+
+    /// True if a program has read the message of this number.
+    pub fn has(&self, number: u32) -> bool {
+        self.numbers.contains(&number)
+    }
+
+    /// Waits until a program has read the message of this number.
+    pub fn wait_for(&mut self, number: u32) {
+        let came = wait_for(SOON, || {
+            self.update();
+            self.has(number)
+        });
+        assert!(came, "the last message did not come");
+    }
+}
+
 /// A socket by which a program reads what came.
 pub struct Socket {
     fd: OwnedFd,
@@ -114,9 +152,8 @@ fn is_dhcp(packet: &[u8]) -> bool {
 
 pub struct Host {
     stations: Vec<Station>,
-    sockets: Vec<Socket>,
-    /// What sockets have read since the last reset.
-    numbers: HashSet<u32>,
+    /// Messages since the last reset.
+    pub read: Read,
 }
 
 pub fn set(path: &str, value: &str) {
@@ -202,7 +239,7 @@ impl Host {
             Socket::udp("::", 546),
             Socket::udp("::", 547),
         ];
-        Host { stations: stations.to_vec(), sockets, numbers: HashSet::new() }
+        Host { stations: stations.to_vec(), read: Read::by(sockets) }
     }
 
     /// Forgets what messages have told: the victims are where they belong.
@@ -222,26 +259,12 @@ impl Host {
         }
         batch(&[], &lines);
         batch(&["-6"], "route flush root 2001:db9::/32\n");
-        self.read();
-        self.numbers.clear();
-    }
-
-    fn read(&mut self) {
-        self.sockets.iter().for_each(|socket| socket.read(&mut self.numbers));
-    }
-
-    /// Waits until a socket has read the message of this number.
-    pub fn wait_for(&mut self, number: u32) {
-        let came = wait_for(SOON, || {
-            self.read();
-            self.numbers.contains(&number)
-        });
-        assert!(came, "the last message did not come");
+        self.read.forget();
     }
 
     /// Which of these messages of a station the host has obeyed.
     pub fn obeyed(&mut self, station: Station, sent: &[Sent]) -> Vec<bool> {
-        self.read();
+        self.read.update();
         let neighbours = ip(&format!("neighbour show dev {UPLINK}"));
         let (own, other) = (named(station.mac()), named(OTHER.mac()));
         let is_at = |address: IpAddr, mac: &str| {
@@ -276,7 +299,7 @@ impl Host {
             Kind::Redirect6 => {
                 leads(station.routed_6(one.number).to_string(), other_router(one.slot).to_string())
             }
-            _ => self.numbers.contains(&one.number),
+            _ => self.read.has(one.number),
         };
         sent.iter().map(obeyed).collect()
     }

@@ -12,6 +12,22 @@ pub use loom::hint::spin_loop;
 pub use loom::sync::atomic::{Ordering, fence};
 pub use loom::sync::{Mutex, MutexGuard};
 
+/// Runs a model under every interleaving with at most so many preemptions, switches of a thread
+/// that could have gone on. `MODEL_PREEMPTIONS` is another number.
+pub fn model(preemptions: usize, check: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    let most = std::env::var("MODEL_PREEMPTIONS").ok().and_then(|n| n.parse().ok());
+    builder.preemption_bound = Some(most.unwrap_or(preemptions));
+    builder.max_branches = 100_000;
+    let count = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let counter = std::sync::Arc::clone(&count);
+    builder.check(move || {
+        counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        check();
+    });
+    println!("{} executions", count.load(std::sync::atomic::Ordering::Relaxed));
+}
+
 /// Hashes that are the same in each execution: loom repeats its steps.
 pub type RandomState = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
 

@@ -4,25 +4,15 @@
 use loom::sync::Arc;
 use loom::thread;
 use vioswitch_models::frame::MacAddr;
+use vioswitch_models::loomed;
 use vioswitch_models::switch::fdb::{Fdb, FdbConfig, Learn};
 use vioswitch_models::switch::segment::{Segment, Station};
 
 const AGE: u32 = 3;
 
-/// Runs a model under every interleaving with at most so many switches of a thread that could have
-/// gone on. Two find all but the rarest faults; these are as many as take some seconds.
+/// Two preemptions find all but the rarest faults; four are as many as take some seconds.
 fn model(check: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    let most = std::env::var("MODEL_PREEMPTIONS").ok().and_then(|n| n.parse().ok());
-    builder.preemption_bound = Some(most.unwrap_or(4));
-    builder.max_branches = 100_000;
-    let count = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
-    let counter = std::sync::Arc::clone(&count);
-    builder.check(move || {
-        counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        check();
-    });
-    println!("{} executions", count.load(std::sync::atomic::Ordering::Relaxed));
+    loomed::model(4, check);
 }
 
 fn table() -> Arc<Fdb> {

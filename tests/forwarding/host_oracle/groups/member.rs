@@ -1,7 +1,7 @@
 //! The host: a network stack that is a member of groups by IGMPv2 and MLDv1, in which members hear
 //! each other's reports, with programs that read all other messages.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
@@ -9,7 +9,7 @@ use testkit::SOON;
 use testkit::host::{index_of, ip};
 use testkit::proc::wait_for;
 
-use super::super::host::{HOST, HOST_6, HOST_MAC, Socket, UPLINK, named, set};
+use super::super::host::{HOST, HOST_6, HOST_MAC, Read, Socket, UPLINK, named, set};
 use super::super::messages::ANY;
 use super::messages::{
     ALL_ROUTERS, ALL_SNOOPERS, Effect, GROUPS, IGMP_ROUTERS, Said, group, group_6, link_group,
@@ -27,8 +27,7 @@ struct State {
 const IDLE: State = State { is_pending: false, is_reporter: true };
 
 pub struct Member {
-    sockets: Vec<Socket>,
-    numbers: HashSet<u32>,
+    pub read: Read,
     _memberships: UdpSocket,
     _memberships_6: UdpSocket,
 }
@@ -112,12 +111,7 @@ impl Member {
             Socket::raw(libc::AF_INET, libc::IPPROTO_IGMP as u8).for_some(is_igmp),
             Socket::raw(libc::AF_INET6, libc::IPPROTO_ICMPV6 as u8).for_some(is_mld),
         ];
-        Member {
-            sockets,
-            numbers: HashSet::new(),
-            _memberships: memberships,
-            _memberships_6: memberships_6,
-        }
+        Member { read: Read::by(sockets), _memberships: memberships, _memberships_6: memberships_6 }
     }
 
     /// Whether the host has answered, and waits for nothing.
@@ -127,28 +121,9 @@ impl Member {
         groups.into_iter().all(|group: IpAddr| states.get(&group) == Some(&IDLE))
     }
 
-    /// Forgets what programs have read.
-    pub fn forget(&mut self) {
-        self.read();
-        self.numbers.clear();
-    }
-
-    fn read(&mut self) {
-        self.sockets.iter().for_each(|socket| socket.read(&mut self.numbers));
-    }
-
-    /// Waits until a program has read the message of this number.
-    pub fn wait_for(&mut self, number: u32) {
-        let came = wait_for(SOON, || {
-            self.read();
-            self.numbers.contains(&number)
-        });
-        assert!(came, "the last message did not come");
-    }
-
     /// Which of these messages the host has obeyed.
     pub fn obeyed(&mut self, said: &[Said]) -> Vec<bool> {
-        self.read();
+        self.read.update();
         let states = states();
         let obeyed = |one: &Said| {
             let group =
@@ -157,7 +132,7 @@ impl Member {
             match one.kind.effect() {
                 Effect::Suppressed => !state.is_reporter,
                 Effect::Asked => state.is_pending,
-                Effect::Read => self.numbers.contains(&one.number),
+                Effect::Read => self.read.has(one.number),
             }
         };
         said.iter().map(obeyed).collect()
