@@ -128,8 +128,8 @@ impl Admission {
         granted
     }
 
-    /// Grants `from` what it wants of the `free` buffers, after it has left them for as long as it may
-    /// wait to senders that did not come for them.
+    /// Grants `from` what it wants of the `free` buffers, after it has left them for as long as it
+    /// may wait to senders that did not come for them.
     #[cold]
     pub fn grant_rest(&mut self, from: PortId, frames: usize, free: u16) -> usize {
         let granted = self.frames_in(free).min(frames);

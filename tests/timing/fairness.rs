@@ -50,7 +50,7 @@ fn guests(d: &Daemon, senders: u8) -> (Vm, Vec<Vm>) {
 
 /// Four senders at full rate, a receiver that posts 64 buffers where 128 are wanted: whoever is
 /// served first must not take them all.
-/// In one of a few tries: where this thread stops between two senders, the later ones come too late.
+/// In one of a few tries: where this thread stops between two senders, the later come too late.
 fn equal_parts(workers: &str) {
     in_one_of_a_few_tries("equal parts", || parts(workers));
 }
