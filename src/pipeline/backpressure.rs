@@ -94,21 +94,23 @@ impl<'a> Backpressure<'a> {
         let may_wait = admission.may_wait(self.from, waiting.charge(self.now)) && is_only;
         let mut granted = admission.grant(self.from, wanted, free);
         if granted == 0 && !may_wait {
-            granted = admission.grant_rest(self.from, wanted, free);
+            granted = admission.grant_late(self.from, wanted, free);
         }
         waiting.granted = granted > 0;
         match (granted, may_wait) {
             (1.., _) => Ok(granted),
-            (0, true) => Err(self.next_look(free > 0)),
+            (0, true) => {
+                waiting.left = free;
+                Err(self.next_look())
+            }
             (0, false) => Ok(limit),
         }
     }
 
-    /// When to look again at a receiver: at once if it has buffers, which other senders' frames are
-    /// to take; else its next buffers end the waiting, as [`listen`] asks for before a sleep.
-    fn next_look(&self, has_buffers: bool) -> Next {
-        let later = Next::Receiver(self.now.saturating_add(self.retry));
-        if has_buffers { Next::Again } else { later }
+    /// When to look again at a receiver, unless more buffers end the waiting before: [`listen`]
+    /// asks for their kick before a sleep.
+    fn next_look(&self) -> Next {
+        Next::Receiver(self.now.saturating_add(self.retry))
     }
 
     /// Notes where a burst goes, before it is delivered.
@@ -161,8 +163,12 @@ impl<'a> Backpressure<'a> {
         if !receiver.side.admission.may_wait(self.from, waited) {
             return false;
         }
-        let has_buffers = receiver.vring.running().is_some_and(|ring| ring.has_work());
-        run.left().first().is_some_and(|&at| self.leave(run, at, self.next_look(has_buffers)))
+        let left = receiver.vring.running().map_or(0, |ring| ring.offered());
+        let waits = run.left().first().is_some_and(|&at| self.leave(run, at, self.next_look()));
+        if let Some(waiting) = self.waiting_for(run.port) {
+            waiting.left = left;
+        }
+        waits
     }
 
     /// Leaves the frames left of a run, the end of the burst, in their ring until the lock of
@@ -236,8 +242,9 @@ pub fn listen(worker: usize, ports: &PortTable, state: &TxState, is_at: impl Fn(
     match receiver.lock_again() {
         Some(mut state) => {
             state.side.awaited.add(worker);
-            // Another worker may have seen buffers that are left since.
-            let came = |ring: &mut SplitRing| ring.enable_kicks_behind() || ring.has_work();
+            // Another worker may have seen more buffers since, and needed none.
+            let came =
+                |ring: &mut SplitRing| ring.enable_kicks_behind() || ring.offered() > waiting.left;
             state.vring.running().is_none_or(came)
         }
         None => !receiver.is_stalled(),

@@ -128,11 +128,12 @@ impl Admission {
         granted
     }
 
-    /// Grants `from` what it wants of the `free` buffers, after it has left them for as long as it
-    /// may wait to senders that did not come for them.
+    /// Grants `from` an equal part of the `free` buffers, after it has left them for as long as it
+    /// may wait to senders that did not come for them: they may be gone, or late.
     #[cold]
-    pub fn grant_rest(&mut self, from: PortId, frames: usize, free: u16) -> usize {
-        let granted = self.frames_in(free).min(frames);
+    pub fn grant_late(&mut self, from: PortId, frames: usize, free: u16) -> usize {
+        let part = self.frames_in(free).div_ceil(self.active.count_ones().max(1) as usize);
+        let granted = part.min(frames);
         self.places[place_of(from)].granted = granted as u32;
         granted
     }

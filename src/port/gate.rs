@@ -41,6 +41,8 @@ pub struct Waiting {
     pub queue: u8,
     /// The receiver has granted buffers to frames of this ring.
     pub granted: bool,
+    /// Buffers that the receive ring had, and left to other senders, when it was last looked at.
+    pub left: u16,
     /// The cycle up to which the receiver's admission charged the waiting.
     pub charged_until: u64,
     /// The frames wait for the receiver's rate, and have booked.
@@ -56,6 +58,7 @@ impl Waiting {
             port,
             queue,
             granted: false,
+            left: 0,
             charged_until: now,
             booked: None,
             locked_since: None,

@@ -187,8 +187,17 @@ fn what_nobody_comes_for_is_taken_in_the_end() {
     }
     // However often it looks, in a moment: the others come first.
     assert!((0..1_000).all(|_| shares.grant(0, 64, 63) == 0));
-    assert_eq!(shares.grant_rest(0, 64, 63), 63);
-    assert_eq!(shares.admit(0, 63, || 63), 63);
+    assert_eq!(shares.grant_late(0, 64, 63), 16, "a quarter");
+    assert_eq!(shares.admit(0, 63, || 63), 16);
+    // One burst after the other takes it, until the others are forgotten.
+    let mut late = 0;
+    while shares.grant(0, 64, 63) == 0 && late < 100 {
+        let granted = shares.grant_late(0, 64, 63);
+        shares.admit(0, granted, || 63);
+        shares.record(0, (granted as u64, 0), granted as u16, true);
+        late += 1;
+    }
+    assert!(late <= 4 * SHARE_IDLE_VISITS);
 }
 
 #[test]

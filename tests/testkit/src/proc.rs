@@ -18,6 +18,9 @@ use super::sys;
 
 /// The promise on SIGTERM.
 pub const STOP_LIMIT: Duration = Duration::from_secs(1);
+/// Arguments of `ip` that make an interface `control0`.
+const ADD_TAP: &str = "tuntap add mode tap name control0";
+const ADD_VETH: &str = "link add name control0 type veth peer name control1";
 /// What the log says of a system call that the sandbox does not allow: the list lacks one.
 pub const REFUSED: &str = "was refused (EPERM)";
 const START_LIMIT: Duration = Duration::from_secs(10);
@@ -515,15 +518,19 @@ impl Daemon {
     }
 
     /// Waits for the end; panics if it does not come in time. How long its threads and this process
-    /// waited for a CPU meanwhile is added, up to ten seconds, and where it has a TAP, how long the
-    /// kernel needs now to make one and to remove it: it does such things one after the other.
+    /// waited for a CPU meanwhile is added, up to ten seconds, and where it has a TAP or an XDP
+    /// uplink, how long the kernel needs now to make and remove such an interface: it does such
+    /// things one after the other, and waits for all CPUs over each.
     pub fn exit_status(&mut self, limit: Duration) -> ExitStatus {
         let mut status = ends_within(&mut self.child, limit);
-        if status.is_none() && self.args.iter().any(|arg| arg.starts_with("--tap")) {
-            let began = Instant::now();
-            super::host::ip("tuntap add mode tap name control0");
-            super::host::ip("link del control0");
-            status = ends_within(&mut self.child, began.elapsed());
+        for (option, add) in [("--tap", ADD_TAP), ("--xdp", ADD_VETH)] {
+            if status.is_none() && self.args.iter().any(|arg| arg.starts_with(option)) {
+                let began = Instant::now();
+                super::host::ip(add);
+                super::host::ip("link del control0");
+                // The way of an XDP uplink out of the kernel has several such steps.
+                status = ends_within(&mut self.child, 4 * began.elapsed());
+            }
         }
         let status = status.unwrap_or_else(|| panic!("runs after {limit:?}\n{}", self.log()));
         self.gone = true;
