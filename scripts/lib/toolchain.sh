@@ -68,7 +68,8 @@ install_cargo() {
     find_cargo
 }
 
-# Sets CARGO, or prints the line that gets one and stops.
+# Sets CARGO, or prints the line that gets one and stops. Scripts call it first: it may end them,
+# and other packages take long to install.
 require_cargo() {
     local wanted offered update=''
     wanted=$(rust_version)
