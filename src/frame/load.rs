@@ -15,6 +15,9 @@ impl Load {
     /// Nothing.
     pub const NONE: Load = Load { packets: 0, bytes: 0 };
 
+    /// A chain that is no frame: a packet of the shortest length on a wire, without its checksum.
+    pub const NO_FRAME: Load = Load { packets: 1, bytes: 60 };
+
     /// A frame of `len` bytes with this header: one packet, or as many as segments are made of it,
     /// each of which repeats the headers.
     #[inline]
@@ -23,7 +26,7 @@ impl Load {
     }
 }
 
-/// What is to be cut into segments. The header may not have been checked against the frame.
+/// Returns the load of a frame to be segmented. The header need not match the frame.
 fn cut(header: VnetHdr, len: u32) -> Load {
     let headers = u32::from(u16::from_le_bytes(header.hdr_len)).min(len);
     let size = u32::from(u16::from_le_bytes(header.gso_size)).max(1);

@@ -48,7 +48,6 @@ use crate::ring::Burst;
 use crate::stats::{DropReason, QueueStats, WorkerStats};
 use crate::switch::{BurstMemo, Fdb, Ingress, Policy, PortId, Rules, SourceMemo, Tick};
 use crate::sys::clock;
-use rate::refund_input;
 
 /// Where a burst comes from.
 trait Source<'p>: Sized {
@@ -219,10 +218,10 @@ impl Pipeline {
                 instead
             }
             Ok(()) => {
-                let mut passed = 0;
+                let mut passed = Default::default();
                 if ports.is_limited() {
                     match self.limit_input(&mut source, &mut guard) {
-                        Ok(count) => passed = count,
+                        Ok(all) => passed = all,
                         Err(next) => {
                             let next = source.complete(self, guard, stats, next);
                             self.context = Some(context);
@@ -246,8 +245,8 @@ impl Pipeline {
                     guard.burst.stage(flooded);
                 }
                 let mut next = self.deliver_or_wait(ports, &mut source, &mut guard, stats);
-                if passed > guard.burst.frames().len() {
-                    refund_input(from, &guard.burst, passed);
+                if passed.exceeds(&guard.burst) {
+                    passed.refund_cut(from, &guard.burst);
                 }
                 if guard.waits_for_flood {
                     next = self.retry();

@@ -11,6 +11,8 @@ mod keep;
 mod private;
 mod staging;
 
+use std::iter::repeat_n;
+
 pub use keep::KeptFrames;
 use virtio_queue::desc::split::Descriptor;
 
@@ -202,16 +204,38 @@ impl Burst {
             return;
         };
         let position = frame.position;
-        self.taken = usize::from(position);
-        self.count = index;
+        (self.taken, self.count) = (usize::from(position), index);
+        self.cut_rejected(position);
+    }
+
+    /// Gives the heads behind the first `heads` back to the source, as if never taken.
+    pub fn cut_heads(&mut self, heads: usize) {
+        let position = heads.min(self.taken) as u8;
+        let count = self.frames().partition_point(|frame| frame.position < position);
+        (self.taken, self.count) = (usize::from(position), count);
+        self.cut_rejected(position);
+    }
+
+    fn cut_rejected(&mut self, position: u8) {
         while self.rejects > 0 && self.rejected[self.rejects - 1].0 >= position {
             self.rejects -= 1;
         }
     }
 
-    /// Those that were cut off when there were `before` frames.
-    pub fn cut_frames(&self, before: usize) -> &[Frame] {
-        &self.frames[self.count.min(before)..before]
+    /// The load of each head taken, in ring order.
+    pub fn loads(&self) -> impl Iterator<Item = Load> {
+        let mut frames = self.frames().iter().peekable();
+        (0..self.taken).map(move |position| {
+            let frame = frames.next_if(|frame| usize::from(frame.position) == position);
+            frame.map_or(Load::NO_FRAME, Frame::load)
+        })
+    }
+
+    /// The load of what was cut off after `frames` frames and `rejects` rejected chains were kept.
+    pub fn cut_load(&self, frames: usize, rejects: usize) -> Load {
+        let cut = &self.frames[self.count.min(frames)..frames];
+        let rejected = repeat_n(Load::NO_FRAME, rejects.saturating_sub(self.rejects));
+        cut.iter().map(Frame::load).chain(rejected).sum()
     }
 
     /// Adds a frame that fits the snapshot; false if the burst is full or the frame too short or

@@ -84,7 +84,7 @@ impl<'p> Source<'p> for DeviceInput<'p> {
         // What the kernel forwards comes from outside too.
         burst.examine(Offloads::ALL, true);
         if self.bounds.room.is_some() {
-            on.charge_device(self.port, self.bounds, &mut self.reading, burst.frames());
+            on.charge_device(self.port, self.bounds, &mut self.reading, burst);
         }
         let taken = burst.taken() > 0;
         self.next = match state {

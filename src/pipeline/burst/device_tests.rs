@@ -185,6 +185,17 @@ fn a_rate_counts_each_frame_once() {
     assert_eq!((lab.fake.counts().0, lab.counted()), (60, counts(60, 60 * GUESTS)));
 }
 
+/// The rate counts what is read of a device and is no frame.
+#[test]
+fn a_rate_counts_what_is_no_frame() {
+    let rate = Rate { bits: 0, packets: 1 };
+    let mut lab = Lab::limited(Limit { rate, burst: Size { bytes: 0, packets: 60 } });
+    (0..64).for_each(|_| lab.fake.queue(&[0; 12 + 9]));
+    lab.look(0);
+    assert!(matches!(lab.look(0), Next::At(_)));
+    assert_eq!(lab.input().drops.total(), 60);
+}
+
 /// Among the frames is one that is none, and one for a single port that asks for an offload.
 #[test]
 fn all_sorts_of_frames_are_in_a_burst() {

@@ -6,7 +6,7 @@ use crate::frame::Load;
 use crate::limits::{BURST_FRAMES, RATE_LOOK_NANOS};
 use crate::port::device::{Bounds, Reading};
 use crate::port::{Next, Port, Queue, Tx, TxState};
-use crate::ring::{Burst, Frame};
+use crate::ring::Burst;
 use crate::sys::clock;
 
 impl Pipeline {
@@ -40,33 +40,33 @@ impl Pipeline {
         Some(self.rate_look(until))
     }
 
-    /// Gives back what may not pass now of the burst of a ring. How many frames passed by a rate;
-    /// if all of them wait, what to do next.
+    /// Gives back what may not pass now of the burst of a ring. Chains that are no frames count
+    /// too. What passed by a rate; if all of it waits, what to do next.
     #[cold]
     pub(super) fn limit_input<'p>(
         &mut self,
         source: &mut impl Source<'p>,
         context: &mut BurstContext,
-    ) -> Result<usize, Next> {
+    ) -> Result<Passed, Next> {
         let port = source.port();
         let Some((state, queue)) = source.ring().filter(|_| port.rates.input.is_on()) else {
-            return Ok(0);
+            return Ok(Passed::default());
         };
         let now = self.time.cycle;
         let (passed, next) = match port.rates.input.lock() {
             Some(mut metered) => {
-                let loads = context.burst.frames().iter().map(Frame::load);
+                let burst = &context.burst;
                 let booked = state.side.gate.booked.take();
-                let passed = metered.meter.admit(loads, booked, true, now);
-                let left = &context.burst.frames()[passed..];
-                let Some(first) = left.first() else { return Ok(passed) };
+                let passed = metered.meter.admit(burst.loads(), booked, true, now);
+                let Some(first) = burst.loads().nth(passed) else {
+                    return Ok(Passed::of(burst));
+                };
                 let until = if state.side.gate.drain_to.is_some() {
                     drop(metered);
                     state.end_drain(queue);
                     None
                 } else {
-                    let all = context.burst.frames().iter().map(Frame::load).sum();
-                    let booking = metered.meter.book(first.load(), all, now);
+                    let booking = metered.meter.book(first, burst.loads().sum(), now);
                     state.side.gate.booked = Some(booking);
                     if booked.is_none() {
                         port.stats.rate_waits.add_shared(1);
@@ -77,9 +77,9 @@ impl Pipeline {
             }
             None => (0, Next::Again),
         };
-        context.give_back(passed as u8);
-        if context.burst.taken() > 0 {
-            return Ok(passed);
+        context.burst.cut_heads(passed);
+        if passed > 0 {
+            return Ok(Passed::of(&context.burst));
         }
         // They are those of this burst.
         let _ = context.flows.take();
@@ -122,20 +122,38 @@ impl Pipeline {
         port: &Port,
         bounds: Bounds,
         reading: &mut Reading,
-        frames: &[Frame],
+        burst: &Burst,
     ) {
         let Some((mut room, _)) = bounds.room else { return };
-        frames.iter().map(Frame::load).for_each(|load| room.take(load));
-        reading.last = frames.last().map_or(reading.last, Frame::load);
+        burst.loads().for_each(|load| room.take(load));
+        reading.last = burst.loads().last().unwrap_or(reading.last);
         if let Some(mut metered) = port.rates.input.lock() {
             metered.meter.spend(&room);
         }
     }
 }
 
-/// What passed by the rate of its port, the first frames of a burst, and was cut off it after all
-/// has not: it comes again.
-#[cold]
-pub fn refund_input(port: &Port, burst: &Burst, passed: usize) {
-    port.rates.input.refund(burst.cut_frames(passed).iter().map(Frame::load).sum());
+/// Frames and rejected chains of a burst that passed by the rate of their port.
+#[derive(Clone, Copy, Default)]
+pub struct Passed {
+    frames: usize,
+    rejects: usize,
+}
+
+impl Passed {
+    fn of(burst: &Burst) -> Passed {
+        Passed { frames: burst.frames().len(), rejects: burst.rejected().count() }
+    }
+
+    /// True if some of it was cut off the burst since.
+    #[inline(always)]
+    pub fn exceeds(&self, burst: &Burst) -> bool {
+        self.frames > burst.frames().len()
+    }
+
+    /// Returns the cost of what was cut off the burst to the port's rate: it comes again.
+    #[cold]
+    pub fn refund_cut(&self, port: &Port, burst: &Burst) {
+        port.rates.input.refund(burst.cut_load(self.frames, self.rejects));
+    }
 }

@@ -104,6 +104,34 @@ impl Lab {
     }
 }
 
+impl Lab {
+    /// The receiver has so many buffers in all.
+    fn offer_buffers(&self, all: u16) {
+        let queue = self.memory[1].queue();
+        let heads: Vec<u16> = (0..all).collect();
+        for &head in &heads {
+            describe(&queue, head, &[desc(DATA + 128 * u64::from(head), 128, WRITE, 0)]);
+        }
+        offer(&queue, &heads);
+    }
+
+    /// The last ones of each four chains that the sender offers are too short to be frames.
+    fn spoil(&self, bad_of_four: u16) {
+        let queue = self.memory[0].queue();
+        let is_bad = |head: &u16| head % 4 >= 4 - bad_of_four;
+        for head in (0..64).filter(is_bad) {
+            describe(&queue, head, &[desc(DATA + 128 * u64::from(head), 12, 0, 0)]);
+        }
+        offer(&queue, &(0..64).collect::<Vec<u16>>());
+    }
+
+    /// Chains taken of the sender, and those of them that were no frames.
+    fn sent(&self) -> (u64, u64) {
+        let stats = &self.ports[0].as_guest().unwrap().tx[0].stats;
+        (stats.frames.get(), stats.drops.total())
+    }
+}
+
 /// A ring whose frames wait for their receiver takes next to nothing of a turn, and is no reason to
 /// give the others as little.
 #[test]
@@ -181,25 +209,43 @@ fn frames_that_may_not_wait_are_dropped() {
     }
 }
 
-/// What waits for its receiver has not passed by the sender's rate.
+/// What waits for its receiver has not passed by the sender's rate, nor have chains behind it that
+/// are no frames.
 #[test]
 fn frames_that_go_back_to_their_ring_are_not_charged() {
     let rate = Rate { bits: 0, packets: 1 };
-    let mut lab = Lab::limited(Limit { rate, burst: Size { bytes: 0, packets: 64 } });
-    let received = |lab: &Lab| lab.ports[1].as_guest().unwrap().rx[0].stats.frames.get();
-    assert!(matches!(lab.turn(), Next::Receiver(_)));
-    for all in [10u16, 30, 64] {
-        let queue = lab.memory[1].queue();
-        let heads: Vec<u16> = (0..all).collect();
-        for &head in &heads {
-            describe(&queue, head, &[desc(DATA + 128 * u64::from(head), 128, WRITE, 0)]);
+    for bad_of_four in [0, 3] {
+        let mut lab = Lab::limited(Limit { rate, burst: Size { bytes: 0, packets: 64 } });
+        lab.spoil(bad_of_four);
+        assert!(matches!(lab.turn(), Next::Receiver(_)));
+        for all in [10u16, 30, 64] {
+            lab.offer_buffers(all);
+            for _ in 0..10 {
+                lab.turn();
+            }
+            let received = lab.ports[1].as_guest().unwrap().rx[0].stats.frames.get();
+            assert_eq!(received, u64::from(all.min(64 - 16 * bad_of_four)));
         }
-        offer(&queue, &heads);
-        drop(queue);
-        for _ in 0..10 {
-            lab.turn();
+        assert_eq!(lab.sent(), (64, 16 * u64::from(bad_of_four)));
+    }
+}
+
+/// Chains that are no frames count as packets of 60 bytes, alone or among frames.
+#[test]
+fn a_rate_counts_chains_that_are_no_frames() {
+    let packets = (Rate { bits: 0, packets: 1 }, Size { bytes: 0, packets: 20 });
+    let bytes = (Rate { bits: 8, packets: 0 }, Size { bytes: 20 * 60, packets: 0 });
+    for (rate, burst) in [packets, bytes] {
+        for bad_of_four in 0..=4 {
+            let mut lab = Lab::limited(Limit { rate, burst });
+            lab.spoil(bad_of_four);
+            lab.offer_buffers(64);
+            for _ in 0..10 {
+                lab.turn();
+            }
+            let case = format!("{rate:?}, {bad_of_four} of 4");
+            assert_eq!(lab.sent(), (20, 5 * u64::from(bad_of_four)), "{case}");
         }
-        assert_eq!(received(&lab), u64::from(all));
     }
 }
 

@@ -40,10 +40,13 @@ fn dear(shares: &Shares) -> Vec<(&'static str, Fill)> {
     };
     let spoofed = frame(evil, sink, 60);
     spoofed.write(18, &[2, 9, 9, 9, 9, 9]);
+    let plain = whole(&frame(evil, sink, 60));
+    let empty = Seg { len: 12, ..plain };
     let pieces = frame(evil, sink, 1000 - 12);
     let long = frame(evil, sink, 64 * LONGEST - 12);
     vec![
-        ("frames of 60 bytes", one(whole(&frame(evil, sink, 60)), 0)),
+        ("chains without a frame", one(empty, 0)),
+        ("frames of 60 bytes", one(plain, 0)),
         ("broadcasts of 60 bytes", one(whole(&frame(evil, EVERYBODY, 60)), 0)),
         ("violations of the guard", one(whole(&spoofed), 0)),
         ("64 KiB in segments of 8 bytes", one(cut(sink, 8), 0)),
@@ -54,8 +57,7 @@ fn dear(shares: &Shares) -> Vec<(&'static str, Fill)> {
     ]
 }
 
-/// Beside a neighbour with the same limits that sends plain frames. Chains that are no frames are
-/// not among them: no rate counts those, and `shares` has what they may cost.
+/// Beside a neighbour with the same limits that sends plain frames.
 #[test]
 #[ignore = "full"]
 fn dear_frames_cost_no_more_than_the_rate_permits() {
