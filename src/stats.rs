@@ -79,7 +79,7 @@ words! {
 /// A number for each reason, in their order.
 pub type Reasons = [u64; DropReason::ALL.len()];
 
-/// What crossed in one direction, over all queues of a port.
+/// Frames and bytes in one direction, over all queues of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Traffic {
     /// Frames.
@@ -233,7 +233,7 @@ impl GuardStats {
 }
 
 counters! {
-    /// What belongs to a port as a whole; written from several threads.
+    /// Counters of a port as a whole; several threads write them.
     PortStats {
         attaches "Front-ends that connected.",
         session_errors "Sessions that ended with an error; see the log.",
@@ -322,7 +322,7 @@ impl WorkerStats {
 }
 
 counters! {
-    /// What became of clients of the control socket; written by one thread.
+    /// Counters of clients of the control socket; one thread writes them.
     ClientStats {
         connected "Those that are connected.",
         accepted "All that were let in.",
@@ -342,7 +342,7 @@ impl ClientStats {
 }
 
 counters! {
-    /// What became of the copies of a mirror.
+    /// Counters of the copies of a mirror.
     MirrorStats {
         copies "Copies that reached the observer.",
         lost "Copies that the observer lost.",

@@ -37,19 +37,19 @@ pub struct Place {
     len: u32,
 }
 
-/// What a frame is to segments that come behind it.
+/// The stream of a frame, to which the segments behind the frame may belong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Nothing: of another protocol.
+    /// None: the frame is of another protocol.
     Other,
-    /// It may be of any stream.
+    /// Any stream.
     Any,
-    /// Of this one.
+    /// This stream.
     Segment(Place),
 }
 
 impl Kind {
-    /// Of a frame that begins with `head`.
+    /// Returns the stream of a frame that begins with `head`.
     #[inline]
     pub fn of(head: &[u8]) -> Kind {
         let l3 = l3_offset(head);
@@ -191,14 +191,14 @@ impl Order {
     }
 }
 
-/// What was written of a frame.
+/// The bytes of a frame that were written to a buffer.
 #[derive(Debug, Clone, Copy)]
 pub struct Written {
-    /// Its bytes.
+    /// Number of bytes.
     pub len: usize,
-    /// What it comes with.
+    /// The virtio-net header of the frame.
     pub header: VnetHdr,
-    /// The sum of its bytes; unless its header leaves the checksum to be finished.
+    /// The sum of the bytes, unless the header leaves the checksum to be finished.
     pub sum: Sum,
 }
 

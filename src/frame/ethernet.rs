@@ -95,9 +95,9 @@ pub fn vlan_tag(bytes: &[u8]) -> Option<u16> {
         .then(|| word(14).filter(|_| bytes.len() >= 18).unwrap_or(0x0fff))
 }
 
-/// What of a frame says in what VLAN it is and how it may leave: the type and value of its tag, and
-/// the type behind it. [`vlan_tag`] and [`is_tagged`] answer the same for two frames that have the
-/// same.
+/// The bytes of a frame that decide its VLAN and how the frame may leave: type and value of the
+/// tag, and the type behind the tag. [`vlan_tag`] and [`is_tagged`] return the same for two frames
+/// with equal tag bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TagBytes(u64);
 
@@ -123,7 +123,7 @@ impl TagBytes {
     }
 }
 
-/// What becomes of the tag of a frame that leaves by a port.
+/// The change to the tag of a frame that leaves by a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TagEdit {
     /// Nothing: the frame has the tag that it should have, or none and should have none.
@@ -136,12 +136,12 @@ pub enum TagEdit {
     Rewrite(u16),
 }
 
-/// Whether a provider's tag (0x88a8) is at an offset of these bytes.
+/// Returns true if a provider's tag (0x88a8) is at an offset of these bytes.
 pub fn is_service_tagged(bytes: &[u8], at: usize) -> bool {
     bytes.get(at..at + 2) == Some(&ETHERTYPE_QINQ.to_be_bytes())
 }
 
-/// Whether a tag of either type is at an offset of these bytes.
+/// Returns true if a tag of either type is at an offset of these bytes.
 pub fn is_tagged(bytes: &[u8], at: usize) -> bool {
     is_service_tagged(bytes, at) || bytes.get(at..at + 2) == Some(&ETHERTYPE_VLAN.to_be_bytes())
 }
@@ -334,7 +334,7 @@ mod tests {
         name: &'static str,
         /// Octets from the EtherType, up to which the frame's structure goes.
         middle: &'static [u8],
-        /// What tells flows apart.
+        /// Both ends, which distinguish flows.
         ends: [End; 2],
     }
 

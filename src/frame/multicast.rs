@@ -70,7 +70,7 @@ pub enum Message<'a> {
     Router,
 }
 
-/// What a querier asks.
+/// A query of a querier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Query {
     /// The querier's address; IGMP's may be 0.0.0.0, of one that takes part in no election.
@@ -89,7 +89,7 @@ pub struct Query {
     pub version: u8,
 }
 
-/// What a host says.
+/// A report of a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Report<'a>(Groups<'a>);
 
@@ -105,7 +105,7 @@ enum Groups<'a> {
 }
 
 impl Report<'_> {
-    /// Whether the groups are not known.
+    /// Returns true if the groups are not known.
     pub fn is_unread(&self) -> bool {
         self.0 == Groups::Unread
     }
@@ -130,8 +130,8 @@ impl Report<'_> {
     }
 }
 
-/// Whether who sends this record is a member of its group. One that includes no source is not; one
-/// that blocks some may or may not be.
+/// Returns true if the sender of this record is a member of the group. A record that includes no
+/// source is no membership; a record that blocks sources may be one.
 fn is_joined(record: &[u8]) -> bool {
     let has_sources = record[2..4] != [0, 0];
     match record[0] {
@@ -162,8 +162,8 @@ fn network(snapshot: &Snapshot) -> (u16, usize) {
     (u16::from_be_bytes([snapshot[l3 - 2], snapshot[l3 - 1]]), l3)
 }
 
-/// Whether a frame's only tag, if it has one, is that of its VLAN or of none. Hosts behind another
-/// tag are others, which are asked apart.
+/// Returns true if the only tag of a frame, if the frame has a tag, is the tag of its VLAN or of
+/// no VLAN. Hosts behind another tag are queried separately.
 pub fn is_of_vlan(snapshot: &Snapshot, vlan: u16) -> bool {
     let word = |at: usize| u16::from_be_bytes([snapshot[at], snapshot[at + 1]]);
     match l3_offset(snapshot) {
@@ -173,8 +173,8 @@ pub fn is_of_vlan(snapshot: &Snapshot, vlan: u16) -> bool {
     }
 }
 
-/// Whether a frame may be a message, or a part of one: false of most frames by a look at two or
-/// three bytes, which no checksum is written to.
+/// Returns true if a frame may be a message or a part of a message. For most frames two or three
+/// bytes, to which no checksum is written, suffice to return false.
 #[inline(always)]
 pub fn may_be_message(snapshot: &Snapshot) -> bool {
     match u16::from_be_bytes([snapshot[12], snapshot[13]]) {
@@ -199,9 +199,9 @@ pub fn group(snapshot: &Snapshot, len: u32) -> Option<IpAddr> {
     (mac(group) == snapshot[..6]).then_some(group)
 }
 
-/// Whether a group may be limited to its members. 224.0.0.0/24 and the groups of an interface or a
-/// link (ff01::/16, ff02::/16) are for all: neighbour discovery, routing protocols, mDNS (RFC 4541
-/// sections 2.1.2 and 3).
+/// Returns true if a group may be limited to its members. 224.0.0.0/24 and the groups of an
+/// interface or a link (ff01::/16, ff02::/16) are for all: neighbour discovery, routing protocols,
+/// mDNS (RFC 4541 sections 2.1.2 and 3).
 pub fn is_limitable(group: &IpAddr) -> bool {
     match group {
         IpAddr::V4(group) => group.is_multicast() && group.octets()[..3] != [224, 0, 0],
@@ -281,8 +281,8 @@ impl<'a> Part<'a> {
         Ok(None)
     }
 
-    /// Whether the packet at `l3` is behind tags alone, and its frame for the Ethernet address of
-    /// this group.
+    /// Returns true if only tags precede the packet at `l3`, and the frame is for the Ethernet
+    /// address of this group.
     fn is_for(&self, group: IpAddr, l3: usize) -> bool {
         let type_at = |at: usize| self.u16(at).unwrap_or(0);
         let is_tag = |at: &usize| matches!(type_at(*at), ETHERTYPE_VLAN | ETHERTYPE_QINQ);
@@ -409,8 +409,8 @@ fn igmp_query(
     query((from.into(), to.into()), group, (version, tenths.div_ceil(TENTHS)), more)
 }
 
-/// What the end of a query says: not to end memberships, the interval, and whether there are
-/// sources.
+/// The end of a query: the flag that memberships must not end, the interval, and the flag that
+/// sources follow.
 type More = (bool, u32, bool);
 
 /// Reads flags and robustness, interval, the number of sources, and these.
@@ -530,7 +530,7 @@ fn mld_query(
     query((from.into(), to.into()), group, (version, code.div_ceil(THOUSANDTHS)), more)
 }
 
-/// Whether hop-by-hop options have a router alert for MLD (RFC 2711).
+/// Returns true if hop-by-hop options have a router alert for MLD (RFC 2711).
 fn has_router_alert(options: &[u8]) -> bool {
     let mut rest = options.get(2..).unwrap_or_default();
     loop {

@@ -104,10 +104,10 @@ impl Offloads {
     }
 }
 
-/// What a frame asks for, checked.
+/// The offloads that a frame asks for, checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// What a receiver must have acknowledged to get the frame as it is.
+    /// The offloads that a receiver must have acknowledged to get the frame as it is.
     pub needs: Offloads,
     /// Offset of the network header, at most 22.
     pub l3: u8,
@@ -219,7 +219,7 @@ struct Packet {
     fragment: bool,
 }
 
-/// What a GSO packet comes to.
+/// The needs and the header length of a GSO packet.
 struct Gso {
     needs: Offloads,
     headers: usize,
@@ -341,8 +341,8 @@ impl View<'_> {
         Ok(Gso { needs: needs.or(Offloads::CSUM), headers })
     }
 
-    /// What is cut into parts must say how long it is: receivers, and the pseudo-header's sum,
-    /// go by that.
+    /// Refuses a packet to be segmented whose length fields are wrong: receivers and the sum of the
+    /// pseudo-header rely on these fields.
     fn check_lengths(&self, packet: &Packet, proto: u8) -> Result<(), Refused> {
         let (field, from) = match packet.ethertype {
             ETHERTYPE_IPV4 => (self.u16(packet.l3 + 2)?, packet.l3),

@@ -18,7 +18,7 @@ pub struct BadLength(pub u32);
 #[derive(Debug)]
 pub struct Unpacker {
     bytes: Box<[u8]>,
-    /// What is not taken yet.
+    /// Start of the bytes that are not taken yet.
     from: usize,
     to: usize,
 }
@@ -67,7 +67,7 @@ impl Unpacker {
 #[derive(Debug)]
 pub struct Packer {
     bytes: Box<[u8]>,
-    /// What has not gone yet.
+    /// Start of the bytes that are not sent yet.
     from: usize,
     to: usize,
 }
@@ -98,17 +98,17 @@ impl Packer {
         true
     }
 
-    /// True if nothing is to go.
+    /// True if all bytes are sent.
     pub fn is_empty(&self) -> bool {
         self.from == self.to
     }
 
-    /// What is to go.
+    /// Returns the bytes that are not sent yet.
     pub fn rest(&self) -> &[u8] {
         &self.bytes[self.from..self.to]
     }
 
-    /// So many bytes of it went.
+    /// Marks so many bytes as sent.
     pub fn sent(&mut self, bytes: usize) {
         self.from = self.from.saturating_add(bytes).min(self.to);
     }

@@ -7,13 +7,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What stands behind this line of the page is made here.
+/// The line behind which this file makes the page.
 const MARK: &str = "<!-- made from src/limits.rs: UPDATE_DOCS=1 cargo test --lib limits -->\n";
 
 /// Where values stand on the page.
 const COLUMN: usize = 76;
 
-/// What the comment of a number begins with that bounds nothing but how the switch does its work.
+/// The beginning of a number's comment, if the number bounds only the switch's own way of work.
 const TUNING: &str = " Tuning: ";
 
 /// The files of limits on the page, `limits.rs` first, each with the title of what stands before
@@ -145,7 +145,7 @@ fn readable(name: &str, value: &str) -> String {
     value.char_indices().map(|(at, c)| if c == '_' && between(at) { ',' } else { c }).collect()
 }
 
-/// What a doc comment begins with, up to a comma: what it goes on with is the reason.
+/// The subject of a doc comment: the text up to the first comma. The reason follows.
 fn what(doc: &str) -> &str {
     let ends = [". ", ": ", "; ", ", "].into_iter().filter_map(|end| doc.find(end));
     doc[..ends.min().unwrap_or(doc.len())].trim_end_matches('.')

@@ -28,7 +28,7 @@ pub const QUANTUM_NANOS: std::ops::RangeInclusive<u64> = 400..=2_500;
 /// quantum: others have pauses, and shall not meet 64 system calls.
 pub const SHARED_NANOS: u64 = 1_000_000;
 
-/// What a ring can owe for bursts that took longer, more than any burst takes. A worker that lost
+/// Time that a ring can owe for long bursts, more than any burst takes. A worker that lost
 /// its CPU in a burst charges an innocent guest: this is one slice of a scheduler.
 pub const MAX_DEFICIT_NANOS: u64 = 4_000_000;
 
@@ -138,8 +138,8 @@ pub const SPIN_SHARE: u64 = 10;
 /// most gaps between bursts, and sleeps a quarter of the time.
 pub const SPIN_WORK_THIRDS: u64 = 2;
 
-/// What a worker can save up for spinning: some dozens of requests and answers, and no more than
-/// a scheduler's tick.
+/// Time that a worker can save up for spinning: some dozens of requests and answers, and no more
+/// than a scheduler's tick.
 pub const SPIN_CREDIT_NANOS: u64 = 1_000_000;
 
 /// As [`EVENT_CHECK_NANOS`] while spinning: about what a wake-up costs, so spinning for one guest

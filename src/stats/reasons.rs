@@ -24,12 +24,12 @@ macro_rules! drop_reasons {
                 match self { $(DropReason::$name => $place,)* }
             }
 
-            /// What it means.
+            /// Returns the meaning of the reason.
             pub const fn meaning(self) -> &'static str {
                 match self { $(DropReason::$name => $meaning,)* }
             }
 
-            /// What to do about it.
+            /// Returns the advice to an operator.
             pub const fn advice(self) -> &'static str {
                 match self { $(DropReason::$name => $advice,)* }
             }
@@ -211,14 +211,15 @@ drop_reasons! {
 }
 
 impl DropReason {
-    /// Whether the receiver takes frames slower than they come.
+    /// Returns true if the receiver takes frames slower than they arrive.
     pub const fn is_want_of_room(self) -> bool {
         let full =
             matches!(self, DropReason::TapFull | DropReason::XdpFull | DropReason::StreamFull);
         full || matches!(self, DropReason::NoBuffer)
     }
 
-    /// Whether a port counts it in this direction. What it drops before a queue is chosen is out.
+    /// Returns true if a port counts drops of this reason in this direction. Frames dropped before
+    /// a queue is chosen count as out.
     pub fn is_counted(self, way: Direction) -> bool {
         let mut places = self.place().split(", ");
         places.any(|place| place == way.name() || (place == "port" && way == Direction::Out))

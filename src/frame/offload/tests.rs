@@ -10,7 +10,7 @@ struct Case {
     name: &'static str,
     header: VnetHdr,
     bytes: Vec<u8>,
-    /// What the sender must have acknowledged for it.
+    /// The offloads that the sender must have acknowledged for the frame.
     asks: Offloads,
 }
 
@@ -127,7 +127,7 @@ impl Case {
         check(header, &self.bytes[..self.len().min(MAX_HEADERS_LEN)], self.len() as u32, may)
     }
 
-    /// Whether the frame, as good as its sender made it, is cut by its receiver.
+    /// Returns true if a receiver segments the frame, provided that its sender made it correctly.
     fn is_gso(&self) -> bool {
         self.header.gso_type != 0 && usize::from(u16::from_le_bytes(self.header.gso_size)) < PAYLOAD
     }

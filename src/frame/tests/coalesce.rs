@@ -9,7 +9,7 @@ use crate::frame::segment::Segmenter;
 
 const PLAIN: VnetHdr = VnetHdr::plain(0);
 
-/// What differs between the segments of the tests.
+/// The properties in which the segments of the tests differ.
 #[derive(Debug, Clone, Copy)]
 struct Shape {
     v6: bool,
