@@ -241,11 +241,8 @@ impl Watcher {
     /// The files that there are, those of ports surely.
     fn look(&mut self) -> io::Result<BTreeMap<OsString, Found>> {
         let there = match &self.directory {
-            Some(directory) => {
-                directory.take_events();
-                directory.look()?
-            }
-            None => None,
+            Some(directory) if directory.take_events() => directory.look()?,
+            _ => None,
         };
         let directory = match there {
             Some(directory) => directory,

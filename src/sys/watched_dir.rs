@@ -11,6 +11,7 @@
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -22,6 +23,9 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::fs::{DONT_SYNC, directory_of};
+
+/// Events that are taken before a look, at most.
+const MAX_EVENTS: usize = 4096;
 
 /// A file of the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,16 +104,21 @@ impl WatchedDir {
         self.events.as_ref().map(AsFd::as_fd)
     }
 
-    /// Takes what happened so far: a look at the directory comes after this. Some may be left,
-    /// which is only another look.
-    pub fn take_events(&self) {
-        let Some(events) = &self.events else { return };
-        let mut buffer = [0u8; 4096];
-        for _ in 0..16 {
-            if rustix::io::read(events, &mut buffer).is_err() {
-                return;
-            }
+    /// Takes the events so far: a look at the directory comes after this. Some may be left, which
+    /// is only another look. Returns false if the kernel watches the directory no longer: it was
+    /// removed, and one made anew may have its number.
+    #[must_use]
+    pub fn take_events(&self) -> bool {
+        let Some(events) = &self.events else { return true };
+        let ends = inotify::ReadFlags::IGNORED | inotify::ReadFlags::QUEUE_OVERFLOW;
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut reader = inotify::Reader::new(events, &mut buffer);
+        let mut is_watched = true;
+        for _ in 0..MAX_EVENTS {
+            let Ok(event) = reader.next() else { break };
+            is_watched &= !event.events().intersects(ends);
         }
+        is_watched
     }
 }
 
@@ -230,7 +239,7 @@ mod tests {
         let _socket = UnixListener::bind(path.join("s")).unwrap();
         symlink("s", path.join("l")).unwrap();
         assert!(happened(5_000));
-        watched.take_events();
+        assert!(watched.take_events());
         assert!(!happened(0));
         let look = watched.look().unwrap().unwrap();
         let (mut names, more) = look.names(10).unwrap();
@@ -247,10 +256,26 @@ mod tests {
         fs::remove_file(path.join("s")).unwrap();
         assert!(happened(5_000));
         fs::remove_file(path.join("l")).unwrap();
-        watched.take_events();
+        assert!(watched.take_events());
         assert!(!happened(0));
         fs::remove_dir(&path).unwrap();
         assert!(happened(5_000));
+    }
+
+    /// Many file systems give a new directory the number of the one that was just removed.
+    #[test]
+    fn a_directory_that_is_made_anew_at_once_is_another_one() {
+        let path = directory();
+        for _ in 0..200 {
+            let watched = WatchedDir::open(&path).unwrap();
+            let events = watched.events().expect("inotify");
+            fs::remove_dir(&path).unwrap();
+            fs::create_dir(&path).unwrap();
+            let end = Instant::now() + Duration::from_secs(5);
+            assert!(is_ready_by(events, Interest::Read, end).unwrap());
+            assert!(!watched.take_events() || watched.look().unwrap().is_none());
+        }
+        fs::remove_dir(&path).unwrap();
     }
 
     #[test]
