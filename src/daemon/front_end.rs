@@ -81,6 +81,14 @@ impl Acceptor {
         }
     }
 
+    /// The socket's file, if this removes it when it ends.
+    pub fn file_that_goes(&self) -> Option<Place> {
+        match self {
+            Acceptor::Listener(listener) if listener.removes_file() => listener.made().cloned(),
+            _ => None,
+        }
+    }
+
     /// The socket's file, if it stays when this ends although we made it.
     pub fn file_that_stays(&self) -> Option<Place> {
         match self {

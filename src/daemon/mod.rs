@@ -62,7 +62,7 @@ use crate::config::{self, Config, Entry, Kind, Origin, Texts};
 use crate::events::Events;
 use crate::guard::{BlockedWriterWatch, sigbus};
 use crate::limits::{
-    COARSE_CLOCK_TICK, MAX_PORTS, SNOOPING_SWEEP_PAUSE, SOCKET_OPENS, STOP_TIMEOUT,
+    COARSE_CLOCK_TICK, MAX_PORTS, REMOVE_STEP, SNOOPING_SWEEP_PAUSE, SOCKET_OPENS, STOP_TIMEOUT,
     TAP_CLOSE_MILLIS,
 };
 use crate::port::{Port, PortTable, Ports};
@@ -457,10 +457,13 @@ impl Daemon {
             helper.thread().unpark();
         }
         let removing = self.removing.drain(..).map(Removing::into_serving);
-        let all = self.serving.drain(..).chain(removing);
-        let mut threads: Vec<_> = all.filter_map(Serving::into_thread).collect();
-        join_until(&mut threads, end);
+        let mut all: Vec<Serving> = self.serving.drain(..).chain(removing).collect();
+        while !all.is_empty() && Instant::now() < end {
+            all.retain_mut(|serving| !serving.has_ended());
+            std::thread::sleep(REMOVE_STEP);
+        }
         join_until(&mut self.helpers, end);
+        all.iter().for_each(Serving::remove_file);
         addresses
     }
 }

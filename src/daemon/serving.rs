@@ -65,6 +65,14 @@ impl Opened {
         }
     }
 
+    /// The socket's file, if the thread that serves it removes it at its end.
+    fn file_that_goes(&self) -> Option<Place> {
+        match self {
+            Opened::Socket(acceptor) => acceptor.file_that_goes(),
+            Opened::Interface(_) => None,
+        }
+    }
+
     /// The socket's file, if it stays when this ends although we made it.
     pub fn file_that_stays(&self) -> Option<Place> {
         match self {
@@ -95,6 +103,8 @@ pub struct Serving {
     thread: Option<Thread>,
     /// Its socket's file, where that stays when the thread ends.
     file: Option<Place>,
+    /// Its socket's file, where the thread removes that at its end.
+    own_file: Option<Place>,
 }
 
 impl Serving {
@@ -167,9 +177,10 @@ impl Serving {
         }
     }
 
-    /// Its thread, to be waited for.
-    pub fn into_thread(self) -> Option<JoinHandle<()>> {
-        self.thread.map(|(thread, _)| thread)
+    /// Removes the socket's file in place of the thread, which did not end in time. The socket
+    /// still listens, so no other daemon has replaced the file.
+    pub(super) fn remove_file(&self) {
+        self.own_file.iter().for_each(Place::remove);
     }
 
     /// True if its thread has ended, or there is none.
@@ -199,7 +210,7 @@ impl Daemon {
     /// Has a thread serve a port that is wanted with what was opened for it.
     pub(super) fn serve(&mut self, port: &Arc<Port>, opened: Opened) -> Result<(), PortError> {
         let mut serving = self.served(port)?;
-        serving.file = opened.file_that_stays();
+        (serving.file, serving.own_file) = (opened.file_that_stays(), opened.file_that_goes());
         serving.thread = Some(self.start_thread(&serving.running, opened)?);
         self.serving.push(serving);
         Ok(())
@@ -225,12 +236,12 @@ impl Daemon {
         running: &Arc<RunningPort>,
         opened: Opened,
     ) -> Result<(), PortError> {
-        let file = opened.file_that_stays();
+        let (file, own_file) = (opened.file_that_stays(), opened.file_that_goes());
         let thread = self.start_thread(running, opened)?;
         let mut all = self.serving.iter_mut();
         let serving = all.find(|serving| Arc::ptr_eq(&serving.running, running));
         let serving = serving.ok_or(PortError::NoSuchPort)?;
-        (serving.thread, serving.file) = (Some(thread), file);
+        (serving.thread, serving.file, serving.own_file) = (Some(thread), file, own_file);
         running.port().left_out.store(false, Ordering::Relaxed);
         Ok(())
     }
@@ -243,7 +254,14 @@ impl Daemon {
         let addresses = given.filter(is_here).collect();
         let running =
             RunningPort::new(port, entry.settings.clone(), &self.view.ports, &self.view.events);
-        Ok(Serving { running: Arc::new(running), entry, addresses, thread: None, file: None })
+        Ok(Serving {
+            running: Arc::new(running),
+            entry,
+            addresses,
+            thread: None,
+            file: None,
+            own_file: None,
+        })
     }
 
     fn start_thread(
