@@ -7,7 +7,7 @@
 use super::Daemon;
 use super::desired::Desired;
 use super::ports::PortError;
-use crate::frame::MacAddr;
+use base::frame::MacAddr;
 
 impl Daemon {
     /// Gives an address to a port: its frames go there, and no other port can take it over. One

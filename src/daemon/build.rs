@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use super::StartError;
 use super::desired::Desired;
-use crate::config::{Config, Entry, Kind, Memory, Origin, Settings};
-use crate::events::Events;
-use crate::frame::Offloads;
-use crate::limits::FDB_MAX_PER_PORT;
-use crate::port::{DevicePort, Port, PortTable};
-use crate::switch::{Fdb, PortId};
+use api::config::{Config, Entry, Kind, Memory, Origin, Settings};
+use base::frame::Offloads;
+use base::limits::FDB_MAX_PER_PORT;
+use datapath::events::Events;
+use datapath::port::{DevicePort, Port, PortTable};
+use switch::{Fdb, PortId};
 
 /// The ports of a configuration, with their static addresses in the forwarding table.
 pub fn build(

@@ -9,10 +9,10 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use super::latency;
-use crate::config::{Config, Control, Endpoint, Entry, Kind, Latency};
-use crate::sys::fs::{directory_of, may_create_in};
-use crate::sys::wakeup::DEVICE;
-use crate::sys::{group, tap, watched_dir, xdp};
+use api::config::{Config, Control, Endpoint, Entry, Kind, Latency};
+use sys::fs::{directory_of, may_create_in};
+use sys::wakeup::DEVICE;
+use sys::{group, tap, watched_dir, xdp};
 
 /// Everything found, one line each.
 pub fn check(config: &Config) -> Vec<String> {

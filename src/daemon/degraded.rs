@@ -5,8 +5,8 @@
 //! all of them; the control socket, the metrics and the service manager have them from it.
 
 use super::Daemon;
-use crate::port::Port;
-use crate::sys::clock;
+use datapath::port::Port;
+use sys::clock;
 
 macro_rules! codes {
     ($($name:ident $code:literal $meaning:literal,)*) => {
@@ -134,6 +134,6 @@ mod tests {
         let row = |code: &Code| format!("`{}` | {}\n", code.name(), code.meaning());
         let rows: String = Code::ALL.iter().map(row).collect();
         let table = format!("code | meaning\n---|---\n{rows}");
-        hold_table(env!("CARGO_MANIFEST_DIR"), "docs/events.md", mark, &table);
+        hold_table(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."), "docs/events.md", mark, &table);
     }
 }

@@ -8,10 +8,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
-use crate::config::{Config, Entry, Origin, Settings, Shared, place};
-use crate::frame::MacAddr;
-use crate::limits::{MAX_MIRRORS, MAX_STATIC_MACS};
-use crate::switch::mirror::{Mirror, conflict};
+use api::config::{Config, Entry, Origin, Settings, Shared, place};
+use base::frame::MacAddr;
+use base::limits::{MAX_MIRRORS, MAX_STATIC_MACS};
+use switch::mirror::{Mirror, conflict};
 
 /// A port that has changed while the switch runs.
 #[derive(Debug)]
@@ -407,7 +407,7 @@ impl Desired {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Kind, Value};
+    use api::config::{Kind, Value};
 
     fn mac(last: u8) -> MacAddr {
         MacAddr([2, 0, 0, 0, 0, last])

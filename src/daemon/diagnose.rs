@@ -9,17 +9,17 @@ use std::ops::Deref;
 use super::desired::Changed;
 use super::sampler::Seen;
 use super::{Daemon, View};
-use crate::config::{Between, Entry, Oddity, Origin, Settings, between};
-use crate::diagnosis::facts::{
+use api::config::{Between, Entry, Oddity, Origin, Settings, between};
+use api::diagnosis::facts::{
     self, Condition, Degraded, Facts, Link, LinkState, NotKept, Odd, Offloads, Refused,
 };
-use crate::diagnosis::history::{LATELY, MINUTE, MOMENT};
-use crate::diagnosis::{self, Finding};
-use crate::frame::MacAddr;
-use crate::port::{Port, PortTable};
-use crate::stats::{Direction, DropReason};
-use crate::switch::{Membership, PortId, PortKind, PortView, Segment, Station};
-use crate::sys::{clock, group, sandbox};
+use api::diagnosis::history::{LATELY, MINUTE, MOMENT};
+use api::diagnosis::{self, Finding};
+use base::frame::MacAddr;
+use base::stats::{Direction, DropReason};
+use datapath::port::{Port, PortTable};
+use switch::{Membership, PortId, PortKind, PortView, Segment, Station};
+use sys::{clock, group, sandbox};
 
 /// Reasons that frames of a healthy guest are not dropped for, and that no other finding is about.
 const REFUSALS: [DropReason; 9] = [

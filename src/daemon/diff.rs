@@ -7,8 +7,8 @@
 use std::collections::HashSet;
 
 use super::desired::Desired;
-use crate::config::{Config, Difference, Effect, Entry, Origin, Settings};
-use crate::frame::MacAddr;
+use api::config::{Config, Difference, Effect, Entry, Origin, Settings};
+use base::frame::MacAddr;
 
 /// One difference.
 #[derive(Debug, Clone, PartialEq)]

@@ -4,11 +4,11 @@
 //! a second ([`super::sampler`]). A reason that counts after [`DROPS_QUIET_SECONDS`] without a drop
 //! is a beginning; as many seconds without one are its end.
 
-use crate::diagnosis::history::LATELY;
-use crate::events::What;
-use crate::limits::DROPS_QUIET_SECONDS;
-use crate::port::Port;
-use crate::stats::{Direction, DropReason, Reasons, Traffic};
+use api::diagnosis::history::LATELY;
+use base::limits::DROPS_QUIET_SECONDS;
+use base::stats::{Direction, DropReason, Reasons, Traffic};
+use datapath::events::What;
+use datapath::port::Port;
 
 /// The drops of one port.
 #[derive(Debug)]
@@ -143,11 +143,11 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::daemon::sampler::Samples;
-    use crate::daemon::state::carry;
-    use crate::events::Events;
-    use crate::port::PortTable;
-    use crate::sys::waker::Waker;
+    use crate::sampler::Samples;
+    use crate::state::carry;
+    use datapath::events::Events;
+    use datapath::port::PortTable;
+    use sys::waker::Waker;
 
     /// Looks at these ports, whose counters may be an earlier process's.
     fn begun(table: &PortTable) -> Samples {

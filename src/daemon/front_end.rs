@@ -10,20 +10,20 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::handover::Received;
 use super::running_port::RunningPort;
-use crate::config::Endpoint;
-use crate::events::{What, reason};
-use crate::guard::disposal::{self, Guarded};
-use crate::limits::{DROPPED_PAUSE, FIRST_WORD, HELD_PAUSE};
-use crate::port::{FrontEnd, GuestPort, Port};
-use crate::sys::eventfd::is_readable;
-use crate::sys::poll::{self, Interest, Wake};
-use crate::sys::threads::run_again_after_panic;
-use crate::sys::unix_socket;
-use crate::vhost_user::codec::{Connection, WireError};
-use crate::vhost_user::session::{Account, Context, End, Session};
-use crate::vhost_user::socket::{
+use api::config::Endpoint;
+use base::limits::{DROPPED_PAUSE, FIRST_WORD, HELD_PAUSE};
+use datapath::events::{What, reason};
+use datapath::guard::disposal::{self, Guarded};
+use datapath::port::{FrontEnd, GuestPort, Port};
+use datapath::vhost_user::codec::{Connection, WireError};
+use datapath::vhost_user::session::{Account, Context, End, Session};
+use datapath::vhost_user::socket::{
     Access, Connector, Inherited, Listener, Opened, Place, SocketError, inherit,
 };
+use sys::eventfd::is_readable;
+use sys::poll::{self, Interest, Wake};
+use sys::threads::run_again_after_panic;
+use sys::unix_socket;
 
 /// Thread of a port, which serves front-ends.
 pub struct PortThread {

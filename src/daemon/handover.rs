@@ -23,16 +23,16 @@ use std::time::{Duration, Instant};
 
 use super::front_end::Acceptor;
 use super::state::{self, Restored};
-use crate::config::{Config, Endpoint, Entry, Kind, MetricsSocket};
-use crate::limits::{KEEP_TIMEOUT, MAX_HANDOVER_BYTES};
-use crate::port::PortTable;
-use crate::switch::{Entry as Address, Fdb};
-use crate::sys::inherited::{self, Passed};
-use crate::sys::notify::FdStore;
-use crate::sys::tap::{self, TapQueue};
-use crate::sys::{clock, fs};
-use crate::vhost_user::socket::{self, Access, Identity, Listener, Place, SocketError};
-use crate::words::counted;
+use api::config::{Config, Endpoint, Entry, Kind, MetricsSocket};
+use base::limits::{KEEP_TIMEOUT, MAX_HANDOVER_BYTES};
+use base::words::counted;
+use datapath::port::PortTable;
+use datapath::vhost_user::socket::{self, Access, Identity, Listener, Place, SocketError};
+use switch::{Entry as Address, Fdb};
+use sys::inherited::{self, Passed};
+use sys::notify::FdStore;
+use sys::tap::{self, TapQueue};
+use sys::{clock, fs};
 
 /// The name of the state in the store.
 const STATE: &str = "state";

@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::{Background, Daemon};
-use crate::config;
-use crate::limits::{LATENCY_LOOK, LATENCY_STOP_TIMEOUT};
-use crate::sys::threads::{lock, pause};
-use crate::sys::wakeup::{DEVICE, WakeupRequest};
-use crate::worker::{Helper, Workers};
+use api::config;
+use base::limits::{LATENCY_LOOK, LATENCY_STOP_TIMEOUT};
+use datapath::worker::{Helper, Workers};
+use sys::threads::{lock, pause};
+use sys::wakeup::{DEVICE, WakeupRequest};
 
 impl Daemon {
     /// How soon CPUs are to wake up while frames come.

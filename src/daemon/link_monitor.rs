@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::events::What;
-use crate::limits::LINK_RETRY_MILLIS;
-use crate::port::{Port, PortTable, Ports};
-use crate::sys::link_events::{Heard, LinkEvents};
-use crate::sys::netlink::{LinkNews, NetlinkError};
-use crate::sys::poll::{self, Wake};
+use base::limits::LINK_RETRY_MILLIS;
+use datapath::events::What;
+use datapath::port::{Port, PortTable, Ports};
+use sys::link_events::{Heard, LinkEvents};
+use sys::netlink::{LinkNews, NetlinkError};
+use sys::poll::{self, Wake};
 
 /// Follows the MTU of every TAP among `ports`, those that are yet to come too, until `stop`.
 pub fn run(ports: &Ports, stop: &EventFd) {
@@ -120,11 +120,11 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::frame::Offloads;
-    use crate::port::DevicePort;
-    use crate::sys::netlink;
-    use crate::sys::tap::{self, Missing};
-    use crate::sys::testns;
+    use base::frame::Offloads;
+    use datapath::port::DevicePort;
+    use sys::netlink;
+    use sys::tap::{self, Missing};
+    use sys::testns;
 
     fn becomes(port: &Port, mtu: u32) {
         let end = Instant::now() + Duration::from_secs(10);

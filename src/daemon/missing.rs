@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use super::degraded::{Code, Degradation};
-use crate::limits::{RETRY_MAX, RETRY_MIN};
+use base::limits::{RETRY_MAX, RETRY_MIN};
 
 /// All of it.
 #[derive(Debug, Default)]

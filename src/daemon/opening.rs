@@ -17,13 +17,13 @@ use super::diff::Step;
 use super::front_end::Acceptor;
 use super::handover::Received;
 use super::{Daemon, PortError};
-use crate::config::{Entry, Origin, Settings, place};
-use crate::limits::SOCKET_OPEN_TIMEOUT;
-use crate::switch::PortId;
-use crate::sys::blocking::{Blocking, NotBegun};
-use crate::sys::threads::lock;
-use crate::sys::waker::Waker;
-use crate::vhost_user::socket::SocketError;
+use api::config::{Entry, Origin, Settings, place};
+use base::limits::SOCKET_OPEN_TIMEOUT;
+use datapath::vhost_user::socket::SocketError;
+use switch::PortId;
+use sys::blocking::{Blocking, NotBegun};
+use sys::threads::lock;
+use sys::waker::Waker;
 
 /// Whether a port may still be added: decided once, by the thread that opened its socket or by
 /// the client that waits for that no longer.

@@ -1,13 +1,13 @@
 //! Events about what a guest can cause with each frame, reported now and then: addresses that moved
 //! to a port, addresses that flap and are held at another one, and frames that its guard refused.
 //!
-//! Workers count each ([`crate::stats::PortStats`], [`crate::stats::GuardStats`]) and note the last
+//! Workers count each ([`base::stats::PortStats`], [`base::stats::GuardStats`]) and note the last
 //! one; [`super::sampler`] looks.
 
-use crate::events::What;
-use crate::limits::{MOVES_TOLD_SECONDS, VIOLATIONS_TOLD_SECONDS};
-use crate::port::{Port, PortTable};
-use crate::switch::port_security::Address;
+use base::limits::{MOVES_TOLD_SECONDS, VIOLATIONS_TOLD_SECONDS};
+use datapath::events::What;
+use datapath::port::{Port, PortTable};
+use switch::port_security::Address;
 
 /// Reports of one port.
 #[derive(Debug)]
@@ -95,10 +95,10 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::events::Events;
-    use crate::frame::MacAddr;
-    use crate::switch::{Rule, Violation};
-    use crate::sys::waker::Waker;
+    use base::frame::MacAddr;
+    use datapath::events::Events;
+    use switch::{Rule, Violation};
+    use sys::waker::Waker;
 
     #[test]
     fn moves_are_told_once_in_a_while() {

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::PathBuf;
 
 use super::desired::Desired;
-use crate::config::{Effect, Entry, Kind, Shared};
-use crate::frame::MacAddr;
+use api::config::{Effect, Entry, Kind, Shared};
+use base::frame::MacAddr;
 
 /// One step, with the name of its port.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,7 +130,7 @@ fn exclusive(entry: &Entry) -> impl Iterator<Item = (Shared, PathBuf)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Origin, Settings, Value};
+    use api::config::{Origin, Settings, Value};
 
     /// A sequence that looks random and is the same each time (splitmix64: Steele et al. 2014).
     struct Random(u64);

@@ -31,19 +31,19 @@ use vmm_sys_util::eventfd::EventFd;
 use super::degraded::Code;
 use super::front_end::Acceptor;
 use super::{Daemon, PortError, Removal};
-use crate::config::{Entry, Origin, is_port_name, place};
-use crate::events::{Events, What, reason};
-use crate::guard::bucket::Bucket;
-use crate::limits::{
+use api::config::{Entry, Origin, is_port_name, place};
+use base::limits::{
     MAX_NAME_LEN, MAX_PLUG_FILES, MAX_PLUG_PORTS, MAX_PLUG_PORTS_A_USER, PLUG_BURST, PLUG_EVERY,
     PLUG_FIRST_LOOK, PLUG_GRACE, PLUG_LOOK, PLUG_PAUSE, PLUG_STOP_TIMEOUT, PLUG_TOLD_BURST,
     PLUG_TOLD_EVERY, REMOVE_STEP,
 };
-use crate::sys::poll::{self, Interest, Wake};
-use crate::sys::service::Service;
-use crate::sys::threads::lock;
-use crate::sys::watched_dir::{Found, Kind, WatchedDir};
-use crate::vhost_user::socket::{Connector, Trouble};
+use datapath::events::{Events, What, reason};
+use datapath::guard::bucket::Bucket;
+use datapath::vhost_user::socket::{Connector, Trouble};
+use sys::poll::{self, Interest, Wake};
+use sys::service::Service;
+use sys::threads::lock;
+use sys::watched_dir::{Found, Kind, WatchedDir};
 
 impl Daemon {
     /// The directory of ports by plug.

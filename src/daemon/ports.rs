@@ -20,15 +20,15 @@ use super::serving::{Opened, Serving};
 use super::state_store::NotSaved;
 use super::uplink::{self, UplinkError};
 use super::{Daemon, build};
-use crate::config::{Difference, Effect, Entry, Origin, Settings};
-use crate::events::What;
-use crate::frame::MacAddr;
-use crate::limits::{MAX_PLUG_PORTS, MAX_PLUG_PORTS_A_USER, REMOVE_TIMEOUT, SOCKET_OPENS};
-use crate::port::Port;
-use crate::port::table::Full;
-use crate::switch::{PortId, StaticError};
-use crate::vhost_user::session::Exhausted;
-use crate::vhost_user::socket::SocketError;
+use api::config::{Difference, Effect, Entry, Origin, Settings};
+use base::frame::MacAddr;
+use base::limits::{MAX_PLUG_PORTS, MAX_PLUG_PORTS_A_USER, REMOVE_TIMEOUT, SOCKET_OPENS};
+use datapath::events::What;
+use datapath::port::Port;
+use datapath::port::table::Full;
+use datapath::vhost_user::session::Exhausted;
+use datapath::vhost_user::socket::SocketError;
+use switch::{PortId, StaticError};
 
 /// Why a port cannot be added or removed.
 #[derive(Debug, thiserror::Error)]
@@ -120,7 +120,7 @@ pub enum PortError {
 
 impl PortError {
     /// Names the process that has the interface, where that can be seen. The search reads `/proc`
-    /// for up to [`crate::limits::HOLDER_TIMEOUT`]: call this without the daemon's lock.
+    /// for up to [`base::limits::HOLDER_TIMEOUT`]: call this without the daemon's lock.
     pub fn with_holder(self) -> PortError {
         match self {
             PortError::Uplink(error) => PortError::Uplink(error.with_holder()),

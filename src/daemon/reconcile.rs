@@ -15,7 +15,7 @@ use super::front_end::Acceptor;
 use super::plan::{Action, Actual, Running, plan};
 use super::running_port::RunningPort;
 use super::{Daemon, PortError};
-use crate::config::{Entry, Kind};
+use api::config::{Entry, Kind};
 
 /// Result of [`Daemon::reconcile`].
 #[derive(Default)]

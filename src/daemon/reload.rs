@@ -21,10 +21,10 @@ use super::opening::{Opens, Places};
 use super::reconcile::{Next, Reconciled};
 use super::state_store::NotSaved;
 use super::{Daemon, PortError, Removal};
-use crate::config::{Config, Entry, Request, Texts};
-use crate::events::{What, reason};
-use crate::limits::{RELOAD_REMOVE_TIMEOUT, REMOVE_STEP};
-use crate::sys::threads::lock;
+use api::config::{Config, Entry, Request, Texts};
+use base::limits::{RELOAD_REMOVE_TIMEOUT, REMOVE_STEP};
+use datapath::events::{What, reason};
+use sys::threads::lock;
 
 /// Reads the configuration again on request.
 pub struct Reloader {

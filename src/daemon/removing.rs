@@ -4,7 +4,7 @@
 //!
 //! 1. its entry is removed, and that is written down; its addresses are free, its thread is to end;
 //! 2. the thread ends, with the rings quiet, and the socket goes, or the interface;
-//! 3. a table of ports without it is published ([`crate::port::table`]);
+//! 3. a table of ports without it is published ([`datapath::port::table`]);
 //! 4. all workers go by that table: no frame of a burst goes there any more, nothing is owed to it,
 //!    and no worker can learn an address for it;
 //! 5. what was learned there is forgotten, and its number may be another port's.
@@ -24,12 +24,12 @@ use super::running_port::RunningPort;
 use super::serving::Serving;
 use super::state_store::NotSaved;
 use super::{Daemon, PortError, uplink};
-use crate::config::{Entry, Origin};
-use crate::events::What;
-use crate::limits::{REMOVE_STEP, REMOVE_TIMEOUT};
-use crate::switch::PortId;
-use crate::sys::clock;
-use crate::vhost_user::session::Context;
+use api::config::{Entry, Origin};
+use base::limits::{REMOVE_STEP, REMOVE_TIMEOUT};
+use datapath::events::What;
+use datapath::vhost_user::session::Context;
+use switch::PortId;
+use sys::clock;
 
 /// One of them.
 pub(super) struct Removing {

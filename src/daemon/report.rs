@@ -2,12 +2,12 @@
 
 use std::fmt::Write;
 
-use crate::port::{Port, PortTable};
-use crate::stats::{Counter, QueueStats, WorkerStats};
-use crate::switch::Fdb;
-use crate::sys::clock;
-use crate::sys::footprint::Footprint;
-use crate::worker::Workers;
+use base::stats::{Counter, QueueStats, WorkerStats};
+use datapath::port::{Port, PortTable};
+use datapath::worker::Workers;
+use switch::Fdb;
+use sys::clock;
+use sys::footprint::Footprint;
 
 /// Writes all counters at level info.
 pub fn log(ports: &PortTable, workers: &Workers, fdb: &Fdb) {
@@ -79,7 +79,7 @@ fn log_queue(port: &Port, direction: &str, index: usize, stats: &QueueStats) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::{DropReason, PortStats};
+    use base::stats::{DropReason, PortStats};
 
     const PAGE: &str = include_str!("../../docs/counters.md");
 

@@ -16,15 +16,15 @@ use super::handover::{Handover, Received};
 use super::running_port::RunningPort;
 use super::serving::Opened;
 use super::{Background, Daemon, PortError, StartError, uplink};
-use crate::config::Endpoint;
-use crate::events::What;
-use crate::limits::{REMOVE_TICK, RETRY_IDLE_TICK, RETRY_STOP_TIMEOUT, RETRY_TICK};
-use crate::port::Port;
-use crate::sys::notify::notify;
-use crate::sys::sandbox;
-use crate::sys::threads::lock;
-use crate::vhost_user::socket::Place;
-use crate::worker::Workers;
+use api::config::Endpoint;
+use base::limits::{REMOVE_TICK, RETRY_IDLE_TICK, RETRY_STOP_TIMEOUT, RETRY_TICK};
+use datapath::events::What;
+use datapath::port::Port;
+use datapath::vhost_user::socket::Place;
+use datapath::worker::Workers;
+use sys::notify::notify;
+use sys::sandbox;
+use sys::threads::lock;
 
 /// Starts a service; an error says why it cannot be had.
 type Start = Box<dyn FnMut() -> Result<(), String> + Send>;

@@ -12,13 +12,13 @@ use std::time::Instant;
 
 use super::build;
 use super::state;
-use crate::config::{Difference, Kind, Settings};
-use crate::events::Events;
-use crate::limits::REMOVE_STEP;
-use crate::port::{Port, Ports};
-use crate::sys::netlink::NetlinkError;
-use crate::sys::threads::lock;
-use crate::worker::Workers;
+use api::config::{Difference, Kind, Settings};
+use base::limits::REMOVE_STEP;
+use datapath::events::Events;
+use datapath::port::{Port, Ports};
+use datapath::worker::Workers;
+use sys::netlink::NetlinkError;
+use sys::threads::lock;
 
 /// A port, which may be another one for each of its sessions.
 #[derive(Debug)]

@@ -14,14 +14,14 @@ use std::time::Duration;
 
 use super::drops::Drops;
 use super::paced::{Reports, counted};
-use crate::diagnosis::facts::Sender;
-use crate::diagnosis::history::{Counts, History, Senders};
-use crate::port::{Port, PortTable, Ports};
-use crate::stats::{Direction, DropReason, Traffic};
-use crate::sys::clock;
-use crate::sys::threads::{lock, pause};
-use crate::worker::Helper;
-use crate::worker::Workers;
+use api::diagnosis::facts::Sender;
+use api::diagnosis::history::{Counts, History, Senders};
+use base::stats::{Direction, DropReason, Traffic};
+use datapath::port::{Port, PortTable, Ports};
+use datapath::worker::Helper;
+use datapath::worker::Workers;
+use sys::clock;
+use sys::threads::{lock, pause};
 
 /// The thread's life.
 pub fn run(samples: &Samples, ports: &Ports, workers: &Workers, stopping: &AtomicBool) {
@@ -259,8 +259,8 @@ fn counts(port: &Port, [input, output]: &[Traffic; 2]) -> Counts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::state::carry;
-    use crate::diagnosis::history::{LATELY, MOMENT};
+    use crate::state::carry;
+    use api::diagnosis::history::{LATELY, MOMENT};
 
     fn no_buffer(port: &Port, frames: u64) {
         port.as_guest().unwrap().rx[0].stats.drops.add(DropReason::NoBuffer, frames);

@@ -8,10 +8,10 @@ use std::io;
 use std::path::Path;
 
 use super::Daemon;
-use crate::config::{Config, Control, Endpoint, Kind, Latency, MetricsSocket, Texts};
-use crate::sys::fs::directory_of;
-use crate::sys::sandbox::{self, Allowed, State, Use};
-use crate::sys::{group, tap, wakeup};
+use api::config::{Config, Control, Endpoint, Kind, Latency, MetricsSocket, Texts};
+use sys::fs::directory_of;
+use sys::sandbox::{self, Allowed, State, Use};
+use sys::{group, tap, wakeup};
 
 /// No group has this name, so that each source of groups is asked for it.
 const NO_GROUP: &str = "no group has this name";

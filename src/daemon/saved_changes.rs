@@ -22,9 +22,9 @@ use std::fmt::Display;
 use serde::{Deserialize, Serialize};
 
 use super::desired::{Changed, Desired};
-use crate::config::{Config, Entry, Kind, Origin, Settings, Value};
-use crate::frame::MacAddr;
-use crate::limits::{MAX_PORTS, MAX_STATIC_MACS};
+use api::config::{Config, Entry, Kind, Origin, Settings, Value};
+use base::frame::MacAddr;
+use base::limits::{MAX_PORTS, MAX_STATIC_MACS};
 
 const VERSION: u64 = 1;
 

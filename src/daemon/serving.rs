@@ -16,13 +16,13 @@ use super::handover::{Handover, Received};
 use super::running_port::RunningPort;
 use super::uplink::{self, UplinkError};
 use super::{Daemon, PortError, build, start_helper, stream};
-use crate::config::{self, Entry};
-use crate::frame::MacAddr;
-use crate::limits::SESSION_STACK_BYTES;
-use crate::port::{Endpoint, Port};
-use crate::switch::Fdb;
-use crate::vhost_user::socket::{Place, SocketError};
-use crate::worker::Workers;
+use api::config::{self, Entry};
+use base::frame::MacAddr;
+use base::limits::SESSION_STACK_BYTES;
+use datapath::port::{Endpoint, Port};
+use datapath::vhost_user::socket::{Place, SocketError};
+use datapath::worker::Workers;
+use switch::Fdb;
 
 /// Socket or interface of a port.
 pub enum Opened {

@@ -15,10 +15,10 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use crate::frame::MacAddr;
-use crate::port::{Port, PortTable};
-use crate::stats::Counter;
-use crate::switch::{Entry, EntryAge, Fdb, PortId, PortView, Station};
+use base::frame::MacAddr;
+use base::stats::Counter;
+use datapath::port::{Port, PortTable};
+use switch::{Entry, EntryAge, Fdb, PortId, PortView, Station};
 
 const FIRST_LINE: &str = "vioswitch-state 1";
 
@@ -147,10 +147,10 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT};
-    use crate::port::DevicePort;
-    use crate::stats::DropReason;
-    use crate::switch::{FdbConfig, Membership, PortPolicy, Segment, VlanSet};
+    use base::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT};
+    use base::stats::DropReason;
+    use datapath::port::DevicePort;
+    use switch::{FdbConfig, Membership, PortPolicy, Segment, VlanSet};
 
     const NOW: u32 = 1000;
 

@@ -17,9 +17,9 @@ use serde::{Deserialize, Serialize};
 use super::degraded::{Code, Degradation};
 use super::desired::Desired;
 use super::saved_changes::{self, Differences};
-use crate::config::{Text, Texts};
-use crate::limits::MAX_STATE_BYTES;
-use crate::sys::state_dir::{self, Prepared, StateDir, Unreadable};
+use api::config::{Text, Texts};
+use base::limits::MAX_STATE_BYTES;
+use sys::state_dir::{self, Prepared, StateDir, Unreadable};
 
 /// The file of changes.
 const CHANGES: &str = "runtime.json";

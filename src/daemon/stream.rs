@@ -2,7 +2,7 @@
 //!
 //! While a peer is connected its frames are the workers' affair. They say when the connection has
 //! ended, and this thread closes it: there may be descriptors in its queue whose closing lasts
-//! ([`crate::guard::disposal`]). Meanwhile other peers that connect wait in the queue of the
+//! ([`datapath::guard::disposal`]). Meanwhile other peers that connect wait in the queue of the
 //! listening socket.
 
 use std::os::fd::{AsFd, AsRawFd};
@@ -13,19 +13,19 @@ use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::front_end::{Acceptor, wait_for_closing};
-use crate::events::{What, reason};
-use crate::frame::Offloads;
-use crate::guard::disposal::Guarded;
-use crate::limits::{ACCEPT_RETRY_MAX, CLOSE_TIMEOUT_MILLIS, DROPPED_PAUSE};
-use crate::port::device::Device;
-use crate::port::device::stream::{Connection, End};
-use crate::port::{DevicePort, FrontEnd, Port};
-use crate::sys::eventfd::is_readable;
-use crate::sys::poll::{self, Wake};
-use crate::sys::threads::run_again_after_panic;
-use crate::sys::unix_socket;
-use crate::vhost_user::socket::Opened;
-use crate::worker::{Token, Workers};
+use base::frame::Offloads;
+use base::limits::{ACCEPT_RETRY_MAX, CLOSE_TIMEOUT_MILLIS, DROPPED_PAUSE};
+use datapath::events::{What, reason};
+use datapath::guard::disposal::Guarded;
+use datapath::port::device::Device;
+use datapath::port::device::stream::{Connection, End};
+use datapath::port::{DevicePort, FrontEnd, Port};
+use datapath::vhost_user::socket::Opened;
+use datapath::worker::{Token, Workers};
+use sys::eventfd::is_readable;
+use sys::poll::{self, Wake};
+use sys::threads::run_again_after_panic;
+use sys::unix_socket;
 
 /// Serves peers until `stop` is written.
 pub fn serve(port: &Port, mut acceptor: Acceptor, workers: &Workers, stop: &EventFd) {

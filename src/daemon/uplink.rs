@@ -11,18 +11,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::handover::Handover;
-use crate::events::What;
-use crate::frame::Offloads;
-use crate::limits::TAP_RETRY_MILLIS;
-use crate::port::device::{Device, Lost};
-use crate::port::{Behind, DevicePort, Port, PortTable};
-use crate::sys::holder::Holder;
-use crate::sys::netlink::{self, Link};
-use crate::sys::tap::{self, Missing, Tap, TapError, TapQueue};
-use crate::sys::tap_ring::Io;
-use crate::sys::xdp::{self, Mode, Xdp, XdpError};
-use crate::words::counted;
-use crate::worker::{Token, Workers};
+use base::frame::Offloads;
+use base::limits::TAP_RETRY_MILLIS;
+use base::words::counted;
+use datapath::events::What;
+use datapath::port::device::{Device, Lost};
+use datapath::port::{Behind, DevicePort, Port, PortTable};
+use datapath::worker::{Token, Workers};
+use sys::holder::Holder;
+use sys::netlink::{self, Link};
+use sys::tap::{self, Missing, Tap, TapError, TapQueue};
+use sys::tap_ring::Io;
+use sys::xdp::{self, Mode, Xdp, XdpError};
 
 /// Why an uplink cannot be attached.
 #[derive(Debug, thiserror::Error)]
@@ -378,12 +378,12 @@ mod tests {
     use std::sync::atomic::AtomicU32;
 
     use super::*;
-    use crate::daemon::start_helper;
-    use crate::guard::BlockedWriterWatch;
-    use crate::port::Ports;
-    use crate::port::device::fake::attach_lost;
-    use crate::switch::{Fdb, FdbConfig, Rules};
-    use crate::worker::Shared;
+    use crate::start_helper;
+    use datapath::guard::BlockedWriterWatch;
+    use datapath::port::Ports;
+    use datapath::port::device::fake::attach_lost;
+    use datapath::worker::Shared;
+    use switch::{Fdb, FdbConfig, Rules};
 
     fn wait_closed(closed: &AtomicU32, count: u32) {
         for _ in 0..1000 {

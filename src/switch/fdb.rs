@@ -19,7 +19,7 @@
 use std::sync::{PoisonError, TryLockError};
 
 use super::segment::{Segment, Station};
-use crate::limits::{
+use base::limits::{
     FDB_LOCK_ATTEMPTS, FDB_MAX_ENTRIES_LIMIT, FDB_MAX_PORTS, FDB_PREFETCH_ENTRIES, FDB_SHARDS,
     FDB_SWEEP_BUCKETS,
 };

@@ -13,7 +13,7 @@
 use super::fdb::{Learn, PortId, Tick};
 use super::policy::{Decision, Flood};
 use super::segment::Station;
-use crate::limits::BURST_FRAMES;
+use base::limits::BURST_FRAMES;
 
 /// Twice the addresses, so that probes stay short.
 const INDEX_SLOTS: usize = 2 * BURST_FRAMES;
@@ -125,8 +125,8 @@ impl Default for BurstMemo {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frame::MacAddr;
-    use crate::switch::Segment;
+    use crate::Segment;
+    use base::frame::MacAddr;
 
     const NOW: Tick = Tick::from_bits(100);
 

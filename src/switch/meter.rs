@@ -15,9 +15,9 @@
 //!
 //! Time is an argument, in ticks of any clock.
 
-use crate::budget::Budget;
-use crate::frame::Load;
-use crate::limits::{
+use base::budget::Budget;
+use base::frame::Load;
+use base::limits::{
     RATE_BURST_BYTES, RATE_BURST_NANOS, RATE_BURST_PACKETS, RATE_LATE_NANOS, RATE_TURN_NANOS,
 };
 

@@ -7,7 +7,7 @@
 
 use super::{PortId, VlanId};
 
-words! {
+base::words! {
     /// Which frames of a port, seen from the switch.
     Way {
         /// Those that come from it.

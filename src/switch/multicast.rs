@@ -19,7 +19,7 @@
 //! a time; a worker tries to get it, and a port writes [`MEMBERSHIP_RECORDS_PER_SECOND`] records.
 //! Nothing is allocated after the start.
 //!
-//! [`multicast::is_limitable`]: crate::frame::multicast::is_limitable
+//! [`multicast::is_limitable`]: base::frame::multicast::is_limitable
 
 mod table;
 
@@ -30,8 +30,8 @@ use std::sync::{PoisonError, TryLockError};
 use super::fdb::PortId;
 use super::segment::Segment;
 use super::sync::{Mutex, MutexGuard, spin_loop};
-use crate::frame::multicast::{Message, Query, Refused, is_limitable, mac as address_of};
-use crate::limits::{
+use base::frame::multicast::{Message, Query, Refused, is_limitable, mac as address_of};
+use base::limits::{
     MAX_GROUPS, MAX_GROUPS_PER_PORT, MAX_GROUPS_PER_SEGMENT, MAX_PORTS, MAX_QUERY_INTERVAL_SECONDS,
     MAX_QUERY_RESPONSE_SECONDS, MAX_SNOOPED_SEGMENTS, MEMBERSHIP_RECORDS_PER_SECOND,
     QUERY_GRACE_SECONDS, RESERVED_GROUPS_PER_SEGMENT, SNOOPING_LOCK_ATTEMPTS,

@@ -41,8 +41,7 @@ pub trait PortView {
     fn passes(&self, port: PortId) -> ReservedSet;
 }
 
-/// A slice indexed by port number.
-#[cfg(test)]
+/// Ports by number, without settings of their own.
 impl PortView for [Option<PortKind>] {
     fn kind(&self, port: PortId) -> Option<PortKind> {
         self.get(usize::from(port)).copied().flatten()

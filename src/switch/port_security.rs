@@ -21,7 +21,7 @@
 //! The bytes are private ones, of which a frame of most kinds needs no more than the snapshot:
 //! [`Refused::Short`] asks for the rest of [`MAX_HEADERS_LEN`], [`Refused::Whole`] for all.
 //!
-//! [`MAX_HEADERS_LEN`]: crate::limits::MAX_HEADERS_LEN
+//! [`MAX_HEADERS_LEN`]: base::limits::MAX_HEADERS_LEN
 
 mod arp;
 mod clients;
@@ -40,11 +40,11 @@ pub use clients::DhcpClients;
 use headers::Sent;
 pub use headers::{Headers, Refused};
 
-use crate::frame::MacAddr;
-use crate::frame::ethernet::{
+use base::frame::MacAddr;
+use base::frame::ethernet::{
     ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_QINQ, ETHERTYPE_RARP, ETHERTYPE_VLAN,
 };
-use crate::frame::prefix::Prefix;
+use base::frame::prefix::Prefix;
 
 /// What a port may send.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -214,7 +214,7 @@ pub struct Violation {
     pub address: Address,
 }
 
-words! {
+base::words! {
     /// Rules, by what of a frame breaks them, with the names of their counters and in events.
     Rule {
         /// The source address.

@@ -4,10 +4,10 @@
 //! A protocol is known by address and type together, as several share an address. Of a frame with
 //! VLAN tags the type behind them counts. PAUSE (01) is none of them: it is about one link.
 
-use crate::frame::MacAddr;
-use crate::frame::ethernet::l3_offset;
+use base::frame::MacAddr;
+use base::frame::ethernet::l3_offset;
 
-words! {
+base::words! {
     /// A protocol whose frames may pass, with its name in `pass=`.
     Reserved {
         /// IEEE Std 802.1AB.

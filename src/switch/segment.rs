@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use crate::frame::MacAddr;
-use crate::limits::FDB_MAX_BRIDGES;
+use base::frame::MacAddr;
+use base::limits::FDB_MAX_BRIDGES;
 
 /// Number of a bridge; 0 is the one that ports are in which name none.
 pub type BridgeId = u16;

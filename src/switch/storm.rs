@@ -1,9 +1,9 @@
 //! Storm control: how much of what a port sends may be flooded, by the class of the frame.
 
 use super::meter::Limit;
-use crate::frame::MacAddr;
+use base::frame::MacAddr;
 
-words! {
+base::words! {
     /// What is flooded, with its name in `storm=`.
     FloodClass {
         /// Frames for all stations.

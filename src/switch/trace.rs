@@ -80,8 +80,8 @@ impl<P: PortView + ?Sized> Policy<'_, P> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frame::MacAddr;
-    use crate::switch::{Fdb, FdbConfig, PortKind, Rules};
+    use crate::{Fdb, FdbConfig, PortKind, Rules};
+    use base::frame::MacAddr;
 
     const NOW: u32 = 10;
     const KINDS: [Option<PortKind>; 5] = [

@@ -5,8 +5,8 @@
 //! priority and stands for no tag.
 
 use super::segment::VlanId;
-use crate::frame::ethernet::{self, TagEdit, VLAN_TAG_LEN};
-use crate::limits::MAX_VLAN;
+use base::frame::ethernet::{self, TagEdit, VLAN_TAG_LEN};
+use base::limits::MAX_VLAN;
 
 /// Which of a tag's 16 bits are the identifier.
 const VID_MASK: u16 = 0x0fff;
@@ -196,8 +196,8 @@ impl Membership {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frame::ethernet::TagBytes;
-    use crate::limits::SNAPSHOT_LEN;
+    use base::frame::ethernet::TagBytes;
+    use base::limits::SNAPSHOT_LEN;
 
     /// The first bytes of a frame with these tags.
     fn frame(tags: &[(u16, u16)]) -> Vec<u8> {

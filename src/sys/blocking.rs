@@ -139,7 +139,7 @@ mod tests {
     use std::sync::Barrier;
 
     use super::*;
-    use crate::sys::eventfd::is_readable;
+    use crate::eventfd::is_readable;
 
     fn woken(waker: &Waker) {
         let end = Instant::now() + Duration::from_secs(60);

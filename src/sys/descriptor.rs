@@ -1,7 +1,7 @@
 //! Flags and ownership of descriptors that another process opened.
 
 use std::io;
-#[cfg(test)]
+#[cfg(any(test, feature = "test-utils"))]
 use std::os::fd::IntoRawFd;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
@@ -9,11 +9,11 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-#[cfg(test)]
+#[cfg(any(test, feature = "test-utils"))]
 use vmm_sys_util::eventfd::EventFd;
 
 /// Whether an exec(2) would close `fd`.
-#[cfg(test)]
+#[cfg(any(test, feature = "test-utils"))]
 pub fn is_close_on_exec(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(rustix::io::fcntl_getfd(fd)?.contains(FdFlags::CLOEXEC))
 }
@@ -64,22 +64,22 @@ fn flags_of(number: RawFd) -> io::Result<FdFlags> {
 }
 
 /// The same descriptor with the operations of an eventfd, for tests that look into one.
-#[cfg(test)]
-pub(crate) fn into_eventfd(file: OwnedFd) -> EventFd {
+#[cfg(any(test, feature = "test-utils"))]
+pub fn into_eventfd(file: OwnedFd) -> EventFd {
     // SAFETY: `file` gave up ownership, so the number is open and not owned elsewhere.
     unsafe { EventFd::from_raw_fd(file.into_raw_fd()) }
 }
 
 /// The inverse of [`into_eventfd`], for tests that hand eventfds over.
-#[cfg(test)]
-pub(crate) fn from_eventfd(eventfd: EventFd) -> OwnedFd {
+#[cfg(any(test, feature = "test-utils"))]
+pub fn from_eventfd(eventfd: EventFd) -> OwnedFd {
     // SAFETY: `eventfd` gave up ownership, so the number is open and not owned elsewhere.
     unsafe { OwnedFd::from_raw_fd(eventfd.into_raw_fd()) }
 }
 
 /// A copy of `fd` as a child would inherit it: not close-on-exec, and without an owner.
-#[cfg(test)]
-pub(crate) fn inheritable(fd: BorrowedFd<'_>) -> RawFd {
+#[cfg(any(test, feature = "test-utils"))]
+pub fn inheritable(fd: BorrowedFd<'_>) -> RawFd {
     let copy = rustix::io::fcntl_dupfd_cloexec(fd, 3).unwrap();
     fcntl_setfd(&copy, FdFlags::empty()).unwrap();
     copy.into_raw_fd()

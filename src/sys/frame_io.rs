@@ -144,7 +144,7 @@ pub trait FrameBatch: Send {
     fn begin(&mut self);
 
     /// Private memory for the next frame and the header before it, at least
-    /// [`TAP_BATCH_ROOM`](crate::limits::TAP_BATCH_ROOM) bytes; none if the batch is full.
+    /// [`TAP_BATCH_ROOM`](base::limits::TAP_BATCH_ROOM) bytes; none if the batch is full.
     fn room(&mut self) -> Option<&mut [u8]>;
 
     /// Adds the frame that lies in the first `len` bytes of the room.

@@ -133,8 +133,8 @@ pub fn page_size() -> u64 {
 }
 
 /// The flags of the mapping at `addr`: `VmFlags` of smaps in proc(5).
-#[cfg(test)]
-pub(crate) fn vm_flags(addr: usize) -> Vec<String> {
+#[cfg(any(test, feature = "test-utils"))]
+pub fn vm_flags(addr: usize) -> Vec<String> {
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let number = |text| usize::from_str_radix(text, 16).ok();
     let mut inside = false;

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use super::tap::CLONE_DEVICE;
 use super::unix_socket;
-use crate::limits::{HOLDER_DESCRIPTORS, HOLDER_PROCESSES, HOLDER_TIMEOUT};
+use base::limits::{HOLDER_DESCRIPTORS, HOLDER_PROCESSES, HOLDER_TIMEOUT};
 
 /// Most that is read of one file of `/proc`.
 const MAX_FILE: u64 = 4096;

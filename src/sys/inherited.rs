@@ -5,7 +5,7 @@ use std::env;
 use std::os::fd::{OwnedFd, RawFd};
 
 use super::descriptor::adopt_inherited;
-use crate::limits::MAX_PASSED_FDS;
+use base::limits::MAX_PASSED_FDS;
 
 /// The first number that a service manager uses.
 const FIRST: RawFd = 3;

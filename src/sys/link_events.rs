@@ -83,11 +83,11 @@ mod tests {
 
     use rustix::net::sockopt::set_socket_recv_buffer_size;
 
-    use crate::frame::Offloads;
-    use crate::sys::netlink::Link;
-    use crate::sys::poll::is_ready_by;
-    use crate::sys::tap::{self, Missing, Tap};
-    use crate::sys::testns;
+    use crate::netlink::Link;
+    use crate::poll::is_ready_by;
+    use crate::tap::{self, Missing, Tap};
+    use crate::testns;
+    use base::frame::Offloads;
 
     fn stop() -> EventFd {
         EventFd::new(libc::EFD_NONBLOCK).unwrap()

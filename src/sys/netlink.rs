@@ -17,8 +17,8 @@ use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use super::poll::{Interest, is_ready_by};
-use crate::frame::MacAddr;
-use crate::limits::{NETLINK_MAX_MESSAGES, NETLINK_TIMEOUT_MILLIS};
+use base::frame::MacAddr;
+use base::limits::{NETLINK_MAX_MESSAGES, NETLINK_TIMEOUT_MILLIS};
 
 // linux/if_link.h and linux/if_tun.h, where libc has no names.
 const IFLA_INFO_KIND: u16 = 1;
@@ -435,9 +435,9 @@ pub(super) fn modify(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frame::Offloads;
-    use crate::sys::tap::{self, Missing};
-    use crate::sys::testns;
+    use crate::tap::{self, Missing};
+    use crate::testns;
+    use base::frame::Offloads;
 
     #[test]
     fn the_loopback_interface_is_described_without_privilege() {

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use super::poll::{self, Interest};
-use crate::limits::KEEP_TIMEOUT;
+use base::limits::KEEP_TIMEOUT;
 
 /// Sends `state` (lines `KEY=value`, see sd_notify(3)) to the service manager, if there is one. A
 /// manager that does not read gets nothing and is not waited for.

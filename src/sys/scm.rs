@@ -94,7 +94,7 @@ pub fn send(socket: BorrowedFd<'_>, buffer: &[u8]) -> io::Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::descriptor;
+    use crate::descriptor;
     use std::io::{PipeReader, Read, pipe};
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;

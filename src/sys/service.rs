@@ -11,7 +11,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::eventfd::is_readable;
 use super::poll::{self, Wake};
 use super::threads::{join_until, run_again_after_panic};
-use crate::limits::ACCEPT_RETRY_MAX;
+use base::limits::ACCEPT_RETRY_MAX;
 
 /// The thread, and how it is made to end.
 pub struct Service {

@@ -19,8 +19,8 @@ use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref, ioctl_with_val};
 use super::descriptor;
 use super::netlink::{self, Link, NetlinkError};
 pub use super::tap_io::TapQueue;
-use crate::frame::{Offloads, VNET_HDR_LEN};
-use crate::limits::MAX_TAP_QUEUES;
+use base::frame::{Offloads, VNET_HDR_LEN};
+use base::limits::MAX_TAP_QUEUES;
 
 /// Request numbers of `linux/if_tun.h`. The size in a number is that of the C declaration, not of
 /// what is passed.
@@ -336,8 +336,8 @@ fn flags_in(request: &libc::ifreq) -> libc::c_int {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::frame_io::{FrameIo, Transfer};
-    use crate::sys::testns;
+    use crate::frame_io::{FrameIo, Transfer};
+    use crate::testns;
 
     /// Makes a persistent interface, as `ip tuntap add` does. It goes with the namespace.
     fn persist(name: &str, flags: libc::c_int) {

@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex};
 
 use super::frame_io::{FrameBatch, FrameIo, Transfer};
 use super::tap_ring::{Refused, TapRing};
-use crate::limits::TAP_BATCH_LEAST;
+use base::limits::TAP_BATCH_LEAST;
 
 /// One attached queue; detached on drop.
 #[derive(Debug)]
@@ -103,11 +103,11 @@ mod tests {
     use vmm_sys_util::ioctl::ioctl_with_ref;
     use vmm_sys_util::ioctl_iow_nr;
 
-    use crate::frame::Offloads;
-    use crate::sys::fs::{memfd, page_size};
-    use crate::sys::netlink::{self, modify};
-    use crate::sys::tap::{self, Missing, Tap};
-    use crate::sys::testns::{self, Packets};
+    use crate::fs::{memfd, page_size};
+    use crate::netlink::{self, modify};
+    use crate::tap::{self, Missing, Tap};
+    use crate::testns::{self, Packets};
+    use base::frame::Offloads;
 
     ioctl_iow_nr!(TUNSETQUEUE, b'T' as u32, 217, libc::c_int);
 

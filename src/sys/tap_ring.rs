@@ -20,7 +20,7 @@ use io_uring::register::Restriction;
 use io_uring::{IoUring, opcode, squeue, types};
 
 use super::frame_io::{FrameBatch, Transfer};
-use crate::limits::{BURST_FRAMES, TAP_BATCH_LEAST, TAP_BATCH_ROOM};
+use base::limits::{BURST_FRAMES, TAP_BATCH_LEAST, TAP_BATCH_ROOM};
 
 /// Removes the registered files: what io_uring_register(2) may be asked for later.
 const UNREGISTER_FILES: u8 = 3;
@@ -29,7 +29,7 @@ const CACHE_LINE: usize = 64;
 /// A result that is not there yet. The kernel's are lengths and errnos.
 const MISSING: i32 = i32::MIN;
 
-words! {
+base::words! {
     /// How frames are written to a TAP.
     Io {
         /// By a ring if the kernel permits it.
@@ -232,12 +232,12 @@ mod tests {
     use std::sync::Mutex;
     use std::time::Duration;
 
-    use crate::frame::Offloads;
-    use crate::sys::frame_io::FrameIo;
-    use crate::sys::netlink::modify;
-    use crate::sys::tap::{self, Missing, TapQueue};
-    use crate::sys::tap_io;
-    use crate::sys::testns::{self, Packets};
+    use crate::frame_io::FrameIo;
+    use crate::netlink::modify;
+    use crate::tap::{self, Missing, TapQueue};
+    use crate::tap_io;
+    use crate::testns::{self, Packets};
+    use base::frame::Offloads;
 
     /// IEEE Std 802 local experimental EtherType 2.
     const TYPE: u16 = 0x88b6;
@@ -468,7 +468,7 @@ mod tests {
         let (_reader, writer) = io::pipe().unwrap();
         let writer = Arc::new(OwnedFd::from(writer));
         let fill = tap_io::TapQueue::new(writer.as_fd().try_clone_to_owned().unwrap());
-        crate::sys::descriptor::set_nonblocking(writer.as_fd()).unwrap();
+        crate::descriptor::set_nonblocking(writer.as_fd()).unwrap();
         while matches!(fill.write(&[0; 4096]), Transfer::Done(_)) {}
         rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::empty()).unwrap();
         assert_eq!(TapRing::new(writer).unwrap_err(), Refused::SelfTest);

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::limits::{PANIC_LINES_PER_SECOND, RESTART_PAUSE_MAX, RESTART_PAUSE_MIN};
+use base::limits::{PANIC_LINES_PER_SECOND, RESTART_PAUSE_MAX, RESTART_PAUSE_MIN};
 
 /// Takes a lock. A panic under it was contained; what it left is gone on with.
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

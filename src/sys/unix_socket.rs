@@ -16,7 +16,7 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
-use crate::limits::MAX_SOCKET_PATH;
+use base::limits::MAX_SOCKET_PATH;
 
 /// A new stream socket, close-on-exec and non-blocking.
 pub fn stream_socket() -> io::Result<OwnedFd> {

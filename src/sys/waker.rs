@@ -65,7 +65,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::sys::eventfd::is_readable;
+    use crate::eventfd::is_readable;
 
     #[test]
     fn it_is_written_once_for_each_sleep() {

@@ -213,7 +213,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::time::{Duration, Instant};
 
-    use crate::sys::poll::{Interest, is_ready_by};
+    use crate::poll::{Interest, is_ready_by};
 
     fn directory() -> PathBuf {
         let path = std::env::temp_dir().join(format!(

@@ -27,7 +27,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::netlink::{self, Link, NetlinkError};
 use super::tap::is_valid_name;
-use crate::limits::{MAX_XDP_MTU, MAX_XDP_QUEUES, XDP_CLOSE_MILLIS};
+use base::limits::{MAX_XDP_MTU, MAX_XDP_QUEUES, XDP_CLOSE_MILLIS};
 pub use queue::XdpQueue;
 
 /// Where an interface runs the program.

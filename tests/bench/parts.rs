@@ -34,7 +34,7 @@ mod memo;
 mod offload;
 
 /// Frames or addresses of one iteration where the part itself knows no bursts.
-const BURST: usize = vioswitch::limits::BURST_FRAMES;
+const BURST: usize = base::limits::BURST_FRAMES;
 
 /// Short runs: some ninety lines are to take about a minute. What a longer run would gain in
 /// precision, the machine's drift takes away.

@@ -24,14 +24,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use ::sys::clock;
+use base::frame::MacAddr;
+use base::stats::{Direction, WorkerStats};
+use datapath::guard::BlockedWriterWatch;
+use datapath::pipeline::Pipeline;
+use datapath::port::{Port, PortTable};
+use switch::{Fdb, FdbConfig, PortId, Rules};
 use testkit::sys;
-use vioswitch::frame::MacAddr;
-use vioswitch::guard::BlockedWriterWatch;
-use vioswitch::pipeline::Pipeline;
-use vioswitch::port::{Port, PortTable};
-use vioswitch::stats::{Direction, WorkerStats};
-use vioswitch::switch::{Fdb, FdbConfig, PortId, Rules};
-use vioswitch::sys::clock;
 
 use guest::{Driver, Guest, HEADER};
 

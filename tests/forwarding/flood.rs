@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use base::limits::FLOOD_RECEIVERS;
 use testkit::SOON;
 use testkit::counters::at_rest;
 use testkit::proc::{Daemon, Dir, wait_for};
 use testkit::rounds;
 use testkit::stream::Peer;
 use testkit::vm::{Vm, VmConfig, mac_of};
-use vioswitch::limits::FLOOD_RECEIVERS;
 
 const PORTS: usize = FLOOD_RECEIVERS + 40;
 /// The station behind the stream.

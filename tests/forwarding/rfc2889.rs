@@ -4,13 +4,13 @@
 
 use std::time::{Duration, Instant};
 
+use base::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_RESERVED_PER_PORT};
 use testkit::SOON;
 use testkit::frontend::feat;
 use testkit::proc::{Daemon, run_queue_wait};
 use testkit::rounds;
 use testkit::vm::{Vm, VmConfig, mac_of};
 use testkit::vnet::{GSO_TCPV4, Header, NEEDS_CSUM};
-use vioswitch::limits::{FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_RESERVED_PER_PORT};
 
 const BROADCAST: [u8; 6] = [0xff; 6];
 /// How long nothing may come where nothing must.

@@ -8,6 +8,11 @@
 //!
 //! The packets are the same in every run. `PROPTEST_RNG_SEED` and `PROPTEST_CASES` give others.
 
+use base::frame::offload::{
+    self, GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM, Offloads, Request,
+};
+use base::frame::{Segmenter, Sum, VnetHdr};
+use base::limits::{MAX_HEADERS_LEN, MAX_SEGMENTS};
 use etherparse::{
     EtherType, Ethernet2Header, IpFragOffset, IpNumber, Ipv4Header, Ipv4Options, Ipv6Extensions,
     Ipv6FlowLabel, Ipv6Header, Ipv6RawExtHeader, Ipv6RoutingExtensions, PacketHeaders,
@@ -17,11 +22,6 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
-use vioswitch::frame::offload::{
-    self, GSO_ECN, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM, Offloads, Request,
-};
-use vioswitch::frame::{Segmenter, Sum, VnetHdr};
-use vioswitch::limits::{MAX_HEADERS_LEN, MAX_SEGMENTS};
 
 /// A packet as its sender's stack has it.
 #[derive(Debug, Clone)]

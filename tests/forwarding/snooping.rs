@@ -8,13 +8,13 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use base::limits::SNOOPING_SWEEP_PAUSE;
 use testkit::SOON;
 use testkit::host::{Host, in_namespace, index_of, ip};
 use testkit::proc::{Daemon, Dir, program, wait_for};
 use testkit::relay::{INTERFACE, Stack};
 use testkit::skip;
 use testkit::stream::Peer;
-use vioswitch::limits::SNOOPING_SWEEP_PAUSE;
 
 const UPLINK: &str = "vio0";
 const STREAMS: [&str; 5] = ["m1", "m2", "other", "late", "raw"];

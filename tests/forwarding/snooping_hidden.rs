@@ -6,13 +6,13 @@
 use std::process::Command;
 use std::time::Duration;
 
+use base::limits::MEMBERSHIP_RECORDS_PER_SECOND;
 use testkit::SOON;
 use testkit::host::in_namespace;
 use testkit::proc::{Daemon, Dir, wait_for};
 use testkit::relay::{INTERFACE, Stack};
 use testkit::skip;
 use testkit::stream::Peer;
-use vioswitch::limits::MEMBERSHIP_RECORDS_PER_SECOND;
 
 use crate::snooping::sum;
 

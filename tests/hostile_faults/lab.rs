@@ -10,15 +10,15 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use vioswitch::frame::Offloads;
-use vioswitch::guard::BlockedWriterWatch;
-use vioswitch::port::{DevicePort, Endpoint, Port, PortTable, Ports};
-use vioswitch::stats::{DropReason, QueueStats};
-use vioswitch::switch::{Fdb, FdbConfig, Rules};
-use vioswitch::sys::frame_io::{FrameIo, Transfer};
-use vioswitch::vhost_user::codec::Connection;
-use vioswitch::vhost_user::session::{Account, Context, Ledger, Session};
-use vioswitch::worker::{Shared, Token, Workers};
+use base::frame::Offloads;
+use base::stats::{DropReason, QueueStats};
+use datapath::guard::BlockedWriterWatch;
+use datapath::port::{DevicePort, Endpoint, Port, PortTable, Ports};
+use datapath::vhost_user::codec::Connection;
+use datapath::vhost_user::session::{Account, Context, Ledger, Session};
+use datapath::worker::{Shared, Token, Workers};
+use switch::{Fdb, FdbConfig, Rules};
+use sys::frame_io::{FrameIo, Transfer};
 use vmm_sys_util::eventfd::EventFd;
 
 use testkit::frontend::Frontend;
@@ -229,7 +229,7 @@ impl Lab {
         self.fake.queue([from_tap(&plain([1, 0, 0x5e, 1, 1, 1], host, 0, 60))]);
         self.fake.tell();
         let learned = || {
-            let mac = vioswitch::frame::MacAddr(host);
+            let mac = base::frame::MacAddr(host);
             self.context.fdb.lookup(mac) == Some(TAP as u16)
         };
         assert!(testkit::proc::wait_for(SOON, learned), "the station is not learned");
@@ -316,7 +316,7 @@ impl Lab {
     pub fn finish(mut self) {
         self.stop.write(1).expect("stop");
         let end = Instant::now() + SOON;
-        vioswitch::sys::threads::join_until(&mut self.sessions, end);
+        sys::threads::join_until(&mut self.sessions, end);
         assert!(self.sessions.is_empty(), "a session does not end");
         self.context.workers.stop(end);
     }

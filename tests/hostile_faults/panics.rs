@@ -4,9 +4,9 @@
 
 use std::time::Duration;
 
-use vioswitch::config::{Asked, Machine, Request, Texts};
-use vioswitch::daemon::Daemon;
-use vioswitch::stats::DropReason;
+use api::config::{Asked, Machine, Request, Texts};
+use base::stats::DropReason;
+use daemon::Daemon;
 
 use crate::lab::{Answer, EVIL, HOST, Lab, SOON, TAKE, TAP, chat, from_tap, plain, sprung, trap};
 use testkit::frontend::{Acks, Frontend, feat, req};

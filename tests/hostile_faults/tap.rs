@@ -4,8 +4,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use vioswitch::stats::DropReason;
-use vioswitch::sys::frame_io::Transfer;
+use base::stats::DropReason;
+use sys::frame_io::Transfer;
 
 use crate::lab::{Answer, EVIL, HOST, Lab, SOON, TAKE, TAP, chat, from_tap, plain};
 use testkit::proc::wait_for;

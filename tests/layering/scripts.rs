@@ -117,9 +117,9 @@ fn pages_name_scripts_options_and_files_that_exist() {
 #[test]
 fn the_scan_sees_commands_and_no_patterns() {
     let line =
-        "`scripts/demo --keep`, tests/PROGRAM/FILE.rs, ../src/x.rs, `docs/*.md`, src/limits.rs.";
+        "`scripts/demo --keep`, tests/PROGRAM/FILE.rs, ../src/x.rs, `docs/*.md`, src/base/x.rs.";
     let paths: Vec<&str> = named(line).into_iter().map(|(path, _)| path).collect();
-    assert_eq!(paths, ["scripts/demo", "src/limits.rs"]);
+    assert_eq!(paths, ["scripts/demo", "src/base/x.rs"]);
     assert_eq!(options(" --keep [--seed=N] x  # and --none"), ["--keep", "--seed"]);
     assert_eq!(options("` and --none"), [""; 0]);
 }

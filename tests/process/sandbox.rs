@@ -17,9 +17,9 @@ use std::process::{Command, Output};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use sys::sandbox::{self, Allowed, Use};
 use testkit::host::in_namespace;
 use testkit::proc::{Daemon, Dir, wait_for};
-use vioswitch::sys::sandbox::{self, Allowed, Use};
 
 #[cfg(target_env = "gnu")]
 use super::lab::{Process, port};
@@ -253,7 +253,7 @@ fn usual() {
     let big = vec![1_u8; 64 << 20];
     assert_eq!(big[big.len() - 1], 1);
     drop(big);
-    assert!(vioswitch::sys::group::gid_of("root").is_ok());
+    assert!(sys::group::gid_of("root").is_ok());
     assert!(std::time::SystemTime::now().elapsed().is_ok());
     assert_eq!(counts(), BTreeMap::new());
 }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::Duration;
 
+use sys::sandbox;
 use testkit::frontend::req;
 use testkit::host::{Host, in_namespace, ip, veth_up};
 use testkit::mounts::{cover, own_mounts};
@@ -18,7 +19,6 @@ use testkit::proc::{Daemon, Dir, wait_for};
 use testkit::skip;
 use testkit::stream::Peer;
 use testkit::vm::{Vm, VmConfig, mac_of};
-use vioswitch::sys::sandbox;
 
 /// Everything is slower under a tracer.
 const SOON: Duration = Duration::from_secs(60);

@@ -9,6 +9,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::migration::{BEGINNING, Log};
+use api::config::{Asked, Config, Machine, Request, Settings, Texts};
+use base::frame::MacAddr;
+use daemon::{Daemon, PortError};
+use switch::PortId;
 use testkit::Rng;
 use testkit::bystanders::Bystanders;
 use testkit::frontend::{Acks, proto};
@@ -18,10 +22,6 @@ use testkit::proc::{Dir, alone, wait_for};
 use testkit::rounds;
 use testkit::traffic::{self, Stream, To};
 use testkit::vm::{Vm, VmConfig, mac_of};
-use vioswitch::config::{Asked, Config, Machine, Request, Settings, Texts};
-use vioswitch::daemon::{Daemon, PortError};
-use vioswitch::frame::MacAddr;
-use vioswitch::switch::PortId;
 
 const LOST: Duration = Duration::from_secs(20);
 /// Of the tests that count descriptors.

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use base::limits::DISCARD_MILLIS;
 use testkit::SOON;
 use testkit::frontend::{Acks, Error, Frontend, message, req};
 use testkit::net::{Job, Net, Sizes};
@@ -14,7 +15,6 @@ use testkit::rx::RxConfig;
 use testkit::sys::EventFd;
 use testkit::traffic::To;
 use testkit::vm::{Vm, VmConfig};
-use vioswitch::limits::DISCARD_MILLIS;
 
 /// A half-sent message times out after this.
 const HALF_LIMIT: Duration = Duration::from_secs(5);

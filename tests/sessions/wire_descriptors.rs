@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use datapath::guard::disposal;
+use datapath::vhost_user::codec::{Connection, Incoming, WireError};
+use datapath::vhost_user::socket::{Access, Listener, Opened};
 use testkit::proc::alone;
-use vioswitch::guard::disposal;
-use vioswitch::vhost_user::codec::{Connection, Incoming, WireError};
-use vioswitch::vhost_user::socket::{Access, Listener, Opened};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 

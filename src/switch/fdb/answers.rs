@@ -1,8 +1,8 @@
 //! What the forwarding table answers.
 
 use super::PortId;
-use crate::frame::MacAddr;
-use crate::switch::segment::Station;
+use crate::segment::Station;
+use base::frame::MacAddr;
 
 /// What became of a source address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,6 +1,6 @@
 //! How large a table may become, as a whole, for a port and for a segment.
 
-use crate::limits::{
+use base::limits::{
     FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_MAX_PER_SEGMENT, FDB_RESERVED_PER_PORT,
     FDB_RESERVED_PER_SEGMENT,
 };

@@ -21,7 +21,7 @@
 //! another one, and an address that stays costs nothing.
 
 use super::{PortId, Tick};
-use crate::limits::{FDB_FLAPS, FDB_HOLD_SECONDS, FDB_MAX_PORTS, FDB_SILENCE_SECONDS};
+use base::limits::{FDB_FLAPS, FDB_HOLD_SECONDS, FDB_MAX_PORTS, FDB_SILENCE_SECONDS};
 
 const PORT_MASK: u64 = 0x3ff;
 const _: () = assert!(FDB_MAX_PORTS as u64 == PORT_MASK + 1);

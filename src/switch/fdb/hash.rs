@@ -6,7 +6,7 @@
 //! half), the construction of wyhash and foldhash: after one round addresses that differ by a
 //! little still differ by a little times the key.
 
-use crate::frame::fold::{PI, fold};
+use base::frame::fold::{PI, fold};
 
 /// 2^32 divided by the golden ratio, odd: Knuth's multiplicative hash.
 const GOLDEN: u32 = 0x9e37_79b1;

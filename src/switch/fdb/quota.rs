@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 
 use super::super::sync::{AtomicU32, Ordering};
 use super::{CacheLine, FdbConfig, Learn, PortId, Segment};
-use crate::limits::{FDB_MAX_BRIDGES, FDB_VLANS};
+use base::limits::{FDB_MAX_BRIDGES, FDB_VLANS};
 
 /// Entries of each VLAN of a bridge.
 type Vlans = OnceLock<Box<[AtomicU32]>>;

@@ -21,8 +21,8 @@ use super::super::sync::{AtomicU32, AtomicU64, Ordering};
 use super::damping::Moves;
 use super::hash::MacHash;
 use super::{PortId, Segment, Station};
-use crate::frame::MacAddr;
-use crate::limits::FDB_MAX_PORTS;
+use base::frame::MacAddr;
+use base::limits::FDB_MAX_PORTS;
 
 /// Slots in a bucket: 8 × 8 bytes are one cache line of x86-64 and arm64.
 pub(super) const BUCKET_SLOTS: usize = 8;

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::thread;
 
 use super::*;
-use crate::frame::MacAddr;
+use base::frame::MacAddr;
 
 mod flapping;
 mod model;

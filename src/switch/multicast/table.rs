@@ -16,7 +16,7 @@ use super::super::fdb::PortId;
 use super::super::segment::Segment;
 use super::super::sync::Ordering::{Acquire, Relaxed, Release};
 use super::super::sync::{AtomicU16, AtomicU32, AtomicU64, RandomState, fence};
-use crate::limits::{
+use base::limits::{
     MAX_GROUPS, MAX_PORTS, MAX_SNOOPED_SEGMENTS, MEMBERSHIP_SECONDS, QUERIER_SECONDS,
     RESERVED_GROUPS_PER_SEGMENT,
 };

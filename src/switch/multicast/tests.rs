@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::limits::{MEMBERSHIP_SECONDS, QUERIER_SECONDS};
+use base::limits::{MEMBERSHIP_SECONDS, QUERIER_SECONDS};
 
 const A: Segment = Segment::new(0, 10);
 const B: Segment = Segment::new(0, 20);

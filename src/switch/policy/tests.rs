@@ -1,8 +1,8 @@
 //! The story of one frame, in cases.
 
 use super::*;
-use crate::frame::MacAddr;
-use crate::switch::fdb::FdbConfig;
+use crate::fdb::FdbConfig;
+use base::frame::MacAddr;
 
 const GUEST_A: Ingress = Ingress { port: 0, kind: PortKind::Guest };
 const GUEST_B: Ingress = Ingress { port: 1, kind: PortKind::Guest };

@@ -10,7 +10,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::limits::{GUARD_DHCP_CLIENTS, GUARD_DHCP_HOURS};
+use base::limits::{GUARD_DHCP_CLIENTS, GUARD_DHCP_HOURS};
 
 /// Bits of a place with the hour in which the identifier was seen last, counted from 1; the other
 /// bits are the identifier's hash.

@@ -9,7 +9,7 @@
 use core::net::Ipv4Addr;
 
 use super::{Refused, Rule, Sent};
-use crate::frame::MacAddr;
+use base::frame::MacAddr;
 
 /// Ports of UDP.
 const SERVER: u16 = 67;

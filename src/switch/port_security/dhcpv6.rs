@@ -8,8 +8,8 @@ use core::net::Ipv6Addr;
 
 use super::dhcp::Datagram;
 use super::{Refused, Rule, Sent};
-use crate::frame::MacAddr;
-use crate::limits::GUARD_DHCPV6_ASSOCIATIONS;
+use base::frame::MacAddr;
+use base::limits::GUARD_DHCPV6_ASSOCIATIONS;
 
 /// Ports of UDP.
 const CLIENT: u16 = 546;

@@ -4,8 +4,8 @@ use core::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::Deref;
 
 use super::{AllowedMacs, PortSecurity, Rule, Violation};
-use crate::frame::MacAddr;
-use crate::limits::{MAX_HEADERS_LEN, MAX_MESSAGE_LEN};
+use base::frame::MacAddr;
+use base::limits::{MAX_HEADERS_LEN, MAX_MESSAGE_LEN};
 
 /// Why a frame may not be sent, or not yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -4,7 +4,7 @@ use core::net::Ipv4Addr;
 
 use super::dhcp::{self, Datagram};
 use super::{Refused, Rule, Sent};
-use crate::frame::ethernet::UDP;
+use base::frame::ethernet::UDP;
 
 const SHORTEST_HEADER: usize = 20;
 

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use rustix::thread::CapabilitySet;
 use vmm_sys_util::signal::unblock_signal;
 
-use crate::limits::{CONFINE_LIMIT, CONFINE_PATIENCE, CONFINE_RETRY, MAX_LATE_THREADS};
+use base::limits::{CONFINE_LIMIT, CONFINE_PATIENCE, CONFINE_RETRY, MAX_LATE_THREADS};
 
 /// `_LINUX_CAPABILITY_VERSION_3`.
 const VERSION_3: u32 = 0x2008_0522;

@@ -16,7 +16,7 @@ use landlock::{
 };
 
 use super::Allowed;
-use crate::sys::fs::open_path;
+use crate::fs::open_path;
 
 /// The newest version whose rights are handled: all that Linux 6.18 has.
 const NEWEST: ABI = ABI::V6;

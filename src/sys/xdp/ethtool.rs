@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use crate::sys::tap::request_for;
+use crate::tap::request_for;
 
 const GFLAGS: u32 = 0x25;
 const GCHANNELS: u32 = 0x3c;

@@ -7,8 +7,8 @@
 use std::io;
 use std::ptr::NonNull;
 
-use crate::limits::{MAX_XDP_MTU, XDP_CHUNK, XDP_SHORT_CHUNK};
-use crate::sys::pages::Pages;
+use crate::pages::Pages;
+use base::limits::{MAX_XDP_MTU, XDP_CHUNK, XDP_SHORT_CHUNK};
 
 /// The chunks of one socket, unmapped on drop. The kernel holds the pages for as long as the socket
 /// is open; who owns a chunk is said by the rings, under their locks.

@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use super::Mode;
-use crate::sys::sandbox;
+use crate::sandbox;
 
 // Commands and types of linux/bpf.h.
 const MAP_CREATE: libc::c_int = 0;

@@ -38,16 +38,16 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sockopt};
 use super::memory::Memory;
 use super::ring::{Consumer, Producer, Ring};
 use super::{Attachment, XdpError};
-use crate::frame::VNET_HDR_LEN;
-use crate::limits::{
+use crate::clock;
+use crate::frame_io::{FrameBatch, FrameInbox, FrameIo, Taken, Transfer};
+use crate::netlink::Link;
+use crate::prefetch;
+use crate::threads::lock;
+use base::frame::VNET_HDR_LEN;
+use base::limits::{
     BURST_FRAMES, MAX_XDP_MTU, XDP_FETCH_AHEAD, XDP_FETCH_BYTES, XDP_IDLE_CALLS, XDP_LANES,
     XDP_RECEIVE_FRAMES, XDP_SEND_FRAMES,
 };
-use crate::sys::clock;
-use crate::sys::frame_io::{FrameBatch, FrameInbox, FrameIo, Taken, Transfer};
-use crate::sys::netlink::Link;
-use crate::sys::prefetch;
-use crate::sys::threads::lock;
 
 /// One attached queue; detached on drop.
 #[derive(Debug)]

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 // `tests/models` runs both sides under every interleaving.
 #[cfg(loom)]
 use crate::loomed::{AtomicU32, Ordering};
-use crate::sys::pages::Pages;
+use crate::pages::Pages;
 
 /// How far both sides are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,11 +5,9 @@ use testkit::proc::wait_for;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::*;
-use crate::limits::{
-    BURST_FRAMES, XDP_CHUNK, XDP_RECEIVE_FRAMES, XDP_SEND_FRAMES, XDP_SHORT_CHUNK,
-};
-use crate::sys::frame_io::{FrameInbox, FrameIo, Transfer};
-use crate::sys::testns;
+use crate::frame_io::{FrameInbox, FrameIo, Transfer};
+use crate::testns;
+use base::limits::{BURST_FRAMES, XDP_CHUNK, XDP_RECEIVE_FRAMES, XDP_SEND_FRAMES, XDP_SHORT_CHUNK};
 
 const SOON: std::time::Duration = std::time::Duration::from_secs(3);
 const MODES: [Mode; 2] = [Mode::Native, Mode::Generic];

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput};
-use vioswitch::ring::Burst;
+use datapath::ring::Burst;
 
 use super::guest::{Form, Guest, counts};
 

@@ -4,11 +4,11 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use base::frame::MacAddr;
+use base::limits::{FDB_AGE_SECONDS, FDB_MAX_ENTRIES};
 use criterion::{BenchmarkGroup, Criterion, Throughput, measurement::WallTime};
+use switch::{Fdb, FdbConfig, Learn, PortId};
 use testkit::Rng;
-use vioswitch::frame::MacAddr;
-use vioswitch::limits::{FDB_AGE_SECONDS, FDB_MAX_ENTRIES};
-use vioswitch::switch::{Fdb, FdbConfig, Learn, PortId};
 
 use super::BURST;
 

@@ -1,9 +1,9 @@
 //! Delivering frames into a receive ring: `fill` with the buffers of a Linux guest that negotiated
 //! merging, `copy` with one buffer for any frame, where little is left but the copy.
 
+use base::limits::MAX_FRAME_LEN;
 use criterion::{Criterion, Throughput};
-use vioswitch::limits::MAX_FRAME_LEN;
-use vioswitch::ring::{Cut, RxScratch};
+use datapath::ring::{Cut, RxScratch};
 
 use super::guest::{Form, Guest, HEADER, SIZE, counts};
 

@@ -2,11 +2,11 @@
 
 use std::hint::black_box;
 
+use base::frame::ethernet::{Addresses, Snapshot, addresses};
+use base::frame::{VNET_HDR_LEN, VnetHdr, flow_hash};
+use base::limits::SNAPSHOT_LEN;
 use criterion::{Criterion, Throughput};
 use testkit::Rng;
-use vioswitch::frame::ethernet::{Addresses, Snapshot, addresses};
-use vioswitch::frame::{VNET_HDR_LEN, VnetHdr, flow_hash};
-use vioswitch::limits::SNAPSHOT_LEN;
 
 use super::BURST;
 

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use vioswitch::frame::Offloads;
-use vioswitch::memory::{Mapping, MemTable, Region};
-use vioswitch::ring::{Burst, RingConfig, SplitRing};
-use vioswitch::sys::fs::memfd;
+use base::frame::Offloads;
+use datapath::memory::{Mapping, MemTable, Region};
+use datapath::ring::{Burst, RingConfig, SplitRing};
+use sys::fs::memfd;
 
 /// Descriptors of every ring here: QEMU's default.
 pub const SIZE: u16 = 256;
@@ -239,7 +239,7 @@ impl Memory {
 
 /// Burst sizes to measure for frames of `len` bytes: a burst also ends after 64 KiB.
 pub fn counts(len: u64) -> Vec<u16> {
-    let most = (u64::from(vioswitch::limits::BURST_BYTES) / (HEADER + len)).max(1);
+    let most = (u64::from(base::limits::BURST_BYTES) / (HEADER + len)).max(1);
     let mut counts: Vec<u16> = [1, 8, 32, 64].map(|n: u16| n.min(most as u16)).to_vec();
     counts.dedup();
     counts

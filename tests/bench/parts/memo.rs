@@ -2,9 +2,9 @@
 
 use std::hint::black_box;
 
+use base::frame::MacAddr;
 use criterion::{Criterion, Throughput};
-use vioswitch::frame::MacAddr;
-use vioswitch::switch::{BurstMemo, Decision, Learn, PortId, SourceMemo, Tick};
+use switch::{BurstMemo, Decision, Learn, PortId, SourceMemo, Tick};
 
 use super::BURST;
 

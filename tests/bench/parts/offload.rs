@@ -3,12 +3,12 @@
 
 use std::hint::black_box;
 
+use base::frame::offload::{GSO_TCPV4, GSO_TCPV6, NEEDS_CSUM, Offloads, check};
+use base::frame::{Segmenter, Sum, VnetHdr};
+use base::limits::MAX_FRAME_LEN;
 use criterion::{BenchmarkId, Criterion, Throughput};
+use datapath::ring::{Burst, Cut, RxScratch};
 use testkit::Rng;
-use vioswitch::frame::offload::{GSO_TCPV4, GSO_TCPV6, NEEDS_CSUM, Offloads, check};
-use vioswitch::frame::{Segmenter, Sum, VnetHdr};
-use vioswitch::limits::MAX_FRAME_LEN;
-use vioswitch::ring::{Burst, Cut, RxScratch};
 
 use super::BURST;
 use super::guest::{Guest, HEADER, SIZE};

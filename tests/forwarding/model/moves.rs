@@ -9,8 +9,8 @@
 use std::cell::Cell;
 use std::time::Duration;
 
+use base::limits::{FDB_FLAPS, FDB_HOLD_SECONDS, FDB_SILENCE_SECONDS};
 use rustix::time::{ClockId, clock_gettime};
-use vioswitch::limits::{FDB_FLAPS, FDB_HOLD_SECONDS, FDB_SILENCE_SECONDS};
 
 /// An operation begins so long after a second's beginning: a worker may have read the clock before
 /// it had to wait for a CPU ...

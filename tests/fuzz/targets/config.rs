@@ -9,11 +9,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::FileExt;
 
-use vioswitch::config::{
-    Asked, Config, Endpoint, Entry, Kind, Machine, Origin, Request, UsageError,
-};
-use vioswitch::limits;
-use vioswitch::sys::fs::memfd;
+use api::config::{Asked, Config, Endpoint, Entry, Kind, Machine, Origin, Request, UsageError};
+use base::limits;
+use sys::fs::memfd;
 
 use super::input::Input;
 

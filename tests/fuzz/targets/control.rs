@@ -14,11 +14,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use api::config::{Asked, Config, Machine, Request, Settings, Texts};
+use daemon::control::ControlSocket;
+use daemon::{Daemon, Reloader};
 use serde_json::{Map, Value, json};
-use vioswitch::config::{Asked, Config, Machine, Request, Settings, Texts};
-use vioswitch::control::ControlSocket;
-use vioswitch::daemon::{Daemon, Reloader};
-use vioswitch::sys::service::Service;
+use sys::service::Service;
 
 use super::input::Input;
 

@@ -5,10 +5,10 @@
 
 use std::collections::HashMap;
 
-use vioswitch::frame::MacAddr;
-use vioswitch::limits::{FDB_FLAPS, FDB_HOLD_SECONDS, FDB_SILENCE_SECONDS};
-use vioswitch::switch::fdb::{EntryAge, Fdb, FdbConfig, Learn, StaticError, Tick};
-use vioswitch::switch::{Segment, Station};
+use base::frame::MacAddr;
+use base::limits::{FDB_FLAPS, FDB_HOLD_SECONDS, FDB_SILENCE_SECONDS};
+use switch::fdb::{EntryAge, Fdb, FdbConfig, Learn, StaticError, Tick};
+use switch::{Segment, Station};
 
 use super::input::Input;
 

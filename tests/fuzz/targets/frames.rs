@@ -4,17 +4,15 @@
 //! own and by etherparse; segments that are merged are cut into what they were; a guard lets no
 //! packet pass whose source, by etherparse, is not the port's.
 
-use etherparse::{NetHeaders, PacketHeaders};
-use vioswitch::frame::coalesce::{Order, Packet as Merged, Written};
-use vioswitch::frame::ethernet::{self, Addresses};
-use vioswitch::frame::offload::{self, Offloads, Refused, Request};
-use vioswitch::frame::{MacAddr, Segmenter, Sum, VnetHdr, flow_hash, rarp};
-use vioswitch::limits::{
+use base::frame::coalesce::{Order, Packet as Merged, Written};
+use base::frame::ethernet::{self, Addresses};
+use base::frame::offload::{self, Offloads, Refused, Request};
+use base::frame::{MacAddr, Segmenter, Sum, VnetHdr, flow_hash, rarp};
+use base::limits::{
     BURST_FRAMES, MAX_DATAGRAMS, MAX_FRAME_LEN, MAX_HEADERS_LEN, MAX_SEGMENTS, SNAPSHOT_LEN,
 };
-use vioswitch::switch::port_security::{
-    self, AllowedIps, AllowedMacs, Headers, PortSecurity, Servers,
-};
+use etherparse::{NetHeaders, PacketHeaders};
+use switch::port_security::{self, AllowedIps, AllowedMacs, Headers, PortSecurity, Servers};
 
 use super::input::Input;
 use super::packet::{Packet, ones};

@@ -2,7 +2,7 @@
 //!
 //! Written from the RFCs, two bytes at a time; nothing here is the crate's.
 
-use vioswitch::frame::VnetHdr;
+use base::frame::VnetHdr;
 
 use super::input::Input;
 

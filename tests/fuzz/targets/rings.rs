@@ -11,13 +11,13 @@ mod memory;
 mod model;
 mod receive;
 
-use vioswitch::frame::VnetHdr;
-use vioswitch::frame::offload;
-use vioswitch::limits::{
+use base::frame::VnetHdr;
+use base::frame::offload;
+use base::limits::{
     BURST_FRAMES, BURST_PIECES, MAX_FRAME_LEN, MAX_HEADERS_LEN, MIN_FRAME_LEN, SNAPSHOT_LEN,
 };
-use vioswitch::ring::{Burst, Frame, RingError, RxScratch};
-use vioswitch::stats::DropReason;
+use base::stats::DropReason;
+use datapath::ring::{Burst, Frame, RingError, RxScratch};
 
 use self::driver::Driver;
 use self::memory::Memory;
@@ -199,7 +199,7 @@ struct Expected {
 fn frame(
     image: &[u8],
     chain: &model::Chain,
-    config: &vioswitch::ring::RingConfig,
+    config: &datapath::ring::RingConfig,
 ) -> Result<Expected, DropReason> {
     let header_len = usize::from(config.header_len);
     if chain.len < header_len + MIN_FRAME_LEN as usize {

@@ -2,8 +2,8 @@
 //! length ends both, there is always room for what comes next, and frames sent in any pieces,
 //! several together, are read again.
 
-use vioswitch::frame::stream::{BadLength, LENGTH_LEN, Packer, Unpacker};
-use vioswitch::limits::{MAX_FRAME_LEN, MAX_STREAM_FRAME_LEN};
+use base::frame::stream::{BadLength, LENGTH_LEN, Packer, Unpacker};
+use base::limits::{MAX_FRAME_LEN, MAX_STREAM_FRAME_LEN};
 
 use super::input::Input;
 

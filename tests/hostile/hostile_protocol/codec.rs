@@ -4,8 +4,8 @@
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use vioswitch::limits::{MAX_MESSAGE_BODY, MAX_MESSAGE_FILES};
-use vioswitch::vhost_user::message::{Head, Message};
+use base::limits::{MAX_MESSAGE_BODY, MAX_MESSAGE_FILES};
+use datapath::vhost_user::message::{Head, Message};
 
 use testkit::rounds;
 use testkit::sys::EventFd;

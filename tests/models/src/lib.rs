@@ -2,13 +2,19 @@
 //! limits that make them small, so that everything meets everything; and the rings of AF_XDP.
 #![allow(dead_code, reason = "a model uses a part of each module")]
 
-#[path = "../../../src/frame"]
+// The files name their crates as they do at home.
+extern crate self as base;
+pub use switch::segment;
+pub use sys::pages;
+
+#[path = "../../../src/base/frame"]
 pub mod frame {
     pub mod checksum;
     pub mod ethernet;
     pub mod fold;
     pub mod mac;
     pub mod multicast;
+    pub mod protocol;
     pub use mac::MacAddr;
 }
 

@@ -1,5 +1,5 @@
-//! Two workers deliver to a receive ring that a session stops: a model of it (`src/port/queue.rs`,
-//! `src/pipeline/deliver.rs`).
+//! Two workers deliver to a receive ring that a session stops: a model of it
+//! (`src/datapath/port/queue.rs`, `src/datapath/pipeline/deliver.rs`).
 //!
 //! Not the code itself, which measures time while it spins and waits: the same steps
 //! on loom's lock and atomics. A worker tries the lock, unless a session waits for it; sets its

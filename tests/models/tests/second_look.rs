@@ -1,6 +1,6 @@
-//! A model of going to sleep (`src/ring/split.rs`) and of the driver on the other side of it:
-//! Linux's `virtqueue_add` and `virtqueue_kick_prepare`, DPDK's `vq_update_avail_idx` and
-//! `virtqueue_kick_prepare`.
+//! A model of going to sleep (`src/datapath/ring/split.rs`) and of the driver on the other
+//! side of it: Linux's `virtqueue_add` and `virtqueue_kick_prepare`, DPDK's
+//! `vq_update_avail_idx` and `virtqueue_kick_prepare`.
 //!
 //! Not the code itself, whose fields lie in guest memory: the same stores, loads and fences on
 //! loom's atomics. It is the variant with fences. On x86-64 the crate uses an exchange instead of a

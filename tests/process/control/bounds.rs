@@ -9,12 +9,12 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use base::limits::{MAX_MIRRORS, MAX_STREAMS, MAX_TAPS};
 use serde_json::json;
 use testkit::frontend::Frontend;
 use testkit::host::in_namespace;
 use testkit::proc::{Dir, Usage, copy_program, wait_for};
 use testkit::{rounds, skip};
-use vioswitch::limits::{MAX_MIRRORS, MAX_STREAMS, MAX_TAPS};
 
 use super::{ADMIN, Client, INTERFACE, LOST, Lab, VIEWER, clients_of, is_root};
 use crate::lab::Process;

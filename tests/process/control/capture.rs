@@ -3,13 +3,13 @@
 
 use std::process::{Child, Stdio};
 
+use base::limits::CAPTURE_BATCH_PACKETS;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use etherparse::PacketBuilder;
 use testkit::SOON;
 use testkit::skip;
 use testkit::vm::mac_of;
-use vioswitch::limits::CAPTURE_BATCH_PACKETS;
 
 use super::*;
 

@@ -5,9 +5,9 @@
 use std::collections::BTreeSet;
 use std::fs;
 
+use api::config::{KEYS, Kind};
 use testkit::host::{in_namespace, ip, veth_up};
 use testkit::proc::Dir;
-use vioswitch::config::{KEYS, Kind};
 
 use super::*;
 

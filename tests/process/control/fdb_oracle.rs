@@ -6,11 +6,11 @@ mod steps;
 
 use std::collections::BTreeMap;
 
+use base::frame::MacAddr;
+use base::limits::{FDB_RESERVED_PER_PORT, FDB_RESERVED_PER_SEGMENT};
+use switch::fdb::{Fdb, FdbConfig};
 use testkit::SOON;
 use testkit::openvswitch;
-use vioswitch::frame::MacAddr;
-use vioswitch::limits::{FDB_RESERVED_PER_PORT, FDB_RESERVED_PER_SEGMENT};
-use vioswitch::switch::fdb::{Fdb, FdbConfig};
 
 use super::*;
 use steps::{Mac, Row, Step};

@@ -1,9 +1,9 @@
 //! An address that flaps stays with the port that had it first, and says so wherever it is looked
 //! for.
 
+use base::limits::FDB_HOLD_SECONDS;
 use testkit::SOON;
 use testkit::vm::mac_of;
-use vioswitch::limits::FDB_HOLD_SECONDS;
 
 use super::*;
 

@@ -240,7 +240,7 @@ fn json_is_as_described() {
 /// Those who make code of the description take it: a type that is defined twice is an error there.
 #[test]
 fn the_descriptions_are_varlink() {
-    let service = include_str!("../../../src/control/org.varlink.service.varlink");
+    let service = include_str!("../../../src/daemon/control/org.varlink.service.varlink");
     for (text, name) in [(INTERFACE, "io.vioswitch.Switch"), (service, "org.varlink.service")] {
         let parsed = varlink_parser::IDL::try_from(text);
         let parsed = parsed.unwrap_or_else(|error| panic!("{name}: {error}"));

@@ -4,8 +4,8 @@
 
 use std::collections::BTreeSet;
 
+use api::config::{Effect, KEYS, Kind};
 use testkit::vm::mac_of;
-use vioswitch::config::{Effect, KEYS, Kind};
 
 use super::*;
 

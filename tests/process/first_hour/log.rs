@@ -23,7 +23,7 @@ fn failing(rust_log: &str) -> (Option<i32>, String) {
 
 #[test]
 fn why_it_cannot_start_is_said_whatever_rust_log_lets_through() {
-    for rust_log in ["off", "info", "", "vioswitch::worker=trace"] {
+    for rust_log in ["off", "info", "", "vioswitch_datapath::worker=trace"] {
         let (status, log) = failing(rust_log);
         assert_eq!(status, Some(1), "{rust_log}: {log}");
         assert!(log.contains("exists and is not a socket"), "{rust_log}: {log:?}");

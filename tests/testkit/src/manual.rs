@@ -60,7 +60,7 @@ pub fn hold(root: &str, file: &str, text: &str) {
         std::fs::write(&path, text).expect("write");
     }
     let found = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(found == text, "{file} is old: UPDATE_DOCS=1 cargo test --lib --bins");
+    assert!(found == text, "{file} is old: UPDATE_DOCS=1 cargo test --lib");
 }
 
 /// Holds the table of a page that stands behind a mark, up to an empty line or the end.

@@ -1,7 +1,7 @@
 //! An address that flaps stays where it was, and nothing else does.
 
 use super::*;
-use crate::limits::{FDB_FLAPS, FDB_HOLD_SECONDS};
+use base::limits::{FDB_FLAPS, FDB_HOLD_SECONDS};
 
 /// The address moves between these ports, as often as is followed in one second.
 fn flap(fdb: &Fdb, mac: MacAddr, ports: [PortId; 2], now: u32) {

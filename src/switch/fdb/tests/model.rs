@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::*;
-use crate::limits::{FDB_FLAPS, FDB_HOLD_SECONDS, FDB_SILENCE_SECONDS};
+use base::limits::{FDB_FLAPS, FDB_HOLD_SECONDS, FDB_SILENCE_SECONDS};
 
 /// The table's rules over a plain map.
 struct Model {

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 
 use super::frames::*;
-use crate::switch::port_security::*;
+use crate::port_security::*;
 
 const DISCOVER: u8 = 1;
 const REQUEST: u8 = 3;

@@ -1,8 +1,8 @@
 //! Frames of a guest, byte by byte, and what the rules of its port say of them.
 
-use crate::frame::Prefix;
-use crate::limits::{MAX_HEADERS_LEN, SNAPSHOT_LEN};
-use crate::switch::port_security::*;
+use crate::port_security::*;
+use base::frame::Prefix;
+use base::limits::{MAX_HEADERS_LEN, SNAPSHOT_LEN};
 
 pub const OWN: MacAddr = MacAddr([0x52, 0x54, 0, 0, 0, 1]);
 pub const OTHER: MacAddr = MacAddr([0x52, 0x54, 0, 0, 0, 2]);

@@ -1,7 +1,7 @@
 //! What a guest hides does not get past: behind headers, in fragments, in what is written later.
 
 use super::frames::*;
-use crate::switch::port_security::*;
+use crate::port_security::*;
 
 #[test]
 fn extension_headers_hide_nothing() {

@@ -10,12 +10,12 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::{Scope, ScopedJoinHandle};
 
-use vioswitch::frame::Offloads;
-use vioswitch::switch::PortId;
-use vioswitch::sys::fs::memfd;
-use vioswitch::vhost_user::codec::Connection;
-use vioswitch::vhost_user::features;
-use vioswitch::vhost_user::session::Session;
+use base::frame::Offloads;
+use datapath::vhost_user::codec::Connection;
+use datapath::vhost_user::features;
+use datapath::vhost_user::session::Session;
+use switch::PortId;
+use sys::fs::memfd;
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 

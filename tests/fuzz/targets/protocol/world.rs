@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use vioswitch::frame::Offloads;
-use vioswitch::guard::BlockedWriterWatch;
-use vioswitch::guard::sigbus;
-use vioswitch::port::{Port, PortTable, Ports};
-use vioswitch::stats::QueueStats;
-use vioswitch::switch::{Fdb, FdbConfig, Rules};
-use vioswitch::vhost_user::session::{Account, Context, Ledger};
-use vioswitch::worker::{Shared, Workers};
+use base::frame::Offloads;
+use base::stats::QueueStats;
+use datapath::guard::BlockedWriterWatch;
+use datapath::guard::sigbus;
+use datapath::port::{Port, PortTable, Ports};
+use datapath::vhost_user::session::{Account, Context, Ledger};
+use datapath::worker::{Shared, Workers};
+use switch::{Fdb, FdbConfig, Rules};
 
 use super::peer::FILE_NAME;
 

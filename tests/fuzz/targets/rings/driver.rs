@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use vioswitch::frame::VnetHdr;
-use vioswitch::frame::offload::Offloads;
-use vioswitch::ring::{RingConfig, SplitRing};
+use base::frame::VnetHdr;
+use base::frame::offload::Offloads;
+use datapath::ring::{RingConfig, SplitRing};
 
 use super::super::input::Input;
 use super::super::packet::Packet;

@@ -10,8 +10,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use vioswitch::memory::{Mapping, MemTable, Region};
-use vioswitch::sys::fs::memfd;
+use datapath::memory::{Mapping, MemTable, Region};
+use sys::fs::memfd;
 
 /// Guest-physical address, length and place in the file of each region.
 pub const REGIONS: [(u64, u64, u64); 3] =

@@ -1,10 +1,10 @@
 //! What the specification makes of a ring's memory (virtio 1.2 section 2.7), read from a copy.
 
-use vioswitch::limits::MAX_CHAIN_DESCRIPTORS;
-use vioswitch::stats::DropReason;
+use base::limits::MAX_CHAIN_DESCRIPTORS;
+use base::stats::DropReason;
 
 use super::memory::{place, u16_at, user};
-use vioswitch::ring::RingConfig;
+use datapath::ring::RingConfig;
 
 /// Where a ring is, in guest-physical addresses.
 #[derive(Clone, Copy, Debug)]

@@ -11,13 +11,13 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use vioswitch::frame::offload::{DATA_VALID, NEEDS_CSUM, Offloads};
-use vioswitch::frame::{Segmenter, Sum, VnetHdr};
-use vioswitch::limits::{MAX_CHAIN_DESCRIPTORS, MAX_HEADERS_LEN};
-use vioswitch::memory::{DirtyLog, Extent};
-use vioswitch::ring::split::RingLog;
-use vioswitch::ring::{Burst, Cut, Delivered, Frame, RingError, RxScratch};
-use vioswitch::sys::fs::memfd;
+use base::frame::offload::{DATA_VALID, NEEDS_CSUM, Offloads};
+use base::frame::{Segmenter, Sum, VnetHdr};
+use base::limits::{MAX_CHAIN_DESCRIPTORS, MAX_HEADERS_LEN};
+use datapath::memory::{DirtyLog, Extent};
+use datapath::ring::split::RingLog;
+use datapath::ring::{Burst, Cut, Delivered, Frame, RingError, RxScratch};
+use sys::fs::memfd;
 
 use super::super::input::Input;
 use super::super::packet::ones;

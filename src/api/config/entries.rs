@@ -1,0 +1,215 @@
+//! Entries beside each other: what two may not share, and the command line laid over the file.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry::{Occupied, Vacant};
+use std::path::{Path, PathBuf};
+
+use log::LevelFilter;
+
+use super::keys::{Kind, Settings};
+use super::raw::{Complaint, Place, quote};
+use super::scalars::Scalars;
+use super::settings::{Entry, Origin};
+use super::validate::Validated;
+use super::{Config, Control};
+use base::limits;
+use switch::mirror::{Mirror, conflict as conflict_of_mirrors};
+use sys::fs::directory_of;
+
+base::words! {
+    /// Kinds of values that one entry alone may have.
+    Shared {
+        /// The name.
+        Name "name",
+        /// Where its socket appears.
+        Socket "socket",
+        /// The uplink's interface.
+        Interface "interface",
+        /// A static address.
+        Mac "mac",
+    }
+}
+
+/// Something an entry takes for itself.
+#[derive(Debug, Clone)]
+pub(super) struct Claim {
+    pub(super) what: Shared,
+    pub(super) value: String,
+    /// Where it is that one's alone; everywhere if this is empty.
+    pub(super) scope: PathBuf,
+    pub(super) at: Place,
+}
+
+/// Where a socket appears: two spellings of a path (`/run//a`, `/run/./a`, `/var/run/a`) are one
+/// socket. Of a directory that does not exist only the spelling can be compared. This asks the
+/// directory's file system, which may never answer.
+pub fn place(path: &Path) -> PathBuf {
+    let spelled: PathBuf = path.components().collect();
+    match (directory_of(&spelled).canonicalize(), spelled.file_name()) {
+        (Ok(directory), Some(name)) => directory.join(name),
+        _ => spelled,
+    }
+}
+
+/// An entry, as far as it could be understood.
+#[derive(Debug, Clone)]
+pub(super) struct Checked {
+    pub(super) at: Place,
+    pub(super) settings: Settings,
+    /// Recorded even when the entry has errors, so that conflicts with it are reported with them.
+    pub(super) claims: Vec<Claim>,
+}
+
+/// Where sockets appear, by their paths: [`place`], or what is known without asking for it.
+pub type Places<'a> = &'a dyn Fn(&Path) -> PathBuf;
+
+/// Everything that is claimed twice, and every limit on numbers that is passed.
+pub(super) fn conflicts(checked: &Validated, places: Places<'_>) -> Vec<Complaint> {
+    let mut complaints = Vec::new();
+    let mut owners: HashMap<(Shared, PathBuf), &Claim> = HashMap::new();
+    let claims = checked.entries.iter().flat_map(|entry| &entry.claims);
+    for claim in claims.chain(&checked.scalars.control) {
+        let value = Path::new(&claim.value);
+        let place = match claim.what {
+            Shared::Socket => places(value),
+            _ => claim.scope.join(value),
+        };
+        match owners.entry((claim.what, place)) {
+            Occupied(owner) => complaints.push(conflict(owner.get(), claim)),
+            Vacant(free) => {
+                free.insert(claim);
+            }
+        }
+    }
+    let is_port = |entry: &&Checked| entry.settings.kind != Kind::Mirror;
+    if let Some(entry) = checked.entries.iter().filter(is_port).nth(limits::MAX_PORTS) {
+        let text = format!("more than {} ports, taps and streams", limits::MAX_PORTS);
+        complaints.push(Complaint::new(&entry.at, text));
+    }
+    complaints.append(&mut mirrored_mirrors(&checked.entries));
+    for kind in [Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Mirror] {
+        let (most, noun) = kind.most();
+        let mut all = checked.entries.iter().filter(|entry| entry.settings.kind == kind);
+        if let Some(entry) = all.nth(most) {
+            complaints.push(Complaint::new(&entry.at, format!("more than {most} {noun}")));
+        }
+    }
+    complaints
+}
+
+/// Mirrors that cannot be beside those before them.
+fn mirrored_mirrors(entries: &[Checked]) -> Vec<Complaint> {
+    let mut before: Vec<Mirror> = Vec::new();
+    let mut complaints = Vec::new();
+    for Checked { settings, at, .. } in entries {
+        let Some(mirror) = settings.mirror() else { continue };
+        complaints
+            .extend(conflict_of_mirrors(&mirror, &before).map(|text| Complaint::new(at, text)));
+        before.push(mirror);
+    }
+    complaints
+}
+
+/// Two claims to one thing. Between an argument and the file it is the argument that is wrong.
+fn conflict(earlier: &Claim, later: &Claim) -> Complaint {
+    let (at, other) = match (&earlier.at, &later.at) {
+        (Place::Argument(_), Place::Line(..)) => (&earlier.at, &later.at),
+        _ => (&later.at, &earlier.at),
+    };
+    let place = match other {
+        other if other == at => "given twice".to_owned(),
+        other => format!("already used {}", whereabouts(other, at)),
+    };
+    Complaint::new(at, format!("{} {} is {place}", later.what, quote(&later.value)))
+}
+
+/// Where something else was given, for a complaint about what was given `at` a place.
+pub(super) fn whereabouts(other: &Place, at: &Place) -> String {
+    match (other, at) {
+        (Place::Line(file, line), Place::Line(here, _)) if file == here => {
+            format!("in line {line} of the file")
+        }
+        (Place::Line(file, line), _) => format!("in {file}:{line}"),
+        (Place::Argument(argument), _) => format!("by {argument}"),
+        (Place::Parameter(_) | Place::Command, _) => "elsewhere".to_owned(),
+    }
+}
+
+/// The command line (`over`) laid over the file (`under`), both without errors of their own: the
+/// final configuration, and what is wrong with it as a whole.
+pub(super) fn overlay(
+    under: Validated,
+    over: Validated,
+    places: Places<'_>,
+) -> (Config, Vec<Complaint>) {
+    let mut all = Validated { scalars: over.scalars.or(under.scalars), ..Validated::default() };
+    all.entries = under.entries;
+    // Places by name, taken once: a thousand ports over a thousand must not take a million looks.
+    let id = |entry: &Checked| (entry.settings.kind, entry.settings.name.clone());
+    let ids: HashMap<(Kind, String), usize> =
+        all.entries.iter().enumerate().map(|(place, entry)| (id(entry), place)).collect();
+    for entry in over.entries {
+        let place = ids.get(&id(&entry)).copied();
+        match place.and_then(|place| all.entries.get_mut(place)) {
+            // Twice on the command line is an error, not a replacement.
+            Some(old) if matches!(old.at, Place::Line(..)) => *old = entry,
+            _ => all.entries.push(entry),
+        }
+    }
+    let mut complaints = conflicts(&all, places);
+    // With a control socket the ports may come later.
+    if all.entries.is_empty() && all.scalars.control.is_none() && all.scalars.plug.is_none() {
+        let text = "nothing to switch: give --port, --tap or another entry, or --config FILE, or \
+                    --control PATH to add ports later; see --help";
+        complaints.push(Complaint::new(&Place::Command, text));
+    }
+    complaints.extend(missing_workers(&all));
+    (config(all.scalars, all.entries, places), complaints)
+}
+
+/// Entries that ask for a worker that there will not be.
+fn missing_workers(all: &Validated) -> impl Iterator<Item = Complaint> {
+    let workers = all.scalars.workers.unwrap_or(limits::DEFAULT_WORKERS);
+    let ports = all.entries.iter().map(|entry| (&entry.at, &entry.settings));
+    let template = all.scalars.template.iter().map(|(at, settings)| (at, settings));
+    ports.chain(template).filter_map(move |(at, settings)| {
+        let wrong = settings.check_worker(workers).err()?;
+        Some(Complaint::new(at, wrong.text))
+    })
+}
+
+/// The values, with defaults where nothing was given.
+fn config(scalars: Scalars, entries: Vec<Checked>, places: Places<'_>) -> Config {
+    let entry = |Checked { at, settings, .. }: Checked| {
+        let origin = if let Place::Line(..) = at { Origin::File } else { Origin::Cli };
+        let place = settings.socket.as_deref().map(places);
+        Entry { settings, origin, place }
+    };
+    let scalars = scalars.complete();
+    let mut config = Config {
+        words: scalars.words(),
+        ports: entries.into_iter().map(entry).collect(),
+        workers: scalars.workers.unwrap_or_default(),
+        cpus: scalars.cpus.unwrap_or_default(),
+        poll: scalars.poll.unwrap_or_default(),
+        latency: scalars.latency.unwrap_or_default(),
+        age_seconds: scalars.age.unwrap_or_default(),
+        control: scalars.control.map(|claim| Control {
+            path: claim.value.into(),
+            group: scalars.control_group,
+            admins: scalars.control_admin_group,
+            capture: scalars.capture_group,
+        }),
+        metrics: scalars.metrics,
+        log_level: scalars.log_level.unwrap_or(LevelFilter::Info),
+        uplink_to_uplink: scalars.uplink_to_uplink.unwrap_or_default(),
+        mac_flap_damping: scalars.mac_flap_damping.unwrap_or(true),
+        sandbox: scalars.sandbox.unwrap_or(true),
+        multicast_snooping: scalars.multicast_snooping.unwrap_or_default(),
+        plug: scalars.plug,
+        template: scalars.template.map_or_else(|| Settings::new(Kind::Template), |(_, it)| it),
+        warnings: Vec::new(),
+    };
+    config.sort();
+    config
+}

@@ -1,0 +1,390 @@
+//! The keys of a port: one entry of one table for each.
+//!
+//! What a port is asked to be is one [`Settings`], whatever is behind it. The table makes its
+//! fields, and from the same line come what the command line, the files and the control socket
+//! take, what is written down and compared, when a change takes effect, `--help`, the completions,
+//! the manual, the commented example, the interface's parameters and the tables of the
+//! documentation. A new key is a line here, its type, and what is done with its value.
+
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::amount::FloodRates;
+use super::entries::Shared;
+use super::raw::Setting;
+use super::types::{
+    ADDRESSES, ADMIN, ALLOW_SERVER, ALLOWED_IPS, ALLOWED_MACS, BRIDGE, BURST, ETHERTYPES, GROUP,
+    GUARD, INHERITED, INTERFACE, IO, LABEL, MAC, MEMORY, MODE, MTU, NAME, NATIVE, OFFLOAD, ON_OFF,
+    PASS, PEER, PERMISSIONS, QUEUES, RATE, SNAPLEN, SOCKET, STORM, SWITCHED, TRUNK, VLAN, WAY,
+    WORKER,
+};
+use super::types::{
+    Admin, AllowedMac, Ethertype, Guard, Memory, Mode, Offload, Server, Slot, is_list, words_of,
+};
+use base::frame::{MacAddr, Prefix};
+use base::limits;
+use switch::mirror::Way;
+use switch::{Bridge, Rate, ReservedSet, Size, VlanId, VlanSet};
+use sys::tap_ring::Io;
+
+base::words! {
+    /// Kind of an entry, with the name of its tables in a file, and of its option.
+    Kind {
+        /// A virtual machine.
+        Port "port",
+        /// A network interface that the host makes for us.
+        Tap "tap",
+        /// A network interface of the host, past its network stack.
+        Xdp "xdp",
+        /// A process that speaks QEMU's `-netdev stream`.
+        Stream "stream",
+        /// No port: frames of one that are copied to another.
+        Mirror "mirror",
+        /// No port: what those have in common that bring their own sockets.
+        Template "template",
+    }
+}
+
+impl Kind {
+    /// The kinds of ports.
+    pub const PORTS: [Kind; 4] = [Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream];
+    /// The kinds of which there may be several entries.
+    pub const NAMED: [Kind; 5] = [Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Mirror];
+
+    /// The kind of entries that is called so.
+    pub fn named(name: &str) -> Option<Kind> {
+        Kind::NAMED.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// The word for the kind on the control socket: `vm` for the port of a virtual machine.
+    pub fn word(self) -> &'static str {
+        if self == Kind::Port { "vm" } else { self.name() }
+    }
+
+    /// The kind of entries for which the control socket has this word.
+    pub fn of_word(word: &str) -> Option<Kind> {
+        Kind::NAMED.into_iter().find(|kind| kind.word() == word)
+    }
+
+    /// How many of them there may be, and what they are called.
+    pub fn most(self) -> (usize, &'static str) {
+        match self {
+            Kind::Tap => (limits::MAX_TAPS, "taps"),
+            Kind::Xdp => (limits::MAX_XDPS, "xdp uplinks"),
+            Kind::Stream => (limits::MAX_STREAMS, "streams"),
+            Kind::Mirror => (limits::MAX_MIRRORS, "mirrors"),
+            Kind::Port | Kind::Template => (limits::MAX_PORTS, "ports"),
+        }
+    }
+
+    /// The keys of its entries.
+    pub fn keys(self) -> impl Iterator<Item = &'static Key> {
+        KEYS.iter().filter(move |key| key.kinds.contains(&self))
+    }
+
+    /// One of them.
+    pub fn key(self, name: &str) -> Option<&'static Key> {
+        self.keys().find(|key| key.name == name)
+    }
+
+    /// Returns the text of `--help` on the keys of this kind, without `name`.
+    pub fn help(self) -> String {
+        let keys = self.keys().filter(|key| key.name != "name");
+        let lines = keys.map(|key| {
+            let tag = format!("{}={}", key.name, key.form(self).replace(" to ", ".."));
+            let mut text = key.help.to_owned();
+            match key.default(self).as_str() {
+                _ if key.is_required() => text += " [required]",
+                "" => {}
+                default => text += &format!(" [default: {default}]"),
+            }
+            wrapped(&tag, if key.is_list { text + " [repeatable, or A,B]" } else { text }.as_str())
+        });
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
+    /// Returns the keys that can be set while a port serves.
+    pub fn live_keys(self) -> impl Iterator<Item = &'static Key> {
+        self.keys().filter(move |key| key.effect(self) != Effect::Reopen)
+    }
+}
+
+/// A tag and its text in a column of its own, in lines of [`HELP_COLUMNS`].
+fn wrapped(tag: &str, text: &str) -> String {
+    let mut lines = vec![format!("  {tag:HELP_INDENT$}")];
+    if tag.len() >= HELP_INDENT {
+        lines.push(" ".repeat(HELP_INDENT + 2));
+    }
+    for word in text.split(' ') {
+        if lines.last().is_none_or(|line| line.len() + 1 + word.len() > HELP_COLUMNS) {
+            lines.push(" ".repeat(HELP_INDENT + 2));
+        }
+        if let Some(line) = lines.last_mut() {
+            *line += " ";
+            *line += word;
+        }
+    }
+    lines.join("\n")
+}
+
+base::words! {
+    /// When a change of a key takes effect.
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    Effect {
+        /// It has.
+        Now "now",
+        /// When a front-end connects again; the one that is connected keeps what it was offered.
+        Reconnect "reconnect",
+        /// With another socket or interface: the front-end is disconnected.
+        Reopen "reopen",
+        /// With the next start.
+        Restart "restart",
+        /// With ports that come later.
+        NewPorts "new_ports",
+    }
+}
+
+/// A key.
+pub struct Key {
+    /// Its name in files and on the command line.
+    pub name: &'static str,
+    /// Kinds of entries that have the key.
+    pub kinds: &'static [Kind],
+    /// A value, as in a file.
+    pub example: &'static str,
+    /// Purpose of the key.
+    pub help: &'static str,
+    /// It may be given several times, and is a list in files.
+    pub is_list: bool,
+    /// Its values are numbers, or may be.
+    pub is_number: bool,
+    /// It is in lists, details and metrics.
+    pub is_shown: bool,
+    /// A value may have commas.
+    pub(super) has_commas: bool,
+    /// Set if one port alone may have a value.
+    pub(super) claims: Option<Shared>,
+    effect: Effect,
+    form: fn(Kind) -> String,
+    pub(super) read: fn(&mut Settings, &Setting) -> Result<(), String>,
+    pub(super) words: fn(&Settings) -> Vec<String>,
+    pub(super) copy: fn(&mut Settings, &Settings),
+}
+
+impl Key {
+    /// When a change takes effect. Only what is offered to a VM can wait for its next session.
+    pub fn effect(&self, kind: Kind) -> Effect {
+        match (kind, self.effect) {
+            (Kind::Template, _) => Effect::NewPorts,
+            (Kind::Tap | Kind::Xdp | Kind::Stream, Effect::Reconnect) => Effect::Reopen,
+            (_, effect) => effect,
+        }
+    }
+
+    /// The values that it may have: `on|off`, `68 to 65535`, `PATH`.
+    pub fn form(&self, kind: Kind) -> String {
+        (self.form)(kind)
+    }
+
+    /// Its value where none is given; nothing if it is not set then.
+    pub fn default(&self, kind: Kind) -> String {
+        (self.words)(&Settings::new(kind)).concat()
+    }
+
+    /// Its type in the interface of the control socket.
+    pub fn varlink(&self) -> &'static str {
+        match self.example.as_bytes().first() {
+            _ if self.is_list => "[]string",
+            Some(b'0'..=b'9') => "int",
+            _ => "string",
+        }
+    }
+
+    /// Its name where a name has no `-`.
+    pub fn field(&self) -> String {
+        self.name.replace('-', "_")
+    }
+
+    /// No port of its kinds is without it.
+    pub fn is_required(&self) -> bool {
+        matches!(self.claims, Some(Shared::Name | Shared::Socket | Shared::Interface))
+            || self.kinds == MIRRORS && matches!(self.name, "from" | "to")
+    }
+
+    /// It is about a socket that is listened on.
+    pub(super) fn is_of_server(&self) -> bool {
+        self.name.starts_with("socket-")
+    }
+}
+
+/// Columns that clap leaves of 100.
+const HELP_COLUMNS: usize = 90;
+const HELP_INDENT: usize = 22;
+
+const NAMED: &[Kind] = &Kind::NAMED;
+const PORTS: &[Kind] = &Kind::PORTS;
+const MIRRORS: &[Kind] = &[Kind::Mirror];
+const SOCKETS: &[Kind] = &[Kind::Port, Kind::Stream];
+const GUARDED: &[Kind] = &[Kind::Port, Kind::Stream, Kind::Template];
+const TAPS: &[Kind] = &[Kind::Tap];
+const INTERFACES: &[Kind] = &[Kind::Tap, Kind::Xdp];
+const MODES: &[Kind] = &[Kind::Port, Kind::Xdp, Kind::Stream];
+const VMS: &[Kind] = &[Kind::Port, Kind::Template];
+const OFFLOADED: &[Kind] = &[Kind::Port, Kind::Tap, Kind::Template];
+const QUEUED: &[Kind] = &[Kind::Port, Kind::Tap, Kind::Xdp, Kind::Template];
+const ALL: &[Kind] = &[Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Template];
+const TAGGED: &[Kind] =
+    &[Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Mirror, Kind::Template];
+
+macro_rules! port_keys {
+    (|$kind:ident| $($name:literal $field:ident: $slot:ty = $default:expr, $type:ident, $kinds:expr,
+        $effect:ident, $example:literal, $help:literal;)*) => {
+        /// Settings of an entry.
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub struct Settings {
+            /// Kind of the entry.
+            pub kind: Kind,
+            $(#[doc = $help] pub $field: $slot,)*
+        }
+
+        impl Settings {
+            /// One of which nothing is said.
+            pub fn new($kind: Kind) -> Settings {
+                Settings { kind: $kind, $($field: $default,)* }
+            }
+        }
+
+        /// All keys, in the order in which they are written.
+        pub static KEYS: &[Key] = &[$(Key {
+            name: $name,
+            kinds: $kinds,
+            example: $example,
+            help: $help,
+            is_list: is_list::<_, $slot>(&$type),
+            is_number: $type.is_number,
+            is_shown: $type.is_shown,
+            has_commas: $type.has_commas,
+            claims: $type.claims,
+            effect: Effect::$effect,
+            form: $type.form,
+            read: |settings, setting| {
+                let one = ($type.read)(setting, settings.kind)?;
+                settings.$field.put(one)
+            },
+            words: |settings| words_of(&$type, &settings.$field),
+            copy: |to, from| to.$field.clone_from(&from.$field),
+        },)*];
+    };
+}
+
+// name, field: what it holds = default, type, of which kinds, a change takes effect, example, help
+port_keys! { |kind|
+    "name" name: String = String::new(), NAME, NAMED, Reopen, "\"vm1\"",
+        "The name: letters, digits, `.`, `_` and `-`.";
+    "socket" socket: Option<PathBuf> = None, SOCKET, SOCKETS, Reopen, "\"/run/vioswitch/vm1.sock\"",
+        "Path of the Unix socket for the front-end or the stream's peer, at most 107 bytes.";
+    "mode" mode: Mode = Mode::usual(kind), MODE, MODES, Reopen, "\"server\"",
+        "Listen on the socket, or connect to it, again after each loss. For XDP: take frames in \
+         the interface's driver, in the kernel, or in the driver if it can (`auto`).";
+    "socket-mode" socket_mode: u32 = limits::DEFAULT_SOCKET_MODE, PERMISSIONS, SOCKETS, Reopen,
+        "\"0660\"",
+        "Octal permissions of the socket; mode=server.";
+    "socket-group" socket_group: Option<u32> = None, GROUP, SOCKETS, Reopen, "\"kvm\"",
+        "Group of the socket, a name or a number; mode=server.";
+    "fd" fd: Option<RawFd> = None, INHERITED, &[], Reopen, "3",
+        "The number of an inherited socket.";
+    "ifname" ifname: Option<String> = None, INTERFACE, INTERFACES, Reopen, "\"vioswitch0\"",
+        "The interface, at most 15 bytes; a TAP is created if it does not exist.";
+    "queues" queues: u16 = limits::DEFAULT_QUEUES, QUEUES, QUEUED, Reconnect, "1",
+        "Queue pairs offered to a VM, or queues of the interface; of an XDP uplink the first ones.";
+    "mac" mac: Vec<MacAddr> = Vec::new(), MAC, SOCKETS, Now, "[\"52:54:00:00:00:01\"]",
+        "A static address: other ports cannot learn it.";
+    "offload" offload: Offload = Offload::ON, OFFLOAD, OFFLOADED, Reconnect, "\"on\"",
+        "Offloads: checksums and segmentation, both only for what the VM sends (`send`, for XDP \
+         programs), checksums, or none.";
+    "io" io: Io = Io::Auto, IO, TAPS, Reopen, "\"auto\"",
+        "Write up to 64 frames by a call of io_uring, or each by a call of its own; `auto`: by \
+         io_uring where the kernel permits it.";
+    "coalesce" coalesce: bool = true, SWITCHED, TAPS, Reopen, "\"on\"",
+        "Write TCP segments that follow each other in a burst as one packet.";
+    "platform" platform: bool = false, ON_OFF, VMS, Reconnect, "\"off\"",
+        "Serve a network card with iommu_platform=on (SEV, TDX).";
+    "flood" flood: bool = true, SWITCHED, ALL, Now, "\"on\"",
+        "Send frames for unknown addresses to the port.";
+    "isolated" isolated: bool = false, SWITCHED, ALL, Now, "\"off\"",
+        "`on`: no frame passes between the port and others with `isolated=on`.";
+    "learn" learn: bool = true, SWITCHED, ALL, Now, "\"on\"",
+        "Learn the source addresses of the port's frames.";
+    "max-addresses" max_addresses: Option<u32> = None, ADDRESSES, ALL, Now, "1",
+        "The most addresses that the port learns, beside its static ones. Without it a VM or \
+         stream learns 4096, an uplink any number.";
+    "multicast-router" multicast_router: Option<bool> = None, SWITCHED, ALL, Now, "\"on\"",
+        "`on`: a multicast router or querier may be behind the port: with --multicast-snooping it \
+         gets the frames of all groups, and its queries count. Without it an uplink has `on`, \
+         others `off`.";
+    "mtu" mtu: Option<u16> = None, MTU, ALL, Now, "1500",
+        "Longest packet for the port, and the MTU of an interface that the switch creates.";
+    "rate-in" rate_in: Option<Rate> = None, RATE, ALL, Now, "\"10mbit,5kpps\"",
+        "The most that passes from the port, in bits a second, packets a second, or both. What \
+         exceeds it waits where it is sent.";
+    "burst-in" burst_in: Option<Size> = None, BURST, ALL, Now, "\"64kib\"",
+        "What passes from the port at once, in bytes, packets (`100pkt`), or both. Without it the \
+         larger of 64 KiB, or 64 packets, and 10 ms of rate-in.";
+    "rate-out" rate_out: Option<Rate> = None, RATE, ALL, Now, "\"10mbit,5kpps\"",
+        "The most that passes to the port. What exceeds it waits where a VM sends it, or is \
+         dropped.";
+    "burst-out" burst_out: Option<Size> = None, BURST, ALL, Now, "\"64kib\"",
+        "What passes to the port at once. Default as of burst-in, with rate-out.";
+    "storm" storm: Option<FloodRates> = None, STORM, ALL, Now, "\"bcast:1kpps,mcast:1kpps\"",
+        "The most of the port's frames that is flooded, in bits or packets a second: broadcasts \
+         (`bcast`), multicasts (`mcast`), frames for unknown addresses (`unknown`). What exceeds \
+         it is dropped.";
+    "pass" pass: Option<ReservedSet> = None, PASS, ALL, Now, "\"lldp,stp\"",
+        "Protocols between neighbours whose frames pass between the port and others that pass them \
+         too: `lldp`, `lacp`, `stp`.";
+    "admin" admin: Admin = Admin::Up, ADMIN, PORTS, Now, "\"up\"",
+        "`down`: keep the front-end, and drop and count frames from and for the port.";
+    "bridge" bridge: String = Bridge::DEFAULT_NAME.to_owned(), BRIDGE, ALL, Now, "\"default\"",
+        "The bridge of the port, which reaches the ports of that bridge and no others.";
+    "vlan" vlan: Option<VlanId> = None, VLAN, TAGGED, Now, "10",
+        "The VLAN of an access port: its frames have no tag there, and one on a trunk. Of a \
+         mirror: copy only frames of this VLAN.";
+    "trunk" trunk: Option<VlanSet> = None, TRUNK, ALL, Now, "\"10,20-29\"",
+        "The VLANs whose frames come and leave with a tag.";
+    "native" native: Option<VlanId> = None, NATIVE, ALL, Now, "1",
+        "The VLAN of a trunk's frames without a tag; 0: the frames of ports in no VLAN. Without it \
+         they are dropped.";
+    "guard" guard: Guard = Guard::Off, GUARD, GUARDED, Now, "\"off\"",
+        "`on`: drop frames whose sender is not the port's, and servers' frames; `log`: count them.";
+    "allowed-macs" allowed_macs: Vec<AllowedMac> = Vec::new(), ALLOWED_MACS, SOCKETS, Now,
+        "[\"own\"]",
+        "For `guard`: a source address of the port. `own` are those of `mac`, the default where \
+         there are some; `vrrp` those of virtual routers.";
+    "allowed-ips" allowed_ips: Vec<Prefix> = Vec::new(), ALLOWED_IPS, SOCKETS, Now,
+        "[\"10.0.0.5\", \"fd00::/64\"]",
+        "For `guard`: an IP address or prefix of the port; without any, all.";
+    "allow-server" allow_server: Vec<Server> = Vec::new(), ALLOW_SERVER, GUARDED, Now,
+        "[\"dhcp\"]",
+        "For `guard`: a server that may be behind the port.";
+    "ethertypes" ethertypes: Vec<Ethertype> = Vec::new(), ETHERTYPES, GUARDED, Now,
+        "[\"0x88b5\"]",
+        "For `guard`: a type of frames from the port beside IPv4, IPv6, ARP and RARP; `llc`: \
+         frames of IEEE 802.2.";
+    "from" from: Option<String> = None, PEER, MIRRORS, Now, "\"vm1\"",
+        "The port whose frames are copied.";
+    "to" to: Option<String> = None, PEER, MIRRORS, Now, "\"monitor\"",
+        "The port that gets the copies, and no other frames; frames from it are dropped.";
+    "dir" dir: Way = Way::Both, WAY, MIRRORS, Now, "\"both\"",
+        "Copy what comes from the port (`in`), what was delivered to it (`out`), or both.";
+    "snaplen" snaplen: Option<u32> = None, SNAPLEN, MIRRORS, Now, "128",
+        "Copy so many bytes of each frame, without a request for offloads; without it all.";
+    "worker" worker: Option<u16> = None, WORKER, VMS, Now, "\"auto\"",
+        "The worker that serves the port's rings, by its number, or `auto`: by their load.";
+    "memory" memory: Memory = Memory::Any, MEMORY, VMS, Reconnect, "\"any\"",
+        "`prealloc`: refuse a VM without QEMU's prealloc=on.";
+    "label" label: Option<String> = None, LABEL, ALL, Now, "\"tenant 7\"",
+        "A text of at most 64 characters, shown in lists, events and metrics.";
+}

@@ -1,0 +1,191 @@
+//! Settings as they were given: untyped, each with the place it came from.
+//!
+//! The command line and the file both lower to [`Source`], so that every rule about a value is
+//! written once, in `validate`.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::keys::Kind;
+use base::limits;
+
+/// Where a setting was given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Place {
+    /// On the command line: the argument, ready to be printed.
+    Argument(String),
+    /// In this file, on this line, counted from 1.
+    Line(Arc<str>, usize),
+    /// In a request of a program: the key.
+    Parameter(String),
+    /// Nowhere in particular: the whole of the arguments, or of what a program gives.
+    Command,
+}
+
+impl Place {
+    /// The argument `option` with its `value`.
+    pub(super) fn argument(option: &str, value: &str) -> Place {
+        match value {
+            "" => Place::Argument(format!("{option} ''")),
+            value => {
+                let value = clip(value, limits::MAX_QUOTED_CHARS);
+                Place::Argument(format!("{option} {value}"))
+            }
+        }
+    }
+}
+
+/// A value before its type is checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Value {
+    /// A word of the command line, which has no types: text, number or truth value. So is a text
+    /// that a program gives.
+    Word(String),
+    /// A string of the file.
+    Text(String),
+    /// An integer.
+    Integer(i64),
+    /// A truth value.
+    Boolean(bool),
+    /// Something no setting takes, by the name of its type.
+    Other(&'static str),
+}
+
+/// One `key = value`.
+#[derive(Debug, Clone)]
+pub(super) struct Setting {
+    pub(super) key: String,
+    pub(super) value: Value,
+    pub(super) at: Place,
+}
+
+impl Setting {
+    /// Returns the setting with the value `word`, in the form of the place where it stands.
+    pub(super) fn shown(&self, word: &str) -> String {
+        match self.value {
+            Value::Word(_) => format!("{}={word}", self.key),
+            _ => format!("{} = \"{word}\"", self.key),
+        }
+    }
+
+    /// Returns the setting with the key `key`, in the form of the place where the setting stands. A
+    /// value that is long, or that a shell would take apart, is left out.
+    pub(super) fn renamed(&self, key: &str) -> String {
+        let (is_text, word) = match &self.value {
+            Value::Word(word) | Value::Text(word) => (true, word.clone()),
+            Value::Integer(number) => (false, number.to_string()),
+            Value::Boolean(truth) => (false, truth.to_string()),
+            Value::Other(_) => return key.to_owned(),
+        };
+        let plain = |c: char| c.is_ascii_alphanumeric() || "/.,:_+-".contains(c);
+        match &self.at {
+            _ if word.len() > limits::MAX_QUOTED_CHARS || !word.chars().all(plain) => {
+                key.to_owned()
+            }
+            Place::Line(..) if is_text => format!("{key} = \"{word}\""),
+            Place::Line(..) => format!("{key} = {word}"),
+            _ => format!("{key}={word}"),
+        }
+    }
+}
+
+/// One `--port`, `--tap` or `--stream`, or the table of the same name in a file.
+#[derive(Debug, Clone)]
+pub(super) struct Section {
+    pub(super) kind: Kind,
+    pub(super) settings: Vec<Setting>,
+    pub(super) at: Place,
+}
+
+/// All that one source says: the command line, or the files.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Source {
+    /// Settings outside of any entry.
+    pub(super) scalars: Vec<Setting>,
+    /// The entries, in the order given.
+    pub(super) sections: Vec<Section>,
+}
+
+/// Something wrong, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Complaint {
+    pub(super) at: Place,
+    pub(super) text: String,
+}
+
+impl Complaint {
+    pub(super) fn new(at: &Place, text: impl Into<String>) -> Complaint {
+        Complaint { at: at.clone(), text: text.into() }
+    }
+}
+
+impl fmt::Display for Complaint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.at {
+            Place::Argument(argument) => write!(f, "{argument}: {}", self.text),
+            Place::Line(file, line) => write!(f, "{file}:{line}: {}", self.text),
+            Place::Parameter(_) | Place::Command => f.write_str(&self.text),
+        }
+    }
+}
+
+/// `text` fit for one line of a message: control characters escaped, so that none can forge a
+/// second line, and cut behind `max` characters.
+pub(super) fn clip(text: &str, max: usize) -> String {
+    let mut shown = String::new();
+    for (count, c) in text.chars().enumerate() {
+        if count == max {
+            shown.push_str("...");
+            break;
+        }
+        if is_unprintable(c) {
+            shown.extend(c.escape_default());
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
+/// `word` as one word of a shell's command line.
+pub fn shell_word(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "%+,-./:=@_".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", clip(word, usize::MAX).replace('\'', "'\\''")),
+    }
+}
+
+/// `text` between quotes, cut behind [`limits::MAX_QUOTED_CHARS`].
+pub(super) fn quote(text: &str) -> String {
+    format!("'{}'", clip(text, limits::MAX_QUOTED_CHARS))
+}
+
+/// Characters that end a line or move the cursor, in ASCII and in Unicode.
+pub(super) fn is_unprintable(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_of_a_shell_is_one_word() {
+        for (word, shown) in [
+            ("socket=/run/a.sock", "socket=/run/a.sock"),
+            ("label=tenant 7", "'label=tenant 7'"),
+            ("label=it's; $(x)", "'label=it'\\''s; $(x)'"),
+            ("", "''"),
+        ] {
+            assert_eq!(shell_word(word), shown);
+        }
+    }
+
+    #[test]
+    fn quoted_text_is_one_short_line() {
+        assert_eq!(quote("a\nb\u{2028}c"), "'a\\nb\\u{2028}c'");
+        let long = quote(&"x".repeat(10_000));
+        assert_eq!(long.chars().count(), limits::MAX_QUOTED_CHARS + 5);
+    }
+}

@@ -1,0 +1,156 @@
+//! Settings outside of any entry: one entry of one table for each, from which come the option, its
+//! help, the key in files, and what the command line lays over.
+
+use std::path::PathBuf;
+
+use clap::Arg;
+use log::LevelFilter;
+
+use super::cpus::cpu_list;
+use super::entries::{Claim, Shared};
+use super::keys::Settings;
+use super::latency::{Latency, latency};
+use super::raw::{Place, Setting};
+use super::value::{
+    group, log_level, metrics, number, one_of, socket_directory, socket_path, text, truth, workers,
+};
+use super::{Machine, MetricsSocket};
+use base::limits;
+use base::words::Words;
+
+/// An option that is a key as well.
+pub(super) struct Scalar {
+    pub(super) name: &'static str,
+    /// Placeholder of the value in `--help`.
+    form: &'static str,
+    help: &'static str,
+}
+
+impl Scalar {
+    /// The option.
+    pub(super) fn option(&self) -> Arg {
+        let arg = Arg::new(self.name).long(self.name).value_name(self.form).help(self.help);
+        match self.form {
+            "BOOL" => arg.num_args(0..=1).require_equals(true).default_missing_value("true"),
+            "N" | "SECONDS" | "LIST" => arg.allow_hyphen_values(true),
+            _ => arg,
+        }
+    }
+}
+
+macro_rules! scalars {
+    ($($name:literal $field:ident: $type:ty = $default:expr, $form:literal, $read:expr, $word:expr,
+        $help:literal;)*) => {
+        /// Settings outside of any entry, where given.
+        #[derive(Debug, Clone, Default)]
+        pub(super) struct Scalars {
+            $(pub(super) $field: Option<$type>,)*
+            /// And where it stands.
+            pub(super) template: Option<(Place, Settings)>,
+        }
+
+        impl Scalars {
+            /// These, and `under` where these say nothing.
+            pub(super) fn or(self, under: Scalars) -> Scalars {
+                Scalars {
+                    $($field: self.$field.or(under.$field),)*
+                    template: self.template.or(under.template),
+                }
+            }
+
+            /// All with the defaults where nothing was given.
+            pub(super) fn complete(self) -> Scalars {
+                let Scalars { $($field,)* template } = self;
+                Scalars { $($field: $field.or($default),)* template }
+            }
+
+            /// The keys with their values, where they have any.
+            pub(super) fn words(&self) -> Vec<(&'static str, Option<String>)> {
+                $(let $field: fn(&$type) -> String = $word;)*
+                vec![$(($name, self.$field.as_ref().map($field)),)*]
+            }
+
+            /// Reads a setting; false if it is none of these.
+            pub(super) fn read(
+                &mut self,
+                setting: &Setting,
+                machine: Machine<'_>,
+            ) -> Result<bool, String> {
+                match setting.key.as_str() {
+                    $($name => {
+                        let read: fn(&Setting, Machine<'_>) -> Result<$type, String> = $read;
+                        self.$field = Some(read(setting, machine)?);
+                    })*
+                    _ => return Ok(false),
+                }
+                Ok(true)
+            }
+        }
+
+        pub(super) const SCALARS: &[Scalar] =
+            &[$(Scalar { name: $name, form: $form, help: $help },)*];
+        /// All that may stand outside of an entry.
+        pub(super) const SCALAR_KEYS: &[&str] =
+            &["port", "tap", "xdp", "stream", "mirror", $($name,)* "template", "socket-path", "fd"];
+    };
+}
+
+// key, field: type = default, what stands for a value, how it is read and written, help
+scalars! {
+    "workers" workers: usize = Some(limits::DEFAULT_WORKERS), "N",
+        |setting, machine| workers(setting, machine.cpus), usize::to_string,
+        "Threads that forward frames, 1 to 256, or auto: one for each CPU, at most 4 [default: 1]";
+    "cpus" cpus: Vec<usize> = None, "LIST",
+        |setting, machine| cpu_list(setting, machine.allowed), |cpus| list(cpus),
+        "Bind worker i to the i-th of these CPUs, such as 0,2-3";
+    "poll" poll: bool = Some(false), "BOOL", |setting, _| truth(setting), bool::to_string,
+        "Spin instead of sleeping: lowest latency, and a whole CPU for each worker";
+    "latency" latency: Latency = Some(Latency::Normal), "LATENCY",
+        |setting, _| latency(setting), Latency::to_string,
+        "While frames come CPUs wake up at once (low) or in N microseconds [default: normal]";
+    "age" age: u32 = Some(limits::FDB_AGE_SECONDS), "SECONDS",
+        |setting, _| number(setting, 1, limits::MAX_AGE_SECONDS.into()), u32::to_string,
+        "Seconds, 1 to 1000000, after which a silent address is forgotten [default: 300]";
+    "control" control: Claim = None, "PATH", |setting, _| claimed_socket(setting),
+        |claim| claim.value.clone(),
+        "Path of the control socket, where vioswitchctl shows and changes the switch";
+    "control-group" control_group: u32 = None, "GROUP", |setting, _| group(setting), u32::to_string,
+        "Group of the control socket, whose members may look [default: the daemon's]";
+    "control-admin-group" control_admin_group: u32 = None, "GROUP",
+        |setting, _| group(setting), u32::to_string,
+        "Group whose members may change the switch too, beside root and the daemon's user";
+    "capture-group" capture_group: u32 = None, "GROUP", |setting, _| group(setting), u32::to_string,
+        "Group whose members may capture frames too, beside root and the daemon's user";
+    "metrics" metrics: MetricsSocket = None, "ADDRESS", |setting, _| metrics(setting),
+        MetricsSocket::to_string,
+        "Answer GET /metrics of Prometheus at IP:PORT, unix:PATH, or fd (inherited)";
+    "log-level" log_level: LevelFilter = Some(LevelFilter::Info), "LEVEL",
+        |setting, _| log_level(setting), LevelFilter::to_string,
+        "off, error, warn, info, debug or trace; RUST_LOG overrides it [default: info]";
+    "uplink-to-uplink" uplink_to_uplink: bool = Some(false), "BOOL", |setting, _| truth(setting),
+        bool::to_string,
+        "Forward between TAPs too; two TAPs in one bridge are then a loop";
+    "mac-flap-damping" mac_flap_damping: bool = Some(true), "BOOL", |setting, _| truth(setting),
+        bool::to_string,
+        "Hold an address that moves between ports five times in a second [default: true]";
+    "multicast-snooping" multicast_snooping: bool = Some(false), "BOOL",
+        |setting, _| truth(setting), bool::to_string,
+        "Send the frames of a multicast group to its members only, while a querier is heard";
+    "sandbox" sandbox: bool = Some(true), "on|off", |setting, _| one_of(setting, bool::WORDS),
+        |on| if *on { "on" } else { "off" }.to_owned(),
+        "Let the running switch do only what it has to, by Landlock and seccomp [default: on]";
+    "plug" plug: PathBuf = None, "DIR", |setting, _| socket_directory(setting),
+        |path| path.to_string_lossy().into_owned(),
+        "Make a port for each socket in this directory, as of libvirt's mode='server'";
+}
+
+fn list(cpus: &[usize]) -> String {
+    cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// The path of a socket, which is no port's then.
+pub(super) fn claimed_socket(setting: &Setting) -> Result<Claim, String> {
+    socket_path(setting)?;
+    let (value, at) = (text(setting)?.to_owned(), setting.at.clone());
+    Ok(Claim { what: Shared::Socket, value, scope: PathBuf::new(), at })
+}

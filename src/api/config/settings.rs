@@ -1,0 +1,505 @@
+//! A port's settings as their keys and values: what can be written down, read again and compared.
+
+use std::path::{Path, PathBuf};
+
+use super::Endpoint;
+use super::entries::{Shared, conflicts, place};
+use super::keys::{Effect, KEYS, Key, Kind, Settings};
+use super::raw::{Complaint, Place, Section, Setting, Value, shell_word};
+use super::types::{Admin, AllowedMac, Guard, Mode, Server};
+use super::validate::{Validated, entry};
+use base::frame::MacAddr;
+use switch::mirror::{Copied, Mirror};
+use switch::port_security::{AllowedIps, AllowedMacs};
+use switch::{Bridge, FloodLimits, Limit, Membership, PortPolicy, PortSecurity, Rate, Size};
+
+/// Who gave a port its settings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// A configuration file.
+    File,
+    /// The command line.
+    Cli,
+    /// A client, while the switch ran.
+    Runtime,
+    /// A socket in the directory of ports by plug, of this user.
+    Plug(u32),
+}
+
+impl Origin {
+    /// The user whose socket a port has that came by itself.
+    pub fn plugged_by(self) -> Option<u32> {
+        if let Origin::Plug(uid) = self { Some(uid) } else { None }
+    }
+
+    /// Returns the name, as it is shown and written down.
+    pub fn name(self) -> &'static str {
+        match self {
+            Origin::File => "file",
+            Origin::Cli => "cli",
+            Origin::Runtime => "runtime",
+            Origin::Plug(_) => "plug",
+        }
+    }
+}
+
+/// An entry of the configuration: settings, and where they come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Its settings.
+    pub settings: Settings,
+    /// Who gave it.
+    pub origin: Origin,
+    /// Where its socket appears, as it is compared.
+    pub place: Option<PathBuf>,
+}
+
+impl Entry {
+    /// Finds out where the socket appears, which may wait for a file system: [`place`].
+    pub fn new(settings: Settings, origin: Origin) -> Entry {
+        let place = settings.socket.as_deref().map(place);
+        Entry { settings, origin, place }
+    }
+
+    /// Returns the values that one port alone may have, in the form that is compared: the socket's
+    /// place, interface, addresses.
+    pub fn claims(&self) -> Vec<(Shared, PathBuf)> {
+        let socket = self.place.iter().map(|place| (Shared::Socket, place.clone()));
+        let claimed = KEYS.iter().filter_map(|key| Some((key.claims?, key)));
+        let others = claimed.filter(|(what, _)| !matches!(what, Shared::Name | Shared::Socket));
+        let home = self.settings.home();
+        let words = |(what, key): (Shared, &Key)| {
+            let scope = if what == Shared::Mac { home.clone() } else { PathBuf::new() };
+            let words = (key.words)(&self.settings).into_iter();
+            words.map(move |word| (what, scope.join(word)))
+        };
+        socket.chain(others.flat_map(words)).collect()
+    }
+}
+
+/// A key whose value differs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// The key.
+    pub key: &'static str,
+    /// Its value before, if it had one.
+    pub from: Option<String>,
+    /// Its value after.
+    pub to: Option<String>,
+    /// When the change takes effect.
+    pub effect: Effect,
+}
+
+/// A setting that is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct Wrong {
+    /// Its key.
+    pub key: String,
+    /// The fault, and the value that is wanted, in one line.
+    pub text: String,
+}
+
+impl From<Complaint> for Wrong {
+    fn from(Complaint { at, text }: Complaint) -> Wrong {
+        let key = match at {
+            Place::Parameter(key) => key,
+            // A complaint about the whole begins with what is missing.
+            _ => text.split(' ').next().unwrap_or_default().to_owned(),
+        };
+        Wrong { key, text }
+    }
+}
+
+impl Settings {
+    /// Reads settings that a program gives, the name among them, by the rules of the command line
+    /// and the files.
+    pub fn parse(kind: Kind, given: Vec<(String, Value)>) -> Result<Settings, Wrong> {
+        let setting = |(key, value): (String, Value)| {
+            let at = Place::Parameter(key.clone());
+            Setting { key, value, at }
+        };
+        let settings = given.into_iter().map(setting).collect();
+        let (checked, complaints) = entry(&Section { kind, settings, at: Place::Command });
+        let settings = checked.settings.clone();
+        let all = Validated { entries: vec![checked], complaints, ..Validated::default() };
+        // Of one socket there is no second name.
+        let twice = conflicts(&all, &Path::to_path_buf);
+        match all.complaints.into_iter().chain(twice).next() {
+            Some(complaint) => Err(complaint.into()),
+            None => Ok(settings),
+        }
+    }
+
+    /// Where a front-end or a peer is met, if one is.
+    pub fn endpoint(&self) -> Option<Endpoint> {
+        if let Some(number) = self.fd {
+            return Some(Endpoint::Fd(number));
+        }
+        let path = self.socket.clone()?;
+        Some(match self.mode {
+            Mode::Server => {
+                Endpoint::Server { path, mode: self.socket_mode, group: self.socket_group }
+            }
+            Mode::Client | Mode::Xdp(_) => Endpoint::Client { path },
+        })
+    }
+
+    /// Returns the port's policy of forwarding.
+    pub fn policy(&self) -> PortPolicy {
+        // A bridge without a number: its frames must not be another one's.
+        let bridge = Bridge::named(&self.bridge);
+        PortPolicy {
+            flood_unknown: self.flood,
+            forwards: self.admin == Admin::Up && bridge.is_some(),
+            learns: self.learn,
+            isolated: self.isolated,
+            limits_floods: self.storm.is_some(),
+            passes: self.pass.unwrap_or_default(),
+            bridge: bridge.unwrap_or_default(),
+            vlans: self.vlans(),
+            security: (self.guard != Guard::Off).then(|| self.security()),
+            multicast_router: self.multicast_router,
+            observes: false,
+        }
+    }
+
+    /// The VLANs that the port is a member of.
+    pub(super) fn vlans(&self) -> Membership {
+        match (self.vlan, &self.trunk, self.native) {
+            (Some(vlan), ..) => Membership::Access(vlan),
+            (None, None, None) => Membership::Opaque,
+            (None, tagged, native) => {
+                Membership::Trunk { tagged: tagged.clone().unwrap_or_default(), native }
+            }
+        }
+    }
+
+    /// Where its static addresses are its alone: the bridge and VLAN of its frames without a tag. A
+    /// trunk without such frames has them nowhere.
+    pub fn home(&self) -> PathBuf {
+        match self.vlans().untagged() {
+            Some(vlan) => Path::new(&self.bridge).join(vlan.to_string()),
+            None => Path::new("trunk").join(&self.name),
+        }
+    }
+
+    fn security(&self) -> PortSecurity {
+        PortSecurity {
+            enforced: self.guard == Guard::On,
+            macs: self.source_addresses(),
+            ips: AllowedIps::new(&self.allowed_ips),
+            servers: Server::all(&self.allow_server),
+            ethertypes: self.ethertypes.iter().map(|ethertype| ethertype.0).collect(),
+        }
+    }
+
+    /// Without a list those of `mac`, or any where there is none.
+    fn source_addresses(&self) -> AllowedMacs {
+        let given = &self.allowed_macs;
+        if given.is_empty() && self.mac.is_empty() {
+            return AllowedMacs::Any;
+        }
+        let own = given.is_empty() || given.contains(&AllowedMac::Own);
+        let own = if own { &self.mac[..] } else { &[] };
+        let others = given.iter().filter_map(|one| match one {
+            AllowedMac::One(mac) => Some(*mac),
+            _ => None,
+        });
+        let list = own.iter().copied().chain(others).collect();
+        AllowedMacs::Only { list, vrrp: given.contains(&AllowedMac::Vrrp) }
+    }
+
+    /// Returns warnings about settings that may not be meant, a line each, for the log.
+    pub fn warnings(&self) -> Vec<String> {
+        // Other settings, which are not known here, may make up for some.
+        let odd = self.oddities(true, true).into_iter().map(|oddity| oddity.cause);
+        let mut said: Vec<String> = odd.collect();
+        let has_v6 = self.allowed_ips.iter().any(|prefix| prefix.v6().is_some());
+        if self.guard != Guard::Off && !self.allowed_ips.is_empty() && !has_v6 {
+            let text = "allowed-ips has no address of IPv6: no frame of IPv6 is allowed";
+            said.push(text.to_owned());
+        }
+        said.into_iter().map(|text| format!("port {}: {text}", self.name)).collect()
+    }
+
+    /// Refuses a `worker` that does not exist among so many workers.
+    pub fn check_worker(&self, workers: usize) -> Result<(), Wrong> {
+        match self.worker.filter(|number| usize::from(*number) >= workers) {
+            None => Ok(()),
+            Some(number) => {
+                let text =
+                    format!("worker must be auto or below workers ({workers}), not {number}");
+                Err(Wrong { key: "worker".to_owned(), text })
+            }
+        }
+    }
+
+    /// The mirror that they are of.
+    pub fn mirror(&self) -> Option<Mirror> {
+        let (from, to) = self.from.clone().zip(self.to.clone())?;
+        let frames = Copied { way: self.dir, vlan: self.vlan, snaplen: self.snaplen };
+        (self.kind == Kind::Mirror).then(|| Mirror { name: self.name.clone(), from, to, frames })
+    }
+
+    /// Returns the limits of frames from the port, and to the port.
+    pub fn limits(&self) -> [Limit; 2] {
+        let limit = |rate: Option<Rate>, burst: Option<Size>| Limit {
+            rate: rate.unwrap_or_default(),
+            burst: burst.unwrap_or_default(),
+        };
+        [limit(self.rate_in, self.burst_in), limit(self.rate_out, self.burst_out)]
+    }
+
+    /// Returns the limits of floods from the port.
+    pub fn flood_limits(&self) -> FloodLimits {
+        let rates = self.storm.unwrap_or_default();
+        rates.map(|rate| Limit { rate, ..Limit::default() })
+    }
+
+    /// The port that this template makes of the socket at `path`.
+    pub fn plugged(&self, name: &str, path: PathBuf) -> Settings {
+        let (name, socket, mode) = (name.to_owned(), Some(path), Mode::Client);
+        Settings { kind: Kind::Port, name, socket, mode, ..self.clone() }
+    }
+
+    /// Keys that are shown wherever the port is, with their values where they are set.
+    pub fn shown(&self) -> impl Iterator<Item = (&'static Key, String)> {
+        let keys = self.kind.keys().filter(|key| key.is_shown);
+        keys.flat_map(|key| (key.words)(self).into_iter().map(move |word| (key, word)))
+    }
+
+    /// Takes over what takes effect at once.
+    pub fn take_now(&mut self, wanted: &Settings) {
+        let kind = self.kind;
+        let now = kind.keys().filter(|key| key.effect(kind) == Effect::Now);
+        now.for_each(|key| (key.copy)(self, wanted));
+    }
+
+    /// Takes a static address out.
+    pub fn forget(&mut self, mac: MacAddr) {
+        self.mac.retain(|other| *other != mac);
+    }
+
+    /// Every key but the name, with its values: several of a list, none of what is not set.
+    pub fn words(&self) -> Vec<(&'static str, Vec<String>)> {
+        let is_client = self.mode == Mode::Client;
+        let has = |key: &Key| match key.name {
+            "name" => false,
+            "fd" => self.fd.is_some(),
+            "mode" if self.fd.is_some() => false,
+            _ if key.is_of_server() && (is_client || self.fd.is_some()) => false,
+            _ => key.kinds.contains(&self.kind),
+        };
+        KEYS.iter().filter(|key| has(key)).map(|key| (key.name, (key.words)(self))).collect()
+    }
+
+    /// Returns the keys whose values are not the defaults, with these values.
+    pub fn given(&self) -> Vec<(&'static str, Vec<String>)> {
+        let plain = Settings::new(self.kind).words();
+        let mut words = self.words();
+        words.retain(|word| !word.1.is_empty() && !plain.contains(word));
+        words
+    }
+
+    /// Returns the commands that delete the port and add the port again with its settings.
+    /// `change`, a `KEY=VALUE`, replaces the setting of its key; without a value there is no such
+    /// setting.
+    pub fn anew(&self, change: Option<&str>) -> String {
+        let Settings { kind, name, .. } = self;
+        let changed = change.and_then(|change| change.split('=').next());
+        let given = self.given().into_iter().filter(|(key, _)| changed != Some(key));
+        let given = given.flat_map(|(key, words)| {
+            words.into_iter().map(move |word| format!(" {}", shell_word(&format!("{key}={word}"))))
+        });
+        let change = change.filter(|change| !change.ends_with('='));
+        let given: String = given.chain(change.map(|change| format!(" {change}"))).collect();
+        format!("vioswitchctl {kind} del {name} && vioswitchctl {kind} add {name}{given}")
+    }
+
+    /// Returns the keys that differ from those of other settings.
+    pub fn differences(&self, other: &Settings) -> Vec<Difference> {
+        let (mine, others) = (self.words(), other.words());
+        let of = |all: &[(&str, Vec<String>)], name: &str| {
+            let words = &all.iter().find(|(known, _)| *known == name)?.1;
+            (!words.is_empty()).then(|| words.join(" "))
+        };
+        let all = KEYS.iter().map(|key| {
+            let (from, to) = (of(&mine, key.name), of(&others, key.name));
+            let same_kind = self.kind == other.kind;
+            let effect = if same_kind { key.effect(other.kind) } else { Effect::Reopen };
+            Difference { key: key.name, from, to, effect }
+        });
+        all.filter(|difference| difference.from != difference.to).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn given(pairs: &[(&str, &str)]) -> Vec<(String, Value)> {
+        let text = |(key, word): &(&str, &str)| (key.to_string(), Value::Word(word.to_string()));
+        pairs.iter().map(text).collect()
+    }
+
+    fn read(kind: &str, words: &[(&str, &str)]) -> Settings {
+        Settings::parse(Kind::named(kind).unwrap(), given(words)).unwrap()
+    }
+
+    /// Reads again what was written down.
+    fn again(settings: &Settings, words: Vec<(&'static str, Vec<String>)>) -> Settings {
+        let mut given = vec![("name".to_owned(), Value::Word(settings.name.clone()))];
+        for (key, words) in words {
+            given.extend(words.into_iter().map(|word| (key.to_owned(), Value::Word(word))));
+        }
+        Settings::parse(settings.kind, given).unwrap()
+    }
+
+    #[test]
+    fn what_is_written_down_reads_the_same() {
+        let (name, socket) = (("name", "a"), ("socket", "/run/a,b"));
+        for settings in [
+            read("port", &[name, socket]),
+            read("port", &[name, socket, ("mode", "client"), ("offload", "send")]),
+            read(
+                "port",
+                &[
+                    name,
+                    socket,
+                    ("socket-mode", "0600"),
+                    ("socket-group", "65533"),
+                    ("queues", "16"),
+                    ("mac", "52:54:00:00:00:01"),
+                    ("mac", "52:54:00:00:00:02"),
+                    ("offload", "csum"),
+                    ("platform", "on"),
+                    ("flood", "off"),
+                    ("isolated", "on"),
+                    ("storm", "bcast:1kpps,unknown:10mbit"),
+                    ("pass", "lldp,stp"),
+                    ("learn", "off"),
+                    ("max-addresses", "5"),
+                    ("mtu", "9000"),
+                    ("rate-in", "10mbit,5kpps"),
+                    ("burst-in", "64kib"),
+                    ("rate-out", "1001kbit"),
+                    ("burst-out", "100kb,20pkt"),
+                    ("memory", "prealloc"),
+                    ("guard", "log"),
+                    ("allowed-macs", "own"),
+                    ("allowed-macs", "vrrp"),
+                    ("allowed-macs", "52:54:00:00:00:03"),
+                    ("allowed-ips", "10.0.0.5"),
+                    ("allowed-ips", "fd00::/64"),
+                    ("allow-server", "dhcp"),
+                    ("allow-server", "ra"),
+                    ("ethertypes", "llc"),
+                    ("ethertypes", "0x88b5"),
+                ],
+            ),
+            read("port", &[name, socket, ("offload", "off")]),
+            read("tap", &[name, ("ifname", "t0")]),
+            read("stream", &[name, socket]),
+            read("stream", &[name, socket, ("mode", "client"), ("mtu", "1500")]),
+            read(
+                "stream",
+                &[
+                    name,
+                    socket,
+                    ("socket-mode", "0600"),
+                    ("socket-group", "65533"),
+                    ("mac", "52:54:00:00:00:01"),
+                    ("mac", "52:54:00:00:00:02"),
+                    ("flood", "off"),
+                ],
+            ),
+            read("tap", &[name, ("ifname", "t0"), ("queues", "4"), ("offload", "csum")]),
+            read("tap", &[name, ("ifname", "t0"), ("flood", "off"), ("mtu", "1400")]),
+        ] {
+            assert_eq!(again(&settings, settings.words()), settings);
+            assert_eq!(again(&settings, settings.given()), settings);
+        }
+    }
+
+    #[test]
+    fn what_is_so_by_itself_need_not_be_given() {
+        for (kind, words) in [
+            ("port", &[("name", "a"), ("socket", "/a")][..]),
+            ("port", &[("name", "a"), ("socket", "/a"), ("mode", "client"), ("mtu", "1500")]),
+            ("tap", &[("name", "a"), ("ifname", "t0"), ("queues", "2")]),
+            ("stream", &[("name", "a"), ("socket", "/a"), ("flood", "off")]),
+        ] {
+            let given = read(kind, words).given().into_iter();
+            let given: Vec<(&str, String)> = given.map(|(key, all)| (key, all.join(" "))).collect();
+            let words: Vec<(&str, String)> =
+                words[1..].iter().map(|(key, word)| (*key, (*word).to_owned())).collect();
+            assert_eq!(given, words);
+        }
+    }
+
+    #[test]
+    fn differences_are_told_key_by_key() {
+        let plain = read("port", &[("name", "a"), ("socket", "/a"), ("mtu", "1500")]);
+        let mac = ("mac", "52:54:00:00:00:01");
+        let other = [("name", "a"), ("socket", "/a"), ("queues", "4"), ("mode", "client"), mac];
+        let word = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
+        let arrow = |one: &Difference| {
+            let effect = one.effect.name();
+            format!("{} {} -> {} {effect}", one.key, word(&one.from), word(&one.to))
+        };
+        let arrows: Vec<String> =
+            plain.differences(&read("port", &other)).iter().map(arrow).collect();
+        assert_eq!(
+            arrows,
+            [
+                "mode server -> client reopen",
+                "socket-mode 0660 -> - reopen",
+                "queues 1 -> 4 reconnect",
+                "mac - -> 52:54:00:00:00:01 now",
+                "mtu 1500 -> - now",
+            ]
+        );
+        assert!(plain.differences(&plain).is_empty());
+    }
+
+    #[test]
+    fn a_port_reads_as_on_the_command_line() {
+        let mut settings = given(&[("name", "vm1"), ("socket", "/run/a,b"), ("mtu", "9000")]);
+        settings.push(("queues".to_owned(), Value::Integer(4)));
+        settings.extend(given(&[("mac", "52:54:00:00:00:01"), ("mac", "52:54:00:00:00:02")]));
+        let port = Settings::parse(Kind::Port, settings).unwrap();
+        assert_eq!((port.queues, port.mtu, port.mac.len()), (4, Some(9000), 2));
+        assert!(port.socket.is_some_and(|path| path.ends_with("a,b")));
+        let tap = read("tap", &[("name", "up"), ("ifname", "tap0"), ("queues", "2")]);
+        assert_eq!((tap.ifname.as_deref(), tap.queues), (Some("tap0"), 2));
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_its_key() {
+        let whole = [("name", "a"), ("socket", "/a")];
+        for (more, key, words) in [
+            (("queues", "17"), "queues", "must be a number from 1 to 16, not '17'"),
+            (("queue", "1"), "queue", "unknown key 'queue': write queues=1"),
+            (("socket-mode", "9"), "socket-mode", "must be octal digits"),
+            (("socket", "/b"), "socket", "'socket' is given twice"),
+            (("mac", "01:00:00:00:00:00"), "mac", "is a group address"),
+        ] {
+            let error =
+                Settings::parse(Kind::Port, given(&[whole[0], whole[1], more])).unwrap_err();
+            assert_eq!(error.key, key);
+            assert!(error.text.contains(words), "{error}");
+        }
+        let error = Settings::parse(Kind::Port, given(&[("name", "a")])).unwrap_err();
+        assert_eq!(
+            (error.key.as_str(), error.text.as_str()),
+            ("socket", "socket is missing: write socket=PATH")
+        );
+        let mut settings = given(&whole);
+        settings.push(("offload".to_owned(), Value::Boolean(false)));
+        assert!(Settings::parse(Kind::Port, settings).unwrap_err().text.contains("write offload"));
+        let error = Settings::parse(Kind::Tap, vec![("name".to_owned(), Value::Other("a list"))])
+            .unwrap_err();
+        assert_eq!(error.key, "name");
+    }
+}

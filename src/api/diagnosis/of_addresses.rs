@@ -1,0 +1,97 @@
+//! Faults of the forwarding table: addresses that move, or live at two ports.
+
+use super::facts::{Facts, Port};
+use super::{ADDRESS_MOVING, ADDRESS_OF_ANOTHER, FDB_FULL, Finding};
+use base::frame::MacAddr;
+use base::limits::FDB_MAX_ENTRIES;
+use base::words::counted;
+
+/// Moves to each of two ports in a minute: a guest that migrates moves once, and back at most.
+const MANY_MOVES: u64 = 3;
+
+pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
+    for (at, port) in facts.ports.iter().enumerate() {
+        found.extend(full(port, facts));
+        found.extend(foreign(port));
+        found.extend(held(port).or_else(|| moving(at, port, facts)));
+    }
+}
+
+fn full(port: &Port, facts: &Facts) -> Option<Finding> {
+    let refused = port.lately.learn_refused;
+    if refused == 0 {
+        return None;
+    }
+    let (own, all) = (port.addresses, facts.addresses);
+    let most = facts.ports.iter().max_by_key(|port| port.addresses).unwrap_or(port);
+    let why = match port.has_all_addresses {
+        true => format!("it has all that it may, {own}"),
+        false => format!(
+            "the table has {all} of {FDB_MAX_ENTRIES}, most of them behind '{}', {}",
+            most.name, most.addresses
+        ),
+    };
+    let cause = format!(
+        "{} an address behind it was not learned lately: {why}; frames for such ones \
+         are flooded",
+        counted(refused, "time")
+    );
+    Some(Finding::of(FDB_FULL, port, cause, "vioswitchctl fdb show; vioswitchctl fdb flush"))
+}
+
+fn foreign(port: &Port) -> Option<Finding> {
+    let (mac, owner) = port.foreign.as_ref().filter(|_| port.minute.learn_static > 0)?;
+    let name = &port.name;
+    let cause = format!("it sends from {mac}, which is tied to '{owner}': answers go there");
+    let command = format!(
+        "another address in the guest; or vioswitchctl fdb del {mac} && vioswitchctl fdb add {mac} \
+         {name}"
+    );
+    let with = vec![owner.clone()];
+    Some(Finding { with, ..Finding::of(ADDRESS_OF_ANOTHER, port, cause, command) })
+}
+
+/// Told of the port that it is not held at.
+fn held(port: &Port) -> Option<Finding> {
+    let (mac, at, now) = port.held.as_ref().filter(|_| port.minute.learn_held > 0)?;
+    let how = match now {
+        true => format!("it is held at '{at}' now, which had it first"),
+        false => format!("it was held at '{at}' in the last minute"),
+    };
+    let cause = format!(
+        "{mac} flaps between it and '{at}': {how}; two stations have it, or there is a loop"
+    );
+    Some(Finding {
+        with: vec![at.clone()],
+        ..Finding::of(ADDRESS_MOVING, port, cause, settle(mac))
+    })
+}
+
+fn settle(mac: &MacAddr) -> String {
+    format!(
+        "vioswitchctl fdb add {mac} NAME, where it belongs, and another address for the other one"
+    )
+}
+
+/// Told of the first one of two ports.
+fn moving(at: usize, port: &Port, facts: &Facts) -> Option<Finding> {
+    let often = |port: &Port| port.minute.moves >= MANY_MOVES;
+    let (mac, from) = port.moved.as_ref().filter(|_| often(port))?;
+    let (place, other) = (facts.ports.iter().enumerate())
+        .find(|(_, other)| other.name == *from && often(other) && other.name != port.name)?;
+    // Of an address that is held the port that does not have it is named.
+    if other.held.is_some() && other.minute.learn_held > 0 {
+        return None;
+    }
+    let back = other.moved.as_ref().is_some_and(|(_, from)| *from == port.name);
+    if back && place < at {
+        return None;
+    }
+    let moves = port.minute.moves + other.minute.moves;
+    let cause = format!(
+        "{mac} moves between it and '{from}' again and again, {moves} moves in the last minute: \
+         two stations have this address, or there is a loop"
+    );
+    let with = vec![from.clone()];
+    Some(Finding { with, ..Finding::of(ADDRESS_MOVING, port, cause, settle(mac)) })
+}

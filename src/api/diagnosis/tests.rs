@@ -1,0 +1,283 @@
+//! Each fault of a healthy switch is found by its own code, and by no other one.
+
+use super::facts::{
+    Bridge, Degraded, Link, LinkState, NotKept, Odd, Offloads, Port, Refused, Segment, Sender,
+};
+use super::history::Counts;
+use super::*;
+use base::frame::MacAddr;
+
+fn mac() -> MacAddr {
+    MacAddr([0x52, 0x54, 0, 0, 0, 1])
+}
+
+fn guest(name: &str) -> Port {
+    // What happens on a switch that is well.
+    let counted = Counts { out: 100_000, no_room: 99, moves: 2, ..Counts::default() };
+    Port {
+        name: name.to_owned(),
+        mtu: Some(1500),
+        addresses: 1,
+        offloads: Offloads { frames: 100_000, checksummed: 999, ..Offloads::default() },
+        moment: counted,
+        minute: counted,
+        lately: counted,
+        senders: vec![Sender { port: "vm2".to_owned(), frames: 99 }],
+        ..Port::default()
+    }
+}
+
+fn uplink(name: &str, bridge: u32) -> Port {
+    let interface = format!("{name}0");
+    let bridge = Some(Bridge { index: bridge, name: format!("br{bridge}") });
+    Port {
+        link: Some(Link { interface, is_tap: true, state: LinkState::Up, bridge }),
+        ..guest(name)
+    }
+}
+
+/// Ports 0 and 1 are guests, 2 and 3 uplinks.
+fn healthy() -> Facts {
+    let ports = vec![guest("vm1"), guest("vm2"), uplink("up", 1), uplink("away", 2)];
+    Facts { ports, addresses: 9, ..Facts::default() }
+}
+
+fn vlan(is_shared: bool, is_cut_off: bool) -> Segment {
+    Segment { name: "VLAN 10 of bridge 'blue'".to_owned(), is_shared, is_cut_off }
+}
+
+fn not_kept(port: &str, is_argument: bool) -> NotKept {
+    NotKept { port: port.to_owned(), what: format!("{port} changed"), is_argument }
+}
+
+type Fault = (&'static str, fn(&mut Facts));
+
+const FAULTS: [Fault; 27] = [
+    ("degraded", |facts| {
+        let why = "port vm2: in use".to_owned();
+        let port = Some("vm2".to_owned());
+        facts.condition.degraded.push(Degraded { code: "degraded", port, why });
+    }),
+    ("not-kept", |facts| facts.condition.not_kept.push(not_kept("vm2", false))),
+    ("ring-broken", |facts| facts.ports[0].broken = vec![0, 3]),
+    ("receiver-overloaded", |facts| facts.ports[0].moment.no_room = 6_000),
+    ("receiver-overloaded", |facts| facts.ports[2].moment.no_room = 6_000),
+    ("frames-too-long", |facts| facts.ports[1].lately.too_big = 1),
+    ("offloads-in-software", |facts| facts.ports[0].offloads.segmented = 1),
+    ("fdb-full", |facts| facts.ports[0].lately.learn_refused = 1),
+    ("fdb-full", |facts| facts.ports[2].lately.learn_refused = 1),
+    ("address-of-another", |facts| {
+        facts.ports[0].minute.learn_static = 1;
+        facts.ports[0].foreign = Some((mac(), "vm2".to_owned()));
+    }),
+    ("port-alone", |facts| facts.ports[0].segment = Some(vlan(false, true))),
+    ("vlan-without-uplink", |facts| {
+        for port in [0, 1] {
+            facts.ports[port].segment = Some(vlan(true, true));
+        }
+    }),
+    ("address-moving", |facts| {
+        for (at, from) in [(0, "vm2"), (1, "vm1")] {
+            facts.ports[at].minute.moves = 3;
+            facts.ports[at].moved = Some((mac(), from.to_owned()));
+        }
+    }),
+    ("tap-gone", |facts| state(facts, LinkState::Gone)),
+    ("tap-down", |facts| state(facts, LinkState::Down)),
+    ("uplinks-in-one-bridge", |facts| facts.ports[3] = uplink("away", 1)),
+    ("uplinks-in-one-bridge", |facts| {
+        facts.uplink_to_uplink = true;
+        facts.ports[3] = uplink("away", 1);
+    }),
+    ("port-disabled", |facts| facts.ports[0].is_disabled = true),
+    ("address-moving", |facts| {
+        for (at, from) in [(0, "vm2"), (1, "vm1")] {
+            facts.ports[at].minute.moves = 3;
+            facts.ports[at].moved = Some((mac(), from.to_owned()));
+        }
+        facts.ports[1].minute.learn_held = 1;
+        facts.ports[1].held = Some((mac(), "vm1".to_owned(), true));
+    }),
+    ("memory-not-shared", |facts| facts.ports[0].guest_memory.missing = true),
+    ("memory-not-shared", |facts| {
+        (facts.ports[0].guest_memory.missing, facts.ports[0].guest_memory.all_on_disk) =
+            (true, true);
+    }),
+    ("memory-on-disk", |facts| {
+        (facts.ports[0].guest_memory.on_disk, facts.ports[0].guest_memory.outside) = (1 << 30, 9);
+    }),
+    ("memory-partly-shared", |facts| facts.ports[0].guest_memory.outside = 7),
+    ("memory-partly-shared", |facts| facts.ports[0].lately.bad_buffers = 1),
+    ("frames-refused", |facts| {
+        let (meaning, advice) = ("it is not the port's", "vioswitchctl port show NAME");
+        let address = Some("10.0.0.9".to_owned());
+        facts.ports[1].refused =
+            Some(Refused { reason: "guard", meaning, advice, frames: 3, address });
+    }),
+    ("settings-at-odds", |facts| {
+        let cause = "burst-in has no effect without rate-in".to_owned();
+        let command = "vioswitchctl port set vm1 burst-in=".to_owned();
+        let with = vec!["vm2".to_owned()];
+        facts.condition.odd.push(Odd { port: "vm1".to_owned(), with, cause, command });
+    }),
+    ("sandbox-refused", |facts| {
+        facts.condition.refused_calls = vec![("swapon".to_owned(), 3)];
+    }),
+];
+
+fn state(facts: &mut Facts, state: LinkState) {
+    facts.ports[2].link.as_mut().expect("an uplink").state = state;
+}
+
+fn found(fault: fn(&mut Facts)) -> Vec<Finding> {
+    let mut facts = healthy();
+    fault(&mut facts);
+    judge(&facts)
+}
+
+#[test]
+fn a_healthy_switch_has_no_finding() {
+    assert_eq!(judge(&healthy()), []);
+}
+
+#[test]
+fn each_fault_is_found_by_its_own_code() {
+    for (code, fault) in FAULTS {
+        let found = found(fault);
+        assert_eq!(found.len(), 1, "{code}: {found:?}");
+        let Finding { code: told, cause, command, .. } = &found[0];
+        assert!(*told == code && !cause.is_empty() && !command.is_empty(), "{found:?}");
+    }
+    for Code { name, .. } in CODES {
+        assert!(FAULTS.iter().any(|(code, _)| code == name), "no fault is {name}");
+        assert_eq!(CODES.iter().filter(|code| code.name == *name).count(), 1, "{name}");
+    }
+}
+
+#[test]
+fn a_finding_names_those_it_is_about() {
+    let cause = |at: usize| found(FAULTS[at].1)[0].cause.clone();
+    assert!(cause(3).contains("5 % of those for it") && cause(3).contains("100 % from 'vm2'"));
+    let moving = &found(FAULTS[12].1)[0];
+    assert_eq!((moving.port.as_deref(), &moving.with[..]), (Some("vm1"), &["vm2".to_owned()][..]));
+    assert!(moving.cause.contains("6 moves") && moving.cause.contains("52:54:00:00:00:01"));
+    let held = &found(FAULTS[18].1)[0];
+    assert_eq!((held.port.as_deref(), &held.with[..]), (Some("vm2"), &["vm1".to_owned()][..]));
+    assert!(held.cause.contains("it is held at 'vm1' now"), "{held:?}");
+    let foreign = &found(FAULTS[9].1)[0];
+    assert!(foreign.cause.contains("52:54:00:00:00:01, which is tied to 'vm2'"), "{foreign:?}");
+    let (bridge, looped) = (&found(FAULTS[15].1)[0], &found(FAULTS[16].1)[0]);
+    assert!(bridge.cause.contains("up0 and away0 are in one bridge, br1"), "{bridge:?}");
+    assert_eq!((bridge.level, looped.level), (Level::Warn, Level::Fail));
+    let cut_off = &found(FAULTS[11].1)[0];
+    let said = (cut_off.port.as_deref(), &cut_off.with[..]);
+    assert_eq!(said, (Some("vm1"), &["vm2".to_owned()][..]), "{cut_off:?}");
+    let refused = &found(FAULTS[24].1)[0];
+    assert!(refused.cause.contains("the switch dropped 3 frames lately (guard)"), "{refused:?}");
+    assert!(refused.cause.ends_with("the last one's address: 10.0.0.9"), "{refused:?}");
+    assert_eq!(refused.command, "vioswitchctl port show vm2");
+    let (none, disk) = (&found(FAULTS[19].1)[0], &found(FAULTS[20].1)[0]);
+    assert!(none.cause.contains("shares no memory") && disk.cause.contains("on a disk"));
+    let full = found(|facts| {
+        facts.ports[1].lately.learn_refused = 7;
+        (facts.ports[2].addresses, facts.addresses) = (65_000, 65_536);
+    });
+    assert!(full[0].cause.contains("most of them behind 'up', 65000"), "{full:?}");
+    let full = found(|facts| {
+        facts.ports[1].lately.learn_refused = 7;
+        (facts.ports[1].addresses, facts.ports[1].has_all_addresses) = (4096, true);
+    });
+    assert!(full[0].cause.contains("all that it may, 4096"), "{full:?}");
+}
+
+#[test]
+fn one_thing_is_singular() {
+    let faults: [Fault; 4] = [
+        ("cut 1 packet into 1 segment and finished 1000 checksums", |facts| {
+            let all = Offloads { frames: 1001, segmented: 1, segments: 1, checksummed: 1000 };
+            facts.ports[0].offloads = all;
+        }),
+        ("1 frame was too long", |facts| facts.ports[1].lately.too_big = 1),
+        ("dropped 1 frame lately", |facts| {
+            let (meaning, advice) = ("", "");
+            facts.ports[1].refused =
+                Some(Refused { reason: "guard", meaning, advice, frames: 1, address: None });
+        }),
+        ("1 buffer of its guest", |facts| facts.ports[0].guest_memory.outside = 1),
+    ];
+    for (words, fault) in faults {
+        assert!(found(fault).iter().any(|one| one.cause.contains(words)), "{words}");
+    }
+}
+
+/// A state that looks like a fault and is none has no finding.
+#[test]
+fn what_is_no_fault_is_no_finding() {
+    let harmless: [fn(&mut Facts); 7] = [
+        |facts| facts.ports[0].segment = Some(vlan(true, false)),
+        // All that an uplink led to is found behind the other one, once.
+        |facts| {
+            facts.ports[3].minute.moves = 4_000;
+            facts.ports[3].moved = Some((mac(), "up".to_owned()));
+        },
+        // A guest migrates there and back.
+        |facts| {
+            for (at, from) in [(0, "up"), (2, "vm1")] {
+                facts.ports[at].moved = Some((mac(), from.to_owned()));
+            }
+        },
+        // Some of a million.
+        |facts| {
+            facts.ports[0].moment = Counts { out: 1_000_000, no_room: 5_000, ..healthy_counts() }
+        },
+        // An address that was another's when it was seen, and is not tied any more.
+        |facts| facts.ports[0].minute.learn_static = 1,
+        // Its interface is down: nothing comes round by it.
+        |facts| {
+            facts.ports[3] = uplink("away", 1);
+            facts.ports[3].link = None;
+        },
+        |facts| facts.ports[0].moved = Some((mac(), "vm1".to_owned())),
+    ];
+    for (n, change) in harmless.into_iter().enumerate() {
+        assert_eq!(found(change), [], "{n}");
+    }
+}
+
+fn healthy_counts() -> Counts {
+    guest("").moment
+}
+
+#[test]
+fn the_worst_comes_first_and_there_is_an_end() {
+    let all = found(|facts| {
+        facts.ports = (0..300).map(|n| guest(&format!("p{n}"))).collect();
+        facts.ports.iter_mut().for_each(|port| port.lately.too_big = 1);
+        facts.ports[299].broken = vec![1];
+    });
+    assert_eq!((all[0].code, all[1].code, all.len()), ("ring-broken", "frames-too-long", 256));
+}
+
+/// `config save` keeps a change of a file's port only, and needs a file.
+#[test]
+fn what_keeps_a_change_depends_on_where_the_port_stands() {
+    let command = |ports: &[(&str, bool)], file: Option<&str>| {
+        let mut facts = healthy();
+        let all = ports.iter().map(|(port, is_argument)| not_kept(port, *is_argument));
+        facts.condition.not_kept = all.collect();
+        facts.condition.file = file.map(str::to_owned);
+        judge(&facts).remove(0).command
+    };
+    let usual = Some("/etc/vioswitch/vioswitch.toml");
+    let by_hand = "vioswitchctl config show, for vioswitchd's arguments for up";
+    assert_eq!(command(&[("vm1", false)], usual), "vioswitchctl config save");
+    assert_eq!(
+        command(&[("vm1", false)], Some("/a b/it's.toml")),
+        "vioswitchctl config save --config '/a b/it'\\''s.toml'"
+    );
+    assert_eq!(command(&[("up", true)], usual), by_hand);
+    let both = [("vm1", false), ("up", true)];
+    assert_eq!(command(&both, usual), format!("vioswitchctl config save; {by_hand}"));
+    let new = "vioswitchctl config show > FILE; then start vioswitchd with --config FILE";
+    assert!(command(&both, None).starts_with(new));
+}

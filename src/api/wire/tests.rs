@@ -1,0 +1,209 @@
+//! The description of the interface, made of its declarations.
+
+use std::collections::BTreeMap;
+
+use serde_json::Number;
+use testkit::manual::hold;
+
+use super::methods::declared;
+use super::types::{EntryKeys, GroupRole, LiveKeys, ShownKeys, State, answered, given};
+use crate::config::{Effect, KEYS, Key, Kind};
+use crate::diagnosis::Level;
+use base::stats::Direction;
+use datapath::events::KINDS;
+
+/// A type that has a name in varlink.
+pub trait Varlink {
+    /// The name.
+    fn varlink() -> String;
+
+    /// The line of a field of this type.
+    fn field(name: &str) -> String {
+        format!("  {}: {},\n", name.trim_start_matches("r#"), Self::varlink())
+    }
+}
+
+/// A struct, with a line for each field.
+pub trait Fields {
+    fn lines() -> Vec<String>;
+}
+
+/// Types that have the same name in varlink.
+macro_rules! named {
+    ($($type:ident)*) => {
+        $(impl Varlink for $type {
+            fn varlink() -> String {
+                stringify!($type).to_owned()
+            }
+        })*
+    };
+}
+
+/// The lines of the fields of a struct.
+macro_rules! lines {
+    ($($(#[$meta:meta])* $field:ident $(?: $may:ty)? $(: $must:ty)? $(as $word:ident)?,)*) => {
+        [$({
+            $(let line = <Option<$may> as Varlink>::field(stringify!($field));)?
+            $(let line = <$must as Varlink>::field(stringify!($field));)?
+            $(let line = line.replace("string,\n", concat!(stringify!($word), ",\n"));)?
+            line
+        },)*]
+    };
+}
+
+pub(super) use {lines, named};
+
+named! { Effect Direction Level State GroupRole }
+
+macro_rules! plain {
+    ($($name:literal: $($type:ty)*,)*) => {
+        $($(impl Varlink for $type { fn varlink() -> String { $name.to_owned() } })*)*
+    };
+}
+
+plain! {
+    "int": u8 u16 u32 u64 usize i32 Number,
+    "bool": bool,
+    "string": String,
+}
+
+impl<T: Varlink> Varlink for Option<T> {
+    fn varlink() -> String {
+        format!("?{}", T::varlink())
+    }
+}
+
+impl<T: Varlink> Varlink for Vec<T> {
+    fn varlink() -> String {
+        format!("[]{}", T::varlink())
+    }
+}
+
+impl<T: Varlink> Varlink for BTreeMap<String, T> {
+    fn varlink() -> String {
+        format!("[string]{}", T::varlink())
+    }
+}
+
+fn is_live(key: &Key) -> bool {
+    let mut all = Kind::PORTS.iter().flat_map(|kind| kind.live_keys());
+    all.any(|live| live.name == key.name)
+}
+
+/// Keys of an entry among the fields of a struct.
+macro_rules! keys {
+    ($($type:ident: $of:expr;)*) => {$(
+        impl Varlink for $type {
+            fn varlink() -> String {
+                "[string]string".to_owned()
+            }
+
+            fn field(_name: &str) -> String {
+                let of: fn(&&Key) -> bool = $of;
+                let line = |key: &Key| {
+                    let may = if key.name == "name" { "" } else { "?" };
+                    format!("  {}: {may}{},\n", key.field(), key.varlink())
+                };
+                KEYS.iter().filter(of).map(line).collect()
+            }
+        }
+    )*};
+}
+
+keys! {
+    ShownKeys: |key| key.is_shown;
+    EntryKeys: |_| true;
+    LiveKeys: |key| key.name == "name" || is_live(key);
+}
+
+/// Fields, or words, in brackets.
+pub fn body(lines: &[String]) -> String {
+    let all = lines.concat();
+    match all.strip_suffix(",\n") {
+        Some(all) => format!("(\n{all}\n)"),
+        None => "()".to_owned(),
+    }
+}
+
+/// An item of the description below its comment.
+pub fn item(comment: &[&str], text: &str) -> String {
+    let comment: String = comment.iter().map(|line| format!("#{line}\n")).collect();
+    format!("{comment}{text}\n\n")
+}
+
+/// A method with what it takes and answers.
+pub fn method(comment: &[&str], name: &str, takes: &[String], answers: &[String]) -> String {
+    item(comment, &format!("method {name}{} -> {}", body(takes), body(answers)))
+}
+
+fn enumeration(comment: &[&str], name: &str, words: &[&str]) -> String {
+    let words: Vec<String> = words.iter().map(|word| format!("  {word},\n")).collect();
+    item(comment, &format!("type {name} {}", body(&words)))
+}
+
+/// Enumerations whose words stand elsewhere.
+macro_rules! enumerations {
+    ($($(#[doc = $doc:literal])* $name:ident = $words:expr;)*) => {
+        [$(enumeration(&[$($doc),*], stringify!($name), &$words),)*].concat()
+    };
+}
+
+const HEAD: &str = "\
+# Shows and changes a virtual switch while it runs.
+#
+# Each client that can connect may call the methods that show. Methods that change the switch need
+# root, the switch's user, or a member of a configured group. \"in\" is from the VM or the network
+# into the switch, \"out\" is from the switch to it.
+interface io.vioswitch.Switch
+
+";
+
+/// The interface in the language of varlink.
+fn description() -> String {
+    let mut kinds: Vec<&str> = KINDS.iter().map(|kind| kind.name).collect();
+    kinds.dedup();
+    let enumerations = enumerations! {
+        /// What is behind a port: a virtual machine, a TAP interface of the host, an interface past
+        /// the host's network stack, or a process at the other end of a stream.
+        Kind = Kind::PORTS.map(Kind::word);
+        /// What is configured: a port of one of these kinds, or a mirror.
+        EntryKind = Kind::NAMED.map(Kind::word);
+        /// Where a port's settings come from: a configuration file, the command line, a change
+        /// while the switch runs, or a socket in the directory of ports by plug.
+        Origin = ["file", "cli", "runtime", "plug"];
+        /// When a change takes effect: at once; when the front-end connects again; with another
+        /// socket or interface; with the next start of the switch; with later ports.
+        Effect = Effect::ALL.map(Effect::name);
+        /// What pages of a guest's memory are: a file without a name (memfd), one with, huge pages,
+        /// a file on a disk, which the switch does not map.
+        Backing = ["anonymous", "file", "hugetlb", "disk", "unknown"];
+        /// Which way a frame passes the border between a port and the switch.
+        Direction = Direction::ALL.map(Direction::name);
+        /// The kinds of events; docs/events.md describes each.
+        EventKind = kinds;
+        /// warn: frames pass, and not as well as they could, or not after the next restart. fail:
+        /// frames do not pass, or something that is configured is missing.
+        Level = Level::ALL.map(Level::name);
+        /// listening: no front-end is connected. negotiating: one is connected and takes no frames
+        /// yet. attached: frames pass. down: the uplink's interface is down. gone: the interface
+        /// was deleted, and the switch waits for it. left_out: the port has no socket or interface
+        /// yet. disabled: the port is administratively down. removing: the port was deleted, and
+        /// what served it has not ended yet.
+        State = State::ALL.map(State::name);
+        /// What a port is to multicast groups.
+        GroupRole = GroupRole::ALL.map(GroupRole::name);
+    };
+    let types = [enumerations, answered(), given()].concat();
+    let all = [types, declared(), super::errors::of_switch()].concat();
+    format!("{HEAD}{}\n", all.trim_end())
+}
+
+/// With UPDATE_DOCS it is written.
+#[test]
+fn the_interface_is_made_of_what_is_declared() {
+    hold(
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../.."),
+        "docs/io.vioswitch.Switch.varlink",
+        &description(),
+    );
+}

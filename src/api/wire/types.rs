@@ -1,0 +1,238 @@
+//! What the methods take and answer: each type has its name in the interface.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::Parameters;
+use super::interface::structs;
+#[cfg(test)]
+use super::tests::{Fields, Varlink, body, item, lines, named};
+use crate::config::Effect;
+use crate::diagnosis::Level;
+use base::stats::Direction;
+
+base::words! {
+    /// How far a port is.
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    #[allow(missing_docs)]
+    State {
+        Listening "listening", Negotiating "negotiating", Attached "attached", Down "down",
+        Gone "gone", LeftOut "left_out", Disabled "disabled", Removing "removing",
+    }
+}
+
+impl State {
+    /// The states that a client can wait for, each with further words for it. A port that is
+    /// further than a state is in that state too.
+    pub const AWAITED: [(State, &'static [&'static str]); 3] =
+        [(State::Listening, &[]), (State::Negotiating, &[]), (State::Attached, &["up"])];
+
+    /// The state that a client waits for by this word.
+    pub fn awaited(word: &str) -> Option<State> {
+        let is_it =
+            |(state, more): &&(State, &[&str])| state.name() == word || more.contains(&word);
+        State::AWAITED.iter().find(is_it).map(|(state, _)| *state)
+    }
+}
+
+base::words! {
+    /// What a port is to multicast groups.
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    #[allow(missing_docs)]
+    GroupRole { Querier "querier", Router "router", Member "member", }
+}
+
+structs! { answered [serde(default)]
+    /// Frames and bytes that passed, and dropped frames by the name of the reason. drop_ages:
+    /// seconds since the last drop of each reason, without those whose last one an earlier process
+    /// counted.
+    Traffic {
+        frames: u64, bytes: u64, drops: BTreeMap<String, u64>, drop_ages: BTreeMap<String, u64>,
+    }
+    /// A port that sent frames which another port had no room for, and how many in the last
+    /// seconds; older ones count less.
+    Sender { port: String, frames: u64 }
+    /// The process that is connected to a port's or a stream's socket. pid is 0 in another PID
+    /// namespace.
+    FrontEnd { pid: i32, uid: u32 }
+    /// A key of a port whose value changes; without a value it is not set.
+    Change { key: String, from: Option<String>, to: Option<String>, effect: Effect }
+    /// A port. Counters grow from the port's beginning on. offloads: what frames may reach it with;
+    /// send_offloads: what its own frames may ask for. flood, isolated, learn, max_addresses,
+    /// admin, guard, bridge, vlan, trunk, native, worker, label: its settings of these names.
+    /// pending: settings for the next front-end. owner: the user of the socket, of origin plug. io:
+    /// of a TAP, uring or write, by which frames are written now; of an XDP uplink native or
+    /// generic, where its program runs; io_refused: why not uring, or native, if its setting
+    /// permits that. dropped_from: the senders of frames that lately found no room there, the most
+    /// first, five at most.
+    Port {
+        name: String, number: u16, kind: String as Kind, origin: String as Origin, owner?: u32,
+        state: State, front_end?: FrontEnd, interface?: String, io?: String,
+        io_refused?: String, queues: usize, mtu?: u32,
+        offloads: Vec<String>, send_offloads: Vec<String>,
+        #[serde(flatten)] keys: ShownKeys,
+        pending: Vec<Change>, addresses: usize, dropped_from: Vec<Sender>,
+        r#in: Traffic, out: Traffic, attaches: u64, session_errors: u64, rings_broken: u64,
+        learn_refused: u64, panics: u64,
+    }
+    /// A port's socket: path, permissions in octal digits, owner and group, which are missing while
+    /// the file does not exist. answers: false if the file system did not answer for a second;
+    /// otherwise missing. looked_at: false if the switch did not examine the file because it waits
+    /// for too many other file systems.
+    Socket { path: String, mode?: String, uid?: u32, gid?: u32, answers?: bool, looked_at?: bool }
+    /// A region of a guest's memory; its address is the guest's, in hexadecimal digits.
+    Region { address: String, bytes: u64, backing: String as Backing, page: u64 }
+    /// What was negotiated with a front-end: features of virtio and of the vhost-user protocol by
+    /// name, and the guest's memory.
+    Session { features: Vec<String>, protocol_features: Vec<String>, memory: Vec<Region> }
+    /// One ring of a port, by its index; a TAP's queues have the indices that a guest's rings
+    /// would. standing: started, and without memory for now. polled: without a kick. available:
+    /// descriptor chains that the driver made available and did not get back. Fields of the session
+    /// are missing without a session, or if it did not answer in time. worker: the number of the
+    /// one that serves it. idle: seconds since the ring was last used.
+    Ring {
+        index: usize, queue: usize, direction: Direction, size?: u64, started?: bool,
+        standing?: bool, enabled?: bool, broken?: bool, polled?: bool, worker?: usize,
+        available?: u64, idle?: u64, frames: u64, bytes: u64, drops: BTreeMap<String, u64>,
+        kicks: u64, signals: u64, signals_suppressed: u64, waits: u64, bad_buffers: u64,
+        checksummed: u64, segmented: u64, segments: u64, segments_lost: u64, coalesced: u64,
+    }
+    /// A thread of the data path. Cycles are those of cycles_per_second in GetWorkers.
+    Worker {
+        number: u64, turns: u64, busy_turns: u64, busy_cycles: u64, idle_cycles: u64, bursts: u64,
+        frames: u64, wakeups: u64, empty_wakeups: u64, spins_found: u64, spins_empty: u64,
+        signals: u64, signals_suppressed: u64, signals_failed: u64, lock_misses: u64,
+        lock_parks: u64, moves: u64, stalls: u64,
+    }
+    /// An address and its port. bridge, vlan: where it is, unless that is the default bridge and no
+    /// VLAN. idle: seconds since the last frame from a learned address. held: it flapped between
+    /// ports, and stays here for a while. origin: of a static address.
+    Address {
+        mac: String, port: String, bridge?: String, vlan?: u16, r#static: bool, idle?: u64,
+        held?: bool, origin?: String as Origin,
+    }
+    /// A mirror. dir: in, out or both, seen from the switch. vlan: only frames of it. snaplen:
+    /// bytes of each frame; all if it is missing. active: both ports are there. copies, lost: of
+    /// frames, that reached the port to, and that it lost.
+    Mirror {
+        name: String, from: String, to: String, dir: String, vlan?: u16, snaplen?: u32,
+        origin: String as Origin, active: bool, copies: u64, lost: u64,
+    }
+    /// A port that gets frames of multicast groups. role: querier, router, which gets those of all
+    /// groups, or member. bridge, vlan: where, unless that is the default bridge and no VLAN.
+    /// group: of a member; protocol: igmp or mld, of a querier. age: seconds since it was heard.
+    /// limited: frames of the group go to members and routers alone; of a querier: those of groups
+    /// with members do.
+    GroupPort {
+        role: GroupRole, port: String, bridge?: String, vlan?: u16, group?: String,
+        protocol?: String, age?: u64, limited?: bool,
+    }
+    /// Connections of clients now and in all, and those that were closed because there were too
+    /// many, for an invalid message, a message that was too long or too slow, and for unread
+    /// replies.
+    Clients {
+        connected: u64, accepted: u64, refused: u64, malformed: u64, too_long: u64, too_slow: u64,
+        unread: u64,
+    }
+    /// An event. sequence: its number, from 1 at the start of the switch. time: microseconds since
+    /// 1970; monotonic: of CLOCK_MONOTONIC. text: as in the log. label: the present one of the
+    /// port. untold: events of this port that were left out before this one, because there were too
+    /// many. Other fields are those of the kind.
+    Event {
+        sequence: u64, time: u64, monotonic: u64, kind: String as EventKind, text: String,
+        port?: String, label?: String, untold?: u64, why?: String, pid?: i32, uid?: u32,
+        features?: u64, ring?: u64, seconds?: u64, code?: String, mac?: String, from?: String,
+        moves?: u64, at?: String, direction?: Direction, reason?: String, frames?: u64,
+        file?: String, rule?: String, address?: String, dropped?: bool,
+    }
+    /// How frames go to some uplinks: io, as of a port, and why; how many uplinks, and the names of
+    /// the first ones.
+    TapWrites { io: String, why: String, taps: usize, names: Vec<String> }
+    /// What the process confined itself to. landlock: the version in force, 0 without, and what it
+    /// covers; directories: where sockets may be made. system_calls: how many are allowed, 0 for
+    /// all; forbidden: how often others were refused. capabilities: those that remain. uplinks:
+    /// kinds that may be added. lacks: what the kernel could not do.
+    Sandbox {
+        landlock: u32, covers: Vec<String>, directories: Vec<String>, system_calls: usize,
+        forbidden: BTreeMap<String, u64>, capabilities: Vec<String>, uplinks: Vec<String>,
+        lacks: Vec<String>,
+    }
+    /// The directory of ports by plug, and the keys that these share.
+    Plug { directory: String, keys: Vec<ConfigKey> }
+    /// A reload that is undone unless ConfirmConfig comes in so many seconds, and its caller.
+    Unconfirmed { seconds: u64, pid: i32, uid: u32 }
+    /// A reason why the switch is degraded. code: one of docs/events.md, which do not change.
+    /// subject: the port. since: microseconds since 1970.
+    Degradation { code: String, subject: Option<String>, text: String, since: u64 }
+    /// A reason for a drop: in which directions it is counted, what it means, and what to do about
+    /// it.
+    DropReason { name: String, directions: Vec<Direction>, meaning: String, advice: String }
+    /// A finding. code: one of docs/doctor.md, which do not change. port: none for the switch as a
+    /// whole; with: other ports concerned. cause and command, which mends it, are for people.
+    Finding {
+        level: Level, code: String, port?: String, with: Vec<String>, cause: String,
+        command: String,
+    }
+    /// A copy of a frame. time: nanoseconds since 1970. length: bytes of the whole frame, of which
+    /// data has the first ones, in base64; a broken frame has none. dropped: the reason.
+    Packet {
+        port: String, direction: Direction, time: u64, length: u64, data: String,
+        dropped?: String,
+    }
+    /// A key of the configuration with its value, or its values if it may be repeated.
+    ConfigKey { key: String, values: Vec<String> }
+    /// A port in force, with the keys of the configuration. addresses: static ones of AddAddress.
+    ConfigEntry {
+        kind: String, name: String, origin: String as Origin, keys: Vec<ConfigKey>,
+        addresses: Vec<String>,
+    }
+    /// A change of a port while the switch runs: "+" it was added, "-" deleted, "~" its settings
+    /// differ from the configuration, or it has static addresses of AddAddress. origin: of the
+    /// port in the configuration, if it has one of this name and kind. before, now: the keys that
+    /// differ, with their values; now of an added port has the keys that are not their defaults.
+    /// addresses: those of AddAddress.
+    RuntimeChange {
+        sign: String, kind: String, name: String, origin: String as Origin,
+        before: Vec<ConfigKey>, now: Vec<ConfigKey>, addresses: Vec<String>,
+    }
+    /// A step of a reload: "+" adds a port, "-" deletes it, "~" changes it, or, without kind and
+    /// name, the switch. An address of AddAddress changes ("~", kind "address") if a file has it
+    /// for another port. detaches: the process that is disconnected.
+    Step {
+        sign: String, kind?: String, name?: String, origin?: String as Origin,
+        changes: Vec<Change>, detaches?: i32,
+    }
+}
+
+structs! { given [allow(missing_docs)]
+    /// An instruction of classic BPF, as in struct sock_filter.
+    Instruction { code: u16, jt: u8, jf: u8, k: u32 }
+}
+
+/// Settings of a port that are shown wherever the port is, by their keys.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ShownKeys(pub Parameters);
+
+/// The name of an entry, and its keys.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct EntryKeys(pub Parameters);
+
+/// The name of an entry, and those of its keys that can be changed.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct LiveKeys(pub Parameters);
+
+/// The values of a key; none if it is not set.
+pub fn values<'k>(keys: &'k [ConfigKey], key: &str) -> &'k [String] {
+    keys.iter().find(|known| known.key == key).map_or(&[], |known| &known.values)
+}
+
+/// The first of them.
+pub fn value<'k>(keys: &'k [ConfigKey], key: &str) -> Option<&'k str> {
+    values(keys, key).first().map(String::as_str)
+}

@@ -1,0 +1,15 @@
+//! What all crates of vioswitch use: limits, frames as bytes, counters and words. No I/O, no clock.
+
+#![forbid(unsafe_code)]
+
+// Sets signals, umask and environment as tests rely on them.
+#[cfg(test)]
+use testkit as _;
+
+#[macro_use]
+pub mod words;
+
+pub mod budget;
+pub mod frame;
+pub mod limits;
+pub mod stats;

@@ -1,0 +1,591 @@
+//! Every limit and default in one place, each with its reason.
+//!
+//! A number that bounds what a guest, a front-end or a configuration may ask for, or that tunes the
+//! data path, lives here and nowhere else. Those of the workers are in `limits/workers.rs`, those
+//! of the control socket in `limits/control.rs`, of captures in `limits/capture.rs`, of events in
+//! `limits/events.rs`, of findings in `limits/diagnosis.rs`, of CPUs that
+//! wake up soon in `limits/latency.rs`, of metrics in `limits/metrics.rs`, of
+//! ports that come by themselves in `limits/plug.rs`, of rates in `limits/rates.rs`, of what is
+//! tried again in `limits/retry.rs`, of XDP uplinks in `limits/xdp.rs`.
+
+mod capture;
+mod control;
+mod diagnosis;
+mod events;
+mod files;
+mod guard;
+mod holder;
+mod latency;
+mod metrics;
+mod multicast;
+mod plug;
+mod rates;
+mod retry;
+mod sandbox;
+#[cfg(test)]
+mod tests;
+mod workers;
+mod xdp;
+
+pub use capture::*;
+pub use control::*;
+pub use diagnosis::*;
+pub use events::*;
+pub use files::*;
+pub use guard::*;
+pub use holder::*;
+pub use latency::*;
+pub use metrics::*;
+pub use multicast::*;
+pub use plug::*;
+pub use rates::*;
+pub use retry::*;
+pub use sandbox::*;
+pub use workers::*;
+pub use xdp::*;
+
+// --- Frames -------------------------------------------------------------------------------
+
+/// Shortest Ethernet frame: destination, source, type. Guests do not pad to the
+/// 60 bytes of the wire.
+pub const MIN_FRAME_LEN: u32 = 14;
+
+/// Longest Ethernet frame carried, without the virtio-net header: a 65,535-byte IP packet, the
+/// Ethernet header and two VLAN tags (virtio 1.2 section 5.1.6.3.1).
+pub const MAX_FRAME_LEN: u32 = 65_535 + 14 + 8;
+
+/// Tuning: bytes of each frame copied first, and delivered from the copy: a cache line,
+/// which holds Ethernet, one VLAN tag, IPv4 and TCP without options.
+pub const SNAPSHOT_LEN: usize = 64;
+
+/// Headers of a frame with an offload. Two VLAN tags, IPv6 and TCP with all options are 122 bytes;
+/// the rest is for extension headers.
+pub const MAX_HEADERS_LEN: usize = 256;
+
+/// Tuning: the same of a frame that leaves with a VLAN tag more.
+pub const MAX_EGRESS_HEADERS_LEN: usize = MAX_HEADERS_LEN + 4;
+
+/// Least payload of a TCP segment: Linux's `TCP_MIN_GSO_SIZE`, its smallest MSS of 48 less 40
+/// bytes of options.
+pub const MIN_TCP_GSO_SIZE: u16 = 8;
+
+/// Datagrams that receivers take in one packet: Linux drops what has more (`UDP_MAX_SEGMENTS`,
+/// since 6.8), in guests as behind a TAP. Linux sends no more; Windows comes close.
+pub const MAX_DATAGRAMS: usize = 128;
+
+/// Segments that one frame is cut into; the rest is a counted loss. 64 KiB for a path of 576
+/// bytes are 125; more would hold a receive ring for long.
+pub const MAX_SEGMENTS: u32 = 1024;
+
+/// The same for each flooded copy: 64 KiB for a path of 1,500 bytes are 46. A flood then costs no
+/// more by cutting than by copying.
+pub const MAX_FLOOD_SEGMENTS: u32 = 64;
+
+// --- Rings --------------------------------------------------------------------------------
+
+/// Largest ring, virtio 1.2 section 2.7.
+pub const MAX_RING_SIZE: u16 = 32_768;
+
+/// Queue pairs per port; `SET_VRING_*` indices stay below four times this plus one control queue,
+/// as some front-ends count rings where others count pairs.
+pub const MAX_QUEUE_PAIRS: u16 = 16;
+
+/// Frames of one burst: four cache lines of heads and 16 of descriptors.
+/// Larger bursts gain nothing in VPP's and DPDK's published curves.
+pub const BURST_FRAMES: usize = 64;
+
+/// Bytes after which a burst ends: the frame that crosses the line is taken. One maximal GSO frame.
+/// Bounds how long a sender holds a receiver's ring.
+pub const BURST_BYTES: u32 = 65_536;
+
+/// Flooded copies of a burst; the rest waits for the sender's next turn.
+pub const BURST_FLOOD_COPIES: usize = 512;
+
+/// Tuning: ports that are looked at for a flood in the time of one copy.
+pub const LOOKS_PER_COPY: usize = 16;
+
+/// Descriptors in one chain, direct and indirect together. Linux sends at most 19; 64 KiB in
+/// 64-byte pieces are 1,024.
+pub const MAX_CHAIN_DESCRIPTORS: usize = 1024;
+
+/// Descriptors included in a frame or segment: above the 19 of Linux. Excess descriptors count one
+/// by one against a burst, and are bounded where a receiver posts them.
+pub const FRAME_DESCRIPTORS: u32 = 32;
+
+/// Descriptors walked for one run: 200 µs. 64 KiB for a path of 576 bytes
+/// into the chains of 19 that Linux posts are 2,300.
+pub const MAX_RUN_DESCRIPTORS: u32 = 8192;
+
+/// Tuning: pieces that receive buffers for one frame may have without being touched before they are
+/// written to. Linux posts 19 for 64 KiB, 47 at most where its kernel is configured so
+/// (`MAX_SKB_FRAGS`).
+pub const FEW_PIECES: usize = 48;
+
+/// Time for touching the pages of a run, before its frames are dropped. A thousand that
+/// are there take 0.1 ms, as many that the kernel has to find 1 to 3 ms; one huge page that it has
+/// to clear takes 0.1 to 0.9 ms.
+pub const TOUCH_NANOS: u64 = 4_000_000;
+
+/// Tuning: the most that counts for one piece: a thread that stands without a CPU, or waits for a
+/// hole that is being punched, does so for longer and once, and pages that are not there are many.
+pub const TOUCH_PIECE_NANOS: u64 = 500_000;
+
+/// Tuning: pause of such a receiver as a multiple of that.
+pub const SLOW_PAUSE_PARTS: u64 = 100;
+
+/// Longest pause of a receiver with slow memory: what blocks a worker for a tenth of a second costs
+/// the front-end its place when it does so again.
+pub const MAX_PAUSE_NANOS: u64 = 10_000_000_000;
+
+/// Bytes that an excess descriptor counts as: walking to it and copying a byte takes 20
+/// to 25 ns, a quarter of a frame of 1 KiB.
+pub const EXCESS_DESCRIPTOR_BYTES: u32 = 256;
+
+/// Tuning: memory pieces of one burst; it ends before a chain that might not fit.
+pub const BURST_PIECES: usize = 2 * MAX_CHAIN_DESCRIPTORS;
+
+/// Receive buffers merged for one frame. 64 KiB in 512-byte buffers need 129; smaller ones cost
+/// their owner frames.
+pub const MAX_MERGED_BUFFERS: usize = 256;
+
+// --- Guest memory -------------------------------------------------------------------------
+
+/// Memory slots offered (`GET_MAX_MEM_SLOTS`): QEMU uses up to 509 with hotplug. It never
+/// shrinks, as that would strand running guests.
+pub const MAX_MEM_SLOTS: usize = 509;
+
+/// Address space one port may map: larger than most VMs, small enough that 100 hostile ports
+/// leave a victim room in the 128 TiB of a process.
+pub const MAX_PORT_MAPPED_BYTES: u64 = 1 << 40;
+
+/// Bytes beyond that for huge pages at borders: thirty-two borders inside pages of 1
+/// GiB. QEMU's memory has two to four.
+pub const MAX_PORT_ROUNDED_BYTES: u64 = 32 << 30;
+
+/// Guests' memory that the process maps, of 128 TiB of addresses on x86-64; the rest is for its
+/// own heap and stacks.
+pub const MAX_MAPPED_BYTES: u64 = 112 << 40;
+
+/// The part kept for each port: a VM of 32 GiB and its next memory table. [`MAX_PORTS`] times this
+/// are 64 of the 112 TiB.
+pub const GUARANTEED_MAPPED_BYTES: u64 = 64 << 30;
+
+/// Mappings kept for each port. QEMU without hotplug has two to eight regions, twice that while it
+/// replaces its table, and a dirty log. [`MAX_PORTS`] times this are 24,576 of the default
+/// `vm.max_map_count` of 65,530.
+pub const GUARANTEED_MAPPINGS: u64 = 24;
+
+/// Tuning: mappings kept for the process itself: libraries, heap, workers, and two for each of a
+/// burst's [`BURST_PIECES`] in memory that vanished while no other can be had …
+pub const OWN_MAPPINGS: u64 = 8_192;
+
+/// Tuning: … and for each port's thread: its stack and guard page, its alternate stack, its heap
+/// arena.
+pub const OWN_MAPPINGS_PER_PORT: u64 = 8;
+
+/// Bytes of dirty log: one bit per 4 KiB page of [`MAX_PORT_MAPPED_BYTES`], doubled for holes in
+/// the guest's physical address space.
+pub const MAX_LOG_BYTES: u64 = MAX_PORT_MAPPED_BYTES / 4096 / 8 * 2;
+
+// --- Sessions -----------------------------------------------------------------------------
+
+/// Time for posted frames to leave at `SET_VRING_ENABLE 0`. A full ring of 64 KiB frames takes a
+/// few ms; the rest is for a busy machine.
+pub const DRAIN_MILLIS: u64 = 500;
+
+/// Time that a disabled ring keeps frames: cloud-hypervisor lets a paused guest run on a few ms
+/// before it enables the rings.
+pub const DISCARD_MILLIS: u64 = 100;
+
+/// Pause between log lines about a port and its front-end, in the long run.
+pub const PORT_LOG_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// Log lines of a port at once: a connection, what was refused of it, and its end.
+pub const PORT_LOG_BURST: u32 = 4;
+
+// --- Forwarding database ------------------------------------------------------------------
+
+/// Addresses one table learns. 128 VMs need hundreds; the rest is for what is behind the uplink.
+/// Reserves 12 MiB of address space.
+pub const FDB_MAX_ENTRIES: u32 = 65_536;
+
+/// Largest configured table: 192 MiB of address space.
+pub const FDB_MAX_ENTRIES_LIMIT: u32 = 1 << 20;
+
+/// Addresses learned from one port: far more than a VM's containers; 16 hostile ports are needed
+/// to fill the table.
+pub const FDB_MAX_PER_PORT: u32 = 4_096;
+
+/// Addresses kept for each port in a full table, so that hostile ports cannot make a quiet guest's
+/// traffic flood.
+pub const FDB_RESERVED_PER_PORT: u32 = 16;
+
+/// Time that an idle address is kept: IEEE Std 802.1Q-2018, table 8-6.
+pub const FDB_AGE_SECONDS: u32 = 300;
+
+/// Moves in a second of an address that flaps. A machine that migrates and comes back
+/// makes two; five in three minutes are those of a duplicate by RFC 7432, section 15.1.
+pub const FDB_FLAPS: u32 = 5;
+
+/// Time that it is held, a second more at most: a second of each
+/// eleven is left to the flapping, and what was a mistake is over soon.
+pub const FDB_HOLD_SECONDS: u32 = 10;
+
+/// Silence of its port after which it is held no longer: a router that lost its
+/// virtual address sends nothing more from there, one that has it answers all the time.
+pub const FDB_SILENCE_SECONDS: u32 = 1;
+
+/// Tuning: ports that the table distinguishes: 10 bits of a word.
+pub const FDB_MAX_PORTS: usize = MAX_PORTS;
+
+/// Tuning: bridges that the table distinguishes: each port may be in one of its own, and have been
+/// in others that a worker still knows.
+pub const FDB_MAX_BRIDGES: usize = 4 * MAX_PORTS;
+
+/// The highest VLAN identifier of a frame: IEEE Std 802.1Q-2018, table 9-2.
+pub const MAX_VLAN: u16 = 4094;
+
+/// Tuning: identifiers of VLANs, with that of frames in none.
+pub const FDB_VLANS: usize = 4096;
+
+/// Addresses learned in one VLAN, or in a bridge other than the default one: a quarter of the
+/// table, so that no tenant's network fills it.
+pub const FDB_MAX_PER_SEGMENT: u32 = FDB_MAX_ENTRIES / 4;
+
+/// Addresses kept for each VLAN in a full table: stations of a small network.
+pub const FDB_RESERVED_PER_SEGMENT: u32 = 64;
+
+/// Tuning: locks for writers, each over an equal run of buckets. Two workers learn in one shard at
+/// once with a chance of 1 in 64.
+pub const FDB_SHARDS: usize = 64;
+
+/// Tuning: addresses beyond which a burst prefetches; each takes two cache lines, and a core's
+/// first cache has 512 to 768. Cycles a frame without and with, EPYC: 238 and 229 with 2,048
+/// addresses, 261 and 238 with 8,192, 388 and 307 with 65,536. With 1,024 it lost 6 % of the rate.
+pub const FDB_PREFETCH_ENTRIES: u32 = 1_536;
+
+/// Tuning: buckets of a sweep under one lock: ageing, flush, listing; 0.8 µs in a full table, so
+/// that a worker hardly ever waits.
+pub const FDB_SWEEP_BUCKETS: usize = 64;
+
+/// Tuning: attempts at a shard's lock, 10 to 50 ns each, before a worker leaves learning to the
+/// next frame: they outlast a holder that runs, and give up on one that was preempted.
+pub const FDB_LOCK_ATTEMPTS: u32 = 128;
+
+// --- MTU ----------------------------------------------------------------------------------
+
+/// Least MTU acknowledged (`NET_SET_MTU`) and configured (`mtu=`): IPv4's (RFC 791).
+pub const MIN_MTU: u64 = 68;
+/// Largest of a VM or stream: what a frame can carry, as a NACK leaves QEMU's guest with a dead
+/// device.
+pub const MAX_CARRIED_MTU: u64 = 65_535;
+
+/// Largest of a TAP: the driver counts the Ethernet header in (`tun_net_initialize`,
+/// drivers/net/tun.c).
+pub const MAX_TAP_MTU: u64 = MAX_CARRIED_MTU - 14;
+
+// --- vhost-user messages and sockets ------------------------------------------------------
+
+/// Bytes of a message's body. The largest served is `SET_MEM_TABLE` with [`MAX_MESSAGE_FILES`]
+/// regions (1,032 bytes); the rest allows to read past others and refuse them: a device
+/// configuration space is 4 KiB.
+pub const MAX_MESSAGE_BODY: usize = 4096;
+
+/// Descriptors with one message, and so regions in one `SET_MEM_TABLE`. QEMU and DPDK send at
+/// most 8, the `vhost` crate's front-end 32; more regions are added one by one
+/// (`CONFIGURE_MEM_SLOTS`).
+pub const MAX_MESSAGE_FILES: usize = 32;
+
+/// Tuning: threads that close useless descriptors, for such a close may take hours. A hostile one
+/// makes one thread for its port; as many again are for deleted ports.
+pub const MAX_CLOSERS: usize = 2 * MAX_PORTS;
+
+/// Files of one thread that may wait to be closed: a port with more is served no front-end, and
+/// the control socket accepts no client. Honest ones send none whose closing lasts.
+pub const MAX_HELD_FILES: usize = 64;
+
+/// Tuning: time that a session waits for a close itself. Closing takes microseconds; the rest is
+/// for a busy machine.
+pub const CLOSE_PATIENCE_MILLIS: u32 = 20;
+
+/// Tuning: pause between looks at a port with more.
+pub const HELD_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
+
+/// Tuning: time before a signal interrupts a close. Closing takes microseconds.
+pub const CLOSE_TIME: std::time::Duration = std::time::Duration::from_millis(20);
+
+/// Time for a whole message. Front-ends send it in one system call; the time is for one that is
+/// stopped or swapped out just then.
+pub const MESSAGE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// Time that a reply waits for room. Only a front-end that never reads can fill 200 KiB with
+/// 20-byte replies.
+pub const REPLY_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// Front-ends in a socket's queue: one as a rule (a restarted QEMU); the others
+/// get an error at once instead of a hang.
+pub const SOCKET_BACKLOG: i32 = 8;
+
+/// Tuning: silence after which a connection is a front-end. Those speak at once; a daemon that
+/// checks whether the socket is in use leaves at once.
+pub const FIRST_WORD: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// Tuning: first and longest pause after a failed `accept`, for want of descriptors or memory. The
+/// pending connection keeps the listener readable: without a pause the thread would spin.
+pub const ACCEPT_RETRY_MIN: std::time::Duration = std::time::Duration::from_millis(50);
+/// Tuning: see [`ACCEPT_RETRY_MIN`].
+pub const ACCEPT_RETRY_MAX: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// First pause between attempts to connect; doubles up to [`CONNECT_RETRY_MAX`].
+pub const CONNECT_RETRY_MIN: std::time::Duration = std::time::Duration::from_millis(100);
+/// Longest pause between attempts to connect: a VM that starts waits no longer for its network.
+pub const CONNECT_RETRY_MAX: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// Time for opening an added port's socket: its path may lead to a file system that never answers.
+/// Longer than the lock below.
+pub const SOCKET_OPEN_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(1500);
+
+/// Tuning: threads that open such sockets, one for each path. Only those that never end add up.
+pub const SOCKET_OPENS: usize = 16;
+
+/// Tuning: time that daemons wait for each other to create sockets, in one directory. Creating one
+/// takes well under a millisecond.
+pub const SOCKET_LOCK_WAIT: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// Bytes of a socket's path: `sun_path` less its terminating NUL, unix(7).
+pub const MAX_SOCKET_PATH: usize = 107;
+
+// --- TAPs and announcements ---------------------------------------------------------------
+
+/// Tuning: longest frame copied for a TAP, to go out by a plain `write`. `writev` costs 75 to 100
+/// ns more, as does copying 4 KiB; above 9,000 bytes the copy loses.
+pub const TAP_COPY_BYTES: usize = 4_096;
+
+/// Tuning: pieces of a longer one; more are copied together first. Its limit is 1,024
+/// (`UIO_MAXIOV`), and each costs it about 30 ns.
+pub const TAP_GATHER_PIECES: usize = 32;
+
+/// Tuning: longest of the frames that go to a queue of a TAP together, its header included. Longer
+/// ones go by themselves. Room for [`BURST_FRAMES`] of them, 128 KiB for a queue, counts as locked
+/// memory (`RLIMIT_MEMLOCK`).
+pub const TAP_BATCH_ROOM: usize = 2_048;
+
+/// Tuning: fewer frames go by `write` each. By io_uring a frame costs as much in batches of 4, 100
+/// ns more alone, and 50 ns less in batches of 64.
+pub const TAP_BATCH_LEAST: usize = 6;
+
+/// Tuning: headers of a packet to which segments are added: Ethernet with two tags, IPv6 and TCP
+/// with all its options.
+pub const TAP_PACKET_HEADERS: usize = 22 + 40 + 60;
+
+/// Longest frame on a stream: QEMU's largest packet (`NET_BUFSIZE`). Those above [`MAX_FRAME_LEN`]
+/// are dropped; a greater length ends the connection, as nothing behind it can be parsed.
+pub const MAX_STREAM_FRAME_LEN: u32 = 4_096 + 65_536;
+
+/// Bytes of a stream that wait for forwarding: nearly two of the longest frames, so that there is
+/// room behind the beginning of one.
+pub const STREAM_BUFFER_BYTES: usize = 128 << 10;
+
+/// Tuning: reads of a stream for one frame. A whole frame is there after one; a peer may send one
+/// byte at a time.
+pub const STREAM_READS: u32 = 3;
+
+/// Tuning: rounds of a stream's writer for others, so that it does something else too.
+pub const STREAM_ROUNDS: u32 = 16;
+
+/// Tuning: time that the next worker tries to write itself: a call takes some 20 µs at most. Beyond
+/// that the holder has lost its CPU, and the frame is dropped.
+pub const STREAM_LOCK_NANOS: u64 = 20_000;
+
+/// Tuning: time at the start for TAPs that are in use: those of a process that was killed are
+/// closed some milliseconds after it has ended, if they were written by io_uring.
+pub const TAP_CLOSE_MILLIS: u64 = 500;
+
+/// Tuning: pause between looks for a lost TAP: attached again within a second, at negligible cost.
+pub const TAP_RETRY_MILLIS: u64 = 250;
+
+/// Tuning: time that closing a lost TAP waits for workers, which release it at the end of a burst.
+pub const CLOSE_TIMEOUT_MILLIS: u32 = 1_000;
+
+/// Announcements (`SEND_RARP`) of a front-end at once. Each is a frame to every port; QEMU sends
+/// five in a second for each migrated guest.
+pub const ANNOUNCEMENTS: u32 = 32;
+/// Pause after which one more is made.
+pub const ANNOUNCEMENT_EVERY: std::time::Duration = std::time::Duration::from_millis(50);
+
+/// Tuning: announcements waiting for a worker; QEMU sends five per migrated guest.
+pub const MAX_NOTES: usize = 256;
+
+// --- The process --------------------------------------------------------------------------
+
+/// Descriptors from a service manager: [`MAX_PORTS`] sockets and as many queues of TAPs
+/// as [`MAX_TAPS`] allow.
+pub const MAX_PASSED_FDS: usize = 8192;
+
+/// Time for handing them over. It reads within microseconds unless it
+/// hangs.
+pub const KEEP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(300);
+
+/// Bytes that one process hands to the next: 65,536 addresses and the counters of [`MAX_PORTS`]
+/// ports are ten million.
+pub const MAX_HANDOVER_BYTES: u64 = 64 << 20;
+
+/// Time that removing a port waits, for its session, then for the workers: microseconds, unless a
+/// guest's memory makes them wait.
+pub const REMOVE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// Time that a reload waits for sessions, of all ports that it removes or makes anew: hundreds, on
+/// a busy machine. Nothing else waits meanwhile.
+pub const RELOAD_REMOVE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// Tuning: pause between looks at a removal.
+pub const REMOVE_STEP: std::time::Duration = std::time::Duration::from_millis(1);
+
+/// Time for stopping; the service manager expects a second.
+pub const STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(800);
+
+/// Tuning: stack of a port's thread, which maps memory and answers messages of 4 KiB. 1,000 of the
+/// default 2 MiB would show in every tool.
+pub const SESSION_STACK_BYTES: usize = 256 << 10;
+
+/// Log lines that wait for their reader: all counters of some hundred ports.
+pub const LOG_QUEUE_BYTES: usize = 256 << 10;
+
+/// Tuning: time that other threads than workers wait for the log: microseconds, if the reader is
+/// alive.
+pub const LOG_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(100);
+
+/// Tuning: pause of a thread after a panic, at first and at most: a first one costs others no more
+/// than a lost interrupt, a repeated one does not keep a CPU busy.
+pub const RESTART_PAUSE_MIN: std::time::Duration = std::time::Duration::from_millis(10);
+/// Tuning: see [`RESTART_PAUSE_MIN`].
+pub const RESTART_PAUSE_MAX: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// Panics logged in full each second. A guest that found one can repeat it.
+pub const PANIC_LINES_PER_SECOND: u32 = 5;
+
+/// Tuning: how far the kernel's coarse clock is behind the precise one, at most: a tick of 100 Hz.
+pub const COARSE_CLOCK_TICK: std::time::Duration = std::time::Duration::from_millis(10);
+
+// --- System layer -------------------------------------------------------------------------
+
+/// Tuning: guarded mappings of guests' memory: 128 ports with every memory slot and a dirty log.
+/// The kernel's own limit (`vm.max_map_count`, 65,530) is reached before.
+pub const MAX_GUARDED_MAPPINGS: usize = 65_536;
+
+/// Tuning: slots by which their registry grows: one large guest, about 20 KiB.
+pub const GUARD_SEGMENT_SLOTS: usize = 512;
+
+/// Tuning: pause between looks of the watchdog, over workers and pending signals. A worker that
+/// stands still between two looks is relieved, and a write that is pending at two is freed, so each
+/// lasts at most two pauses: 20 ms of the 30 ms that other ports may wait.
+pub const WATCH_TICK_MILLIS: u64 = 10;
+
+/// CPU time of an expensive notification, and its port pays by a pause. Waking a guest takes
+/// about 10 µs, several times that through a hypervisor. Such a write, or several of one port in
+/// one turn, have the port measured for [`SIGNALS_MEASURED_MILLIS`].
+pub const EXPENSIVE_SIGNAL_MICROS: u64 = 100;
+
+/// CPU time of a slow write, and counts towards dropping the front-end. Through two
+/// hypervisors, or under strace, one takes 100 to 200 µs.
+pub const SIGNAL_MICROS: u64 = 1_000;
+
+/// Slow writes that drop a front-end; those of 5 ms count twice, of 50 ms four times.
+pub const SLOW_WRITES: u32 = 16;
+
+/// Tuning: time after which a slow write is forgotten; fast writes in between do not count, as a
+/// front-end can make each fourth one fast. An honest one on a crowded host may meet five in each
+/// second.
+pub const SLOW_WRITE_LEAK_MILLIS: u64 = 200;
+
+/// Tuning: time of measuring after an expensive one, at 0.6 µs each. A time, as a number of writes
+/// could be fast ones.
+pub const SIGNALS_MEASURED_MILLIS: u64 = 1_000;
+
+/// Tuning: pause after a slow write as a multiple of it: a quarter of a worker's time at most,
+/// until it is dropped. So they do after an expensive one while two other ports send; …
+pub const SIGNAL_PAUSE_PARTS: u64 = 3;
+
+/// Tuning: the same while more ports send: a part for each of them.
+pub const SIGNAL_PAUSE_MOST_PARTS: u64 = 16;
+
+/// Tuning: time for which a port counts as a sender, and up to twice that.
+pub const SENDERS_NANOS: u64 = 1_000_000;
+
+/// Longest pause after one, for an honest guest whose host was stopped for seconds in the middle of
+/// a signal.
+pub const SIGNAL_PAUSE_MILLIS: u64 = 100;
+
+/// Time that a port stays closed, after its front-end was dropped for costing others time: 40 ms
+/// for a call descriptor that blocks, and five times 0.2 s to wake two million waiters, so 8 % of
+/// the time.
+pub const DROPPED_PAUSE: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// Tuning: looks with more care after a blocked write, 10 s: fellow attackers then cost a system
+/// call each, not two pauses each.
+pub const WATCH_ALERT_TICKS: u32 = 1_000;
+
+/// Tuning: time for a netlink request. The kernel answers in microseconds unless another process
+/// holds the network configuration's lock.
+pub const NETLINK_TIMEOUT_MILLIS: u64 = 1_000;
+
+/// Tuning: messages read for one netlink request: queueing disciplines of 256 devices of 256 queues
+/// each.
+pub const NETLINK_MAX_MESSAGES: usize = 65_536;
+
+/// Tuning: pause of the link monitor after lost changes, or it could not subscribe. It then queries
+/// each TAP.
+pub const LINK_RETRY_MILLIS: u64 = 250;
+
+/// Queues of one TAP. The kernel allows 256; more than workers bring nothing.
+pub const MAX_TAP_QUEUES: u16 = 64;
+
+// --- Configuration ------------------------------------------------------------------------
+
+/// Ports and TAPs together. Port numbers are 16 bits in the forwarding table, a flood is one copy
+/// per port; the largest hosts known run a few hundred VMs.
+pub const MAX_PORTS: usize = 1024;
+
+/// TAP uplinks: each is one more copy of every flooded frame; one per network segment is of use.
+pub const MAX_TAPS: usize = 64;
+
+/// Ports on streams: each frame for one is a system call of the sender's worker, so a flood is as
+/// many.
+pub const MAX_STREAMS: usize = 64;
+
+/// Static MAC addresses of one port, which the table never evicts.
+pub const MAX_STATIC_MACS: usize = 64;
+
+/// Source addresses of a port with a guard, and as many IP addresses and prefixes: each frame is
+/// compared with them one after another.
+pub const MAX_ALLOWED: usize = 64;
+
+/// Characters of a port's name, which is part of its log lines and counters.
+pub const MAX_NAME_LEN: usize = 64;
+
+/// Characters of a port's label: it is in every list, event and scrape.
+pub const MAX_LABEL_CHARS: usize = 64;
+
+/// Tuning: bytes of an interface name: `IFNAMSIZ` without its terminating zero (netdevice(7)).
+pub const MAX_IFNAME_LEN: usize = 16 - 1;
+
+/// Worker threads unless configured: one core is all a small host gives away by default.
+pub const DEFAULT_WORKERS: usize = 1;
+
+/// Worker threads with `workers = "auto"`, at most: one carries 28 million short frames a second
+/// (docs/performance.md), and a host with many CPUs has guests to run.
+pub const AUTO_WORKERS: usize = 4;
+
+/// Worker threads at most; more than CPUs is a warning. Each has some MiB of memory of its own.
+pub const MAX_WORKERS: usize = 256;
+
+/// Queues or pairs of a port unless configured.
+pub const DEFAULT_QUEUES: u16 = 1;
+
+/// Longest ageing time, IEEE Std 802.1Q-2018 table 8-6. Its shortest, 10 s, is not enforced, for
+/// tests and fast-moving VMs.
+pub const MAX_AGE_SECONDS: u32 = 1_000_000;
+
+/// Mode of a socket unless configured: owner and group. A process that can connect
+/// becomes the VM.
+pub const DEFAULT_SOCKET_MODE: u32 = 0o660;

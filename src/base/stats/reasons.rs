@@ -1,0 +1,257 @@
+//! The reasons for a drop: one table of names, meanings and advice, for logs, metrics, the control
+//! socket and `docs/counters.md`.
+
+use super::Direction;
+
+macro_rules! drop_reasons {
+    ($($name:ident, $text:literal, $place:literal, $meaning:literal, $advice:literal;)*) => {
+        /// Why a frame, or a copy of it, went no further.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        pub enum DropReason { $(#[doc = $meaning] $name,)* }
+
+        impl DropReason {
+            /// All reasons, in the order of their discriminants.
+            pub const ALL: &'static [DropReason] = &[$(DropReason::$name,)*];
+
+            /// The name used in logs and metrics.
+            pub const fn name(self) -> &'static str {
+                match self { $(DropReason::$name => $text,)* }
+            }
+
+            /// Where it is counted: on lines `in` or `out` of a queue, or on that of the port.
+            const fn place(self) -> &'static str {
+                match self { $(DropReason::$name => $place,)* }
+            }
+
+            /// Returns the meaning of the reason.
+            pub const fn meaning(self) -> &'static str {
+                match self { $(DropReason::$name => $meaning,)* }
+            }
+
+            /// Returns the advice to an operator.
+            pub const fn advice(self) -> &'static str {
+                match self { $(DropReason::$name => $advice,)* }
+            }
+        }
+    };
+}
+
+// Name in the log, where it is counted, what it means; what to do.
+drop_reasons! {
+    BadAddress, "bad_address", "in",
+    "a transmit descriptor points outside the guest's memory",
+    "a broken or hostile driver, or a part of its memory is private: vioswitchctl doctor NAME";
+
+    BadChain, "bad_chain", "in",
+    "a loop, too many descriptors, or a malformed indirect table on the transmit ring",
+    "a broken or hostile driver";
+
+    BadDirection, "bad_direction", "in",
+    "a transmit descriptor that the device may write",
+    "a broken or hostile driver";
+
+    TooShort, "too_short", "in",
+    "no room for the virtio-net and Ethernet headers",
+    "a broken or hostile driver";
+
+    TooLong, "too_long", "in",
+    "longer than 65,557 bytes",
+    "a broken or hostile driver, or peer of a stream";
+
+    BadOffload, "bad_offload", "in, out",
+    "its offload was not negotiated, or its headers contradict it",
+    "a broken or hostile driver: try offload=off";
+
+    BadSource, "bad_source", "in",
+    "the source address is zero or a group address",
+    "look at what the guest sends";
+
+    Reserved, "reserved", "in",
+    "the destination is 01:80:c2:00:00:00 to 0f, which a bridge must not forward",
+    "nothing, or pass= at both ports";
+
+    Hairpin, "hairpin", "in",
+    "for the port that it came from",
+    "nothing, where the guest bridges";
+
+    Vlan, "vlan", "in, port",
+    "its VLAN is none of the port that it came from, or that it is for",
+    "compare vlan, trunk and native of both ports: vioswitchctl why NAME NAME";
+
+    AdminDown, "admin_down", "in",
+    "the port that it came from, or that it is for, has admin=down",
+    "vioswitchctl port set NAME admin=up";
+
+    Guard, "guard", "in",
+    "its sender's addresses are not the port's, it is a server's, or its headers cannot be read",
+    "compare its addresses with mac and allowed-ips: vioswitchctl port show NAME";
+
+    Observer, "observer", "in",
+    "from a port that gets the copies of a mirror",
+    "nothing; its mirrors: vioswitchctl mirror list";
+
+    Mirror, "mirror", "port, out",
+    "a mirror's copy: the observer had no free buffer, was not ready, or was in use",
+    "larger rings for the observer, a snaplen, or a mirror of one direction";
+
+    UplinkToUplink, "uplink_to_uplink", "in",
+    "from one uplink to another",
+    "--uplink-to-uplink, if they are no loop";
+
+    Isolated, "isolated", "in",
+    "from one isolated port to another",
+    "for one of them: vioswitchctl port set NAME isolated=off";
+
+    NoReceiver, "no_receiver", "in",
+    "a flood, and no other port may receive it or is in its group; or a report of a group, and \
+     there is no port with multicast-router=on",
+    "nothing";
+
+    Querier, "querier", "in",
+    "a query of IGMP or MLD, or a multicast router's message, from a port with \
+     multicast-router=off",
+    "if multicast routers may be behind the port: vioswitchctl port set NAME multicast-router=on";
+
+    Membership, "membership", "in",
+    "a message of IGMP or MLD that is in fragments, malformed, or for another Ethernet address",
+    "look at what is sent: vioswitchctl capture NAME --drops";
+
+    Disabled, "disabled", "in",
+    "the front-end disabled the transmit ring",
+    "nothing while a VM is paused or resumed";
+
+    PortDown, "port_down", "port, out",
+    "no front-end, or no enabled receive ring that ever held a buffer and has its memory",
+    "start the VM, or its network driver";
+
+    NoBuffer, "no_buffer", "out",
+    "the receiver had no free buffer, or its share was used up, longer than back-pressure lasts",
+    "the receiver is overloaded: larger rings (rx_queue_size=1024), more queue pairs, more CPU";
+
+    SlowMemory, "slow_memory", "out",
+    "the receiver's buffers lie on pages that take long to come",
+    "the VM's memory is sparse or being reclaimed: prealloc=on";
+
+    NoFit, "no_fit", "out",
+    "the frame does not fit the receiver's buffers",
+    "mergeable buffers for the guest's driver: mrg_rxbuf=on";
+
+    TooBig, "too_big", "port",
+    "longer than the MTU of the port that it is for",
+    "make the MTUs agree: vioswitchctl port set NAME mtu=NUMBER";
+
+    Rate, "rate", "port",
+    "rate-out was used up, and the frame could not wait: a flood, from a TAP or stream, of a \
+     sender that sends to others too, or behind 10 ms of the rate",
+    "a higher rate-out or burst-out";
+
+    Storm, "storm", "in",
+    "the port's storm limit was used up",
+    "a loop, or a guest that scans: vioswitchctl capture NAME; or a higher storm=";
+
+    RingBroken, "ring_broken", "out",
+    "the receiver's ring is broken until its driver restarts it",
+    "the log says why; reset the guest";
+
+    RingBusy, "ring_busy", "port",
+    "another worker or the session held the receiver's ring for too long",
+    "the VM's memory is sparse or being reclaimed: prealloc=on; or too few CPUs: fewer workers, \
+     and cpus=";
+
+    TapFull, "tap_full", "out",
+    "the TAP's queue is full, or the kernel is out of memory",
+    "the host is overloaded: tc -s qdisc show dev IFNAME";
+
+    TapDown, "tap_down", "out",
+    "the TAP's interface is down",
+    "ip link set IFNAME up";
+
+    TapGone, "tap_gone", "port, out",
+    "the TAP's interface is gone",
+    "make the interface again";
+
+    TapRejected, "tap_rejected", "in, out",
+    "the kernel refused it, on its way to a TAP or from it",
+    "nothing, for single frames";
+
+    XdpFull, "xdp_full", "in, out",
+    "in: the kernel had no room, or it is longer than 3,840 bytes; out: there was no room, or the \
+     interface dropped it: its queue is full, or it has no carrier",
+    "in: the worker has too little CPU, or gro and large MTUs beyond the interface; out: ip -s \
+     link show IFNAME";
+
+    XdpDown, "xdp_down", "out",
+    "the XDP uplink's interface is down",
+    "ip link set IFNAME up";
+
+    XdpGone, "xdp_gone", "port, out",
+    "the XDP uplink's interface is gone",
+    "make the interface again";
+
+    XdpRejected, "xdp_rejected", "out",
+    "the kernel refused it, or it is longer than 4,084 bytes",
+    "make the MTUs agree: ip link set IFNAME mtu NUMBER";
+
+    StreamFull, "stream_full", "out",
+    "64 KiB wait for the stream's peer",
+    "the process at the other end is slow, or stopped";
+
+    StreamGone, "stream_gone", "port, out",
+    "no process is connected to the stream",
+    "start the process at the other end";
+
+    FloodBusy, "flood_busy", "in",
+    "an earlier flood of the port made no progress for 10 ms: a receiver's memory makes it wait",
+    "which receiver, says the log; memory for that VM: prealloc=on";
+
+    Panicked, "panicked", "in, port",
+    "a worker panicked in the middle of the burst",
+    "report this bug with the log";
+}
+
+impl DropReason {
+    /// Returns true if the receiver takes frames slower than they arrive.
+    pub const fn is_want_of_room(self) -> bool {
+        let full =
+            matches!(self, DropReason::TapFull | DropReason::XdpFull | DropReason::StreamFull);
+        full || matches!(self, DropReason::NoBuffer)
+    }
+
+    /// Returns true if a port counts drops of this reason in this direction. Frames dropped before
+    /// a queue is chosen count as out.
+    pub fn is_counted(self, way: Direction) -> bool {
+        let mut places = self.place().split(", ");
+        places.any(|place| place == way.name() || (place == "port" && way == Direction::Out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use testkit::manual::hold_table;
+
+    use super::*;
+
+    const FROM: &str =
+        "<!-- made from src/base/stats/reasons.rs: UPDATE_DOCS=1 cargo test --lib -->";
+
+    #[test]
+    fn names_are_unique_and_indices_match() {
+        for (i, &a) in DropReason::ALL.iter().enumerate() {
+            assert_eq!(a as usize, i);
+            assert!(DropReason::ALL[..i].iter().all(|b| b.name() != a.name()));
+            assert!(Direction::ALL.iter().any(|way| a.is_counted(*way)), "{a:?}");
+        }
+    }
+
+    #[test]
+    fn the_page_of_counters_has_the_table() {
+        let mut made = "drop (where) | meaning | what to do\n---|---|---\n".to_owned();
+        for reason in DropReason::ALL {
+            let (place, name) = (reason.place(), reason.name());
+            let (meaning, advice) = (reason.meaning(), reason.advice());
+            made += &format!("`{name}` ({place}) | {meaning} | {advice}\n");
+        }
+        hold_table(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."), "docs/counters.md", FROM, &made);
+    }
+}

@@ -1,0 +1,89 @@
+//! Enumerations of which each value has a word, numbers of things, and paths in commands: for
+//! files, clients and people.
+
+use std::fmt::Display;
+
+/// A type of whose values some have a word, or all.
+pub trait Words: Copy + PartialEq + 'static {
+    /// The words and their values.
+    const WORDS: &'static [(&'static str, Self)];
+}
+
+impl Words for bool {
+    const WORDS: &'static [(&'static str, bool)] = &[("on", true), ("off", false)];
+}
+
+/// Returns a number of things: `1 port`, `2 ports`, `3 addresses`.
+pub fn counted(count: impl Display, noun: &str) -> String {
+    let count = count.to_string();
+    let ending = match (count.as_str(), noun.ends_with('s')) {
+        ("1", _) => "",
+        (_, true) => "es",
+        (_, false) => "s",
+    };
+    format!("{count} {noun}{ending}")
+}
+
+/// Returns a path as a shell takes it for one word.
+pub fn quote(path: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@%:,".contains(c);
+    match path.chars().all(is_plain) {
+        true => path.to_owned(),
+        false => format!("'{}'", path.replace('\'', "'\\''")),
+    }
+}
+
+/// Enumerations with the word of each value. The first value is the default.
+#[macro_export]
+macro_rules! words {
+    ($($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $value:ident $word:literal,)* })*) => {$(
+        $(#[$about])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum $name { $($(#[$doc])* $value,)* }
+
+        impl $crate::words::Words for $name {
+            const WORDS: &'static [(&'static str, $name)] = &[$(($word, $name::$value)),*];
+        }
+
+        impl $name {
+            /// All of them.
+            pub const ALL: [$name; [$($word),*].len()] = [$($name::$value),*];
+
+            /// The word.
+            pub const fn name(self) -> &'static str {
+                match self { $($name::$value => $word,)* }
+            }
+        }
+
+        impl Default for $name {
+            fn default() -> $name {
+                $name::ALL[0]
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+    )*};
+}
+
+#[cfg(test)]
+mod tests {
+    use super::counted;
+
+    #[test]
+    fn one_thing_is_singular() {
+        for (count, noun, text) in [
+            (0, "port", "0 ports"),
+            (1, "port", "1 port"),
+            (2, "port", "2 ports"),
+            (1, "address", "1 address"),
+            (11, "address", "11 addresses"),
+            (21, "more error", "21 more errors"),
+        ] {
+            assert_eq!(counted(count, noun), text);
+        }
+    }
+}

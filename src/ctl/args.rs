@@ -1,0 +1,463 @@
+//! The command line of vioswitchctl.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::PossibleValue;
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use serde_json::Number;
+
+use api::config::{Key, Kind};
+use api::wire;
+
+use crate::attach::Attach;
+use crate::doctor::Doctor;
+use crate::frames::Capture;
+use crate::network::Network;
+use crate::run::Run;
+use crate::save::Save;
+use crate::slips;
+
+const EXAMPLES: &str = "\
+Examples:
+  vioswitchctl show
+  vioswitchctl port add vm3 queues=2 socket-group=kvm
+  vioswitchctl port list
+  vioswitchctl fdb show vm3
+  vioswitchctl capture vm3 --drops --filter 'tcp port 80'
+  vioswitchctl --json port show vm3 | jq .port.in.drops
+
+The word port may be left out before add, list, show, set, wait and del.
+
+Exit status: 0 done, 1 refused, 2 usage, 3 no switch, 4 not permitted.";
+
+/// Other words for `show` where that prints a list.
+const LIST: [&str; 2] = ["list", "ls"];
+/// Other words for `del`: those of ip(8), ovs-vsctl(8) and virsh(1).
+const DELETE: [&str; 3] = ["rm", "remove", "delete"];
+
+/// Where the control socket is unless something else is said.
+pub const DEFAULT_CONTROL: &str = "/run/vioswitch/control.sock";
+
+/// Shows and changes vioswitchd while it runs
+#[derive(Debug, Parser)]
+#[command(name = "vioswitchctl", version, after_help = EXAMPLES)]
+pub struct Options {
+    /// Path of the switch's control socket; overrides VIOSWITCH_CONTROL in the environment
+    #[arg(long, global = true, value_name = "PATH", default_value = DEFAULT_CONTROL)]
+    pub control: PathBuf,
+
+    /// Print answers and failures as JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Show the switch as a whole, and why it is degraded
+    Status,
+    /// Show and change ports
+    #[command(subcommand)]
+    Port(Port),
+    /// The same without the word
+    #[command(flatten)]
+    OfPort(Port),
+    /// Show and change TAPs, which are uplinks
+    #[command(subcommand)]
+    Tap(Port),
+    /// Show and change XDP uplinks: interfaces of the host past its network stack
+    #[command(subcommand)]
+    Xdp(Port),
+    /// Show and change streams: ports for processes that speak QEMU's -netdev stream
+    #[command(subcommand)]
+    Stream(Port),
+    /// Show and change mirrors, which copy frames of one port to another
+    #[command(subcommand)]
+    Mirror(Mirror),
+    /// Show, reload and save the configuration
+    #[command(subcommand)]
+    Config(Config),
+    /// Show and change the forwarding table
+    #[command(subcommand)]
+    Fdb(Fdb),
+    /// Show multicast groups; see --multicast-snooping of vioswitchd
+    #[command(subcommand)]
+    Mdb(Mdb),
+    /// Show counters of ports, with drops by reason, and of workers
+    Stats {
+        /// Print rates every so many seconds
+        #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
+              value_parser = duration)]
+        watch: Option<Duration>,
+    },
+    /// Show rates, drops and workers on a screen
+    Top {
+        /// The interval
+        #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = duration)]
+        every: Duration,
+    },
+    /// Show dropped frames: reasons, remedies, and the senders
+    Drops {
+        /// Only frames of this port
+        #[arg(value_name = "NAME")]
+        port: Option<String>,
+    },
+    /// Check that all is served, and that no finding is FAIL; else status 1
+    Health,
+    /// Show the workers, and how busy they are
+    Worker {
+        /// Measure for a second, not since the start of the switch
+        #[arg(long)]
+        rate: bool,
+    },
+    /// Show the versions of this program and of the switch
+    Version,
+    /// Print the words that may stand next, for the shells' completion
+    #[command(hide = true)]
+    Complete {
+        #[arg(allow_hyphen_values = true, last = true)]
+        words: Vec<String>,
+    },
+    Attach(Attach),
+    Run(Run),
+    Doctor(Doctor),
+    Network(Network),
+    Capture(Capture),
+    /// Explain what the switch would do with a frame; sends none
+    Trace {
+        /// The port where the frame enters
+        port: String,
+        /// src (MAC), dst (MAC), vlan (of its tag), ip (its source address), len (bytes, by default
+        /// 98); or frame (its first bytes in base64, as `capture --json` has them in `data`); to
+        /// (the port that is asked about; what is not given is chosen)
+        #[arg(value_name = "KEY=VALUE", required = true)]
+        frame: Vec<String>,
+    },
+    /// Find out why two ports do not reach each other
+    ///
+    /// An address such as 52:54:00:12:34:56 stands for its port.
+    Why {
+        #[arg(value_name = "NAME")]
+        port: String,
+        #[arg(value_name = "NAME")]
+        other: String,
+    },
+    /// Print counters and states in the text format of Prometheus
+    Metrics,
+    /// Show events: ports, front-ends, drops, moved addresses
+    Events {
+        /// Begin after the event of this number, or with the oldest (all)
+        #[arg(long, value_name = "NUMBER|all", value_parser = since)]
+        since: Option<u64>,
+        /// Continue with new events; without --since begin with the last ten
+        #[arg(long, short)]
+        follow: bool,
+    },
+}
+
+/// The event after which they begin; 0 is before the oldest that is kept.
+fn since(text: &str) -> Result<u64, String> {
+    let text = if text == "all" { "0" } else { text };
+    text.parse().map_err(|_| "a number, or all".to_owned())
+}
+
+/// A port, TAP or stream that is shown; without a name all of them.
+#[derive(Debug, clap::Args)]
+pub struct Shown {
+    pub name: Option<String>,
+    /// Measure its rates too, for a second
+    #[arg(long, requires = "name")]
+    pub rate: bool,
+}
+
+/// One that is deleted.
+#[derive(Debug, clap::Args)]
+pub struct Deleted {
+    pub name: String,
+    /// Succeed if no port has this name
+    #[arg(long)]
+    pub if_exists: bool,
+}
+
+/// How far a port is: one of the states that the switch can wait for.
+#[derive(Debug, Clone, Copy)]
+pub struct State(wire::State);
+
+impl State {
+    /// The switch's name of the state.
+    pub fn name(self) -> String {
+        self.0.name().to_owned()
+    }
+}
+
+/// The word for a value of an option.
+pub fn word(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+impl ValueEnum for State {
+    fn value_variants<'a>() -> &'a [State] {
+        const ALL: [State; 3] = [
+            State(wire::State::AWAITED[0].0),
+            State(wire::State::AWAITED[1].0),
+            State(wire::State::AWAITED[2].0),
+        ];
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let (state, more) = wire::State::AWAITED.iter().find(|(state, _)| *state == self.0)?;
+        let help = match state {
+            wire::State::Listening => "Its socket listens",
+            wire::State::Negotiating => "A front-end is connected",
+            _ => "Frames pass; up means the same",
+        };
+        Some(PossibleValue::new(state.name()).aliases(more.iter()).help(help))
+    }
+}
+
+/// `500ms`, `30s`, `5m`, `1h`; a number alone is seconds. A day at most.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let number: Option<f64> = digits.parse().ok();
+    let factor = match &text[digits.len()..] {
+        "ms" => 0.001,
+        "" | "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => f64::NAN,
+    };
+    let seconds = number.map(|number| number * factor);
+    let seconds = seconds.filter(|seconds| (0.001..=86_400.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "a time such as 500ms, 30s or 5m".to_owned())
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Port {
+    /// List ports, or those of a kind
+    #[command(visible_alias = "ls")]
+    List {
+        /// Print only names
+        #[arg(long)]
+        names: bool,
+    },
+    /// Show all ports by bridge and VLAN on one screen, or one in detail
+    Show(Shown),
+    /// Wait until a port listens, or frames pass
+    Wait {
+        name: String,
+        /// The state
+        #[arg(long = "for", value_name = "STATE", value_enum, default_value = "attached")]
+        state: State,
+        /// How long to wait, such as 500ms or 30s
+        #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
+        timeout: Duration,
+    },
+    /// Add a port; vioswitch.toml(5) describes the keys
+    ///
+    /// Without socket=PATH the socket is NAME.sock beside the control socket.
+    Add {
+        name: String,
+        /// {keys}
+        #[arg(value_name = "KEY=VALUE")]
+        settings: Vec<String>,
+        /// Succeed if the port exists with these settings
+        #[arg(long)]
+        may_exist: bool,
+        /// Wait for this state
+        #[arg(long, value_name = "STATE", value_enum)]
+        wait: Option<State>,
+        /// How long to wait, such as 500ms or 30s
+        #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
+        timeout: Duration,
+    },
+    /// Change settings of a port; KEY= restores the default
+    ///
+    /// Prints when each change takes effect.
+    Set {
+        name: String,
+        /// {live keys}
+        #[arg(value_name = "KEY=VALUE", required = true)]
+        settings: Vec<String>,
+    },
+    /// Disconnect and delete a port, with an interface that the switch made
+    #[command(visible_aliases = DELETE)]
+    Del(Deleted),
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Mirror {
+    /// List mirrors
+    #[command(visible_aliases = ["show", "ls"])]
+    List,
+    /// Add a mirror; vioswitch.toml(5) describes the keys
+    Add {
+        #[arg(value_name = "MIRROR")]
+        name: String,
+        /// {keys}
+        #[arg(value_name = "KEY=VALUE", required = true)]
+        settings: Vec<String>,
+        /// Succeed if the mirror exists with these settings
+        #[arg(long)]
+        may_exist: bool,
+    },
+    /// Delete a mirror
+    #[command(visible_aliases = DELETE)]
+    Del {
+        #[arg(value_name = "MIRROR")]
+        name: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Config {
+    /// Show the configuration in force as a file
+    Show,
+    /// Show what a reload would change, and when each change takes effect
+    Diff,
+    /// Read the files again and apply the differences; an error changes nothing
+    Reload {
+        /// Undo it after so many seconds, or at the next start, unless config confirm runs
+        #[arg(long, value_name = "SECONDS")]
+        confirm: Option<u32>,
+    },
+    /// Keep the changes of config reload --confirm
+    Confirm,
+    /// Write changes made while the switch runs into the files
+    ///
+    /// Added ports go to conf.d/saved.toml, other changes where the entry stands. Keeps comments,
+    /// and the old file as FILE~.
+    Save(Save),
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Fdb {
+    /// Show addresses and their ports
+    #[command(visible_aliases = LIST)]
+    Show(Of),
+    /// Make an address static on a port, until the port is deleted
+    Add {
+        mac: String,
+        #[arg(value_name = "NAME")]
+        port: String,
+    },
+    /// Delete a static address
+    #[command(visible_aliases = DELETE)]
+    Del {
+        mac: String,
+        /// The port, where several have it
+        #[arg(value_name = "NAME")]
+        port: Option<String>,
+    },
+    /// Forget learned addresses; static ones stay
+    Flush(Of),
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Mdb {
+    /// Show queriers, ports with routers, and groups with their members
+    #[command(visible_aliases = LIST)]
+    Show(Of),
+}
+
+/// The choice of a port, bridge or VLAN; all, without any of these.
+#[derive(Debug, clap::Args)]
+pub struct Of {
+    /// Only those of this port
+    name: Option<String>,
+    /// The same as NAME
+    #[arg(long, value_name = "NAME", conflicts_with = "name")]
+    port: Option<String>,
+    /// Only those of this bridge
+    #[arg(long, value_name = "BRIDGE")]
+    bridge: Option<String>,
+    /// Only those of this VLAN; 0 for those of none
+    #[arg(long, value_name = "VLAN", value_parser = clap::value_parser!(u16).range(..=4094))]
+    vlan: Option<u16>,
+}
+
+impl Of {
+    /// The port, bridge and VLAN, as a request has them.
+    pub fn place(&self) -> (Option<String>, Option<String>, Option<Number>) {
+        let port = self.name.as_ref().or(self.port.as_ref());
+        (port.cloned(), self.bridge.clone(), self.vlan.map(Into::into))
+    }
+}
+
+/// Outcome of a command line that is no command.
+pub enum Outcome {
+    /// Print this and leave.
+    Print(String),
+    /// Say this in one line.
+    Usage(String),
+}
+
+/// The command line. What needs no `port` before it is listed with it alone, except `show`.
+pub fn command() -> clap::Command {
+    let ports = Port::augment_subcommands(clap::Command::new("port"));
+    let hidden =
+        ports.get_subcommands().map(clap::Command::get_name).filter(|name| *name != "show");
+    let command = hidden.fold(Options::command(), |command, name| {
+        command.mut_subcommand(name, |inner| inner.hide(true))
+    });
+    with_keys(command, Kind::Port)
+}
+
+/// Returns the command with the keys of ports where help lists them.
+fn with_keys(command: clap::Command, kind: Kind) -> clap::Command {
+    let kind = Kind::named(command.get_name()).unwrap_or(kind);
+    let list = |keys: &mut dyn Iterator<Item = &Key>| {
+        let keys = keys.filter(|key| key.name != "name").map(|key| match key.is_list {
+            true => format!("{} (repeatable)", key.name),
+            false => key.name.to_owned(),
+        });
+        keys.collect::<Vec<_>>().join(", ")
+    };
+    let filled = |text: String| {
+        text.replace("{keys}", &list(&mut kind.keys()))
+            .replace("{live keys}", &list(&mut kind.live_keys()))
+    };
+    let texts = [command.get_about(), command.get_long_about()];
+    let [about, long] = texts.map(|text| text.map(|text| filled(text.to_string())));
+    let command = about.into_iter().fold(command, clap::Command::about);
+    let command = long.into_iter().fold(command, clap::Command::long_about);
+    command
+        .mut_args(|arg| match arg.get_help().map(|help| filled(help.to_string())) {
+            Some(help) => arg.help(help),
+            None => arg,
+        })
+        .mut_subcommands(|inner| with_keys(inner, kind))
+}
+
+/// Reads the arguments, the program's name first. An option overrides the environment.
+pub fn parse(args: &[OsString], control: Option<OsString>) -> Result<Options, Outcome> {
+    let matches = command().try_get_matches_from(args);
+    let parsed = matches.and_then(|matches| {
+        let mut options = Options::from_arg_matches(&matches)?;
+        let control = control.filter(|path| !path.is_empty());
+        if let (Some(ValueSource::DefaultValue), Some(path)) =
+            (matches.value_source("control"), control)
+        {
+            options.control = path.into();
+        }
+        Ok(options)
+    });
+    parsed.map_err(|error| match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Outcome::Print(error.to_string()),
+        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            Outcome::Usage(slips::no_command(args))
+        }
+        _ => Outcome::Usage(slips::line(&error, args)),
+    })
+}
+
+/// True if a failure is to be printed as JSON; the command line may be what is wrong.
+pub fn wants_json(args: &[OsString]) -> bool {
+    args.iter().take_while(|word| *word != OsStr::new("--")).any(|word| word == "--json")
+}

@@ -1,0 +1,153 @@
+//! Completes a command line, for the scripts of shells. Commands and options are those of `args`,
+//! the names of ports those of the switch at that moment.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Arg, Command};
+
+use crate::client::Client;
+use api::wire::GetConfig;
+
+/// Where the words lead: a command, how much was given to it, and an option that wants its value.
+struct Place<'a> {
+    command: &'a Command,
+    given: usize,
+    option: Option<&'a Arg>,
+}
+
+/// One line for each word that may be the last of `words`, which may be begun. Without a switch no
+/// port has a name.
+pub fn run(words: &[String], default: &Path) -> String {
+    let command = built();
+    // Bash hands over --option=value as three words.
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let (last, before) = words.split_last().unwrap_or((&"", &[]));
+    let last = if *last == "=" { "" } else { last };
+    let before: Vec<&str> = before.iter().copied().filter(|word| *word != "=").collect();
+    let found =
+        candidates(&place(&command, &before), last, |mirrors| names(mirrors, &before, default));
+    found.iter().filter(|word| word.starts_with(last)).map(|word| format!("{word}\n")).collect()
+}
+
+/// The keys, each with its `=`, of the command that the words lead to.
+pub fn keys(words: &[&str]) -> Vec<String> {
+    let command = built();
+    let positionals = place(&command, words).command.get_positionals();
+    positionals.flat_map(|arg| values(arg, |_| Vec::new())).collect()
+}
+
+/// With the options of the whole program among those of each command.
+fn built() -> Command {
+    let mut command = crate::args::command();
+    command.build();
+    command
+}
+
+fn place<'a>(command: &'a Command, words: &[&str]) -> Place<'a> {
+    let mut place = Place { command, given: 0, option: None };
+    for word in words {
+        if place.option.take().is_some() {
+            continue;
+        }
+        if let Some(name) = word.strip_prefix("--") {
+            let known = place.command.get_arguments().find(|arg| arg.get_long() == Some(name));
+            place.option = known.filter(|arg| arg.get_action().takes_values());
+        } else if let Some(inner) = place.command.find_subcommand(word) {
+            place = Place { command: inner, given: 0, option: None };
+        } else {
+            place.given += 1;
+        }
+    }
+    place
+}
+
+fn candidates(place: &Place, last: &str, names: impl FnOnce(bool) -> Vec<String>) -> Vec<String> {
+    let Place { command, given, option } = place;
+    if let Some(option) = option {
+        return values(option, names);
+    }
+    if last.starts_with('-') {
+        let shown = command.get_arguments().filter(|arg| !arg.is_hide_set());
+        return shown.filter_map(Arg::get_long).map(|long| format!("--{long}")).collect();
+    }
+    let inner = command.get_subcommands().filter(|inner| !inner.is_hide_set());
+    let inner: Vec<&Command> = inner.collect();
+    if !inner.is_empty() {
+        let names: Vec<&str> = inner.iter().map(|inner| inner.get_name()).collect();
+        // An alias completes where no name does, so that each command is proposed once.
+        let words = match names.iter().any(|name| name.starts_with(last)) {
+            true => names,
+            false => inner.iter().flat_map(|inner| inner.get_visible_aliases()).collect(),
+        };
+        return words.into_iter().map(str::to_owned).collect();
+    }
+    // The last one may be repeated.
+    let all: Vec<&Arg> = command.get_positionals().collect();
+    let wanted = all.get(*given).or(all.last().filter(|arg| arg.get_action().takes_values()));
+    wanted.map_or(Vec::new(), |arg| values(arg, names))
+}
+
+fn values(arg: &Arg, names: impl FnOnce(bool) -> Vec<String>) -> Vec<String> {
+    let possible = arg.get_possible_values();
+    if !possible.is_empty() {
+        return possible.iter().map(|value| value.get_name().to_owned()).collect();
+    }
+    match arg.get_value_names().and_then(|names| names.first()).map(|name| name.as_str()) {
+        Some("NAME") => names(false),
+        Some("MIRROR") => names(true),
+        // Its help lists the keys.
+        Some("KEY=VALUE") => {
+            let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+            let keys = help.split(',').filter_map(|key| key.split_whitespace().next());
+            keys.map(|key| format!("{key}=")).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// The ports there are, or the mirrors.
+fn names(mirrors: bool, words: &[&str], default: &Path) -> Vec<String> {
+    let given = words.iter().position(|word| *word == "--control");
+    let path = given.and_then(|at| words.get(at + 1)).map_or(default.to_owned(), PathBuf::from);
+    let entries = Client::connect(&path)
+        .and_then(|mut client| client.list(&GetConfig {}, |part| part.entries));
+    let of = entries.unwrap_or_default().into_iter();
+    of.filter(|entry| (entry.kind == "mirror") == mirrors).map(|entry| entry.name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_place_has_its_words() {
+        for (line, words) in [
+            ("po", "port"),
+            ("port sh", "show"),
+            ("port add x of", "offload="),
+            ("port add x queues=1 m", "mode= mac= max-addresses= multicast-router= mtu= memory="),
+            ("tap add x i", "ifname= io= isolated="),
+            ("port wait x --for a", "attached"),
+            ("port wait x --for = l", "listening"),
+            ("--control /x port wai", "wait"),
+            ("port wait x --ti", "--timeout"),
+            ("port list --j", "--json"),
+            ("port show ", ""),
+            ("port set x m", "mac= max-addresses= multicast-router= mtu= memory="),
+            ("add x of", "offload="),
+            ("trace x d", "dst="),
+            ("lis", ""),
+            ("port l", "list"),
+            ("port r", "rm remove"),
+            ("fdb l", "list ls"),
+            ("port rm x --if", "--if-exists"),
+            ("stream remove x --if", "--if-exists"),
+            ("rm x --if", "--if-exists"),
+            ("complet", ""),
+        ] {
+            let all: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            let found = run(&all, Path::new("/no/such/socket"));
+            assert_eq!(found.split_whitespace().collect::<Vec<_>>().join(" "), words, "{line}");
+        }
+    }
+}

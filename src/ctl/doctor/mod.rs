@@ -1,0 +1,219 @@
+//! `vioswitchctl doctor`: what is wrong with a switch, its guests and its host, why, and the
+//! command that mends it.
+//!
+//! What the switch can know itself it finds itself (`GetFindings`); here that is joined with what
+//! can be seen on its host alone. `gather` and its neighbours read, and change nothing;
+//! `of_switch`, `of_guest` and `of_uplink` judge what was read and read nothing. A finding has a
+//! code, which stays the same in later versions.
+
+mod facts;
+mod firewall;
+mod gather;
+mod links;
+mod of_guest;
+mod of_switch;
+mod of_uplink;
+mod peers;
+pub mod proc;
+mod processes;
+#[cfg(test)]
+mod tests;
+mod unit;
+mod watch;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
+
+use api::wire::{self, Finding, Level};
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::client::Client;
+use crate::failure::{Failure, start_by_hand};
+use crate::{Told, args};
+use facts::{Ended, Facts};
+
+/// Find faults of the switch, its guests, its uplinks and the host
+///
+/// Each finding has a code, a cause, and a command that mends it. As root it examines the processes
+/// of front-ends too. Exit status 1 if a finding is FAIL, 3 if no switch answers, else 0.
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Only this port, and the switch
+    #[arg(value_name = "NAME")]
+    port: Option<String>,
+    /// Check whether this user of front-ends, such as libvirt-qemu, may connect
+    #[arg(long, value_name = "USER")]
+    user: Option<String>,
+    /// Examine every so many seconds, and print a line for each finding that comes or goes
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5",
+          value_parser = args::duration)]
+    watch: Option<Duration>,
+}
+
+/// True for a finding of this port.
+pub fn is_about(finding: &Finding, name: &str) -> bool {
+    finding.port.iter().chain(&finding.with).any(|port| port == name)
+}
+
+/// Level, code and cause, in a line.
+fn headline(finding: &Finding) -> String {
+    let Finding { level, code, port, cause, .. } = finding;
+    let about = port.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
+    line(&format!("{}  {code}  {about}{cause}", word(*level)))
+}
+
+/// A finding, and what mends it in a second line.
+pub fn finding_lines(finding: &Finding) -> String {
+    headline(finding) + &line(&format!("      {}", finding.command))
+}
+
+/// Returns a finding as JSON; without `with` where it is about one port alone.
+fn shown(finding: &Finding) -> Value {
+    let mut told = wire::json(finding);
+    if let (Value::Object(told), true) = (&mut told, finding.with.is_empty()) {
+        told.remove("with");
+    }
+    told
+}
+
+/// Findings as they come.
+#[derive(Debug, Default)]
+pub struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn add(&mut self, level: Level, code: &'static str, port: &str, cause: String, command: &str) {
+        let port = (!port.is_empty()).then(|| port.to_owned());
+        let (code, command) = (code.to_owned(), command.to_owned());
+        self.0.push(Finding { level, code, port, with: Vec::new(), cause, command });
+    }
+
+    /// `port` is empty for the switch and the host.
+    pub fn warn(&mut self, code: &'static str, port: &str, cause: String, command: &str) {
+        self.add(Level::Warn, code, port, cause, command);
+    }
+
+    pub fn fail(&mut self, code: &'static str, port: &str, cause: String, command: &str) {
+        self.add(Level::Fail, code, port, cause, command);
+    }
+}
+
+/// All that is wrong, the worst first: what the switch finds itself, and what can be seen here.
+fn judge(facts: &Facts) -> Vec<Finding> {
+    let mut findings = Findings(facts.findings.clone());
+    of_switch::judge(facts, &mut findings);
+    for port in &facts.ports {
+        if port.is_tap() {
+            of_uplink::judge(port, facts, &mut findings);
+        } else if port.is_uplink() {
+            of_uplink::judge_xdp(port, facts, &mut findings);
+        } else if port.shown().kind == "stream" {
+            of_guest::judge_stream(port, facts, &mut findings);
+        } else {
+            of_guest::judge(port, facts, &mut findings);
+        }
+    }
+    let mut findings = findings.0;
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.level));
+    findings
+}
+
+/// Why no switch answers.
+fn judge_ended(failure: &Failure, ended: &Ended, control: &Path) -> Vec<Finding> {
+    let mut findings = Findings::default();
+    let mut cause = failure.text.split(": ").next().unwrap_or_default().to_owned();
+    let Ended { unit, state, result, status, said, others } = ended;
+    if unit.is_empty() {
+        cause += "; systemd knows no unit of it";
+    } else {
+        let how = match result.as_str() {
+            "" | "success" => String::new(),
+            _ => format!(", {result}, status {status}"),
+        };
+        cause += &format!("; {unit} is {state}{how}");
+    }
+    if !said.is_empty() {
+        cause += &format!("; its log ends with: {}", said.join(" | "));
+    }
+    let command = match (state.split(' ').next().unwrap_or_default(), others.first()) {
+        (_, Some(other)) => format!("vioswitchctl --control {other} doctor"),
+        ("failed", _) => format!("systemctl status {unit}; journalctl -u {unit}"),
+        ("active", _) => format!("--control PATH, as in the configuration of {unit}"),
+        _ if !unit.is_empty() => format!("systemctl start {unit}"),
+        _ => start_by_hand(control),
+    };
+    findings.fail("switch-absent", "", cause, &command);
+    findings.0
+}
+
+impl Doctor {
+    /// The answer, unless it was printed as it came, and the exit status.
+    pub fn run(&self, control: &Path, as_json: bool) -> Result<(Option<Told>, u8), Failure> {
+        if let Some(every) = self.watch {
+            watch::run(every, as_json, || Ok(self.look(control)?.1))?;
+            return Ok((None, 0));
+        }
+        let (facts, findings, status) = self.look(control)?;
+        Ok((Some((as_value(&facts, &findings), lines(&facts, &findings))), status))
+    }
+
+    /// Returns facts, findings, and the exit status.
+    fn look(&self, control: &Path) -> Result<(Facts, Vec<Finding>, u8), Failure> {
+        let (port, user) = (self.port.as_deref(), self.user.as_deref());
+        let gathered =
+            Client::connect(control).and_then(|mut client| gather::all(&mut client, port, user));
+        match gathered {
+            Ok(facts) => {
+                let findings = judge(&facts);
+                let failed = findings.iter().any(|finding| finding.level == Level::Fail);
+                Ok((facts, findings, u8::from(failed)))
+            }
+            Err(failure) if failure.is_absence() => {
+                let findings = judge_ended(&failure, &processes::ended(), control);
+                Ok((Facts::default(), findings, failure.status))
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+}
+
+/// The subjects that nothing is wrong with.
+fn healthy<'a>(facts: &'a Facts, findings: &'a [Finding]) -> impl Iterator<Item = &'a str> {
+    let of_switch = findings.iter().filter(|one| one.port.is_none()).map(|_| "");
+    let of_ports = findings.iter().filter(|one| one.port.is_some());
+    let of_ports = of_ports.flat_map(|one| one.port.iter().chain(&one.with));
+    let ill: BTreeSet<&str> = of_ports.map(String::as_str).chain(of_switch).collect();
+    let subjects = std::iter::once("").chain(facts.ports.iter().map(facts::Port::name));
+    subjects.filter(move |name| !ill.contains(name))
+}
+
+fn word(level: Level) -> String {
+    level.name().to_uppercase()
+}
+
+/// Names of processes and lines of logs may hold anything, but are no lines of this one's.
+fn line(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).chain(['\n']).collect()
+}
+
+fn lines(facts: &Facts, findings: &[Finding]) -> String {
+    let mut text: String = findings.iter().map(finding_lines).collect();
+    for name in healthy(facts, findings) {
+        let name = if name.is_empty() { "the switch" } else { name };
+        text += &line(&format!("OK    {name}"));
+    }
+    facts.skipped.iter().for_each(|what| text += &line(&format!("not looked at: {what}")));
+    text
+}
+
+fn as_value(facts: &Facts, findings: &[Finding]) -> Value {
+    let well = healthy(facts, findings).filter(|name| !name.is_empty());
+    let worst = findings.first().map_or("ok", |worst| worst.level.name());
+    json!({
+        "result": worst,
+        "findings": findings.iter().map(shown).collect::<Vec<Value>>(),
+        "healthy_ports": well.collect::<Vec<&str>>(),
+        "skipped": facts.skipped,
+    })
+}

@@ -1,0 +1,100 @@
+//! Faults of the switch itself: as a whole, as a process, and by its configuration.
+
+use api::wire::Step;
+
+use super::Findings;
+use super::facts::Facts;
+use crate::show;
+
+/// The share of the time that a worker may be ready without a CPU, in percent.
+const MOST_WAITING: u64 = 20;
+/// Names that are listed of several.
+const MOST_NAMED: usize = 3;
+
+pub fn judge(facts: &Facts, findings: &mut Findings) {
+    version(facts, findings);
+    configuration(facts, findings);
+    unconfirmed(facts, findings);
+    unit(facts, findings);
+    workers(facts, findings);
+}
+
+fn version(facts: &Facts, findings: &mut Findings) {
+    let switch = show::text(&facts.status.version);
+    let client = &facts.client_version;
+    if switch != *client {
+        let cause = format!("the switch that runs is version {switch}, this vioswitchctl {client}");
+        findings.warn("version-differs", "", cause, &facts.restart());
+    } else if facts.daemon.replaced {
+        let cause = "the switch's program was replaced since it was started: the old one runs";
+        findings.warn("program-replaced", "", cause.to_owned(), &facts.restart());
+    }
+}
+
+fn configuration(facts: &Facts, findings: &mut Findings) {
+    match &facts.reload {
+        Some(Err(why)) => {
+            let cause = format!("the files have errors, what ran before runs: {why}");
+            findings.fail("config-bad", "", cause, "vioswitchctl config diff");
+        }
+        Some(Ok(steps)) if steps.iter().any(differs) => {
+            let steps: Vec<&Step> = steps.iter().filter(|step| differs(step)).collect();
+            let about = |step: &&Step| match &step.name {
+                Some(name) => format!("{}{name}", step.sign),
+                None => "what takes effect with a restart".to_owned(),
+            };
+            let named: Vec<String> = steps.iter().take(MOST_NAMED).map(about).collect();
+            let more = if steps.len() > MOST_NAMED { ", …" } else { "" };
+            let cause = format!("the files say other than what runs: {}{more}", named.join(", "));
+            let command = "vioswitchctl config diff; vioswitchctl config reload";
+            findings.warn("config-differs", "", cause, command);
+        }
+        _ => {}
+    }
+}
+
+/// False if a port runs as the files have it: a reload changes who gave it, and nothing else.
+fn differs(step: &Step) -> bool {
+    step.sign != "~" || !step.changes.is_empty()
+}
+
+fn unconfirmed(facts: &Facts, findings: &mut Findings) {
+    if let Some(waiting) = &facts.status.unconfirmed {
+        let cause = format!("a reload {}", show::unconfirmed(waiting));
+        findings.warn("reload-unconfirmed", "", cause, "vioswitchctl config confirm");
+    }
+}
+
+fn unit(facts: &Facts, findings: &mut Findings) {
+    let Some(unit) = &facts.daemon.unit else { return };
+    let name = &unit.name;
+    if unit.stale {
+        let cause = format!("the files of {name} have changed since systemd read them");
+        let command = format!("systemctl daemon-reload && systemctl restart {name}");
+        findings.warn("unit-stale", "", cause, &command);
+    }
+    if !unit.overrides.is_empty() {
+        let files = unit.overrides.join(", ");
+        let cause = format!("{name} is not as it was installed: {files}");
+        let command = format!("systemctl cat {name}; systemctl edit {name}");
+        findings.warn("unit-overridden", "", cause, &command);
+    }
+}
+
+fn workers(facts: &Facts, findings: &mut Findings) {
+    let daemon = &facts.daemon;
+    let share = |waited: u64| waited.saturating_mul(100).checked_div(daemon.looked).unwrap_or(0);
+    let starved = daemon.waits.iter().filter(|(_, waited)| share(*waited) > MOST_WAITING);
+    let starved: Vec<String> =
+        starved.map(|(name, waited)| format!("{name} {} %", share(*waited))).collect();
+    if !starved.is_empty() {
+        let cause = format!(
+            "workers had frames and no CPU, by the share of the time: {}; other processes run on \
+             theirs",
+            starved.join(", ")
+        );
+        let command =
+            "vioswitchd --cpus LIST, with CPUs that nothing else uses, or fewer --workers";
+        findings.warn("worker-starved", "", cause, command);
+    }
+}

@@ -1,0 +1,203 @@
+//! Failures: one line that says what went wrong and what to do next, and the exit status.
+
+use std::io::{self, ErrorKind};
+use std::path::Path;
+use std::time::Duration;
+
+use api::wire::{Fault, SWITCH, ServiceError, SwitchError};
+use base::words::quote;
+use serde_json::{Value, json};
+
+use crate::args::DEFAULT_CONTROL;
+
+const REFUSED: u8 = 1;
+const USAGE: u8 = 2;
+const NO_SWITCH: u8 = 3;
+const NOT_PERMITTED: u8 = 4;
+
+/// A directory that exists where systemd is the init process: sd_booted(3).
+const SYSTEMD: &str = "/run/systemd/system";
+/// Directories of units.
+const UNITS: [&str; 4] =
+    ["/etc/systemd/system", SYSTEMD, "/usr/lib/systemd/system", "/lib/systemd/system"];
+
+/// Returns the command that starts a switch with this control socket: the unit's start where
+/// systemd has the unit, whose control socket is the default one.
+fn start(control: &Path) -> String {
+    let has_unit =
+        || UNITS.iter().any(|units| Path::new(units).join("vioswitchd.service").exists());
+    match control == Path::new(DEFAULT_CONTROL) && Path::new(SYSTEMD).is_dir() && has_unit() {
+        true => "systemctl start vioswitchd".to_owned(),
+        false => start_by_hand(control),
+    }
+}
+
+/// Returns the command that starts a switch with this control socket without systemd.
+pub fn start_by_hand(control: &Path) -> String {
+    let quoted = |path: &Path| quote(&path.display().to_string());
+    let directory = control.parent().filter(|directory| !directory.exists());
+    let directory = directory.filter(|directory| !directory.as_os_str().is_empty());
+    let make = directory.map(|directory| format!("mkdir -p {} && ", quoted(directory)));
+    format!("{}vioswitchd --control {}", make.unwrap_or_default(), quoted(control))
+}
+
+/// A command that was not carried out.
+#[derive(Debug)]
+pub struct Failure {
+    /// The exit status.
+    pub status: u8,
+    /// One line.
+    pub text: String,
+    /// The error's name, if the switch said it.
+    error: String,
+}
+
+impl Failure {
+    fn new(status: u8, text: String) -> Failure {
+        Failure { status, text, error: String::new() }
+    }
+
+    /// The command makes no sense.
+    pub fn usage(text: String) -> Failure {
+        Failure::new(USAGE, text)
+    }
+
+    /// It could not be done.
+    pub fn refused(text: String) -> Failure {
+        Failure::new(REFUSED, text)
+    }
+
+    /// Makes the text a part of a longer one.
+    pub fn told_as(mut self, tell: impl FnOnce(&str) -> String) -> Failure {
+        self.text = tell(&self.text);
+        self
+    }
+
+    /// For programs. The code is the error's name without its interface, or the status in a word.
+    pub fn json(&self) -> Value {
+        let code = match (self.error.rsplit('.').next(), self.status) {
+            (Some(name), _) if !name.is_empty() => name,
+            (_, USAGE) => "Usage",
+            (_, NO_SWITCH) => "NoSwitch",
+            (_, NOT_PERMITTED) => "NotPermitted",
+            _ => "Refused",
+        };
+        json!({"code": code, "message": self.text, "status": self.status})
+    }
+
+    /// A file cannot be dealt with.
+    pub fn file(what: &str, path: &Path, error: &io::Error) -> Failure {
+        let path = path.display();
+        match error.kind() {
+            ErrorKind::PermissionDenied => {
+                Failure::new(NOT_PERMITTED, format!("permission denied at {path}: use sudo"))
+            }
+            _ => Failure::refused(format!("cannot {what} {path}: {error}")),
+        }
+    }
+
+    /// The socket cannot be connected to.
+    pub fn connect(path: &Path, error: &io::Error) -> Failure {
+        match error.kind() {
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+                let start = start(path);
+                let text = format!("no switch at {}: {start}, or --control PATH", path.display());
+                Failure::new(NO_SWITCH, text)
+            }
+            ErrorKind::PermissionDenied => {
+                let instead = "use sudo, or join the group that the socket belongs to";
+                let text = format!("permission denied at {}: {instead}", path.display());
+                Failure::new(NOT_PERMITTED, text)
+            }
+            _ => Failure::new(NO_SWITCH, format!("cannot connect to {}: {error}", path.display())),
+        }
+    }
+
+    /// The switch ended, and none took its place for so long.
+    pub fn ended(path: &Path, waited: Duration) -> Failure {
+        let (path, seconds) = (path.display(), waited.as_secs());
+        let text = format!("the switch at {path} has ended, and none started within {seconds} s");
+        Failure::new(NO_SWITCH, text)
+    }
+
+    /// Something else than a switch listens at the control socket's path.
+    pub fn no_switch(text: String) -> Failure {
+        Failure::new(NO_SWITCH, text)
+    }
+
+    /// The connection ended, or nothing comes.
+    pub fn silence(error: Option<&io::Error>) -> Failure {
+        let text = match error {
+            Some(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                "the switch does not answer; see its log".to_owned()
+            }
+            Some(error) => format!("the connection to the switch failed: {error}"),
+            None => "the switch closed the connection; see its log".to_owned(),
+        };
+        Failure::new(NO_SWITCH, text)
+    }
+
+    /// The switch speaks of what this program does not know.
+    pub fn other_version() -> Failure {
+        Failure::refused("the switch is of another version, see vioswitchctl status".to_owned())
+    }
+
+    /// The switch refused a call.
+    pub fn answered(answer: Value) -> Failure {
+        let error = answer["error"].as_str().unwrap_or_default().to_owned();
+        let meant = |nearest: &Option<String>| match nearest {
+            None => String::new(),
+            Some(nearest) => format!(", did you mean '{nearest}'?"),
+        };
+        let (status, text) = match Fault::read(answer.clone()) {
+            Some(Fault::Switch(error)) => match error {
+                SwitchError::PortBeingRemoved { name } => {
+                    (REFUSED, format!("port '{name}' is being removed: try again when it is gone"))
+                }
+                SwitchError::PortExists { name, origin } => {
+                    let text = format!("port '{name}' exists (origin {origin})");
+                    (REFUSED, format!("{text}; --may-exist accepts it"))
+                }
+                SwitchError::NoSuchPort { name, nearest: None } => {
+                    (REFUSED, format!("there is no port '{name}'; see vioswitchctl port list"))
+                }
+                SwitchError::NoSuchPort { name, nearest } => {
+                    (REFUSED, format!("there is no port '{name}'{}", meant(&nearest)))
+                }
+                SwitchError::InvalidParameter { wanted, .. } => (USAGE, wanted),
+                SwitchError::TimedOut { state } => {
+                    let text = format!("timed out: the port is still {state}");
+                    (REFUSED, text + "; see vioswitchctl port show, and the log of its VM")
+                }
+                SwitchError::NotPermitted { wanted } => {
+                    (NOT_PERMITTED, format!("this is for {wanted}: use sudo"))
+                }
+                SwitchError::BadConfig { errors } => {
+                    (REFUSED, format!("nothing has changed: {}", errors.join("; ")))
+                }
+                SwitchError::Refused { reason } => (REFUSED, reason),
+            },
+            Some(Fault::Service(ServiceError::InvalidParameter { parameter, nearest })) => {
+                let text = "is unknown, missing or of the wrong type";
+                (USAGE, format!("parameter '{parameter}' {text}{}", meant(&nearest)))
+            }
+            Some(Fault::Service(ServiceError::MethodNotFound { .. })) => {
+                (REFUSED, Failure::other_version().text)
+            }
+            _ => (REFUSED, format!("{error} {}", answer["parameters"])),
+        };
+        // The switch does not send any; another program at that socket might.
+        let text = text.chars().filter(|c| !c.is_control()).collect();
+        Failure { status, text, error }
+    }
+
+    /// True if there was no switch, as while it restarts.
+    pub fn is_absence(&self) -> bool {
+        self.status == NO_SWITCH
+    }
+
+    /// True if the switch answered with this error of its own.
+    pub fn is(&self, name: &str) -> bool {
+        self.error.strip_prefix(SWITCH).is_some_and(|rest| rest.strip_prefix('.') == Some(name))
+    }
+}

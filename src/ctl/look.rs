@@ -1,0 +1,292 @@
+//! Commands that look at the switch and make something of what they see: rates, health, advice.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use api::config::Kind;
+use api::wire::{
+    self, Degradation, Direction, Finding, GetDropReasons, GetFindings, GetMetrics, GetPort,
+    GetPortDetails, GetStatus, GetWorkers, Level, ListPorts, Port, PortDetails, Traffic,
+    Unconfirmed, WaitForPort, Worker, Workers,
+};
+use serde::Serialize;
+
+use crate::args::State;
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::show::text;
+
+/// Counters of all ports and workers.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Stats {
+    pub ports: Vec<Port>,
+    #[serde(flatten)]
+    pub workers: Workers,
+}
+
+/// Frames, bytes and drops of one direction in a second.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Rate {
+    pub frames: f64,
+    pub bytes: f64,
+    pub drops: f64,
+}
+
+/// Rates of both directions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Rates {
+    pub r#in: Rate,
+    pub out: Rate,
+}
+
+/// Rates of a port.
+#[derive(Debug, Serialize)]
+pub struct PortRates {
+    pub name: String,
+    pub rates: Rates,
+}
+
+/// All that is known of a port, and its rates if they were measured.
+#[derive(Debug, Serialize)]
+pub struct Details {
+    #[serde(flatten)]
+    pub details: PortDetails,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rates: Option<Rates>,
+}
+
+/// Frames that were dropped, and whose frames found no room.
+#[derive(Debug, Serialize)]
+pub struct Drops {
+    pub drops: Vec<Dropped>,
+    pub senders: Vec<Share>,
+}
+
+/// Frames that were dropped at a port for one reason.
+#[derive(Debug, Serialize)]
+pub struct Dropped {
+    pub port: String,
+    pub direction: &'static str,
+    pub reason: String,
+    pub count: u64,
+    /// Seconds since the last one; none if an earlier process counted all of them.
+    pub age: Option<u64>,
+    pub meaning: String,
+    pub advice: String,
+}
+
+/// Frames of one port that found no room at another one lately.
+#[derive(Debug, Serialize)]
+pub struct Share {
+    pub port: String,
+    pub from: String,
+    pub frames: u64,
+    /// The part of all such frames, from 0 to 1.
+    pub share: f64,
+}
+
+/// Whether the switch serves all that is configured.
+#[derive(Debug, Serialize)]
+pub struct Health {
+    pub health: &'static str,
+    pub reasons: Vec<String>,
+    pub degradations: Vec<Degradation>,
+    pub unconfirmed: Option<Unconfirmed>,
+}
+
+/// A worker, and the share of a CPU's time in which it found frames, from 0 to 1.
+#[derive(Debug, Serialize)]
+pub struct WorkerShare {
+    #[serde(flatten)]
+    pub worker: Worker,
+    pub busy: f64,
+}
+
+/// All ports.
+pub fn ports(client: &mut Client) -> Result<Vec<Port>, Failure> {
+    client.list(&ListPorts {}, |part| part.ports)
+}
+
+/// Returns the counters of all ports and workers.
+pub fn stats(client: &mut Client) -> Result<Stats, Failure> {
+    Ok(Stats { ports: ports(client)?, workers: client.call(&GetWorkers {})? })
+}
+
+/// By two looks `seconds` apart.
+fn rate(before: &Traffic, after: &Traffic, seconds: f64) -> Rate {
+    let drops = |traffic: &Traffic| traffic.drops.values().sum::<u64>();
+    // A port of the same name that came meanwhile has counted less.
+    let each = |before: u64, after: u64| after.saturating_sub(before) as f64 / seconds;
+    Rate {
+        frames: each(before.frames, after.frames),
+        bytes: each(before.bytes, after.bytes),
+        drops: each(drops(before), drops(after)),
+    }
+}
+
+pub fn rates(before: &Port, after: &Port, seconds: f64) -> Rates {
+    Rates {
+        r#in: rate(&before.r#in, &after.r#in, seconds),
+        out: rate(&before.out, &after.out, seconds),
+    }
+}
+
+/// Asks twice, a second apart: both answers, and the seconds.
+fn over_a_second<A>(ask: impl FnMut() -> Result<A, Failure>) -> Result<(A, A, f64), Failure> {
+    twice(Duration::from_secs(1), ask)
+}
+
+/// Asks twice, with `pause` between: both answers, and the seconds.
+pub fn twice<A>(
+    pause: Duration,
+    mut ask: impl FnMut() -> Result<A, Failure>,
+) -> Result<(A, A, f64), Failure> {
+    let (before, began) = (ask()?, Instant::now());
+    std::thread::sleep(pause);
+    let after = ask()?;
+    Ok((before, after, began.elapsed().as_secs_f64()))
+}
+
+/// `port show`, with what crosses it in a second if that is wanted.
+pub fn port(client: &mut Client, name: &str, with_rate: bool) -> Result<Details, Failure> {
+    let request = GetPortDetails { name: name.to_owned() };
+    if !with_rate {
+        return Ok(Details { details: client.call(&request)?, rates: None });
+    }
+    let (before, details, seconds) = over_a_second(|| client.call(&request))?;
+    let rates = Some(rates(&before.port, &details.port, seconds));
+    Ok(Details { details, rates })
+}
+
+/// `stats --watch`: the rates of all ports, again and again until its reader is gone.
+pub fn watch(client: &mut Client, every: Duration, as_json: bool) -> Result<(), Failure> {
+    let (mut before, mut began) = (ports(client)?, Instant::now());
+    loop {
+        std::thread::sleep(every);
+        let (after, now) = (ports(client)?, Instant::now());
+        let seconds = (now - began).as_secs_f64();
+        let rates = after.iter().map(|port| {
+            let known = before.iter().find(|old| old.name == port.name).unwrap_or(port);
+            PortRates { name: port.name.clone(), rates: rates(known, port, seconds) }
+        });
+        let rates: Vec<PortRates> = rates.collect();
+        let text = match as_json {
+            true => serde_json::json!({"seconds": seconds, "ports": rates}).to_string(),
+            false => crate::show::rates(&rates),
+        };
+        let mut out = std::io::stdout().lock();
+        if writeln!(out, "{text}").and_then(|()| out.flush()).is_err() {
+            return Ok(());
+        }
+        (before, began) = (after, now);
+    }
+}
+
+/// `drops`: each reason that was given, where, how often, and what to do; and whose frames found no
+/// room.
+pub fn drops(client: &mut Client, port: Option<&str>) -> Result<Drops, Failure> {
+    let ports = match port {
+        Some(name) => vec![client.call(&GetPort { name: name.to_owned() })?.port],
+        None => ports(client)?,
+    };
+    let reasons = client.call(&GetDropReasons {})?.reasons;
+    let mut told = Drops { drops: Vec::new(), senders: Vec::new() };
+    for port in ports {
+        told.senders.extend(dropped_from(&port));
+        for (direction, traffic) in [(Direction::In, port.r#in), (Direction::Out, port.out)] {
+            for (reason, count) in traffic.drops {
+                let age = traffic.drop_ages.get(&reason).copied();
+                let known = reasons.iter().find(|one| one.name == reason).cloned();
+                let wire::DropReason { meaning, advice, .. } = known.unwrap_or_default();
+                let (port, direction) = (port.name.clone(), direction.name());
+                told.drops.push(Dropped { port, direction, reason, count, age, meaning, advice });
+            }
+        }
+    }
+    Ok(told)
+}
+
+/// Whose frames found no room at a port lately, with the share that each has of them.
+fn dropped_from(port: &Port) -> impl Iterator<Item = Share> {
+    let sum: u64 = port.dropped_from.iter().map(|one| one.frames).sum();
+    port.dropped_from.iter().map(move |one| Share {
+        port: port.name.clone(),
+        from: one.port.clone(),
+        frames: one.frames,
+        share: one.frames as f64 / sum.max(1) as f64,
+    })
+}
+
+/// Returns the findings of the switch itself.
+pub fn findings(client: &mut Client) -> Result<Vec<Finding>, Failure> {
+    client.list(&GetFindings {}, |part| part.findings)
+}
+
+/// `metrics`: the text for Prometheus, all parts of it.
+pub fn metrics(client: &mut Client) -> Result<wire::Metrics, Failure> {
+    let parts = client.list(&GetMetrics {}, |part| vec![part.text])?;
+    Ok(wire::Metrics { text: parts.concat() })
+}
+
+/// A finding, in a line.
+pub fn finding_line(Finding { code, port, cause, .. }: &Finding) -> String {
+    let about = port.as_ref().map_or_else(String::new, |port| format!("{port}: "));
+    text(format!("{code}: {about}{cause}"))
+}
+
+/// `health`: why the switch does not serve all that is configured.
+pub fn health(client: &mut Client) -> Result<Health, Failure> {
+    let status = client.call(&GetStatus {})?;
+    let mut reasons = status.degraded;
+    // What is not served is in the list already.
+    let fails = |one: &&Finding| one.level == Level::Fail && one.code != "degraded";
+    reasons.extend(findings(client)?.iter().filter(fails).map(finding_line));
+    let health = if reasons.is_empty() { "healthy" } else { "degraded" };
+    let (degradations, unconfirmed) = (status.degradations, status.unconfirmed);
+    Ok(Health { health, reasons, degradations, unconfirmed })
+}
+
+/// The share of its time in which each worker found frames.
+pub fn busy(before: &Workers, after: &Workers, seconds: f64) -> Vec<f64> {
+    let cycles = after.cycles_per_second.max(1) as f64 * seconds;
+    let share = |(n, worker): (usize, &Worker)| {
+        let earlier = before.workers.get(n).map_or(0, |worker| worker.busy_cycles);
+        worker.busy_cycles.saturating_sub(earlier) as f64 / cycles
+    };
+    after.workers.iter().enumerate().map(share).collect()
+}
+
+/// `worker`: the counters, and the share of a CPU's time in which frames were found, since the
+/// switch began or over a second.
+pub fn workers(client: &mut Client, rate: bool) -> Result<(u64, Vec<WorkerShare>), Failure> {
+    let (before, after, seconds) = if rate {
+        over_a_second(|| client.call(&GetWorkers {}))?
+    } else {
+        let uptime = client.call(&GetStatus {})?.uptime.max(1);
+        (Workers::default(), client.call(&GetWorkers {})?, uptime as f64)
+    };
+    let busy = busy(&before, &after, seconds);
+    let share = |(worker, busy): (Worker, f64)| WorkerShare { worker, busy: busy.clamp(0.0, 1.0) };
+    let workers = after.workers.into_iter().zip(busy).map(share).collect();
+    Ok((after.cycles_per_second, workers))
+}
+
+/// `port wait`: until a port is so far.
+pub fn wait(
+    client: &mut Client,
+    name: &str,
+    state: State,
+    timeout: Duration,
+) -> Result<wire::WaitedFor, Failure> {
+    client.wait_for(timeout)?;
+    let millis = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+    let (name, state) = (name.to_owned(), Some(state.name()));
+    client.call(&WaitForPort { name, state, timeout_ms: Some(millis.into()) })
+}
+
+/// `tap list`, `stream list`: ports of one kind.
+pub fn of_kind(client: &mut Client, kind: Option<Kind>) -> Result<Vec<Port>, Failure> {
+    let mut all = ports(client)?;
+    all.retain(|port| kind.is_none_or(|kind| port.kind == kind.word()));
+    Ok(all)
+}

@@ -1,0 +1,103 @@
+//! The manual page vioswitchctl(8): made from the command line's own description, and held to it.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use clap::Command;
+use clap_mangen::Man;
+use testkit::manual::{DATE, escape, hold_page};
+
+use crate::args;
+
+/// End of the manual page, which clap does not know.
+const END: &str = "\
+.SH EXIT STATUS
+0 done, 1 refused, 2 usage, 3 no switch, 4 not permitted.
+.SH ENVIRONMENT
+.TP
+.B VIOSWITCH_CONTROL
+The control socket, where there is no
+.BR \\-\\-control .
+.SH FILES
+.I /run/vioswitch/control.sock
+.SH SEE ALSO
+.BR vioswitchd (8),
+.BR vioswitch.toml (5)
+";
+
+/// How clap_mangen begins each section; once is enough.
+const QUOTES: &str = ".ie \\n(.g .ds Aq \\(aq\n.el .ds Aq '\n";
+
+/// docs/man has the page as it is made; with UPDATE_DOCS it is written.
+#[test]
+fn the_page_is_made_from_the_command_line() {
+    let mut command = args::command();
+    command.build();
+    let source = concat!("vioswitch ", env!("CARGO_PKG_VERSION"));
+    let man = Man::new(command.clone()).section("8").title("VIOSWITCHCTL").date(DATE);
+    let man = man.source(source).manual("");
+    let mut page = Vec::new();
+    man.render_title(&mut page).expect("title");
+    man.render_name_section(&mut page).expect("name");
+    man.render_synopsis_section(&mut page).expect("synopsis");
+    man.render_description_section(&mut page).expect("description");
+    man.render_options_section(&mut page).expect("options");
+    let mut text = String::from_utf8(page).expect("UTF-8");
+    assert!(text.contains(QUOTES));
+    text = QUOTES.to_owned() + &text.replace(QUOTES, "") + ".SH COMMANDS\n";
+    let mut known = HashMap::new();
+    each_command(&command, "", &mut |name, inner| describe(&mut text, &mut known, name, inner));
+    text += END;
+    hold_page(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."), "docs/man/vioswitchctl.8", &text);
+}
+
+/// Groups with the commands of `port`, for ports of a kind alone.
+const AS_PORT: [&str; 3] = ["tap", "xdp", "stream"];
+
+/// Calls `visit` with each command that does something, and its name; those of `port` and
+/// of [`AS_PORT`] once.
+fn each_command(command: &Command, prefix: &str, visit: &mut dyn FnMut(&str, &Command)) {
+    let shown = |inner: &&Command| {
+        !inner.is_hide_set() && inner.get_name() != "help" && !AS_PORT.contains(&inner.get_name())
+    };
+    for inner in command.get_subcommands().filter(shown) {
+        let name = match inner.get_name() {
+            "port" => format!("port|{}", AS_PORT.join("|")),
+            name => format!("{prefix}{name}"),
+        };
+        match inner.has_subcommands() {
+            true => each_command(inner, &format!("{name} "), visit),
+            false => visit(&name, inner),
+        }
+    }
+}
+
+/// Describes a command; `known` are the options of those before it, with the command that has them.
+fn describe(text: &mut String, known: &mut HashMap<String, String>, name: &str, command: &Command) {
+    let positionals: Vec<String> = command.get_positionals().map(ToString::to_string).collect();
+    let _ = writeln!(text, ".SS {name} {}", escape(&positionals.join(" ")));
+    let about = command.get_long_about().or(command.get_about());
+    let about = about.map(ToString::to_string).unwrap_or_default();
+    let paragraphs: Vec<String> = about.split("\n\n").map(escape).collect();
+    let _ = writeln!(text, "{}", paragraphs.join("\n.PP\n"));
+    let aliases: Vec<&str> = command.get_visible_aliases().collect();
+    if !aliases.is_empty() {
+        let _ = writeln!(text, ".PP\nAliases: {}.", escape(&aliases.join(", ")));
+    }
+    let own = command.get_arguments().filter(|arg| !arg.is_global_set() && !arg.is_hide_set());
+    // The keys differ by the kind of port: vioswitch.toml(5) has them.
+    let is_keys = |arg: &&clap::Arg| arg.get_id() == "settings";
+    let mut options = String::new();
+    for arg in own.filter(|arg| arg.get_id() != "help" && !is_keys(arg)) {
+        let Some(help) = arg.get_long_help().or(arg.get_help()) else { continue };
+        let (name, help) = (escape(&arg.to_string()), escape(&help.to_string()));
+        let _ = writeln!(options, ".TP\n.B {name}\n{help}");
+    }
+    match known.get(&options) {
+        Some(other) if options.matches(".TP").count() > 1 => {
+            let _ = writeln!(text, ".PP\nOptions are those of\n.BR \"{other}\" .");
+        }
+        _ => *text += &options,
+    }
+    known.entry(options).or_insert_with(|| name.to_owned());
+}

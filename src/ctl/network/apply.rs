@@ -1,0 +1,265 @@
+//! Carrying a network out on the host, and taking it away.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use api::wire::{GetConfig, GetPort, ReloadConfig, value};
+use serde_json::json;
+
+use super::host::{self, Net};
+use super::plan::{self, File, Manager, Plan};
+use super::store::Store;
+use super::{Told, dnsmasq};
+use crate::args;
+use crate::client::Client;
+use crate::config::file_word;
+use crate::failure::Failure;
+use crate::say;
+use crate::show::text;
+
+/// Longest networkd takes to make an interface.
+const INTERFACE: Duration = Duration::from_secs(10);
+const STEP: Duration = Duration::from_millis(50);
+
+/// Returns the commands that run once the files are there, without the wait for the interface.
+pub fn commands(plan: &Plan) -> Vec<String> {
+    let mut commands = vec!["systemctl daemon-reload".to_owned()];
+    if plan.manager == Manager::Networkd {
+        commands.push("networkctl reload".to_owned());
+    }
+    commands.push(format!("systemctl restart {}", plan.units().join(" ")));
+    commands.push("vioswitchctl config reload".to_owned());
+    commands
+}
+
+/// Writes the files and, for a live host, has them read.
+pub fn put(
+    store: &Store,
+    plan: &Plan,
+    files: &[File],
+    live: Option<&Path>,
+) -> Result<Told, Failure> {
+    let mut client = live.map(Client::connect).transpose().or_else(not_running)?;
+    if live.is_some() {
+        // Before anything is written.
+        store.check(&plan.name, files)?;
+        ready(plan)?;
+        if let Some(client) = client.as_mut() {
+            free(client, plan)?;
+        }
+    }
+    let written = store.write(&plan.name, files)?;
+    // What it was made of before and is not any more.
+    if live.is_some() {
+        let wanted = plan.units();
+        stop(units(&plan.name).iter().filter(|unit| !wanted.contains(unit)))?;
+    }
+    let mut old = plan::possible(&plan.name);
+    old.retain(|file| files.iter().all(|wanted| wanted.path != file.path));
+    let (gone, _) = store.remove(&plan.name, &old)?;
+    let mut text = String::new();
+    written.iter().for_each(|path| text += &format!("{}\n", path.display()));
+    gone.iter().for_each(|path| text += &format!("removed {}\n", path.display()));
+    if live.is_some() {
+        let there = Net::look().is_some_and(|net| net.link(&plan.interface()).is_some());
+        let done = start(plan, there)
+            .and_then(|()| client.as_mut().map_or(Ok(()), |client| serve(client, &plan.name)));
+        let again = format!("say it again then, or vioswitchctl network {} --remove", plan.name);
+        done.map_err(|failure| {
+            failure.told_as(|why| format!("the files are written, but {why}; {again}"))
+        })?;
+        if client.is_none() {
+            say("no switch runs; it gets the network when it starts");
+        }
+    }
+    let manager = args::word(&plan.manager);
+    let value = json!({"written": words(&written), "removed": words(&gone), "manager": manager});
+    Ok(Told { text, value, ..Told::default() })
+}
+
+fn words(paths: &[PathBuf]) -> Vec<String> {
+    paths.iter().map(|path| path.display().to_string()).collect()
+}
+
+/// Without a switch its files are all that there is to do.
+fn not_running(failure: Failure) -> Result<Option<Client>, Failure> {
+    if failure.is_absence() { Ok(None) } else { Err(failure) }
+}
+
+/// Refuses a host that lacks a user or a program.
+fn ready(plan: &Plan) -> Result<(), Failure> {
+    let refused = |text: &str| Err(Failure::refused(text.to_owned()));
+    if !host::has_user() {
+        return refused("there is no user vioswitch: install the package, or run systemd-sysusers");
+    }
+    let programs: &[&str] = match plan.manager {
+        Manager::Dnsmasq => &["ip", "nft", "dnsmasq"],
+        _ => &["networkctl"],
+    };
+    match host::missing(programs) {
+        None => Ok(()),
+        Some("dnsmasq") => refused("dnsmasq is missing: apt install dnsmasq-base"),
+        Some("nft") => refused("nft is missing: apt install nftables"),
+        Some(other) => refused(&format!("{other} is missing")),
+    }
+}
+
+/// Sees that no other port has the name, and none the interface.
+fn free(client: &mut Client, plan: &Plan) -> Result<(), Failure> {
+    for entry in client.list(&GetConfig {}, |part| part.entries)? {
+        let same = value(&entry.keys, "ifname") == Some(&plan.interface());
+        let (kind, name) = (file_word(&entry.kind), text(&entry.name));
+        if same == (name == plan.name) {
+            continue;
+        }
+        let text = match same {
+            true => format!("{kind} {name} of the switch has the interface {}", plan.interface()),
+            false => format!("the switch has a {kind} {name} already"),
+        };
+        return Err(Failure::refused(format!("{text}: choose another name for the network")));
+    }
+    Ok(())
+}
+
+fn start(plan: &Plan, there: bool) -> Result<(), Failure> {
+    run(&["systemctl", "daemon-reload"])?;
+    let interface = plan.interface();
+    if plan.manager == Manager::Networkd {
+        run(&["networkctl", "reload"])?;
+        wait_for(&interface)?;
+        if there {
+            run(&["networkctl", "reconfigure", &interface])?;
+        }
+    }
+    let units = plan.units();
+    let mut words = vec!["systemctl", "restart"];
+    words.extend(units.iter().map(String::as_str));
+    run(&words)
+}
+
+/// The switch would refuse a TAP that it would have to make.
+fn wait_for(interface: &str) -> Result<(), Failure> {
+    let end = Instant::now() + INTERFACE;
+    let there = Path::new("/sys/class/net").join(interface);
+    while !there.exists() {
+        if Instant::now() >= end {
+            let text =
+                format!("systemd-networkd made no {interface}: journalctl -u systemd-networkd");
+            return Err(Failure::refused(text));
+        }
+        std::thread::sleep(STEP);
+    }
+    Ok(())
+}
+
+fn reload(client: &mut Client) -> Result<(), Failure> {
+    client.call(&ReloadConfig::default()).map(|_| ())
+}
+
+/// Has the switch read its file, and sees that it was the one that it reads.
+fn serve(client: &mut Client, name: &str) -> Result<(), Failure> {
+    reload(client)?;
+    let found = client.call(&GetPort { name: name.to_owned() });
+    found.map(|_| ()).map_err(|_| {
+        let file = plan::of_switch(name);
+        Failure::refused(format!(
+            "the switch does not read {file}: start it with --config /etc/vioswitch/vioswitch.toml"
+        ))
+    })
+}
+
+/// Runs a program; what it says of its failure is the reason.
+fn run(words: &[&str]) -> Result<(), Failure> {
+    let line = words.join(" ");
+    let refused = |why: &str| {
+        let why: String = why.trim().chars().filter(|c| !c.is_control()).take(200).collect();
+        Failure::refused(format!("\"{line}\" failed: {why}"))
+    };
+    let (program, arguments) = words.split_first().ok_or_else(|| refused("no program"))?;
+    let output = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| refused(&error.to_string()))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let first = said.lines().find(|line| !line.is_empty()).unwrap_or("see journalctl -xe");
+    if output.status.success() { Ok(()) } else { Err(refused(first)) }
+}
+
+/// Takes a network away: what runs first, then the files. Until all has stopped there are files by
+/// which the next try finds it.
+pub fn remove(store: &Store, name: &str, live: Option<&Path>) -> Result<Told, Failure> {
+    let files = plan::possible(name);
+    let (ours, left) = store.ours(name, &files)?;
+    if ours.is_empty() {
+        let text = format!("there is no network {name}; vioswitchctl network lists them");
+        return Err(Failure::refused(text));
+    }
+    let left = words(&left);
+    let notes: Vec<String> =
+        left.iter().map(|path| format!("{path} stays: it was not written for {name}")).collect();
+    notes.iter().for_each(|note| say(note));
+    let mut gone = Vec::new();
+    if let Some(control) = live {
+        let again = |failure: Failure| {
+            failure
+                .told_as(|why| format!("{why}; then again: vioswitchctl network {name} --remove"))
+        };
+        gone = take_down(store, name, control).map_err(again)?;
+    }
+    gone.append(&mut store.remove(name, &files)?.0);
+    if live.is_some() {
+        if ours.iter().any(|path| path.to_string_lossy().contains("/etc/systemd/network/")) {
+            let _ = run(&["networkctl", "reload"]);
+        }
+        let _ = run(&["systemctl", "daemon-reload"]);
+        let _ = std::fs::remove_file(dnsmasq::leases(name));
+    }
+    let paths = words(&gone);
+    let text = paths.iter().map(|path| format!("removed {path}\n")).collect();
+    Ok(Told { text, value: json!({"removed": paths, "left": left}), ..Told::default() })
+}
+
+/// The units that a network may have: those for guests, and the last one for the interface.
+fn units(name: &str) -> [String; 3] {
+    let interface = plan::interface(name);
+    [
+        format!("vioswitch-dnsmasq@{name}"),
+        format!("vioswitch-forward@{interface}"),
+        format!("vioswitch-tap@{interface}"),
+    ]
+}
+
+/// Stops units, of which each may not be there.
+fn stop<'u>(units: impl IntoIterator<Item = &'u String>) -> Result<(), Failure> {
+    for unit in units {
+        if let Err(failure) = run(&["systemctl", "stop", unit])
+            && host::is_active(unit)
+        {
+            return Err(failure);
+        }
+    }
+    Ok(())
+}
+
+/// Stops what runs for a network, and has the switch let go of it; the switch's file, which that
+/// takes. Each of it may not be there, or be gone already.
+fn take_down(store: &Store, name: &str, control: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let mut client = Client::connect(control).map(Some).or_else(not_running)?;
+    let units = units(name);
+    stop(&units[..2])?;
+    let mut of_switch = plan::possible(name);
+    of_switch.retain(|file| file.path == Path::new(&plan::of_switch(name)));
+    let (gone, _) = store.remove(name, &of_switch)?;
+    client.as_mut().map_or(Ok(()), reload)?;
+    stop(&units[2..])?;
+    let interface = plan::interface(name);
+    // Before networkd forgets it, which takes its NAT away with its address.
+    if let Err(failure) = run(&["ip", "link", "delete", &interface])
+        && Path::new("/sys/class/net").join(&interface).exists()
+    {
+        return Err(failure);
+    }
+    Ok(gone)
+}

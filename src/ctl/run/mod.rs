@@ -1,0 +1,123 @@
+//! `vioswitchctl run`: a port for as long as a QEMU runs.
+//!
+//! The port is there before QEMU starts and goes after it has ended, before this program ends. If
+//! this program is killed (SIGKILL) QEMU runs on, and the port stays for it.
+
+mod arguments;
+mod child;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use api::config::Kind;
+use api::wire::GetPort;
+use clap::Args;
+
+use crate::attach::Port;
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::qemu::Version;
+use crate::{delete, new_port, say};
+use child::Signals;
+
+/// How long a switch that restarts is waited for to take the port away.
+const RESTART: Duration = Duration::from_secs(10);
+/// How often it is tried meanwhile.
+const STEP: Duration = Duration::from_millis(200);
+
+/// Add a port, run QEMU with it, and delete the port when QEMU ends
+///
+/// Appends to QEMU's command line what it lacks: shared memory, chardev, netdev and device. Uses
+/// an existing port if it has the given settings, and keeps it. Forwards signals to QEMU, except
+/// those that a terminal sends to both. The exit status is QEMU's, or 128 and the number of the
+/// signal that ended it.
+#[derive(Debug, Args)]
+pub struct Run {
+    name: String,
+    /// {keys}
+    #[arg(value_name = "KEY=VALUE")]
+    settings: Vec<String>,
+    /// QEMU's program and its arguments, after --
+    #[arg(value_name = "QEMU", last = true, required = true)]
+    command: Vec<String>,
+}
+
+impl Run {
+    /// QEMU's exit status.
+    pub fn run(&self, control: &Path) -> Result<u8, Failure> {
+        let Some((program, given)) = self.command.split_first() else {
+            return Err(Failure::usage("QEMU's command line is missing behind --".to_owned()));
+        };
+        let version = Version::of(program).ok_or_else(|| {
+            let text =
+                format!("{program} does not say that it is a QEMU: run starts no other program");
+            Failure::usage(text)
+        })?;
+        let mut client = Client::connect(control)?;
+        // Before there is a port, which a signal would leave behind.
+        let signals = Signals::catch()?;
+        let made = self.claim(&mut client)?;
+        let outcome = self.start(client, signals, program, version, given);
+        if made {
+            self.give_back(control);
+        }
+        outcome
+    }
+
+    fn start(
+        &self,
+        mut client: Client,
+        signals: Signals,
+        program: &str,
+        version: Version,
+        given: &[String],
+    ) -> Result<u8, Failure> {
+        let port = Port::ask(&mut client, &self.name)?;
+        // Not held while QEMU runs: the switch has room for few clients.
+        drop(client);
+        let missing = arguments::missing(&port, program, version, given);
+        let missing = missing.map_err(Failure::usage)?;
+        signals.run(program, given.iter().chain(&missing))
+    }
+
+    /// Sees that there is the port, and no front-end on it; true if it was made.
+    fn claim(&self, client: &mut Client) -> Result<bool, Failure> {
+        let new = |may_exist| new_port(Kind::Port, &self.name, &self.settings, may_exist);
+        match client.call(&new(false)?) {
+            Ok(_) => return Ok(true),
+            Err(failure) if failure.is("PortExists") => {}
+            Err(failure) => return Err(failure),
+        }
+        if !self.settings.is_empty() {
+            client.call(&new(true)?)?;
+        }
+        let name = &self.name;
+        let port = client.call(&GetPort { name: name.clone() })?.port;
+        if let Some(who) = port.front_end {
+            let text = format!("port '{name}' has a front-end, pid {}", who.pid);
+            return Err(Failure::refused(format!("{text}: each machine needs a port of its own")));
+        }
+        // It may have been left behind.
+        if port.origin == "runtime" {
+            say(&format!(
+                "port '{name}' was there already and stays: vioswitchctl port del {name}"
+            ));
+        }
+        Ok(false)
+    }
+
+    fn give_back(&self, control: &Path) {
+        let end = Instant::now() + RESTART;
+        loop {
+            let deleted = Client::connect(control)
+                .and_then(|mut client| delete(&mut client, &self.name, None, true));
+            let Err(failure) = deleted else { return };
+            if !failure.is_absence() || Instant::now() >= end {
+                let name = &self.name;
+                let why = failure.text;
+                return say(&format!("port '{name}' stays: {why}; vioswitchctl port del {name}"));
+            }
+            std::thread::sleep(STEP);
+        }
+    }
+}

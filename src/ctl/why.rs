@@ -1,0 +1,138 @@
+//! `trace` and `why`: what would become of a frame, and what keeps two ports apart.
+//!
+//! `why` explains nothing itself: the switch's findings and traces do.
+
+use api::wire::{self, Address, Finding, GetPort, ListAddresses, Port, Trace, Traced};
+use serde::Serialize;
+
+use crate::Told;
+use crate::client::Client;
+use crate::doctor;
+use crate::failure::Failure;
+use crate::look;
+use crate::show::text;
+
+/// The MTU of most networks: a shorter one of the receiver is a fault, a longer one of the sender
+/// is none.
+const MTU: u32 = 1500;
+/// Header of a frame, in bytes.
+const HEADER: u32 = 14;
+
+/// Findings that cost time, and no frame.
+const COSTS: &str = "offloads-in-software";
+
+/// Findings and traces of two ports.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// Findings of the switch about either port.
+    findings: Vec<Finding>,
+    /// Frames from one port to the other, and back.
+    traces: Vec<Way>,
+}
+
+/// Trace of a frame from one port to the other.
+#[derive(Debug, Serialize)]
+struct Way {
+    from: String,
+    to: String,
+    len: u32,
+    /// It arrives.
+    passes: bool,
+    #[serde(flatten)]
+    traced: Traced,
+}
+
+/// One of the two that are asked about: a port, and an address behind it if that was named.
+struct Asked {
+    port: Port,
+    address: Option<String>,
+}
+
+/// A trace as lines.
+pub fn trace(Traced { steps, verdict, .. }: &Traced) -> String {
+    let steps: String = steps.iter().map(|step| format!("  {}\n", text(step))).collect();
+    format!("{steps}{}\n", text(verdict))
+}
+
+/// Looks for what is in the way between two ports, or two addresses and the ports where they live:
+/// the answer, and the exit status.
+pub fn run(client: &mut Client, words: [&String; 2]) -> Result<(Told, u8), Failure> {
+    let [one, other] = words;
+    if one == other {
+        return Err(Failure::usage(
+            "two different ports are needed: see vioswitchctl port list".to_owned(),
+        ));
+    }
+    let asked = [find(client, one)?, find(client, other)?];
+    let [a, b] = asked.each_ref().map(|one| one.port.name.as_str());
+    if a == b {
+        return Err(Failure::refused(format!(
+            "{one} and {other} are both behind '{a}': frames between them do not pass the switch"
+        )));
+    }
+    let about =
+        |one: &Finding| one.port.is_some() && [a, b].iter().any(|name| doctor::is_about(one, name));
+    let findings = look::findings(client)?.into_iter().filter(about).collect();
+    let traces = vec![way(client, &asked[0], &asked[1])?, way(client, &asked[1], &asked[0])?];
+    let report = Report { findings, traces };
+    let is_well = report.traces.iter().all(|way| way.passes)
+        && report.findings.iter().all(|finding| finding.code == COSTS);
+    Ok(((wire::json(&report), report.lines([a, b], is_well)), u8::from(!is_well)))
+}
+
+/// An address as the switch writes it, if it is one.
+fn as_address(text: &str) -> Option<String> {
+    let is_octet = |part: &str| part.len() == 2 && part.chars().all(|c| c.is_ascii_hexdigit());
+    let whole = text.split(':').count() == 6 && text.split(':').all(is_octet);
+    whole.then(|| text.to_lowercase())
+}
+
+/// The port of this name, or where an address lives.
+fn find(client: &mut Client, name: &str) -> Result<Asked, Failure> {
+    let Some(mac) = as_address(name) else {
+        let port = client.call(&GetPort { name: name.to_owned() })?.port;
+        return Ok(Asked { port, address: None });
+    };
+    let all = ListAddresses { port: None, bridge: None, vlan: None };
+    let all: Vec<Address> = client.list(&all, |part| part.addresses)?;
+    let Some(home) = all.into_iter().rfind(|entry| entry.mac == mac) else {
+        return Err(Failure::refused(format!(
+            "no port has the address {mac}: its station was silent for minutes, or sends no frames \
+             to the switch"
+        )));
+    };
+    let port = client.call(&GetPort { name: home.port })?.port;
+    Ok(Asked { port, address: Some(mac) })
+}
+
+/// Traces a long frame.
+fn way(client: &mut Client, from: &Asked, to: &Asked) -> Result<Way, Failure> {
+    let len = from.port.mtu.unwrap_or(MTU).min(MTU) + HEADER;
+    let [port, to_port] = [from, to].map(|one| one.port.name.clone());
+    let given = Trace {
+        port: port.clone(),
+        to: Some(to_port.clone()),
+        src: from.address.clone(),
+        dst: to.address.clone(),
+        len: Some(len.into()),
+        ..Trace::default()
+    };
+    let traced = client.call(&given)?;
+    let passes = traced.ports.contains(&to_port);
+    Ok(Way { from: port, to: to_port, len, passes, traced })
+}
+
+impl Report {
+    /// Returns the report as lines.
+    fn lines(&self, [a, b]: [&str; 2], is_well: bool) -> String {
+        let mut text = String::new();
+        if is_well {
+            text += &format!("nothing in the switch is in the way between '{a}' and '{b}'\n");
+        }
+        text.extend(self.findings.iter().map(doctor::finding_lines));
+        for Way { from, to, len, traced, .. } in &self.traces {
+            text += &format!("a frame of {len} bytes from '{from}' to '{to}':\n{}", trace(traced));
+        }
+        text
+    }
+}

@@ -1,0 +1,78 @@
+//! A client waits for a port whose socket is being opened.
+//!
+//! The socket's path may lead to a file system that never answers, so a thread of its own follows
+//! it, opens the socket and adds the port. After [`SOCKET_OPEN_TIMEOUT`] the client learns that
+//! there is no answer, and the port does not come later either.
+
+use std::time::Instant;
+
+use super::methods::Switch;
+use super::parts::{Part, found};
+use crate::{Permit, PortError, add};
+use api::config::Settings;
+use api::wire::Fault;
+use base::limits::{CONTROL_WAIT_STEP, SOCKET_OPEN_TIMEOUT};
+use switch::PortId;
+use sys::blocking::{NotBegun, Task};
+
+/// A port that a client wants.
+#[derive(Debug)]
+pub struct Wanted {
+    pub(super) settings: Settings,
+    /// A port of the same settings that is there already is as good.
+    pub(super) may_exist: bool,
+    /// No socket was asked for, so that it may be anywhere.
+    pub(super) any_socket: bool,
+}
+
+/// The client that waits.
+#[derive(Debug)]
+pub struct AddWait {
+    wanted: Wanted,
+    /// When it is waited for no longer.
+    end: Instant,
+    permit: Permit,
+    begun: Result<Task<Result<PortId, PortError>>, NotBegun>,
+}
+
+impl AddWait {
+    /// Begins to add a port that has a socket's path.
+    pub(super) fn new(wanted: Wanted, switch: &Switch) -> AddWait {
+        let end = Instant::now() + SOCKET_OPEN_TIMEOUT;
+        let begun = Err(NotBegun::Busy);
+        let mut wait = AddWait { wanted, end, permit: Permit::until(end), begun };
+        wait.begin(switch);
+        wait
+    }
+
+    fn begin(&mut self, switch: &Switch) {
+        let settings = self.wanted.settings.clone();
+        let Some(path) = settings.socket.clone() else { return };
+        let (daemon, permit) = (switch.shared_daemon(), self.permit.clone());
+        let work = move || add(&daemon, &settings, &permit);
+        self.begun = switch.view.opens.begin(&path, &switch.news, work);
+    }
+
+    /// The answer, if it is known, or it is time for one.
+    pub(super) fn part(&mut self, switch: &Switch) -> Result<Part, Fault> {
+        if self.begun.is_err() {
+            self.begin(switch);
+        }
+        if let Some(added) = found(&self.begun)? {
+            return Ok(Part::reply(&switch.added(&self.wanted, added.map(Some))?, false));
+        }
+        let now = Instant::now();
+        if now < self.end {
+            return Ok(Part::Later(Some(self.end)));
+        }
+        if !self.permit.revoke() {
+            // The socket is open, and the port about to be there.
+            return Ok(Part::Later(Some(now + CONTROL_WAIT_STEP)));
+        }
+        let begun = std::mem::replace(&mut self.begun, Err(NotBegun::Busy));
+        let Settings { name, socket, .. } = &self.wanted.settings;
+        let why = begun.err().unwrap_or(NotBegun::Busy);
+        let error = PortError::unanswered(socket.clone().unwrap_or_default(), why);
+        Err(switch.fault(name, &error))
+    }
+}

@@ -1,0 +1,41 @@
+//! Static addresses that come and go while the switch runs.
+
+use super::connection::Caller;
+use super::methods::Switch;
+use super::parameters::{self, wrong};
+use api::wire::{AddAddress, DeleteAddress, Fault, Tied, Untied};
+use base::frame::MacAddr;
+
+impl Switch {
+    /// `AddAddress`: the address is the port's for as long as there is one, and cannot be learned
+    /// elsewhere. As many as a configuration may have; those that a port has already are as good.
+    pub(super) fn add_address(&self, given: &AddAddress, caller: Caller) -> Result<Tied, Fault> {
+        let AddAddress { mac, port } = given;
+        let tied = self.daemon().assign_address(address(mac)?, port);
+        tied.map_err(|error| self.fault(port, &error))?;
+        self.tell("adds an address to", port, caller);
+        Ok(Tied {})
+    }
+
+    /// `DeleteAddress`: one of the settings too, which are others then.
+    pub(super) fn delete_address(
+        &self,
+        given: &DeleteAddress,
+        caller: Caller,
+    ) -> Result<Untied, Fault> {
+        let untied = self.daemon().release_address(address(&given.mac)?, given.port.as_deref());
+        let port = untied.map_err(|error| Fault::refused(&error.to_string()))?;
+        self.tell("takes an address from", &port, caller);
+        Ok(Untied { port })
+    }
+}
+
+/// The address of one station.
+fn address(word: &str) -> Result<MacAddr, Fault> {
+    let mac = parameters::mac(word, "mac")?;
+    if mac.is_station() {
+        return Ok(mac);
+    }
+    let text = "mac must be the address of one station, such as 52:54:00:12:34:56".to_owned();
+    Err(wrong("mac", text, &mac.to_string()))
+}

@@ -1,0 +1,205 @@
+//! Ports, TAPs, streams and mirrors that are added, changed and deleted.
+
+use super::adding::{AddWait, Wanted};
+use super::connection::Caller;
+use super::methods::{Answer, Switch};
+use super::parameters::{Values, settings, wrong};
+use crate::PortError;
+use api::config::{self, Difference, Entry, Kind, Settings, Wrong};
+use api::wire::{self, Added, Change, Changed, Delete, Fault, clip};
+use switch::PortId;
+
+impl Switch {
+    /// `Add`.
+    pub(super) fn add(
+        &self,
+        wire::Add { kind, may_exist, keys }: wire::Add,
+        caller: Caller,
+    ) -> Result<Answer, Fault> {
+        let (kind, may_exist) = (named(kind)?, may_exist.unwrap_or(false));
+        let (name, mut given, values) = settings(keys.0)?;
+        let has_socket = matches!(kind, Kind::Port | Kind::Stream);
+        let default = has_socket && !given.iter().any(|(key, _)| key == "socket");
+        if default {
+            let socket = self.directory.join(format!("{name}.sock"));
+            given.push(("socket".into(), config::Value::Word(socket.to_string_lossy().into())));
+        }
+        let wanted = Settings::parse(kind, given).map_err(|wrong| values.fault(wrong))?;
+        check_endpoint(&wanted, &values)?;
+        self.check_worker(&wanted, &values)?;
+        self.tell("adds", &name, caller);
+        if let Some(mirror) = wanted.mirror() {
+            let exists = self.daemon().desired().get(&name).is_some();
+            if !exists {
+                self.named(&mirror.from)?;
+                self.named(&mirror.to)?;
+            }
+            let added = self.daemon().add_mirror(&wanted).map(|()| None);
+            let wanted = Wanted { settings: wanted, may_exist, any_socket: false };
+            return self.added(&wanted, added).map(|added| Answer::reply(&added));
+        }
+        let wanted = Wanted { settings: wanted, may_exist, any_socket: default };
+        // What is there already is answered without a look at a path.
+        let mut added = self.daemon().check_name(&name);
+        if added.is_ok() {
+            if wanted.settings.socket.is_some() {
+                let mut wait = AddWait::new(wanted, self);
+                return Ok(Answer::parts(move |switch| wait.part(switch)));
+            }
+            added = self.daemon().add(&wanted.settings);
+            added = added.map_err(PortError::with_holder);
+        }
+        self.added(&wanted, added.map(Some)).map(|added| Answer::reply(&added))
+    }
+
+    /// The answer to `Add`: the number of the port, which a mirror lacks.
+    pub(super) fn added(
+        &self,
+        Wanted { settings, may_exist, any_socket }: &Wanted,
+        added: Result<Option<PortId>, PortError>,
+    ) -> Result<Added, Fault> {
+        match added {
+            Ok(number) => Ok(reply(number, settings)),
+            Err(PortError::Exists) if *may_exist => {
+                self.same(&settings.name, settings, *any_socket)
+            }
+            Err(error) => Err(self.fault(&settings.name, &error)),
+        }
+    }
+
+    /// `Set`: what is not given stays as it is.
+    pub(super) fn set(
+        &self,
+        wire::Set { kind, unset, keys }: wire::Set,
+        caller: Caller,
+    ) -> Result<Changed, Fault> {
+        let kind = named(kind)?;
+        let unset = unset.unwrap_or_default().into_iter().map(|key| key.replace('_', "-"));
+        let unset: Vec<String> = unset.collect();
+        let (name, given, values) = settings(keys.0)?;
+        let entry = self.daemon().desired().get(&name).cloned();
+        let there = entry.ok_or_else(|| self.fault(&name, &PortError::NoSuchPort))?.settings;
+        if there.kind != kind {
+            return Err(Fault::refused(&format!("{name:?} is a {}", there.kind)));
+        }
+        if there.fd.is_some() {
+            // No file, and no later process by what is kept, could say it again.
+            return Err(Fault::refused(&format!(
+                "port '{name}' cannot be changed: it has an inherited descriptor (--fd); \
+                 vioswitchd --port {name},socket=PATH makes one that can"
+            )));
+        }
+        let before = there.words();
+        if let Some(other) = unset.iter().find(|key| before.iter().all(|(known, _)| known != key)) {
+            let text = format!("unset names keys, and {other:?} is none");
+            return Err(wrong("unset", text, other));
+        }
+        let mut all = given.clone();
+        for (key, words) in before {
+            let stays = given.iter().all(|(other, _)| other != key);
+            if stays && unset.iter().all(|other| other != key) {
+                all.extend(
+                    words.into_iter().map(|word| (key.to_owned(), config::Value::Word(word))),
+                );
+            }
+        }
+        let wanted = Settings::parse(kind, all).map_err(|wrong| values.fault(wrong))?;
+        self.check_worker(&wanted, &values)?;
+        self.tell("changes", &name, caller);
+        let changed = self.daemon().set(&there, &wanted);
+        match changed {
+            Ok(changes) => Ok(Changed { changes: changes.iter().map(change).collect() }),
+            Err(error) => Err(self.fault(&name, &error)),
+        }
+    }
+
+    /// Whether there is the worker that a port asks for.
+    fn check_worker(&self, wanted: &Settings, values: &Values) -> Result<(), Fault> {
+        let workers = self.view.workers.handles().len();
+        wanted.check_worker(workers).map_err(|wrong| values.fault(wrong))
+    }
+
+    /// `Delete`: a port of any kind, or only an entry of the one that the caller takes it for.
+    pub(super) fn delete(
+        &self,
+        Delete { name, kind }: Delete,
+        caller: Caller,
+    ) -> Result<Answer, Fault> {
+        let (of_any, wanted) = (kind.is_none(), named(kind)?);
+        let mut daemon = self.daemon();
+        match daemon.desired().get(&name).map(|entry| entry.settings.kind) {
+            Some(is) if is != wanted && (is == Kind::Mirror || !of_any) => {
+                let text =
+                    format!("'{name}' is a {is}, not a {wanted}: {is} del {name} deletes it");
+                return Err(Fault::refused(&text));
+            }
+            None if wanted == Kind::Mirror => {
+                return Err(Fault::refused("there is no mirror of this name"));
+            }
+            _ => {}
+        }
+        self.tell("removes", &name, caller);
+        let removal = daemon.begin_removal(&name);
+        drop(daemon);
+        let removal = removal.map_err(|error| self.fault(&name, &error))?;
+        Ok(Answer::Removal(clip(&name), removal))
+    }
+
+    /// The answer for an entry of this name that exists, if its settings are the wanted ones. A
+    /// socket that was not asked for may be anywhere.
+    fn same(&self, name: &str, wanted: &Settings, any_socket: bool) -> Result<Added, Fault> {
+        let number = self.daemon().ports().named(name).map(|port| port.id);
+        let entry = self.daemon().desired().get(name).cloned();
+        let is_there = |entry: &Entry| number.is_some() || entry.settings.kind == Kind::Mirror;
+        let Some(entry) = entry.filter(is_there) else {
+            return Err(self.fault(name, &PortError::NoSuchPort));
+        };
+        let (kind, origin) = (entry.settings.kind, entry.origin.name());
+        if kind != wanted.kind {
+            return Err(Fault::refused(&format!("{name:?} is a {kind} (origin {origin})")));
+        }
+        let mut differences = entry.settings.differences(wanted);
+        differences.retain(|difference| !any_socket || difference.key != "socket");
+        if differences.is_empty() {
+            return Ok(reply(number, &entry.settings));
+        }
+        let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "none".to_owned());
+        let told = differences.iter().map(|Difference { key, from, to, .. }| {
+            format!("{key} is {}, not {}", value(from), value(to))
+        });
+        let told = told.collect::<Vec<_>>().join(", ");
+        let text = format!("{kind} '{name}' exists (origin {origin}) with other settings: {told}");
+        Err(Fault::refused(&text))
+    }
+}
+
+/// Answers `Add`: the port's number, and the path of its socket. A mirror has neither.
+fn reply(number: Option<PortId>, settings: &Settings) -> Added {
+    let socket = settings.socket.as_ref().map(|path| path.to_string_lossy().into_owned());
+    Added { number, socket }
+}
+
+/// The kind that is given, or else that of virtual machines.
+fn named(kind: Option<String>) -> Result<Kind, Fault> {
+    let word = kind.unwrap_or_else(|| Kind::Port.word().to_owned());
+    Kind::of_word(&word).ok_or_else(|| {
+        wrong("kind", "kind must be vm, tap, xdp, stream or mirror".to_owned(), &word)
+    })
+}
+
+/// A key that changes, and when.
+pub(super) fn change(difference: &Difference) -> Change {
+    let Difference { key, from, to, effect } = difference.clone();
+    Change { key: key.to_owned(), from, to, effect }
+}
+
+/// Where clients may have a port's front-end met.
+pub(super) fn check_endpoint(wanted: &Settings, values: &Values) -> Result<(), Fault> {
+    match &wanted.socket {
+        Some(path) if path.is_relative() => {
+            let text = format!("socket {path:?} must be a whole path, from / on");
+            Err(values.fault(Wrong { key: "socket".to_owned(), text }))
+        }
+        _ => Ok(()),
+    }
+}

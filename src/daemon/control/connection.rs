@@ -1,0 +1,254 @@
+//! One client: bytes to messages and back, within bounds. Nothing here waits.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+use serde_json::Value;
+use vmm_sys_util::epoll::EventSet;
+
+use super::parts::Stream;
+use base::limits::{
+    CONTROL_MESSAGE_BYTES, CONTROL_MESSAGE_TIMEOUT, CONTROL_READ_BYTES, CONTROL_STREAM_BYTES,
+    CONTROL_UNREAD_BYTES,
+};
+use datapath::guard::client_socket::{ClientSocket, ReadError};
+use sys::{scm, unix_socket};
+
+/// Why a connection ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Closed {
+    /// The client has what it asked for, or wants it no more.
+    #[error("it left")]
+    Left,
+    /// It sent what is no call.
+    #[error("it sent no varlink call")]
+    Malformed,
+    /// It sent descriptors, which no call has.
+    #[error("it sent descriptors")]
+    Descriptors,
+    /// A message has no end.
+    #[error("a message of more than {CONTROL_MESSAGE_BYTES} bytes")]
+    TooLong,
+    /// The rest of a message did not come.
+    #[error("half a message for {CONTROL_MESSAGE_TIMEOUT:?}")]
+    TooSlow,
+    /// It asks and does not read.
+    #[error("{CONTROL_UNREAD_BYTES} bytes of replies unread")]
+    Unread,
+}
+
+/// Who is at the other end, as of its connect(2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Caller {
+    /// Process number; 0 if it lives outside our PID namespace.
+    pub pid: i32,
+    /// User number.
+    pub uid: u32,
+    /// Number of its first group.
+    pub gid: u32,
+}
+
+/// Whose client it is; the later ones have places kept for them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rank {
+    /// One that may look.
+    Viewer,
+    /// One that may change the switch.
+    Admin,
+    /// Root.
+    Root,
+}
+
+/// An answer waits for something to happen in the switch.
+#[derive(Debug, Clone, Copy)]
+pub struct Idle {
+    /// Until then at most.
+    pub until: Option<Instant>,
+}
+
+/// A client that is connected.
+pub struct Connection {
+    socket: ClientSocket,
+    /// Who it is.
+    pub caller: Caller,
+    /// Places that the client may take.
+    pub rank: Rank,
+    /// Tells it from others that had its place.
+    pub number: u64,
+    /// Bytes that came and are not yet read as a message.
+    input: Vec<u8>,
+    /// No more will come.
+    ended: bool,
+    /// Since when there is half a message.
+    since: Option<Instant>,
+    /// Bytes for the client, which has read those before `written`.
+    output: Vec<u8>,
+    written: usize,
+    /// An answer that goes on as the client reads.
+    pub stream: Option<Stream>,
+    /// There is nothing more of it for now.
+    pub idle: Option<Idle>,
+    /// A call is being carried out that takes its time; the next one waits.
+    pub busy: bool,
+    /// Nobody would read an answer.
+    pub hung_up: bool,
+    /// Events that the epoll set waits for.
+    pub watched: EventSet,
+}
+
+impl Connection {
+    /// Goes on with a socket that was accepted.
+    pub fn new(socket: UnixStream, number: u64) -> io::Result<Connection> {
+        let socket = ClientSocket::new(socket);
+        let who = unix_socket::peer_credentials(socket.as_fd())?;
+        let caller = Caller { pid: who.pid, uid: who.uid, gid: who.gid };
+        Ok(Connection {
+            socket,
+            caller,
+            rank: Rank::Viewer,
+            number,
+            input: Vec::new(),
+            ended: false,
+            since: None,
+            output: Vec::new(),
+            written: 0,
+            stream: None,
+            idle: None,
+            busy: false,
+            hung_up: false,
+            watched: EventSet::IN,
+        })
+    }
+
+    /// The next whole message, without its end; none while one is being answered. What has come is
+    /// taken, up to a bound, when there is no whole one yet.
+    pub fn message(&mut self) -> Result<Option<Vec<u8>>, Closed> {
+        if self.is_answering() {
+            return Ok(None);
+        }
+        if self.end_of_message().is_none() && !self.ended {
+            self.read()?;
+        }
+        let end = self.end_of_message();
+        if end.unwrap_or(self.input.len()) > CONTROL_MESSAGE_BYTES {
+            return Err(Closed::TooLong);
+        }
+        let Some(end) = end else {
+            if !self.input.is_empty() {
+                self.since.get_or_insert_with(Instant::now);
+            }
+            return Ok(None);
+        };
+        let rest = self.input.split_off(end + 1);
+        let mut message = std::mem::replace(&mut self.input, rest);
+        message.truncate(end);
+        self.since = None;
+        Ok(Some(message))
+    }
+
+    fn end_of_message(&self) -> Option<usize> {
+        self.input.iter().position(|byte| *byte == 0)
+    }
+
+    fn read(&mut self) -> Result<(), Closed> {
+        let mut chunk = [0; CONTROL_READ_BYTES];
+        match self.socket.read(&mut chunk) {
+            Ok(0) => self.ended = true,
+            Ok(count) => self.input.extend_from_slice(&chunk[..count]),
+            Err(ReadError::Io(error)) if is_passing(&error) => {}
+            Err(ReadError::Io(_)) => return Err(Closed::Left),
+            Err(ReadError::Descriptors) => return Err(Closed::Descriptors),
+        }
+        Ok(())
+    }
+
+    fn is_answering(&self) -> bool {
+        self.busy || self.stream.is_some()
+    }
+
+    fn wants_more(&self) -> bool {
+        !self.ended && !self.is_answering()
+    }
+
+    /// True if the next part of an answer may be made.
+    pub fn takes_a_part(&self) -> bool {
+        self.stream.is_some() && self.idle.is_none() && self.unread() < CONTROL_STREAM_BYTES
+    }
+
+    /// True if there is something to be done for it before anything happens.
+    pub fn is_ready(&self) -> bool {
+        self.takes_a_part() || (!self.is_answering() && self.end_of_message().is_some())
+    }
+
+    /// When half a message is waited for no longer.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.since.filter(|_| self.wants_more()).map(|since| since + CONTROL_MESSAGE_TIMEOUT)
+    }
+
+    /// Queues an answer.
+    pub fn push(&mut self, answer: &Value) -> Result<(), Closed> {
+        self.output.drain(..std::mem::take(&mut self.written));
+        serde_json::to_writer(&mut self.output, answer).map_err(|_| Closed::Left)?;
+        self.output.push(0);
+        // What the socket takes is no longer ours to keep.
+        self.flush()?;
+        if self.unread() > CONTROL_UNREAD_BYTES { Err(Closed::Unread) } else { Ok(()) }
+    }
+
+    fn unread(&self) -> usize {
+        self.output.len() - self.written
+    }
+
+    /// Writes what the socket takes.
+    pub fn flush(&mut self) -> Result<(), Closed> {
+        while self.unread() > 0 {
+            match scm::send(self.as_fd(), &self.output[self.written..]) {
+                Ok(count) => self.written += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_passing(&error) => return Ok(()),
+                Err(_) => return Err(Closed::Left),
+            }
+        }
+        // Memory for the next answer is made when there is one.
+        (self.output, self.written) = (Vec::new(), 0);
+        Ok(())
+    }
+
+    /// An error if nothing is left to do.
+    pub fn check(&self) -> Result<(), Closed> {
+        let over = self.ended && !self.is_answering() && self.unread() == 0;
+        let gone = self.hung_up && !self.wants_more();
+        if over || gone { Err(Closed::Left) } else { Ok(()) }
+    }
+
+    /// Returns the events to wait for.
+    pub fn interest(&self) -> EventSet {
+        let mut events = EventSet::empty();
+        if self.wants_more() {
+            events |= EventSet::IN;
+        }
+        if self.unread() > 0 {
+            events |= EventSet::OUT;
+        }
+        events
+    }
+}
+
+/// True for what is over by itself.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl AsRawFd for Connection {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}

@@ -1,0 +1,43 @@
+//! Findings for clients: as answers, and among the metrics.
+
+use super::methods::{Answer, Switch};
+use super::parts::{Part, list};
+use crate::metrics::{Health, Scrape};
+use api::diagnosis;
+use api::diagnosis::facts::{Condition, Sender};
+use api::wire;
+use base::limits::{CONTROL_PORTS_A_REPLY, METRICS_PART_BYTES, SENDERS_TOLD};
+
+impl Switch {
+    /// `GetMetrics`: counters, states, and what is wrong.
+    pub(super) fn metrics(&self) -> Answer {
+        let daemon = self.daemon();
+        let (health, condition) = (Health::of(&daemon), daemon.condition());
+        drop(daemon);
+        let mut scrape = Scrape::new(&self.view, &health, &self.view.diagnose(condition));
+        Answer::parts(move |_| {
+            let text = scrape.part(METRICS_PART_BYTES);
+            Ok(Part::reply(&wire::Metrics { text }, !scrape.is_done()))
+        })
+    }
+
+    /// `GetFindings`.
+    pub(super) fn findings(&self) -> Answer {
+        let file = self.config_file();
+        let condition = Condition { file, ..self.daemon().condition() };
+        let found = self.view.diagnose(condition).into_iter().map(finding).collect();
+        let answer = |_: &Switch, findings| wire::Findings { findings };
+        Answer::Stream(list(found, CONTROL_PORTS_A_REPLY, answer))
+    }
+}
+
+fn finding(finding: diagnosis::Finding) -> wire::Finding {
+    let diagnosis::Finding { level, code, port, with, cause, command } = finding;
+    wire::Finding { level, code: code.to_owned(), port, with, cause, command }
+}
+
+/// The ports whose frames found no room at another one.
+pub fn senders(all: Vec<Sender>) -> Vec<wire::Sender> {
+    let told = all.into_iter().take(SENDERS_TOLD);
+    told.map(|Sender { port, frames }| wire::Sender { port, frames }).collect()
+}

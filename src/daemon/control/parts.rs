@@ -1,0 +1,73 @@
+//! Answers of several parts. A part is made when its client has room for it, one in each turn.
+
+use std::sync::mpsc::TryRecvError;
+use std::time::Instant;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::connection::{Closed, Connection, Idle};
+use super::message;
+use super::methods::Switch;
+use api::wire::{self, Fault};
+use sys::blocking::{NotBegun, Task};
+
+/// An answer of several parts: makes the next one.
+pub type Stream = Box<dyn FnMut(&Switch) -> Result<Part, Fault>>;
+
+/// A list, of which so many items are in each part.
+pub fn list<T: 'static, A: Serialize>(
+    items: Vec<T>,
+    most: usize,
+    answer: impl Fn(&Switch, Vec<T>) -> A + 'static,
+) -> Stream {
+    let mut left = items.into_iter();
+    Box::new(move |switch| {
+        let part = left.by_ref().take(most).collect();
+        Ok(Part::reply(&answer(switch, part), left.len() > 0))
+    })
+}
+
+/// Returns the result of a thread's work, if the thread has ended.
+pub fn found<T>(begun: &Result<Task<T>, NotBegun>) -> Result<Option<T>, Fault> {
+    match begun.as_ref().map(Task::result) {
+        Ok(Ok(found)) => Ok(Some(found)),
+        Ok(Err(TryRecvError::Disconnected)) => Err(Fault::refused("it panicked; see the log")),
+        Ok(Err(TryRecvError::Empty)) | Err(_) => Ok(None),
+    }
+}
+
+/// Next part of an answer of several parts.
+#[derive(Debug)]
+pub enum Part {
+    /// This; true if another one follows.
+    Reply(Value, bool),
+    /// Nothing until then, or until something that is waited for happens.
+    Later(Option<Instant>),
+}
+
+impl Part {
+    /// An answer, or a part of one.
+    pub fn reply(answer: &impl Serialize, more: bool) -> Part {
+        Part::Reply(wire::json(answer), more)
+    }
+}
+
+impl Switch {
+    /// Queues the next part of a client's answer, or has it wait for what the answer waits for.
+    pub fn go_on(&self, client: &mut Connection) -> Result<(), Closed> {
+        let Some(mut stream) = client.stream.take() else { return Ok(()) };
+        match stream(self) {
+            Ok(Part::Reply(parameters, more)) => {
+                client.stream = more.then_some(stream);
+                client.push(&message::reply(parameters, more))
+            }
+            Ok(Part::Later(until)) => {
+                client.stream = Some(stream);
+                client.idle = Some(Idle { until });
+                Ok(())
+            }
+            Err(fault) => client.push(&fault.message()),
+        }
+    }
+}

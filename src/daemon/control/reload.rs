@@ -1,0 +1,237 @@
+//! The configuration: what is in force, and what reading it again would change.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use super::changes::change;
+use super::connection::Caller;
+use super::methods::{Answer, Switch};
+use super::parameters::number;
+use super::parts::{Part, Stream, found, list};
+use crate::desired::Changed;
+use crate::{Busy, Confirm, Step, summary};
+use api::config::{Difference, Effect, Entry, Origin};
+use api::wire::{
+    self, Change, ConfigEntries, ConfigEntry, ConfigKey, Confirmed, Fault, ReloadConfig, Reloaded,
+    RuntimeChange, RuntimeChanges, Steps, Unconfirmed,
+};
+use base::limits::{
+    CONTROL_CHANGES_BYTES, CONTROL_CONFIRM_SECONDS, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_CHANGES,
+    CONTROL_WAIT_STEP,
+};
+use sys::blocking::NotBegun;
+
+/// Returns as many items as one reply may have: a single reply cannot wait for its reader, as an
+/// answer of several parts can.
+fn some<T: Serialize>(all: impl Iterator<Item = T>) -> Vec<T> {
+    let mut bytes = 0;
+    let all = all.take(CONTROL_SHOWN_CHANGES).map_while(|step| {
+        let fits = bytes < CONTROL_CHANGES_BYTES;
+        bytes += serde_json::to_string(&step).map_or(0, |text| text.len());
+        fits.then_some(step)
+    });
+    all.collect()
+}
+
+/// Keys that are set, with their values.
+pub(super) fn keys(words: impl IntoIterator<Item = (&'static str, Vec<String>)>) -> Vec<ConfigKey> {
+    let set = words.into_iter().filter(|(_, values)| !values.is_empty());
+    set.map(|(key, values)| ConfigKey { key: key.to_owned(), values }).collect()
+}
+
+/// Returns a port's changes since the start. A port whose kind has changed was deleted, and another
+/// one of the name was added.
+fn differences(Changed { configured, now, tied }: &Changed<'_>) -> Vec<RuntimeChange> {
+    let tell = |sign: &str, entry: &Entry, before: Vec<ConfigKey>, now: Vec<ConfigKey>| {
+        let Entry { settings, origin, .. } = entry;
+        let (kind, name) = (settings.kind.word().to_owned(), settings.name.clone());
+        let (sign, origin) = (sign.to_owned(), origin.name().to_owned());
+        RuntimeChange { sign, kind, name, origin, before, now, addresses: Vec::new() }
+    };
+    let mut told = match (configured, now) {
+        (Some(was), Some(is)) if was.settings.kind == is.settings.kind => {
+            let (before, after) = (was.settings.words(), is.settings.words());
+            // Only what differs, either way.
+            let other = |all: &[(&str, Vec<String>)], than: &[(&'static str, Vec<String>)]| {
+                keys(than.iter().filter(|word| !all.contains(word)).cloned())
+            };
+            vec![tell("~", was, other(&after, &before), other(&before, &after))]
+        }
+        _ => {
+            let deleted = configured.map(|was| tell("-", was, Vec::new(), Vec::new()));
+            let added = now.map(|is| tell("+", is, Vec::new(), keys(is.settings.given())));
+            deleted.into_iter().chain(added).collect()
+        }
+    };
+    if let Some(last) = told.last_mut() {
+        last.addresses = tied.iter().map(ToString::to_string).collect();
+    }
+    told
+}
+
+fn busy(busy: Busy) -> Fault {
+    Fault::refused(&busy.to_string())
+}
+
+impl Switch {
+    /// `GetConfig`: what is in force.
+    pub(super) fn config(&self) -> Answer {
+        let daemon = self.daemon();
+        let desired = daemon.desired();
+        let mut tied: HashMap<&str, Vec<String>> = HashMap::new();
+        for (mac, name) in desired.assigned() {
+            tied.entry(name).or_default().push(mac.to_string());
+        }
+        let entries =
+            desired.entries().iter().map(|(name, Entry { settings, origin, .. })| ConfigEntry {
+                kind: settings.kind.word().to_owned(),
+                name: settings.name.clone(),
+                origin: origin.name().to_owned(),
+                keys: keys(settings.words()),
+                addresses: tied.remove(name.as_str()).unwrap_or_default(),
+            });
+        let answer = |_: &Switch, entries| ConfigEntries { entries };
+        Answer::Stream(list(entries.collect(), CONTROL_PORTS_A_REPLY, answer))
+    }
+
+    /// The file that the switch was started with, wherever the client stands.
+    pub(super) fn config_file(&self) -> Option<String> {
+        let path = std::path::absolute(self.reloader.file()?).ok()?;
+        Some(path.to_string_lossy().into_owned())
+    }
+
+    /// `GetChanges`: how what is in force differs from what the configuration says.
+    pub(super) fn changed(&self) -> Result<Answer, Fault> {
+        self.reloader.check_settled().map_err(busy)?;
+        let daemon = self.daemon();
+        let changes = daemon.desired().changes().iter().flat_map(differences).collect();
+        let answer = |_: &Switch, changes| RuntimeChanges { changes };
+        Ok(Answer::Stream(list(changes, CONTROL_PORTS_A_REPLY, answer)))
+    }
+
+    /// `DiffConfig`: what files say is read and compared by a thread of its own.
+    pub(super) fn diff(&self) -> Result<Answer, Fault> {
+        self.reloader.check_file().map_err(busy)?;
+        let (mut begun, mut told) = (Err(NotBegun::Busy), None::<Stream>);
+        Ok(Answer::parts(move |switch| {
+            if let Some(told) = &mut told {
+                return told(switch);
+            }
+            if let Err(NotBegun::Busy | NotBegun::Full) = begun {
+                let reloader = Arc::clone(&switch.reloader);
+                // Of the files there is one lot.
+                let work = move || reloader.diff();
+                begun = switch.diffs.begin(Path::new(""), &switch.news, work);
+            }
+            if let Err(error @ NotBegun::Thread(_)) = &begun {
+                return Err(Fault::refused(&error.to_string()));
+            }
+            let Some(steps) = found(&begun)? else { return Ok(Part::Later(None)) };
+            let steps = steps.map_err(|errors| Fault::bad_config(&errors))?;
+            told.insert(list(steps, CONTROL_PORTS_A_REPLY, |switch, steps: Vec<Step>| Steps {
+                steps: steps.iter().map(|step| switch.step(step)).collect(),
+            }))(switch)
+        }))
+    }
+
+    /// `ReloadConfig`.
+    pub(super) fn reload(
+        &self,
+        given: ReloadConfig,
+        Caller { pid, uid, .. }: Caller,
+    ) -> Result<Answer, Fault> {
+        let range = 1..=CONTROL_CONFIRM_SECONDS;
+        let confirm = number(given.confirm_seconds, "confirm_seconds", range)?;
+        let reloader = Arc::clone(&self.reloader);
+        let by = |seconds| Confirm { time: Duration::from_secs(seconds), pid, uid };
+        reloader.begin(confirm.map(by)).map_err(busy)?;
+        Ok(Answer::parts(move |switch| match reloader.outcome() {
+            None => Ok(Part::Later(Some(Instant::now() + CONTROL_WAIT_STEP))),
+            Some(Err(errors)) => Err(Fault::bad_config(&errors)),
+            Some(Ok(steps)) => {
+                let told = some(steps.iter().map(|step| switch.step(step)));
+                let untold = Some((steps.len() - told.len()) as u64).filter(|untold| *untold > 0);
+                let (summary, confirm_seconds) = (summary(&steps), confirm);
+                let reloaded = Reloaded { summary, steps: told, untold, confirm_seconds };
+                Ok(Part::reply(&reloaded, false))
+            }
+        }))
+    }
+
+    /// `ConfirmConfig`.
+    pub(super) fn confirm(&self) -> Result<Confirmed, Fault> {
+        let confirmed = self.reloader.confirm();
+        confirmed.map(|()| Confirmed {}).map_err(busy)
+    }
+
+    /// The reload that waits to be confirmed.
+    pub(super) fn unconfirmed(&self) -> Option<Unconfirmed> {
+        let (Confirm { pid, uid, .. }, left) = self.reloader.unconfirmed()?;
+        // Rounded up: none are left when it goes back.
+        let seconds = left.as_secs() + u64::from(left.subsec_nanos() > 0);
+        Some(Unconfirmed { seconds, pid, uid })
+    }
+
+    /// One difference.
+    fn step(&self, step: &Step) -> wire::Step {
+        let (sign, changes): (&str, Vec<Change>) = match step {
+            Step::Add(_) => ("+", Vec::new()),
+            Step::Remove(_) => ("-", Vec::new()),
+            Step::Change(_, changes) => ("~", changes.iter().map(change).collect()),
+            Step::Scalar(difference) | Step::Template(difference) => {
+                ("~", vec![change(difference)])
+            }
+            Step::Address { from, to, .. } => {
+                let (from, to) = (Some(from.clone()), Some(to.clone()));
+                let effect = Effect::Now;
+                ("~", vec![change(&Difference { key: "port", from, to, effect })])
+            }
+        };
+        let (kind, name, origin) = match step {
+            Step::Template(_) => (Some("template"), Some("plug".to_owned()), None),
+            Step::Address { mac, .. } => {
+                (Some("address"), Some(mac.to_string()), Some(Origin::Runtime))
+            }
+            _ => match step.entry() {
+                Some(Entry { settings, origin, .. }) => {
+                    (Some(settings.kind.word()), Some(settings.name.clone()), Some(*origin))
+                }
+                None => (None, None, None),
+            },
+        };
+        let detached = name.as_ref().filter(|_| step.entry().is_some() && step.detaches());
+        wire::Step {
+            sign: sign.to_owned(),
+            detaches: detached.and_then(|name| self.front_end(name)),
+            kind: kind.map(str::to_owned),
+            name,
+            origin: origin.map(|origin| origin.name().to_owned()),
+            changes,
+        }
+    }
+
+    /// The process at a port's socket.
+    fn front_end(&self, name: &str) -> Option<i32> {
+        let ports = self.view.ports.present();
+        Some(ports.named(name)?.front_end()?.pid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_are_told_up_to_a_number_and_a_size() {
+        let told = |len: usize| some((0..1024).map(|_| "x".repeat(len))).len();
+        assert_eq!(told(10), CONTROL_SHOWN_CHANGES);
+        let long = told(2998);
+        assert_eq!(long, CONTROL_CHANGES_BYTES.div_ceil(3000));
+        assert!(long < CONTROL_SHOWN_CHANGES);
+        assert_eq!(told(CONTROL_CHANGES_BYTES), 1);
+    }
+}

@@ -1,0 +1,544 @@
+//! The parts of the process and the order in which they start and stop.
+//!
+//! Start: ports and table, watchdog, workers, TAPs, then every socket, then the session threads.
+//! Sockets come last, so that a front-end that connects finds everything else running; the process
+//! is ready when all of them exist. A port whose socket or interface cannot be had is left out: the
+//! others' guests need not wait for the administrator. It is tried again (`retry.rs`). If none is
+//! left there is nothing to start for.
+//!
+//! Stop: workers end after their turn, so that what was taken from a ring is delivered and given
+//! back and nothing more is taken: what guests send waits in their rings for the next process. Then
+//! all sessions are stopped; each makes its rings quiet, one at a time, so guests find
+//! them consistent, and removes its socket, if that is not kept. Nobody is waited for longer than
+//! [`STOP_TIMEOUT`] in all.
+//!
+//! Ports also come and go in between ([`ports`]). What outlives the process is `handover`'s.
+
+#![forbid(unsafe_code)]
+
+// Sets signals, umask and environment as tests rely on them.
+#[cfg(test)]
+use testkit as _;
+
+mod addresses;
+mod build;
+mod check;
+pub mod control;
+pub mod degraded;
+pub mod desired;
+mod diagnose;
+mod diff;
+mod drops;
+mod front_end;
+mod handover;
+mod latency;
+mod link_monitor;
+pub mod metrics;
+mod missing;
+mod opening;
+mod paced;
+mod plan;
+mod plug;
+pub mod ports;
+pub mod program;
+mod reconcile;
+mod reload;
+mod removing;
+mod report;
+mod retry;
+mod running_port;
+mod sampler;
+mod sandbox;
+mod saved_changes;
+mod serving;
+mod state;
+mod state_store;
+mod stream;
+mod uplink;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use vmm_sys_util::eventfd::EventFd;
+
+use api::config::{self, Config, Entry, Kind, Origin, Texts};
+use base::limits::{
+    COARSE_CLOCK_TICK, MAX_PORTS, REMOVE_STEP, SNOOPING_SWEEP_PAUSE, SOCKET_OPENS, STOP_TIMEOUT,
+    TAP_CLOSE_MILLIS,
+};
+use base::stats::ClientStats;
+pub use check::check;
+use datapath::events::Events;
+use datapath::guard::{BlockedWriterWatch, sigbus};
+use datapath::port::{Port, PortTable, Ports};
+use datapath::vhost_user::session::{Context, Ledger};
+use datapath::worker::{Shared, Workers};
+use degraded::Code;
+use desired::Desired;
+pub use diff::{Step, summary};
+use handover::{Handover, Received};
+pub use latency::start_latency;
+use missing::Missing;
+pub use opening::{Permit, add};
+pub use plug::start_plug;
+pub use ports::PortError;
+pub use reload::{Busy, Confirm, Reloader};
+pub use removing::Removal;
+use removing::Removing;
+pub use retry::{Services, Slot};
+pub use sampler::Samples;
+use serving::{Opened, Serving};
+use state_store::NotSaved;
+pub use state_store::StateStore;
+use switch::{self, Fdb, FdbConfig, PortId, Rules, Snooping};
+use sys::blocking::Blocking;
+use sys::eventfd;
+use sys::threads::{join_until, run_again_after_panic};
+use sys::waker::Waker;
+use sys::{clock, random};
+
+/// Why the process cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A port or TAP, which of them and its name, cannot be served.
+    #[error("{0} {1}: {2}")]
+    Port(&'static str, String, PortError),
+    /// Descriptors of front-ends could not be distinguished.
+    #[error("/proc is not mounted: eventfds cannot be recognized")]
+    NoProc,
+    /// Memory that a front-end takes back would end the process.
+    #[error(transparent)]
+    Guard(#[from] sigbus::GuardError),
+    /// A thread or descriptor cannot be had.
+    #[error("cannot start: {0}")]
+    Io(#[from] io::Error),
+}
+
+impl StartError {
+    fn port(name: &str) -> impl FnOnce(PortError) -> StartError {
+        let name = name.to_owned();
+        |error| StartError::Port("port", name, error)
+    }
+
+    /// About a port of any kind.
+    fn of(port: &Port, error: PortError) -> StartError {
+        let kind = if port.as_uplink().is_some() { port.kind_name() } else { "port" };
+        StartError::Port(kind, port.name.clone(), error)
+    }
+}
+
+/// A running switch.
+pub struct Daemon {
+    view: View,
+    /// Servers of the ports.
+    serving: Vec<Serving>,
+    /// Ports that are being removed.
+    removing: Vec<Removing>,
+    context: Context,
+    ledger: Arc<Ledger>,
+    /// Numbers of ports that are gone, and the table of ports from which on they may be used again.
+    retired: Vec<(PortId, u64)>,
+    handover: Arc<Handover>,
+    /// Ports and services that are wanted and not in service.
+    missing: Missing,
+    /// The thread that goes on with what takes longer.
+    retrier: Option<Thread>,
+    /// The ports that are wanted.
+    desired: Desired,
+    /// Where changes of that are kept.
+    store: StateStore,
+    /// The configuration that it was started with.
+    started: Config,
+    /// Names of ports that the thread of a reload makes.
+    coming: BTreeSet<String>,
+    /// A listening socket of the service manager, for those who ask for metrics.
+    metrics_socket: Option<OwnedFd>,
+    stopping: Arc<AtomicBool>,
+    /// Ends the thread that follows interfaces, which there is from the first TAP on.
+    link_monitor: Option<Arc<EventFd>>,
+    /// Threads that wait for something other than a front-end; they hold nothing a guest sees.
+    helpers: Vec<JoinHandle<()>>,
+}
+
+/// The parts of a switch that can be looked at while it runs.
+#[derive(Clone)]
+pub struct View {
+    /// The ports there are.
+    pub ports: Arc<Ports>,
+    /// Where addresses live.
+    pub fdb: Arc<Fdb>,
+    /// The data path.
+    pub workers: Arc<Workers>,
+    /// Rules of forwarding.
+    pub rules: Rules,
+    /// Threads that open sockets, one for each path.
+    pub opens: Arc<Blocking>,
+    /// To be woken when something happened that those who look may wait for.
+    pub news: Arc<Waker>,
+    /// Events of the switch.
+    pub events: Arc<Events>,
+    /// Recent counters of ports.
+    pub samples: Arc<Samples>,
+    /// Counters of clients of the control socket.
+    pub clients: Arc<ClientStats>,
+    /// When the process started: microseconds since 1970.
+    pub started_micros: u64,
+}
+
+impl Daemon {
+    /// Starts everything and keeps nothing; see [`Daemon::start_keeping`].
+    pub fn start(config: &Config) -> Result<Daemon, StartError> {
+        Daemon::start_keeping(config, StateStore::default())
+    }
+
+    /// Starts everything, with the changes that were kept of an earlier process; when this returns
+    /// all sockets exist, but for those of [`Daemon::degradations`].
+    pub fn start_keeping(configured: &Config, mut store: StateStore) -> Result<Daemon, StartError> {
+        let mut config = configured.clone();
+        let (mut desired, left_out) = saved_changes::apply(&mut config, &store.changes());
+        for text in left_out {
+            store.trouble(Code::KeptChangeLeftOut, text);
+        }
+        desired.configure(configured);
+        let mut daemon = Daemon::start_all(&config, desired, store)?;
+        // What was not taken over is forgotten.
+        if daemon.store.path().is_some() {
+            let Daemon { store, desired, .. } = &mut daemon;
+            store
+                .keep(desired)
+                .unwrap_or_else(|error| log::error!("the changes of before {error}"));
+        }
+        Ok(daemon)
+    }
+
+    fn start_all(
+        config: &Config,
+        desired: Desired,
+        store: StateStore,
+    ) -> Result<Daemon, StartError> {
+        if !eventfd::can_identify() {
+            return Err(StartError::NoProc);
+        }
+        sigbus::install()?;
+        let (handover, mut received) = Handover::begin(config);
+        let fdb = Arc::new(Fdb::new(FdbConfig {
+            damping: config.mac_flap_damping,
+            ..FdbConfig::limited(MAX_PORTS, config.age_seconds, random::key()?)
+        }));
+        let news = Arc::new(Waker::new()?);
+        let events = Arc::new(Events::new(&news));
+        let ports = build::build(config, &desired, &fdb, &events)?;
+        received.restore(&ports, &fdb);
+        let snooping = config.multicast_snooping.then(Arc::<Snooping>::default);
+        let ports = ports.with_snooping(snooping);
+        let ports = Arc::new(Ports::new(ports));
+        let rules = Rules { uplink_to_uplink: config.uplink_to_uplink };
+        let shared = Shared {
+            ports: Arc::clone(&ports),
+            fdb: Arc::clone(&fdb),
+            rules,
+            poll: config.poll,
+            watch: Arc::new(BlockedWriterWatch::start()?),
+        };
+        let workers = Arc::new(Workers::start(config.workers, &config.cpus, &shared)?);
+        let view = View {
+            ports,
+            fdb: Arc::clone(&fdb),
+            workers: Arc::clone(&workers),
+            rules,
+            opens: Arc::new(Blocking::new(SOCKET_OPENS)),
+            news,
+            events,
+            samples: Arc::default(),
+            clients: Arc::default(),
+            started_micros: clock::wall_nanos() / 1_000,
+        };
+        let mut daemon = Daemon {
+            view,
+            serving: Vec::new(),
+            removing: Vec::new(),
+            context: Context { fdb, workers, watch: shared.watch },
+            ledger: Arc::default(),
+            retired: Vec::new(),
+            handover: Arc::new(handover),
+            missing: Missing::default(),
+            retrier: None,
+            desired,
+            store,
+            started: config.clone(),
+            coming: BTreeSet::new(),
+            metrics_socket: received.metrics(),
+            stopping: Arc::new(AtomicBool::new(false)),
+            link_monitor: None,
+            helpers: Vec::new(),
+        };
+        daemon.set_mirrors();
+        match daemon.start_ports(config, received) {
+            Ok(()) => Ok(daemon),
+            Err(error) => {
+                daemon.halt();
+                Err(error)
+            }
+        }
+    }
+
+    fn start_ports(&mut self, config: &Config, mut received: Received) -> Result<(), StartError> {
+        let ports = self.view.ports.present();
+        // Before frames flow, or what comes until its thread looks is taken for what was before.
+        self.view.samples.begin(&ports, clock::coarse_seconds());
+        let mut opened = Vec::with_capacity(config.ports.len());
+        // Why there is no start, if nothing can be served.
+        let mut first = None;
+        let end = Instant::now() + Duration::from_millis(TAP_CLOSE_MILLIS);
+        let all = || config.ports.iter().enumerate();
+        let has_interface = |(_, entry): &(usize, &Entry)| entry.settings.ifname.is_some();
+        let (first_ones, others) = (all().filter(has_interface), all());
+        for (at, entry) in first_ones.chain(others.filter(|one| !has_interface(one))) {
+            let Some(port) = ports.shared(at as PortId) else { continue };
+            let endpoint = entry.settings.endpoint();
+            let means = (&*self.context.workers, &*self.handover);
+            match Opened::open(port, endpoint.as_ref(), &mut received, end, means) {
+                Ok(one) => opened.push((port, one)),
+                // Out of descriptors or memory: the service manager tries again, with all ports.
+                Err(PortError::Socket(error)) if !error.is_lasting() => {
+                    return Err(StartError::port(&port.name)(error.into()));
+                }
+                Err(error) => self.leave_out(port, error.with_holder(), &mut first)?,
+            }
+        }
+        uplink::compare_mtus(&ports);
+        let serves = !opened.is_empty() || config.plug.is_some();
+        if let Some(error) = first.filter(|_| !serves) {
+            return Err(error);
+        }
+        self.handover.keep_sockets(opened.iter_mut().filter_map(|(_, one)| one.acceptor()));
+        for (port, one) in opened {
+            self.serve(port, one).map_err(StartError::port(&port.name))?;
+        }
+        self.start_helpers(config.age_seconds)?;
+        self.handover.discard_state(&received);
+        Ok(())
+    }
+
+    /// Goes on without what serves a port; `first` keeps the first error about a port of the
+    /// configuration.
+    fn leave_out(
+        &mut self,
+        port: &Arc<Port>,
+        error: PortError,
+        first: &mut Option<StartError>,
+    ) -> Result<(), StartError> {
+        let error = StartError::of(port, error);
+        self.miss(port, error.to_string()).map_err(StartError::port(&port.name))?;
+        if self.desired.origin(&port.name) != Origin::Runtime {
+            first.get_or_insert(error);
+        }
+        Ok(())
+    }
+
+    fn start_helpers(&mut self, age_seconds: u32) -> io::Result<()> {
+        if self.context.workers.handles().len() > 1 {
+            self.help("balance", |view, stopping| view.workers.balance(stopping))?;
+        }
+        self.help("sampler", |View { samples, ports, workers, .. }, stopping| {
+            sampler::run(samples, ports, workers, stopping);
+        })?;
+        if age_seconds > 0 || self.view.ports.present().snooping().is_some() {
+            self.help("ageing", move |View { fdb, ports, .. }, stopping| {
+                age((fdb, age_seconds > 0), ports, stopping);
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Follows the MTUs of TAPs from now on, if no thread does yet.
+    fn monitor_links(&mut self) -> io::Result<()> {
+        if self.link_monitor.is_none() {
+            let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
+            let stopped = Arc::clone(&stop);
+            self.help("link-monitor", move |view, _| link_monitor::run(&view.ports, &stopped))?;
+            self.link_monitor = Some(stop);
+        }
+        Ok(())
+    }
+
+    /// Has a thread do this until the end.
+    fn help(
+        &mut self,
+        name: &str,
+        mut work: impl FnMut(&View, &AtomicBool) + Send + 'static,
+    ) -> io::Result<()> {
+        let (view, stopping) = (self.view(), Arc::clone(&self.stopping));
+        let work = move || work(&view, &stopping);
+        self.helpers.push(start_helper(name.to_owned(), &self.stopping, work)?);
+        Ok(())
+    }
+
+    /// The files of the configuration that is in force.
+    pub fn keep_files(&mut self, texts: &Texts) {
+        if let Err(error) = self.store.keep_files(texts) {
+            log::error!("the configuration {error}");
+        }
+    }
+
+    /// True while a reload waits to be confirmed.
+    pub fn is_unconfirmed(&self) -> bool {
+        self.store.is_unconfirmed()
+    }
+
+    /// Keeps the configuration that was reloaded from these files, in the next process too.
+    fn confirm(&mut self, texts: &Texts) -> Result<(), NotSaved> {
+        self.store.stay();
+        let files = self.store.keep_files(texts);
+        self.store.keep(&self.desired).and(files)
+    }
+
+    /// How many ports, TAPs and streams there are to be, in words.
+    pub fn summary(&self) -> String {
+        let all = || self.desired.entries().values();
+        let count = |kind| all().filter(|entry| entry.settings.kind == kind).count();
+        config::summary(Kind::PORTS.map(count))
+    }
+
+    /// Where changes are kept that are made while it runs.
+    pub fn state_dir(&self) -> Option<&Path> {
+        self.store.path()
+    }
+
+    /// The ports that are wanted.
+    pub fn desired(&self) -> &Desired {
+        &self.desired
+    }
+
+    /// The ports there are.
+    pub fn ports(&self) -> Arc<PortTable> {
+        self.view.ports.present()
+    }
+
+    /// Where addresses live.
+    pub fn fdb(&self) -> &Fdb {
+        &self.context.fdb
+    }
+
+    /// The socket that the service manager made for those who ask for metrics.
+    pub fn take_metrics_socket(&mut self) -> Option<OwnedFd> {
+        self.metrics_socket.take()
+    }
+
+    /// Returns the events of the switch, to read and to report.
+    pub fn events(&self) -> &Arc<Events> {
+        &self.view.events
+    }
+
+    /// Returns a view for readers of the running switch, who take no lock.
+    pub fn view(&self) -> View {
+        self.view.clone()
+    }
+
+    /// Writes all counters to the log.
+    pub fn report(&self) {
+        report::log(&self.view.ports.present(), &self.context.workers, &self.context.fdb);
+    }
+
+    /// Stops everything and leaves to the next process what it can use; guests find their rings
+    /// consistent.
+    pub fn stop(&mut self) {
+        let addresses = self.halt();
+        self.handover.keep_state(&self.view.ports.present(), &addresses);
+    }
+
+    /// Stops everything; returns the addresses that were known before the ports forgot them.
+    fn halt(&mut self) -> Vec<switch::Entry> {
+        let end = Instant::now() + STOP_TIMEOUT;
+        self.stopping.store(true, Ordering::Release);
+        self.context.workers.stop(Instant::now() + STOP_TIMEOUT / 2);
+        let addresses = self.context.fdb.entries(clock::coarse_seconds());
+        self.serving.iter().for_each(Serving::stop);
+        // Fails only if it is full, and then it is readable.
+        self.link_monitor.iter().for_each(|stop| drop(stop.write(1)));
+        for helper in &self.helpers {
+            helper.thread().unpark();
+        }
+        let removing = self.removing.drain(..).map(Removing::into_serving);
+        let mut all: Vec<Serving> = self.serving.drain(..).chain(removing).collect();
+        while !all.is_empty() && Instant::now() < end {
+            all.retain_mut(|serving| !serving.has_ended());
+            std::thread::sleep(REMOVE_STEP);
+        }
+        join_until(&mut self.helpers, end);
+        all.iter().for_each(Serving::remove_file);
+        addresses
+    }
+}
+
+/// A thread beside the ports', which ends before them.
+pub struct Background {
+    thread: JoinHandle<()>,
+    stopping: Arc<AtomicBool>,
+    patience: Duration,
+}
+
+impl Background {
+    fn start(
+        name: &str,
+        patience: Duration,
+        mut work: impl FnMut(&AtomicBool) + Send + 'static,
+    ) -> io::Result<Background> {
+        let stopping = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stopping);
+        let thread = start_helper(name.to_owned(), &stopping, move || work(&stopped))?;
+        Ok(Background { thread, stopping, patience })
+    }
+
+    fn thread(&self) -> &Thread {
+        self.thread.thread()
+    }
+
+    /// Ends it, and waits for that for as long as its `patience`.
+    pub fn stop(self) {
+        self.stopping.store(true, Ordering::Release);
+        self.thread().unpark();
+        join_until(&mut vec![self.thread], Instant::now() + self.patience);
+    }
+}
+
+/// Starts a thread that goes on after a panic, until `stopping`.
+fn start_helper(
+    name: String,
+    stopping: &Arc<AtomicBool>,
+    work: impl FnMut() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    let (what, stopping) = (format!("thread {name}"), Arc::clone(stopping));
+    let stopped = move || stopping.load(Ordering::Acquire);
+    let builder = std::thread::Builder::new().name(name);
+    builder.spawn(move || run_again_after_panic(&what, stopped, work))
+}
+
+/// Removes each address in the second in which it has been idle for too long, if they age: a sweep
+/// at most once a second, and none before the first address can be too old. Removes groups without
+/// members from time to time, if there is snooping. Not part of the data path.
+fn age((fdb, ages): (&Fdb, bool), ports: &Ports, stopping: &AtomicBool) {
+    let snoops = ports.present().snooping().is_some();
+    let mut sweep = Instant::now() + SNOOPING_SWEEP_PAUSE;
+    while !stopping.load(Ordering::Acquire) {
+        let due = || Duration::from_secs(fdb.next_expiry(clock::coarse_seconds()).into());
+        let now = || Duration::from_nanos(clock::monotonic_nanos());
+        let oldest = ages.then(|| (due() + COARSE_CLOCK_TICK).saturating_sub(now()));
+        let groups = snoops.then(|| sweep.saturating_duration_since(Instant::now()));
+        std::thread::park_timeout([oldest, groups].into_iter().flatten().min().unwrap_or_default());
+        if ages {
+            fdb.age(clock::coarse_seconds());
+        }
+        if snoops && Instant::now() >= sweep {
+            let ports = ports.present();
+            ports.snooping().into_iter().for_each(|all| all.sweep(clock::coarse_seconds()));
+            sweep = Instant::now() + SNOOPING_SWEEP_PAUSE;
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! HTTP/1.1 as far as a scraper speaks it: `GET /metrics`, one answer, the connection's end.
+
+use base::limits::METRICS_HEAD_FIELDS;
+
+/// What a request comes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// The metrics.
+    Metrics,
+    /// An error: its status line, and a field beside the usual ones.
+    Wrong(&'static str, &'static str),
+    /// More of the request's head must come first.
+    Unfinished,
+}
+
+const BAD: Asked = Asked::Wrong("400 Bad Request", "");
+const LONG: Asked = Asked::Wrong("431 Request Header Fields Too Large", "");
+
+/// Looks at what has come of a request; `full` if no more of it will be taken.
+pub fn asked(bytes: &[u8], full: bool) -> Asked {
+    let mut fields = [httparse::EMPTY_HEADER; METRICS_HEAD_FIELDS];
+    let mut request = httparse::Request::new(&mut fields);
+    match request.parse(bytes) {
+        Ok(httparse::Status::Complete(_)) => {}
+        Ok(httparse::Status::Partial) if full => return LONG,
+        Ok(httparse::Status::Partial) => return Asked::Unfinished,
+        Err(httparse::Error::TooManyHeaders) => return LONG,
+        Err(_) => return BAD,
+    }
+    let path = request.path.unwrap_or_default();
+    match (path.split('?').next(), request.method) {
+        (Some("/metrics"), Some("GET")) => Asked::Metrics,
+        (Some("/metrics"), _) => Asked::Wrong("405 Method Not Allowed", "Allow: GET\r\n"),
+        _ => Asked::Wrong("404 Not Found", ""),
+    }
+}
+
+/// What stands before the metrics. Their length is not known yet: the connection's end is theirs.
+pub fn head() -> Vec<u8> {
+    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    format!("HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nConnection: close\r\n\r\n").into_bytes()
+}
+
+/// The whole of another answer.
+pub fn error(status: &str, field: &str) -> Vec<u8> {
+    let text = format!("{status}: metrics are at /metrics\n");
+    let length = text.len();
+    format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {length}\r\n{field}\
+         Connection: close\r\n\r\n{text}"
+    )
+    .into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_for_the_metrics_or_an_error() {
+        let status = |text: &str| match asked(text.as_bytes(), false) {
+            Asked::Wrong(status, _) => &status[..3],
+            Asked::Metrics => "200",
+            Asked::Unfinished => "",
+        };
+        for (text, expected) in [
+            ("GET /metrics HTTP/1.1\r\n\r\n", "200"),
+            ("GET /metrics?x=y HTTP/1.0\r\nHost: a\r\nAccept: */*\r\n\r\n", "200"),
+            ("\r\nGET /metrics HTTP/1.1\n\n", "200"),
+            ("POST /metrics HTTP/1.1\r\n\r\n", "405"),
+            ("HEAD /metrics HTTP/1.1\r\n\r\n", "405"),
+            ("GET / HTTP/1.1\r\n\r\n", "404"),
+            ("GET /metrics/ HTTP/1.1\r\n\r\n", "404"),
+            ("GET http://a/metrics HTTP/1.1\r\n\r\n", "404"),
+            ("", ""),
+            ("GET /metrics HTTP/1.1\r\nHost: a", ""),
+            ("GET /metrics\r\n\r\n", "400"),
+            ("GET /metrics HTTP/2\r\n\r\n", "400"),
+            ("{\"method\":\"x\"}\0", "400"),
+            ("\u{16}\u{3}\u{1}", "400"),
+        ] {
+            assert_eq!(status(text), expected, "{text:?}");
+        }
+        let many = format!("GET /metrics HTTP/1.1\r\n{}", "a: b\r\n".repeat(100));
+        assert_eq!(status(&many), "431");
+        assert_eq!(asked(b"GET /metrics HTTP/1.1\r\na: b", true), LONG);
+    }
+}

@@ -1,0 +1,100 @@
+//! What a capture may take of a worker's time.
+//!
+//! It is earned as time passes and spent by what is done for the capture: instructions of a
+//! filter, bytes that are read and kept. That is counted, not measured: a worker that the kernel
+//! stops in the middle would pay for the pause.
+
+use base::budget::Budget;
+use base::limits::{
+    CAPTURE_BYTES_A_NANO, CAPTURE_INSTRUCTION_NANOS, CAPTURE_NANOS, CAPTURE_SHARE,
+    CAPTURE_STEP_NANOS,
+};
+
+/// Time that a capture may take from one worker.
+#[derive(Debug)]
+pub struct Allowance {
+    /// Nanoseconds.
+    budget: Budget,
+    /// Up to when they are earned.
+    since: u64,
+}
+
+impl Default for Allowance {
+    fn default() -> Allowance {
+        Allowance { budget: Budget::empty(CAPTURE_NANOS), since: 0 }
+    }
+}
+
+impl Allowance {
+    /// Earns the share of one of so many captures until `now`, in nanoseconds of any clock.
+    pub fn earn(&mut self, now: u64, captures: usize) {
+        let captures = captures.max(1) as u64;
+        self.budget.cap = CAPTURE_NANOS / captures;
+        self.budget.earn(now.saturating_sub(self.since) / CAPTURE_SHARE / captures);
+        self.since = now;
+    }
+
+    /// True while there is something left.
+    pub fn is_left(&self) -> bool {
+        self.budget.level() > 0
+    }
+
+    /// Pays for a step, with so many instructions and bytes; the last one may be on credit.
+    pub fn spend(&mut self, instructions: u64, bytes: usize) {
+        let bytes = bytes as u64 / CAPTURE_BYTES_A_NANO;
+        self.budget.overdraw(CAPTURE_STEP_NANOS + instructions * CAPTURE_INSTRUCTION_NANOS + bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Frames that are looked at with so many instructions before nothing is left.
+    fn frames(allowance: &mut Allowance, instructions: u64) -> u64 {
+        let looks = std::iter::repeat_with(|| {
+            let left = allowance.is_left();
+            if left {
+                allowance.spend(instructions, 0);
+            }
+            left
+        });
+        looks.take_while(|left| *left).count() as u64
+    }
+
+    /// It holds for a second of bursts.
+    #[test]
+    fn captures_have_their_share_of_the_time_together() {
+        let nanos = CAPTURE_STEP_NANOS + 512 * CAPTURE_INSTRUCTION_NANOS;
+        for captures in 1..=4 {
+            let mut allowance = Allowance::default();
+            let mut now = 1 << 60;
+            allowance.earn(now, captures);
+            let at_once = frames(&mut allowance, 512);
+            assert!(at_once * nanos < CAPTURE_NANOS / captures as u64 + nanos);
+            assert_eq!(frames(&mut allowance, 512), 0);
+            // A second in bursts.
+            let mut looked = 0;
+            for _ in 0..50_000 {
+                now += 20_000;
+                allowance.earn(now, captures);
+                looked += frames(&mut allowance, 512);
+            }
+            let share = looked * nanos * CAPTURE_SHARE * captures as u64;
+            assert!((990_000_000..=1_010_000_000).contains(&share), "{share}");
+        }
+    }
+
+    #[test]
+    fn a_clock_that_stands_or_goes_back_earns_nothing() {
+        let mut allowance = Allowance::default();
+        allowance.earn(1 << 60, 1);
+        frames(&mut allowance, 1);
+        for now in [1 << 60, 1, 1] {
+            allowance.earn(now, 1);
+            assert!(!allowance.is_left());
+        }
+        allowance.earn(1 << 61, 0);
+        assert!(allowance.is_left());
+    }
+}

@@ -1,0 +1,318 @@
+//! Copies of frames for those who look at them.
+//!
+//! A [`Capture`] says of which ports, and keeps what workers leave with it until a client collects
+//! that. Workers never wait: where a batch is just being collected, or full, they lose the copy,
+//! with a count; likewise what a worker has no time to look at. Which captures there are stands in
+//! the table of ports, so that a burst costs one test while there is none.
+//!
+//! * `allowance` what a capture may take of a worker's time;
+//! * [`outcomes`] what became of the frames of one burst, copy by copy;
+//! * [`filter`] the classic BPF programs that choose among frames.
+
+mod allowance;
+pub mod filter;
+pub mod outcomes;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+use allowance::Allowance;
+use base::limits::{CAPTURE_BATCH_BYTES, CAPTURE_BATCH_PACKETS, CAPTURE_FILTER_BYTES, MAX_PORTS};
+use base::stats::{Direction, DropReason};
+use filter::Filter;
+use switch::PortId;
+
+/// One copy of a frame, without its bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Packet {
+    /// When its burst was forwarded: nanoseconds since 1970.
+    pub time: u64,
+    /// Where it was seen.
+    pub port: PortId,
+    /// Which way it went.
+    pub direction: Direction,
+    /// Why it went no further.
+    pub dropped: Option<DropReason>,
+    /// Bytes of the whole frame; 0 of what was no frame.
+    pub len: u32,
+}
+
+/// Copies that wait to be collected.
+#[derive(Debug, Default)]
+pub struct Batch {
+    /// Each with the place behind its bytes.
+    packets: Vec<(Packet, usize)>,
+    bytes: Vec<u8>,
+}
+
+impl Batch {
+    /// How many copies there are.
+    pub fn len(&self) -> usize {
+        self.packets.len()
+    }
+
+    /// True if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.packets.is_empty()
+    }
+
+    /// One of the copies, in the order they came, with as much of it as was kept.
+    pub fn get(&self, index: usize) -> Option<(Packet, &[u8])> {
+        let start = index.checked_sub(1).map_or(0, |before| self.packets[before].1);
+        self.packets.get(index).map(|&(packet, end)| (packet, &self.bytes[start..end]))
+    }
+
+    /// Forgets all copies and keeps the room they had.
+    fn clear(&mut self) {
+        self.packets.clear();
+        self.bytes.clear();
+    }
+
+    /// Adds a copy; false if there is no room.
+    fn push(&mut self, packet: Packet, bytes: &[u8]) -> bool {
+        let full = self.packets.len() == CAPTURE_BATCH_PACKETS
+            || self.bytes.len() + bytes.len() > CAPTURE_BATCH_BYTES;
+        if !full {
+            self.bytes.extend_from_slice(bytes);
+            self.packets.push((packet, self.bytes.len()));
+        }
+        !full
+    }
+}
+
+/// What a client wants copies of.
+#[derive(Debug)]
+pub struct Wanted {
+    /// The ports; none stands for all there are and will be.
+    pub ports: Vec<PortId>,
+    /// Only what went no further.
+    pub drops_only: bool,
+    /// Of these only what it accepts.
+    pub filter: Option<Filter>,
+    /// Bytes that are kept of each frame.
+    pub snaplen: usize,
+}
+
+/// Copies of frames on their way from workers to the client that collects them.
+#[derive(Debug)]
+pub struct Capture {
+    /// A bit for each port.
+    ports: [AtomicU64; MAX_PORTS.div_ceil(64)],
+    wanted: Wanted,
+    /// One for each worker.
+    batches: Box<[Mutex<Batch>]>,
+    /// Likewise; no other thread takes it.
+    allowances: Box<[Mutex<Allowance>]>,
+    lost: AtomicU64,
+}
+
+impl Capture {
+    /// Nothing yet of what is `wanted`, from so many workers.
+    pub fn new(wanted: Wanted, workers: usize) -> Capture {
+        let capture = Capture {
+            ports: [const { AtomicU64::new(0) }; MAX_PORTS.div_ceil(64)],
+            wanted,
+            batches: (0..workers).map(|_| Mutex::default()).collect(),
+            allowances: (0..workers).map(|_| Mutex::default()).collect(),
+            lost: AtomicU64::new(0),
+        };
+        for &port in &capture.wanted.ports {
+            capture.ports[usize::from(port) / 64].fetch_or(1 << (port % 64), Ordering::Relaxed);
+        }
+        capture
+    }
+
+    /// True if it is of all ports there are and will be.
+    fn is_of_all(&self) -> bool {
+        self.wanted.ports.is_empty()
+    }
+
+    /// The number of a port that is gone may soon be another one's.
+    pub fn forget(&self, port: PortId) {
+        if let Some(bits) = self.ports.get(usize::from(port) / 64) {
+            bits.fetch_and(!(1 << (port % 64)), Ordering::Relaxed);
+        }
+    }
+
+    /// True if no port is left that it could have copies of.
+    pub fn is_over(&self) -> bool {
+        !self.is_of_all() && self.ports.iter().all(|bits| bits.load(Ordering::Relaxed) == 0)
+    }
+
+    /// True if frames of this port are wanted that were dropped for this reason, or not at all.
+    pub fn wants(&self, port: PortId, dropped: Option<DropReason>) -> bool {
+        let bits = || self.ports.get(usize::from(port) / 64);
+        let bit = |bits: &AtomicU64| bits.load(Ordering::Relaxed) >> (port % 64) & 1 != 0;
+        (!self.wanted.drops_only || dropped.is_some())
+            && (self.is_of_all() || bits().is_some_and(bit))
+    }
+
+    /// Bytes at the beginning of a frame that are of use.
+    pub fn reads(&self) -> usize {
+        let filtered = if self.wanted.filter.is_some() { CAPTURE_FILTER_BYTES } else { 0 };
+        self.wanted.snaplen.max(filtered)
+    }
+
+    /// Where worker number `worker` leaves copies, for one burst: at `now`, in nanoseconds, as one
+    /// of so many captures.
+    pub fn open(&self, worker: usize, now: u64, captures: usize) -> Leaving<'_> {
+        // Without the first it is just being collected.
+        let batch = self.batches.get(worker).and_then(try_lock);
+        let mut allowance = self.allowances.get(worker).and_then(try_lock);
+        if let Some(allowance) = &mut allowance {
+            allowance.earn(now, captures);
+        }
+        Leaving { capture: self, batch, allowance }
+    }
+
+    /// Takes all copies that wait, a batch for each worker in order. What was in `batches` is
+    /// forgotten, and workers go on in the room that it had: making room takes time, which a batch
+    /// that began small again after each collection would cost them each time.
+    pub fn collect(&self, batches: &mut Vec<Batch>) {
+        batches.resize_with(self.batches.len(), Batch::default);
+        for (waiting, batch) in self.batches.iter().zip(batches) {
+            batch.clear();
+            std::mem::swap(&mut *waiting.lock().unwrap_or_else(PoisonError::into_inner), batch);
+        }
+    }
+
+    /// Copies that were lost since this was last asked.
+    pub fn take_lost(&self) -> u64 {
+        self.lost.swap(0, Ordering::Relaxed)
+    }
+}
+
+fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(guard)) => Some(guard.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// A worker that leaves copies.
+pub struct Leaving<'a> {
+    capture: &'a Capture,
+    batch: Option<MutexGuard<'a, Batch>>,
+    allowance: Option<MutexGuard<'a, Allowance>>,
+}
+
+impl Leaving<'_> {
+    /// False if the worker has no time to look at a frame.
+    pub fn may_look(&self) -> bool {
+        self.allowance.as_ref().is_some_and(|allowance| allowance.is_left())
+    }
+
+    /// True if a frame of `len` bytes, the first of which are `bytes`, passes the filter.
+    pub fn accepts(&mut self, bytes: &[u8], len: u32) -> bool {
+        let mut count = 0;
+        let filter = self.capture.wanted.filter.as_ref();
+        let accepts = filter.is_none_or(|filter| filter.accepts(bytes, len, &mut count));
+        self.spend(count, bytes.len());
+        accepts
+    }
+
+    fn spend(&mut self, instructions: u64, bytes: usize) {
+        if let Some(allowance) = &mut self.allowance {
+            allowance.spend(instructions, bytes);
+        }
+    }
+
+    /// Counts copies that cannot be left.
+    pub fn lose(&self, copies: u64) {
+        self.capture.lost.fetch_add(copies, Ordering::Relaxed);
+    }
+
+    /// Leaves a copy, or counts it as lost. `bytes` is the frame's beginning.
+    pub fn leave(&mut self, packet: Packet, bytes: &[u8]) {
+        let kept = &bytes[..bytes.len().min(self.capture.wanted.snaplen)];
+        self.spend(0, kept.len());
+        if !self.batch.as_mut().is_some_and(|batch| batch.push(packet, kept)) {
+            self.lose(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PACKET: Packet =
+        Packet { time: 1, port: 3, direction: Direction::Out, dropped: None, len: 60 };
+
+    fn capture(ports: &[PortId], drops_only: bool) -> Capture {
+        let ports = ports.to_vec();
+        Capture::new(Wanted { ports, drops_only, filter: None, snaplen: 20 }, 2)
+    }
+
+    #[test]
+    fn copies_are_collected_in_order_and_no_longer_than_wanted() {
+        let capture = capture(&[3], false);
+        for (worker, byte) in [(1, 7), (1, 8), (0, 9)] {
+            capture.open(worker, 1, 1).leave(PACKET, &[byte; 60]);
+        }
+        capture.open(1, 1, 1).leave(Packet { len: 5, ..PACKET }, &[6; 5]);
+        let mut batches = Vec::new();
+        capture.collect(&mut batches);
+        let kept = |batch: &Batch| -> Vec<(u8, usize)> {
+            let copies = (0..batch.len()).map(|at| batch.get(at).unwrap().1);
+            copies.map(|bytes| (bytes[0], bytes.len())).collect()
+        };
+        assert_eq!(kept(&batches[0]), [(9, 20)]);
+        assert_eq!(kept(&batches[1]), [(7, 20), (8, 20), (6, 5)]);
+        capture.collect(&mut batches);
+        assert!(batches.iter().all(|batch| batch.is_empty() && batch.get(0).is_none()));
+        assert_eq!((batches.len(), capture.take_lost()), (2, 0));
+    }
+
+    /// Two batches of a worker take turns, so the third time there is room already.
+    #[test]
+    fn a_batch_keeps_its_room() {
+        let (capture, mut batches) = (capture(&[3], false), Vec::new());
+        let room = |batch: &Batch| (batch.packets.capacity(), batch.bytes.capacity());
+        let mut rooms = Vec::new();
+        for _ in 0..4 {
+            rooms.push(room(&capture.batches[0].lock().unwrap()));
+            (0..1000).for_each(|_| capture.open(0, 1, 1).leave(PACKET, &[7; 60]));
+            capture.collect(&mut batches);
+            assert_eq!(batches[0].len(), 1000);
+        }
+        assert_eq!(rooms[..2], [(0, 0), (0, 0)]);
+        assert!(rooms[2..].iter().all(|room| room.0 >= 1000 && room.1 >= 20_000), "{rooms:?}");
+    }
+
+    #[test]
+    fn what_finds_no_room_is_counted() {
+        let capture = capture(&[3], false);
+        for _ in 0..CAPTURE_BATCH_PACKETS + 5 {
+            capture.open(0, 1, 1).leave(PACKET, &[]);
+        }
+        assert_eq!((capture.take_lost(), capture.take_lost()), (5, 0));
+        let held = capture.batches[1].lock().unwrap();
+        capture.open(1, 1, 1).leave(PACKET, &[1]);
+        drop(held);
+        // There is no such worker.
+        capture.open(2, 1, 1).leave(PACKET, &[1]);
+        assert_eq!(capture.take_lost(), 2);
+    }
+
+    #[test]
+    fn ports_and_drops_are_chosen() {
+        let some = capture(&[0, 3, 1023], false);
+        let wants = |port| some.wants(port, None);
+        assert!(wants(0) && wants(3) && wants(1023) && !wants(1) && !wants(67) && !wants(u16::MAX));
+        for port in [0, 3, 1023, 9, u16::MAX] {
+            assert!(!some.is_over());
+            some.forget(port);
+            assert!(!wants(port));
+            if port == 1023 {
+                break;
+            }
+        }
+        assert!(some.is_over());
+        let drops = capture(&[], true);
+        assert!(drops.wants(5, Some(DropReason::NoBuffer)) && !drops.wants(5, None));
+        drops.forget(5);
+        assert!(!drops.is_over() && drops.wants(5, Some(DropReason::TooBig)));
+    }
+}

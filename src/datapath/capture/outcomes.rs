@@ -1,0 +1,109 @@
+//! What became of the frames of one burst, copy by copy, while a capture needs them.
+
+use base::limits::CAPTURE_OUTCOMES;
+use base::stats::DropReason;
+use switch::PortId;
+
+/// What became of one copy of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outcome {
+    /// Place of the frame in its burst.
+    pub frame: u8,
+    /// Where it went.
+    pub port: PortId,
+    /// Why it did not arrive.
+    pub dropped: Option<DropReason>,
+}
+
+/// What became of the copies of a burst's frames.
+#[derive(Debug, Default)]
+pub struct Outcomes {
+    wanted: bool,
+    all: Vec<Outcome>,
+    /// Copies beyond [`CAPTURE_OUTCOMES`].
+    lost: u64,
+    /// All that were dropped, wanted or not.
+    drops: u64,
+}
+
+impl Outcomes {
+    /// Begins with a burst that a capture needs.
+    pub fn begin(&mut self) {
+        self.wanted = true;
+        self.all.clear();
+        self.lost = 0;
+    }
+
+    /// True if a capture needs them.
+    #[inline(always)]
+    pub fn are_wanted(&self) -> bool {
+        self.wanted
+    }
+
+    /// Frames were dropped on their way to a port.
+    #[inline(always)]
+    pub fn dropped(&mut self, frames: &[u8], port: PortId, reason: DropReason) {
+        self.drops += frames.len() as u64;
+        if self.wanted {
+            frames.iter().for_each(|&frame| self.add(frame, port, Some(reason)));
+        }
+    }
+
+    /// Frames that were dropped on their way to ports, since this is there.
+    pub fn drops(&self) -> u64 {
+        self.drops
+    }
+
+    /// A frame reached a port.
+    #[inline(always)]
+    pub fn delivered(&mut self, frame: u8, port: PortId) {
+        if self.wanted {
+            self.add(frame, port, None);
+        }
+    }
+
+    #[cold]
+    fn add(&mut self, frame: u8, port: PortId, dropped: Option<DropReason>) {
+        if self.all.len() < CAPTURE_OUTCOMES {
+            self.all.push(Outcome { frame, port, dropped });
+        } else {
+            self.lost += 1;
+        }
+    }
+
+    /// Ends with the burst: the outcomes by the places of their frames, and how many there were
+    /// beside them.
+    pub fn end(&mut self) -> (&[Outcome], u64) {
+        self.wanted = false;
+        self.all.sort_by_key(|outcome| outcome.frame);
+        (&self.all, self.lost)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outcomes_are_bounded_and_come_by_their_frames() {
+        let mut outcomes = Outcomes::default();
+        outcomes.dropped(&[0, 1], 1, DropReason::NoBuffer);
+        outcomes.begin();
+        assert_eq!(outcomes.end(), (&[][..], 0), "nobody wanted to know");
+        assert_eq!(outcomes.drops(), 2, "but they are counted");
+        outcomes.begin();
+        outcomes.add(2, 1, None);
+        outcomes.dropped(&[0, 1], 4, DropReason::NoBuffer);
+        outcomes.add(0, 3, None);
+        let places = |outcomes: &mut Outcomes| -> Vec<(u8, PortId)> {
+            outcomes.end().0.iter().map(|one| (one.frame, one.port)).collect()
+        };
+        assert_eq!(places(&mut outcomes), [(0, 4), (0, 3), (1, 4), (2, 1)]);
+        for _ in 0..CAPTURE_OUTCOMES {
+            outcomes.add(0, 1, None);
+        }
+        assert_eq!(outcomes.end().1, 4);
+        outcomes.begin();
+        assert_eq!(places(&mut outcomes), []);
+    }
+}

@@ -1,0 +1,595 @@
+//! Freeing threads that a front-end made block in a write to its eventfd.
+//!
+//! The attack: the front-end clears `O_NONBLOCK` on the description it shares with us and sets
+//! the counter to 2^64-2, so that our next write waits for ever; in a switch that is the thread of
+//! every other port on that worker. Clearing the flag costs the attacker nothing and can happen
+//! between any check and the write, so the write is not prevented but watched.
+//!
+//! How: a thread announces each write in its [`SignalSlot`]. The watchdog looks at all slots every
+//! [`WATCH_TICK_MILLIS`]; a write that it sees pending twice gets its thread a SIGURG, whose empty
+//! handler was installed without SA_RESTART, so the write returns EINTR and the thread itself
+//! learns whose descriptor it was ([`SignalResult::Blocked`]).
+//!
+//! Why a signal and not a read of the eventfd, which would free the writer too: 32 threads that
+//! refill the counter kept a writer blocked through all 250 reads of a five-second trial, since
+//! everybody who waits for room races for it; a read takes an event from a guest when the writer
+//! was only preempted; and the number might belong to another file by then. A signal does no harm
+//! to a thread that is merely slow: a write that finds room does not look for signals.
+//!
+//! After a success the watch is *alert* for some seconds: signals are sent only after a look at
+//! the descriptor, so that a hundred accomplices do not cost two ticks each.
+//!
+//! Rules:
+//! - A slot belongs to one thread between `active` and `asleep`.
+//! - A thread that is about to sleep calls `asleep`, and `active` when it is back. While all are
+//!   asleep the watchdog is parked without a timeout: an idle process has no timer.
+//! - The watchdog never touches a descriptor, so it cannot block.
+
+use std::cell::Cell;
+use std::io;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::thread::gettid;
+use vmm_sys_util::signal::unblock_signal;
+
+use super::presence::{OnStall, Presence, Watched};
+use super::{CallFd, SignalResult, Took};
+use base::limits::{
+    EXPENSIVE_SIGNAL_MICROS, SIGNAL_MICROS, SLOW_WRITES, WATCH_ALERT_TICKS, WATCH_TICK_MILLIS,
+};
+use sys::clock;
+use sys::logging::never_wait;
+use sys::threads::{lock, run_again_after_panic};
+use sys::usage::cpu_micros;
+
+/// Interrupts a blocked write. Ignored by default, so that one sent to a process without the
+/// handler, or by somebody else, does nothing.
+pub(super) const RESCUE: libc::c_int = libc::SIGURG;
+
+/// The lower two bits of `Entry::state`; the others count writes.
+const PHASE: u64 = 3;
+/// No write.
+const IDLE: u64 = 0;
+/// A write was begun and has not returned.
+const PENDING: u64 = 1;
+/// As `PENDING`, and the watchdog is sending the signal: the writer may not leave.
+const RESCUING: u64 = 2;
+
+/// What a slot and the watchdog share; on its own cache lines, as the writer stores to it twice
+/// per signal.
+#[repr(align(128))]
+#[derive(Debug)]
+struct Entry {
+    state: AtomicU64,
+    /// Thread id of the slot's user.
+    thread: AtomicI32,
+    /// `state` at the watchdog's last look.
+    seen: AtomicU64,
+    presence: Presence,
+    /// What is done if its thread stands still.
+    watched: Option<Watched>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    entries: Mutex<Vec<Arc<Entry>>>,
+    /// Slots whose threads are not asleep.
+    awake: AtomicU32,
+    /// Ticks of alertness left.
+    alert: AtomicU32,
+    rescues: AtomicU64,
+    ticks: AtomicU64,
+    stop: AtomicBool,
+    watchdog: OnceLock<std::thread::Thread>,
+    /// Makes the next look panic.
+    #[cfg(test)]
+    broken: AtomicBool,
+}
+
+/// The watchdog thread; stopped and joined on drop.
+#[derive(Debug)]
+pub struct BlockedWriterWatch {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// One thread's announcement of the write it is at.
+#[derive(Debug)]
+pub struct SignalSlot {
+    shared: Arc<Shared>,
+    entry: Arc<Entry>,
+    awake: Cell<bool>,
+    /// A write that lasts longer is a reason to measure the next ones, in cycles.
+    long: u64,
+    /// What the last write took.
+    took: Cell<Took>,
+}
+
+impl BlockedWriterWatch {
+    /// Installs the handler and starts the thread.
+    pub fn start() -> io::Result<BlockedWriterWatch> {
+        install()?;
+        let shared = Arc::new(Shared {
+            entries: Mutex::new(Vec::new()),
+            awake: AtomicU32::new(0),
+            alert: AtomicU32::new(0),
+            rescues: AtomicU64::new(0),
+            ticks: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            watchdog: OnceLock::new(),
+            #[cfg(test)]
+            broken: AtomicBool::new(false),
+        });
+        let watched = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("watchdog".into()).spawn(move || {
+            never_wait();
+            let stopped = || watched.stop.load(Ordering::SeqCst);
+            run_again_after_panic("the watchdog", stopped, || watched.run());
+        })?;
+        let _ = shared.watchdog.set(thread.thread().clone());
+        Ok(BlockedWriterWatch { shared, thread: Some(thread) })
+    }
+
+    /// A slot, asleep, for one thread; given back on drop.
+    pub fn register(&self) -> SignalSlot {
+        self.slot(None)
+    }
+
+    /// The same for a thread that is to be reported when it stands still.
+    pub fn register_watched(&self, on_stall: OnStall) -> SignalSlot {
+        self.slot(Some(Watched::new(on_stall)))
+    }
+
+    fn slot(&self, watched: Option<Watched>) -> SignalSlot {
+        let entry = Arc::new(Entry {
+            state: AtomicU64::new(IDLE),
+            thread: AtomicI32::new(0),
+            seen: AtomicU64::new(IDLE),
+            presence: Presence::default(),
+            watched,
+        });
+        lock(&self.shared.entries).push(Arc::clone(&entry));
+        SignalSlot {
+            shared: Arc::clone(&self.shared),
+            entry,
+            awake: Cell::new(false),
+            long: clock::cycles_in(EXPENSIVE_SIGNAL_MICROS * 1_000),
+            took: Cell::default(),
+        }
+    }
+
+    /// Signals `call` from a thread that does so too rarely to keep a slot. It is measured, and
+    /// done again if it was slow: better this thread finds out than a worker.
+    pub fn signal_once(&self, call: &CallFd) -> SignalResult {
+        let slot = self.register();
+        call.cost.watch(clock::cycles());
+        let mut result = slot.signal(call);
+        for _ in 1..SLOW_WRITES {
+            let slow = slot.took().micros.is_some_and(|micros| micros > SIGNAL_MICROS);
+            if result == SignalResult::Sent && slow {
+                result = slot.signal(call);
+            }
+        }
+        result
+    }
+
+    /// Blocked writes interrupted so far.
+    pub fn rescues(&self) -> u64 {
+        self.shared.rescues.load(Ordering::Relaxed)
+    }
+
+    /// Looks taken so far; stands still while all slots are asleep.
+    pub fn ticks(&self) -> u64 {
+        self.shared.ticks.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for BlockedWriterWatch {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // At most one tick away.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl SignalSlot {
+    /// The calling thread is back from its sleep. Wakes the watchdog if it was parked, which
+    /// happens at most once a tick.
+    #[inline]
+    pub fn active(&self) {
+        if self.awake.replace(true) {
+            return;
+        }
+        let thread = prepare_thread();
+        self.entry.thread.store(thread, Ordering::Relaxed);
+        if self.entry.watched.is_some() {
+            self.entry.presence.awake(thread);
+        }
+        // Sequentially consistent with the watchdog's look before it parks: either it sees this
+        // count, or the unpark finds it parked, or about to and leaves a token.
+        if self.shared.awake.fetch_add(1, Ordering::SeqCst) == 0 {
+            self.shared.wake();
+        }
+    }
+
+    /// The calling thread is about to sleep and signals nothing before [`SignalSlot::active`].
+    #[inline]
+    pub fn asleep(&self) {
+        if self.awake.replace(false) {
+            self.entry.presence.asleep();
+            self.shared.awake.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// The thread is at that from here on, as it is to be reported when it stands still.
+    #[inline(always)]
+    pub fn at(&self, at: [u32; 2]) {
+        self.entry.presence.at(at);
+    }
+
+    /// The second of what it is at is that from here on.
+    #[inline(always)]
+    pub fn also_at(&self, second: u32) {
+        self.entry.presence.also_at(second);
+    }
+
+    /// The thread goes on with that step, which is another one than the last.
+    #[inline(always)]
+    pub fn step(&self, step: u64) {
+        self.entry.presence.step(step);
+    }
+
+    /// Adds one to the eventfd behind `call`. Lasts at most two ticks, whatever the front-end
+    /// does. Implies [`SignalSlot::active`].
+    #[inline]
+    pub fn signal(&self, call: &CallFd) -> SignalResult {
+        self.active();
+        if self.shared.alert.load(Ordering::Relaxed) != 0
+            && let Some(result) = call.look()
+        {
+            self.took.set(Took::default());
+            return result;
+        }
+        let idle = self.entry.state.load(Ordering::Relaxed);
+        // Before the write in program order; the system call makes it visible soon enough for a
+        // look that comes milliseconds later.
+        self.entry.state.store(idle | PENDING, Ordering::Release);
+        let result = self.write(call);
+        self.leave(idle);
+        if result == SignalResult::Blocked {
+            self.shared.rescues.fetch_add(1, Ordering::Relaxed);
+            self.shared.alert.store(WATCH_ALERT_TICKS, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// One write, with an eye on what it costs; see `signal_cost`.
+    #[inline]
+    fn write(&self, call: &CallFd) -> SignalResult {
+        let used = call.cost.is_watched().then(cpu_micros);
+        let began = clock::cycles();
+        let result = call.write();
+        let now = clock::cycles();
+        let cycles = clock::since(began, now);
+        let micros = used.map(|used| cpu_micros().saturating_sub(used));
+        self.took.set(Took { cycles, micros });
+        match micros {
+            Some(micros) if call.cost.took(micros, cycles, now) => match result {
+                SignalResult::Blocked => result,
+                _ => SignalResult::ManyWaiters,
+            },
+            None if cycles > self.long => {
+                call.cost.watch(now);
+                result
+            }
+            _ => result,
+        }
+    }
+
+    /// What the last write took.
+    #[inline(always)]
+    pub fn took(&self) -> Took {
+        self.took.get()
+    }
+
+    /// What writes may last before the next ones are measured, in cycles.
+    pub fn long(&self) -> u64 {
+        self.long
+    }
+
+    /// Ends the announcement. If the watchdog is at the signal, waits until it is sent: it must
+    /// hit this thread in here and not in whatever it does next.
+    #[inline]
+    fn leave(&self, idle: u64) {
+        let next = idle.wrapping_add(PHASE + 1);
+        let state = &self.entry.state;
+        while state
+            .compare_exchange(idle | PENDING, next, Ordering::AcqRel, Ordering::Relaxed)
+            .is_err()
+        {
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for SignalSlot {
+    fn drop(&mut self) {
+        self.asleep();
+        // The watchdog signals threads under this lock, so none of its signals can be under way
+        // to a thread that is about to end.
+        lock(&self.shared.entries).retain(|entry| !Arc::ptr_eq(entry, &self.entry));
+    }
+}
+
+impl Shared {
+    /// Unparks the watchdog; does next to nothing if it is not parked.
+    #[cold]
+    fn wake(&self) {
+        if let Some(watchdog) = self.watchdog.get() {
+            watchdog.unpark();
+        }
+    }
+
+    /// The watchdog's life.
+    fn run(&self) {
+        while !self.stop.load(Ordering::SeqCst) {
+            if self.awake.load(Ordering::SeqCst) == 0 {
+                std::thread::park();
+                continue;
+            }
+            std::thread::sleep(Duration::from_millis(WATCH_TICK_MILLIS));
+            self.ticks.fetch_add(1, Ordering::Relaxed);
+            self.look();
+        }
+    }
+
+    /// One look at all slots.
+    fn look(&self) {
+        #[cfg(test)]
+        assert!(!self.broken.swap(false, Ordering::Relaxed), "injected: look");
+        let alert = self.alert.load(Ordering::Relaxed);
+        self.alert.store(alert.saturating_sub(1), Ordering::Relaxed);
+        for entry in lock(&self.entries).iter() {
+            let state = entry.state.load(Ordering::Relaxed);
+            let seen = entry.seen.swap(state, Ordering::Relaxed);
+            if state & PHASE == PENDING && seen == state {
+                entry.rescue(state);
+            } else if let Some(watched) = &entry.watched {
+                watched.look(&entry.presence);
+            }
+        }
+    }
+}
+
+impl Entry {
+    /// Interrupts the write that `state` announced, unless it is over. One that has not entered
+    /// the kernel yet may block all the same: then it is interrupted at the next look.
+    fn rescue(&self, state: u64) {
+        let claimed = state & !PHASE | RESCUING;
+        let (done, over) = (Ordering::Acquire, Ordering::Relaxed);
+        if self.state.compare_exchange(state, claimed, done, over).is_err() {
+            return;
+        }
+        let thread = self.thread.load(Ordering::Relaxed);
+        // SAFETY: no memory is involved; the claim keeps the thread in `SignalSlot::leave`, so
+        // the id is that of a living thread of this process, which has the handler.
+        unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, RESCUE) };
+        self.state.store(state, Ordering::Release);
+    }
+}
+
+/// Does nothing; exists so that the signal interrupts.
+extern "C" fn on_rescue(_signal: libc::c_int) {}
+
+/// Installs the handler for [`RESCUE`].
+fn install() -> io::Result<()> {
+    // SAFETY: all-zero bytes are a valid `sigaction`: no flags (SA_RESTART would undo the
+    // purpose, SA_SIGINFO is not wanted), empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    let handler: extern "C" fn(libc::c_int) = on_rescue;
+    action.sa_sigaction = handler as usize;
+    action.sa_flags = libc::SA_ONSTACK;
+    // SAFETY: `action` lives across the call and names a handler of the plain signature.
+    match unsafe { libc::sigaction(RESCUE, &action, ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The calling thread's id, after making sure, once per thread, that [`RESCUE`] reaches it:
+/// threads may inherit a mask that blocks every signal.
+pub(super) fn prepare_thread() -> i32 {
+    thread_local!(static ID: Cell<i32> = const { Cell::new(0) });
+    ID.with(|id| {
+        if id.get() == 0 {
+            // Fails only for numbers that are no signal.
+            let _ = unblock_signal(RESCUE);
+            id.set(gettid().as_raw_pid());
+        }
+        id.get()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+    use std::time::Instant;
+
+    use vmm_sys_util::eventfd::EventFd;
+
+    use sys::descriptor::from_eventfd;
+    use sys::eventfd::drain;
+
+    const FULL: u64 = u64::MAX - 1;
+
+    /// An eventfd and the switch's view of it, after the front-end made it blocking and full.
+    fn hostile() -> (EventFd, CallFd) {
+        let eventfd = EventFd::new(0).unwrap();
+        let call = CallFd::new(from_eventfd(eventfd.try_clone().unwrap()), Arc::default(), 0);
+        // SAFETY: F_SETFL touches no memory.
+        unsafe { libc::fcntl(eventfd.as_raw_fd(), libc::F_SETFL, libc::O_RDWR) };
+        eventfd.write(FULL).unwrap();
+        (eventfd, call)
+    }
+
+    /// How long signalling `call` took; it must have been interrupted.
+    fn blocked(slot: &SignalSlot, call: &CallFd) -> Duration {
+        let start = Instant::now();
+        assert_eq!(slot.signal(call), SignalResult::Blocked);
+        start.elapsed()
+    }
+
+    /// The bound of hostile front-ends: other ports on the thread pause no longer than this. The
+    /// median is held to it, as a single round may have waited for a busy machine's CPU.
+    const BOUND: Duration = Duration::from_millis(100);
+
+    fn median(mut lasted: Vec<Duration>) -> Duration {
+        lasted.sort_unstable();
+        println!("blocked for {lasted:?}");
+        lasted[lasted.len() / 2]
+    }
+
+    #[test]
+    fn a_blocked_writer_is_freed_fifty_times() {
+        let watch = BlockedWriterWatch::start().unwrap();
+        let (_eventfd, call) = hostile();
+        let slot = watch.register();
+        let rounds = (0..50).map(|_| {
+            // Otherwise only the first round would block.
+            watch.shared.alert.store(0, Ordering::Relaxed);
+            blocked(&slot, &call)
+        });
+        assert!(median(rounds.collect()) < BOUND);
+        assert_eq!(watch.rescues(), 50);
+    }
+
+    #[test]
+    fn the_watchdog_goes_on_after_a_panic() {
+        let watch = BlockedWriterWatch::start().unwrap();
+        let (_eventfd, call) = hostile();
+        let slot = watch.register();
+        for _ in 0..3 {
+            watch.shared.broken.store(true, Ordering::Relaxed);
+            watch.shared.alert.store(0, Ordering::Relaxed);
+            assert!(blocked(&slot, &call) < Duration::from_secs(5));
+            assert!(!watch.shared.broken.load(Ordering::Relaxed), "it panicked");
+        }
+    }
+
+    #[test]
+    fn refilling_the_counter_does_not_keep_the_writer() {
+        let watch = BlockedWriterWatch::start().unwrap();
+        let (eventfd, call) = hostile();
+        let eventfd = Arc::new(eventfd);
+        let over = Arc::new(AtomicBool::new(false));
+        let refillers: Vec<_> = (0..8)
+            .map(|_| {
+                let (eventfd, over) = (Arc::clone(&eventfd), Arc::clone(&over));
+                std::thread::spawn(move || {
+                    while !over.load(Ordering::Relaxed) {
+                        let _ = eventfd.write(FULL);
+                    }
+                })
+            })
+            .collect();
+        let slot = watch.register();
+        let rounds = (0..9).map(|_| {
+            watch.shared.alert.store(0, Ordering::Relaxed);
+            blocked(&slot, &call)
+        });
+        let median = median(rounds.collect());
+        over.store(true, Ordering::Relaxed);
+        for refiller in refillers {
+            while !refiller.is_finished() {
+                drain(call.number());
+                std::thread::yield_now();
+            }
+            refiller.join().unwrap();
+        }
+        assert!(median < BOUND, "{median:?}");
+    }
+
+    #[test]
+    fn accomplices_do_not_cost_a_tick_each() {
+        let watch = BlockedWriterWatch::start().unwrap();
+        let slot = watch.register();
+        let ports: Vec<_> = (0..100).map(|_| hostile()).collect();
+        for (_, call) in &ports {
+            assert_eq!(slot.signal(call), SignalResult::Blocked);
+        }
+        // All others were seen through before anything was written.
+        assert_eq!(watch.rescues(), 1);
+    }
+
+    #[test]
+    fn honest_signals_pass_and_are_counted_by_their_eventfd() {
+        let watch = BlockedWriterWatch::start().unwrap();
+        let slot = watch.register();
+        let call = CallFd::new(from_eventfd(EventFd::new(0).unwrap()), Arc::default(), 0);
+        let start = Instant::now();
+        for _ in 0..100_000 {
+            assert_eq!(slot.signal(&call), SignalResult::Sent);
+        }
+        println!("{:?} per signal", start.elapsed() / 100_000);
+        assert_eq!(drain(call.number()), Some(100_000));
+        assert_eq!(watch.signal_once(&call), SignalResult::Sent);
+        assert_eq!(watch.rescues(), 0);
+    }
+
+    #[test]
+    fn the_watchdog_rests_while_all_are_asleep() {
+        let watch = BlockedWriterWatch::start().unwrap();
+        let (one, two) = (watch.register(), watch.register());
+        let pause = Duration::from_millis(10 * WATCH_TICK_MILLIS);
+        // True if no look is taken during one pause, tried again as a last one may be due.
+        let rests = || {
+            (0..10).any(|_| {
+                let ticks = watch.ticks();
+                std::thread::sleep(pause);
+                watch.ticks() == ticks
+            })
+        };
+        assert!(rests() && watch.ticks() == 0, "never active");
+        one.active();
+        two.active();
+        one.asleep();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while watch.ticks() < 5 {
+            assert!(Instant::now() < deadline, "one slot is active");
+            std::thread::sleep(pause);
+        }
+        two.asleep();
+        two.asleep();
+        assert!(rests(), "all asleep");
+        // Dropping an active slot counts as falling asleep.
+        one.active();
+        drop(one);
+        assert_eq!(watch.shared.awake.load(Ordering::SeqCst), 0);
+        assert_eq!(lock(&watch.shared.entries).len(), 1);
+    }
+
+    #[test]
+    fn a_thread_with_all_signals_blocked_is_freed_too() {
+        let watch = Arc::new(BlockedWriterWatch::start().unwrap());
+        let (_eventfd, call) = hostile();
+        let watched = Arc::clone(&watch);
+        let writer = std::thread::spawn(move || {
+            // SAFETY: the set is initialized by sigfillset and lives across the calls.
+            unsafe {
+                let mut set: libc::sigset_t = std::mem::zeroed();
+                libc::sigfillset(&mut set);
+                libc::pthread_sigmask(libc::SIG_SETMASK, &set, ptr::null_mut());
+            }
+            watched.signal_once(&call)
+        });
+        assert_eq!(writer.join().unwrap(), SignalResult::Blocked);
+    }
+}

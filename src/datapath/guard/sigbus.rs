@@ -1,0 +1,346 @@
+//! Surviving a front-end that shortens the memory file it shared.
+//!
+//! A front-end may `ftruncate` its memfd after we mapped it. Touching a page beyond the new end
+//! raises SIGBUS, which would end the process and with it every other port. So each mapping of
+//! foreign memory is *guarded*: registered with a flag. On SIGBUS inside a guarded range the
+//! handler sets the flag, maps zero pages over the whole range and returns; the access is retried
+//! and succeeds. The port is broken by then, and the flag tells its session so. A SIGBUS anywhere
+//! else restores the default action and dies as it would have done without us.
+//!
+//! The zero pages are those of a file in memory of our own, `COVER`, in which each slot has a
+//! part for itself. Mapping a file is never refused for want of memory, while private memory would
+//! be where `vm.overcommit_memory` is 2 and the limit reached, and then the old mapping is gone
+//! already (before Linux 6.12): the range would be free for anybody. If a page of the file cannot
+//! be had when it is touched, that raises SIGBUS again, and the handler maps the slot's *spare*
+//! page there, which was allocated when the mapping was guarded: what it holds means nothing any
+//! more, so all pages that cannot be had may be the same one.
+//!
+//! Memory failure (BUS_MCEERR_AR) inside a guest's range and an exhausted hugetlb pool arrive as
+//! the same signal and end at their port in the same way. System calls that meet such a page do
+//! not raise a signal, they fail with EFAULT: that is their caller's to handle.
+//!
+//! Rules:
+//! - The handler takes no lock and allocates nothing: it may interrupt any code, the registration
+//!   of another mapping included. The registry grows by segments that are published once and
+//!   never freed; slots are reused.
+//! - A mapping is guarded before anyone touches it and the guard is dropped before `munmap`.
+//!   Dropping waits for a handler that is at work on the slot; afterwards none will map anything
+//!   over the range, whoever owns it then.
+//! - The handler runs with SA_ONSTACK: threads of the standard library have an alternate stack, so
+//!   a fault at the very end of a worker's stack is still reported as what it is. No SA_NODEFER: a
+//!   SIGBUS inside the handler is fatal, not recursive.
+
+use std::io;
+use std::os::fd::IntoRawFd;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use base::limits::{GUARD_SEGMENT_SLOTS, MAX_GUARDED_MAPPINGS};
+use sys::fs::{memfd, page_size};
+use sys::threads::lock;
+
+/// Why a range cannot be guarded.
+#[derive(Debug, thiserror::Error)]
+pub enum GuardError {
+    /// Empty, not page-aligned, or reaching past the end of the address space.
+    #[error("range is empty, unaligned or overflows")]
+    BadRange,
+    /// [`MAX_GUARDED_MAPPINGS`] are registered.
+    #[error("too many guarded mappings")]
+    Full,
+    /// `sigaction` failed.
+    #[error("cannot install the SIGBUS handler: {0}")]
+    Install(#[source] io::Error),
+    /// There is no memory for the spare page.
+    #[error("no page to spare: {0}")]
+    Spare(#[source] io::Error),
+}
+
+/// One guarded range. `start`, `len` and `flag` belong to the registering thread while `live` is
+/// false and `pins` is zero, and are constant otherwise.
+struct Slot {
+    live: AtomicBool,
+    /// Handlers at work on this slot.
+    pins: AtomicU32,
+    start: AtomicUsize,
+    len: AtomicUsize,
+    flag: AtomicPtr<AtomicBool>,
+    /// Zero pages were mapped over the range.
+    covered: AtomicBool,
+}
+
+type Segment = [Slot; GUARD_SEGMENT_SLOTS];
+
+const SEGMENTS: usize = MAX_GUARDED_MAPPINGS / GUARD_SEGMENT_SLOTS;
+
+/// Segments in use; null from the first unused one on.
+static TABLE: [AtomicPtr<Segment>; SEGMENTS] =
+    [const { AtomicPtr::new(ptr::null_mut()) }; SEGMENTS];
+
+/// Slots that were ever used: where the handler's search ends.
+static HIGH_WATER: AtomicUsize = AtomicUsize::new(0);
+
+/// Numbers of vacated slots. Never touched by the handler.
+static VACANT: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+/// Base page size in bytes, for the handler; set before the handler is installed.
+static PAGE: AtomicUsize = AtomicUsize::new(4096);
+
+/// Descriptor of the file whose pages replace what vanished: first the spare pages of all slots,
+/// then [`COVER_BYTES`] for each slot. Sparse but for pages in use. Set once and never closed.
+static COVER: AtomicI32 = AtomicI32::new(-1);
+
+/// More than any mapping has, see [`guard`].
+const COVER_BYTES: u64 = 1 << 41;
+
+/// Offset in [`COVER`] of a slot's spare page, and of the pages for its range.
+fn places(number: usize) -> (u64, u64) {
+    let page = PAGE.load(Ordering::Relaxed);
+    ((number * page) as u64, (number as u64 + 1) * COVER_BYTES)
+}
+
+/// Keeps a mapping survivable; drop it before unmapping.
+#[must_use = "the range is guarded only while this lives"]
+pub struct Guard {
+    number: usize,
+    slot: &'static Slot,
+    // Keeps alive what `slot.flag` points to until `drop` has made sure that no handler uses it.
+    _flag: Arc<AtomicBool>,
+}
+
+impl std::fmt::Debug for Guard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Guard").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+/// Guards the mapping of `len` bytes at `addr`; `flag` becomes true at its first SIGBUS.
+///
+/// `addr` and `len` are those of the whole mapping, so on hugetlbfs multiples of the huge page
+/// size: the handler replaces it all, and the kernel replaces whole huge pages only.
+pub fn guard(addr: usize, len: usize, flag: Arc<AtomicBool>) -> Result<Guard, GuardError> {
+    install()?;
+    let page = PAGE.load(Ordering::Relaxed);
+    let aligned = addr.is_multiple_of(page) && len.is_multiple_of(page);
+    let fits = len > 0 && len as u64 <= COVER_BYTES && addr.checked_add(len).is_some();
+    if addr == 0 || !aligned || !fits {
+        return Err(GuardError::BadRange);
+    }
+    let (number, slot) = vacant_slot()?;
+    let (spare, _) = places(number);
+    if let Err(error) = allocate(0, spare, page as u64) {
+        vacate(number);
+        return Err(GuardError::Spare(error));
+    }
+    slot.covered.store(false, Ordering::Relaxed);
+    slot.start.store(addr, Ordering::Relaxed);
+    slot.len.store(len, Ordering::Relaxed);
+    slot.flag.store(Arc::as_ptr(&flag).cast_mut(), Ordering::Relaxed);
+    // Publishes the three stores above. A thread that faults in this range got its address from
+    // the caller after this, so it cannot miss it.
+    slot.live.store(true, Ordering::SeqCst);
+    Ok(Guard { number, slot, _flag: flag })
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // Sequentially consistent against `defuse`: either it sees the slot dead, or we see its
+        // pin and wait for the one `mmap` it is at.
+        self.slot.live.store(false, Ordering::SeqCst);
+        while self.slot.pins.load(Ordering::SeqCst) != 0 {
+            std::thread::yield_now();
+        }
+        let (spare, cover) = places(self.number);
+        let punch = |at, len| allocate(libc::FALLOC_FL_PUNCH_HOLE, at, len);
+        let mut cleared = punch(spare, PAGE.load(Ordering::Relaxed) as u64);
+        if self.slot.covered.load(Ordering::Relaxed) {
+            cleared = cleared.and_then(|()| punch(cover, COVER_BYTES));
+        }
+        // Never seen to fail; a slot that is not empty would show its pages to the next guest.
+        if cleared.is_ok() {
+            vacate(self.number);
+        }
+    }
+}
+
+fn vacate(number: usize) {
+    lock(&VACANT).push(number);
+}
+
+/// fallocate(2) on [`COVER`], whose size stays.
+fn allocate(mode: i32, at: u64, len: u64) -> io::Result<()> {
+    let (fd, mode) = (COVER.load(Ordering::Relaxed), mode | libc::FALLOC_FL_KEEP_SIZE);
+    let invalid = |_| io::Error::from(io::ErrorKind::InvalidInput);
+    let at = libc::off_t::try_from(at).map_err(invalid)?;
+    let len = libc::off_t::try_from(len).map_err(invalid)?;
+    loop {
+        // SAFETY: touches no memory of this process.
+        if unsafe { libc::fallocate(fd, mode, at, len) } == 0 {
+            return Ok(());
+        }
+        match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::Interrupted => {}
+            error => return Err(error),
+        }
+    }
+}
+
+/// A slot nobody uses.
+fn vacant_slot() -> Result<(usize, &'static Slot), GuardError> {
+    let mut vacant = lock(&VACANT);
+    if let Some(number) = vacant.pop() {
+        return slot(number).map(|slot| (number, slot)).ok_or(GuardError::Full);
+    }
+    let number = HIGH_WATER.load(Ordering::Relaxed);
+    let place = TABLE.get(number / GUARD_SEGMENT_SLOTS).ok_or(GuardError::Full)?;
+    if place.load(Ordering::Relaxed).is_null() {
+        let segment: Box<Segment> = Box::new(std::array::from_fn(|_| Slot {
+            live: AtomicBool::new(false),
+            pins: AtomicU32::new(0),
+            start: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+            flag: AtomicPtr::new(ptr::null_mut()),
+            covered: AtomicBool::new(false),
+        }));
+        place.store(Box::into_raw(segment), Ordering::Release);
+    }
+    HIGH_WATER.store(number + 1, Ordering::Release);
+    slot(number).map(|slot| (number, slot)).ok_or(GuardError::Full)
+}
+
+/// Slot `number`, if it was ever used.
+fn slot(number: usize) -> Option<&'static Slot> {
+    let segment = TABLE.get(number / GUARD_SEGMENT_SLOTS)?.load(Ordering::Acquire);
+    // SAFETY: a non-null entry was made by `Box::into_raw` from a complete segment, published by a
+    // release store, and is never freed; only its atomics change.
+    let segment = unsafe { segment.as_ref() }?;
+    segment.get(number % GUARD_SEGMENT_SLOTS)
+}
+
+/// Installs the handler, once. To be called at the start, so that the first mapping does not find
+/// out that it cannot be.
+pub fn install() -> Result<(), GuardError> {
+    static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
+    let prepare = || -> io::Result<()> {
+        PAGE.store(page_size() as usize, Ordering::Relaxed);
+        // With a limit on the size of files the next call is an error and not the end.
+        // SAFETY: no handler is set.
+        unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+        let cover = memfd("cover", (MAX_GUARDED_MAPPINGS as u64 + 1) * COVER_BYTES)?;
+        COVER.store(cover.into_raw_fd(), Ordering::Relaxed);
+        let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) = on_sigbus;
+        set_action(handler as usize, libc::SA_SIGINFO | libc::SA_ONSTACK)
+    };
+    let installed = INSTALLED
+        .get_or_init(|| prepare().map_err(|error| error.raw_os_error().unwrap_or(libc::EINVAL)));
+    installed.map_err(|errno| GuardError::Install(io::Error::from_raw_os_error(errno)))
+}
+
+/// `sigaction` for SIGBUS, with every other signal blocked while a handler runs.
+fn set_action(action: usize, flags: i32) -> io::Result<()> {
+    // SAFETY: all-zero bytes are a valid `sigaction`.
+    let mut new: libc::sigaction = unsafe { std::mem::zeroed() };
+    new.sa_sigaction = action;
+    new.sa_flags = flags;
+    // SAFETY: `new` lives through both calls; `action` is SIG_DFL or a handler of the signature
+    // that `flags` promises.
+    let failed = unsafe {
+        libc::sigfillset(&mut new.sa_mask);
+        libc::sigaction(libc::SIGBUS, &new, ptr::null_mut()) != 0
+    };
+    if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// The handler. Calls only what is async-signal-safe: atomics, `mmap`, `madvise`, `sigaction` and
+/// `tgkill`, none of which takes a user-space lock.
+extern "C" fn on_sigbus(_signal: i32, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+    // SAFETY: errno is this thread's own; the interrupted code may be about to read it.
+    let errno = unsafe { *libc::__errno_location() };
+    // SAFETY: the kernel passes a valid siginfo to a SA_SIGINFO handler.
+    let (code, addr) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
+    // A positive code is the kernel's; for one sent by kill(2) the address means nothing.
+    let from_kernel = code > 0;
+    if !(from_kernel && defuse(addr)) {
+        // Back to the default action: the retried access then ends the process with a core, as
+        // without this module. A signal that was sent is not retried, so it is sent again; it
+        // stays pending until this handler returns.
+        let _ = set_action(libc::SIG_DFL, 0);
+        if !from_kernel {
+            // SAFETY: touches no memory. To this very thread, so before it gets any further.
+            unsafe {
+                libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::gettid(), libc::SIGBUS)
+            };
+        }
+    }
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// Replaces the guarded mapping around `addr` by zero pages; false if there is none.
+fn defuse(addr: usize) -> bool {
+    let used = HIGH_WATER.load(Ordering::Acquire);
+    for (number, slot) in (0..used).map_while(|number| Some((number, slot(number)?))) {
+        if !covers(slot, addr) {
+            continue;
+        }
+        // Pinned, the slot keeps its range: see `Guard::drop`. Looked at again, as it may have
+        // been vacated or reused since the look above.
+        slot.pins.fetch_add(1, Ordering::SeqCst);
+        let ours = slot.live.load(Ordering::SeqCst) && covers(slot, addr);
+        let defused = ours && {
+            // SAFETY: the slot is live and pinned, so its guard still holds the flag's `Arc`.
+            unsafe { &*slot.flag.load(Ordering::Relaxed) }.store(true, Ordering::Release);
+            cover(number, slot, addr)
+        };
+        slot.pins.fetch_sub(1, Ordering::SeqCst);
+        if ours {
+            return defused;
+        }
+    }
+    false
+}
+
+/// True if `addr` lies in the slot's range.
+fn covers(slot: &Slot, addr: usize) -> bool {
+    let (start, len) = (slot.start.load(Ordering::Relaxed), slot.len.load(Ordering::Relaxed));
+    addr.wrapping_sub(start) < len
+}
+
+/// Maps zero pages over the slot's whole range; or, where one of those cannot be had, the spare
+/// page over it. Two threads may do the former at once: what the first has written by then is lost,
+/// which matters no more than what it would have read.
+fn cover(number: usize, slot: &Slot, addr: usize) -> bool {
+    let (start, len) = (slot.start.load(Ordering::Relaxed), slot.len.load(Ordering::Relaxed));
+    let (spare, cover) = places(number);
+    if slot.covered.load(Ordering::SeqCst) {
+        let page = PAGE.load(Ordering::Relaxed);
+        return map_cover(addr & !(page - 1), page, spare);
+    }
+    let done = map_cover(start, len, cover);
+    slot.covered.store(done, Ordering::SeqCst);
+    done
+}
+
+/// Pages of [`COVER`] from `offset` over `len` bytes at `start`.
+fn map_cover(start: usize, len: usize, offset: u64) -> bool {
+    let start = ptr::with_exposed_provenance_mut(start);
+    let fd = COVER.load(Ordering::Relaxed);
+    let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
+    // SAFETY: the range lies inside a guarded mapping whose guard is alive and pinned, so it is
+    // still the mapping that faulted and nothing else; replacing foreign shared memory by ours
+    // invalidates no reference, since guest memory is only ever accessed by raw pointer.
+    unsafe {
+        let mapped = libc::mmap(start, len, access, flags, fd, offset as libc::off_t);
+        // A stray write to a broken port then costs 4 KiB, not a huge page; and other guests'
+        // frames were written there.
+        mapped != libc::MAP_FAILED && {
+            libc::madvise(start, len, libc::MADV_NOHUGEPAGE);
+            libc::madvise(start, len, libc::MADV_DONTDUMP);
+            true
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,251 @@
+//! What notifying a front-end costs, and who pays.
+//!
+//! The attack: the kernel wakes everybody who polls an eventfd within the writer's `write`, one
+//! after the other, with interrupts off. A front-end can register its call descriptor with a
+//! thousand epoll instances by a thousand numbers each; a write then takes 1 ms for 10,000 pollers,
+//! every time, in a thread that serves other ports too. A kick descriptor with a crowd that is
+//! woken all the time holds up a thread that begins or ends to watch it in the same way.
+//!
+//! How it is told: by the processor time of the write, since time alone says nothing: whoever is
+//! woken may take the processor from the writer for milliseconds. Asking for processor time is a
+//! system call, so only after a write that lasted long, or several of one port at the end of a turn
+//! that did together, are the port's next ones measured, for a second.
+//!
+//! **Slow** writes, of more than 1 ms, add up until the front-end is dropped, the longer ones
+//! faster. Processor time says little where a hypervisor takes the processor away: to wake somebody
+//! is to wake another virtual CPU, and the host may run that one in the place of ours, which looks
+//! like our own time. So slow writes are forgotten, but by time alone: a front-end can make any of
+//! its writes fast at will (a sleeping thread in front of an exclusive crowd). After a slow write
+//! the port's next ones wait for three times as long, or 100 ms.
+//!
+//! **Expensive** ones, of more than 0.1 ms, are what honest ones are where each wake-up passes
+//! through two hypervisors. They are paid for: the port's next ones wait until others have had as
+//! much of the worker. With one other port that is as long as the write took, less than an answer
+//! takes; with two or more it is three times as long, or as many times as there are.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use base::limits::{
+    EXPENSIVE_SIGNAL_MICROS, SIGNAL_MICROS, SIGNAL_PAUSE_MILLIS, SIGNAL_PAUSE_MOST_PARTS,
+    SIGNAL_PAUSE_PARTS, SIGNALS_MEASURED_MILLIS, SLOW_WRITE_LEAK_MILLIS, SLOW_WRITES,
+};
+use sys::clock;
+
+/// What is known of the writes to a port's call descriptors: all of them, as a front-end can give
+/// one after the other, one for each ring, and in one connection after the other. Several threads
+/// write; what they overwrite of each other is a measurement of many, so relaxed. Times are cycles
+/// of the clock.
+#[derive(Debug, Default)]
+pub struct SignalCost {
+    /// Writes are measured until then; 0: they are not.
+    measured_until: AtomicU64,
+    /// When all slow writes are forgotten: the weight of those that are not, times the time it
+    /// takes to forget one, from now.
+    slow_until: AtomicU64,
+    /// The port may be notified again [`EXPENSIVE_SIGNAL_MICROS`] before that.
+    from: AtomicU64,
+}
+
+/// What one write took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Took {
+    /// Cycles of the clock.
+    pub cycles: u64,
+    /// Processor time, if it was measured.
+    pub micros: Option<u64>,
+}
+
+fn millis(millis: u64) -> u64 {
+    clock::cycles_in(millis * 1_000_000)
+}
+
+/// The longest pause is to be kept whole, so it comes on top.
+fn tolerance() -> u64 {
+    clock::cycles_in(EXPENSIVE_SIGNAL_MICROS * 1_000)
+}
+
+impl SignalCost {
+    /// True if the next write is to be measured.
+    #[inline(always)]
+    pub fn is_watched(&self) -> bool {
+        self.measured_until.load(Ordering::Relaxed) != 0
+    }
+
+    /// Writes lasted long by cycle `now`, for whatever reason: the next ones are measured.
+    #[cold]
+    pub fn watch(&self, now: u64) {
+        let until = now.saturating_add(millis(SIGNALS_MEASURED_MILLIS));
+        self.measured_until.store(until, Ordering::Relaxed);
+    }
+
+    /// How near the port is to being dropped.
+    pub(super) fn level(&self, now: u64) -> u64 {
+        self.slow_until.load(Ordering::Relaxed).saturating_sub(now)
+    }
+
+    /// True if the port's signals have to wait at cycle `now`.
+    pub(super) fn waits(&self, now: u64) -> bool {
+        self.left(now) > 0
+    }
+
+    /// For how many cycles.
+    pub fn left(&self, now: u64) -> u64 {
+        self.from.load(Ordering::Relaxed).saturating_sub(now.saturating_add(tolerance()))
+    }
+
+    /// A measured write, or a change of who watches a kick descriptor, took so much processor time,
+    /// and so many cycles until cycle `now`; true if the front-end is to be dropped.
+    #[cold]
+    pub fn took(&self, micros: u64, cycles: u64, now: u64) -> bool {
+        if micros >= EXPENSIVE_SIGNAL_MICROS {
+            self.watch(now);
+        } else if now > self.measured_until.load(Ordering::Relaxed) {
+            self.measured_until.store(0, Ordering::Relaxed);
+        }
+        let weight = match micros {
+            m if m <= SIGNAL_MICROS => return false,
+            m if m < 5 * SIGNAL_MICROS => 1,
+            m if m < 50 * SIGNAL_MICROS => 2,
+            _ => 4,
+        };
+        let pause = cycles.saturating_mul(SIGNAL_PAUSE_PARTS).min(millis(SIGNAL_PAUSE_MILLIS));
+        self.from.store(now.saturating_add(pause + tolerance()), Ordering::Relaxed);
+        let one = millis(SLOW_WRITE_LEAK_MILLIS);
+        let level = self.level(now).saturating_add(weight * one);
+        self.slow_until.store(now.saturating_add(level), Ordering::Relaxed);
+        level >= u64::from(SLOW_WRITES) * one
+    }
+
+    /// The port pays for a measured write that ended at cycle `now`, while `others` ports use the
+    /// worker.
+    #[cold]
+    pub fn charge(&self, micros: u64, others: u32, now: u64) {
+        let parts = match u64::from(others) {
+            0 | 1 => 1,
+            others => others.clamp(SIGNAL_PAUSE_PARTS, SIGNAL_PAUSE_MOST_PARTS),
+        };
+        let took = clock::cycles_in(micros.saturating_mul(1_000));
+        let began = now.saturating_sub(took);
+        let due = self.from.load(Ordering::Relaxed).max(began);
+        let next = due.saturating_add(took.saturating_mul(1 + parts));
+        let longest = millis(SIGNAL_PAUSE_MILLIS) + tolerance();
+        self.from.store(next.min(now.saturating_add(longest)), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: u64 = SLOW_WRITE_LEAK_MILLIS * 1_000;
+
+    fn cycles(micros: u64) -> u64 {
+        clock::cycles_in(1_000 * micros)
+    }
+
+    /// Writes until the front-end is dropped, if it is: of so many microseconds, so many after the
+    /// last.
+    fn dropped_after(writes: impl Iterator<Item = (u64, u64)>) -> Option<usize> {
+        let cost = SignalCost::default();
+        let mut now = 0;
+        writes
+            .take(10_000)
+            .position(|(micros, pause)| {
+                now += cycles(pause);
+                cost.took(micros, 1, now)
+            })
+            .map(|at| at + 1)
+    }
+
+    #[test]
+    fn a_crowd_is_found_the_sooner_the_larger_it_is() {
+        let found = |micros| dropped_after(std::iter::repeat((micros, 0)));
+        assert_eq!(
+            [1_001, 4_999, 5_000, 49_999, 50_000, 2_000_000].map(found),
+            [Some(16), Some(16), Some(8), Some(8), Some(4), Some(4)]
+        );
+    }
+
+    #[test]
+    fn honest_ones_are_left_alone() {
+        assert_eq!(dropped_after(std::iter::repeat((SIGNAL_MICROS, 0))), None);
+        // Five times a second, and now and then a long one.
+        assert_eq!(dropped_after(std::iter::repeat((4_000, ONE))), None);
+        let stolen = |i| if i % 4 == 0 { 20_000 } else { 1_500 };
+        assert_eq!(dropped_after((0..).map(|i| (stolen(i), 5 * ONE / 4))), None);
+        assert_eq!(dropped_after(std::iter::repeat((200_000, 4 * ONE))), None);
+    }
+
+    /// The pauses are those that the writes bring about.
+    #[test]
+    fn fast_writes_between_slow_ones_do_not_help() {
+        for slow in [1_500, 6_000, 50_000, 100_000] {
+            for fast in [1, 10, 100] {
+                let mut spent = 0;
+                let writes = (0..).map(|i| match i % (3 + fast) {
+                    n if n < 3 => (slow, (3 * slow).min(100_000) + slow),
+                    _ => (10, 10),
+                });
+                let writes = writes.inspect(|(_, pause)| spent += pause);
+                assert!(dropped_after(writes).is_some(), "{slow} {fast}");
+                assert!(spent < 2_000_000, "{slow} {fast}: in {spent} µs");
+            }
+        }
+    }
+
+    #[test]
+    fn measuring_ends() {
+        let cost = SignalCost::default();
+        assert!(!cost.is_watched());
+        cost.watch(0);
+        let end = millis(SIGNALS_MEASURED_MILLIS);
+        for now in [0, end - 1, end] {
+            assert!(!cost.took(5, 1, now) && cost.is_watched());
+        }
+        assert!(!cost.took(EXPENSIVE_SIGNAL_MICROS, 1, end) && cost.is_watched());
+        assert!(!cost.took(5, 1, end + 1) && cost.is_watched(), "an expensive one begins anew");
+        assert!(!cost.took(5, 1, 2 * end + 1) && !cost.is_watched());
+    }
+
+    #[test]
+    fn a_slow_write_holds_up_its_port() {
+        let cost = SignalCost::default();
+        cost.watch(0);
+        assert!(!cost.waits(1_000), "a long write alone says nothing");
+        assert!(!cost.took(2_000, 5_000, 6_000));
+        let end = 6_000 + 5_000 * SIGNAL_PAUSE_PARTS;
+        assert!(cost.waits(6_000) && cost.waits(end - 1) && !cost.waits(end));
+        // However long it took, and whatever was taken for it.
+        cost.took(2_000, u64::MAX, 6_000);
+        let longest = 6_000 + millis(SIGNAL_PAUSE_MILLIS);
+        assert!(cost.waits(longest - 1) && !cost.waits(longest));
+        cost.took(2_000, 1, u64::MAX);
+    }
+
+    /// Time that the notifications of a port get that wants them all the time, in parts of all.
+    fn share(micros: u64, others: u32) -> f64 {
+        let cost = SignalCost::default();
+        let (mut now, mut spent) = (0, 0);
+        for _ in 0..1_000 {
+            now += cost.left(now) + cycles(micros);
+            spent += cycles(micros);
+            cost.charge(micros, others, now);
+        }
+        spent as f64 / now as f64
+    }
+
+    #[test]
+    fn expensive_ones_get_no_more_than_others() {
+        for micros in [20, 150, 900] {
+            for (others, wanted) in [(0, 0.5), (1, 0.5), (2, 0.25), (3, 0.25), (7, 0.125)] {
+                let share = share(micros, others);
+                assert!((share - wanted).abs() < 0.02, "{micros} {others}: {share}");
+            }
+        }
+        // However many there are, and whatever was taken for it.
+        let cost = SignalCost::default();
+        cost.charge(u64::MAX, u32::MAX, 0);
+        assert!(cost.left(0) <= millis(SIGNAL_PAUSE_MILLIS));
+        cost.charge(1, 1, u64::MAX);
+    }
+}

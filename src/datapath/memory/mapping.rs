@@ -1,0 +1,266 @@
+//! One mapped file of guest memory.
+//!
+//! Checked before mapping: the descriptor is a file on tmpfs (memfd included) or hugetlbfs, never a
+//! disk file whose pages could fault for as long as the disk likes; the range lies inside the file;
+//! all arithmetic is checked. What that comes to is an [`Extent`], which knows how much will be
+//! mapped: hugetlbfs rounds two bytes over the border of two 1 GiB pages up to 2 GiB, so that is
+//! what counts against the limits, not what was asked for. The descriptor is closed once the file
+//! is mapped: 509 regions of one port would otherwise leave no descriptors for the others.
+//! (`vm-memory` keeps it open, and is not used here for that.) A file that is truncated later is
+//! what `guard::sigbus` handles.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use super::ledger::Lease;
+use crate::guard::sigbus;
+use base::limits::MAX_PORT_MAPPED_BYTES;
+use base::words::counted;
+use sys::fs::{self, FileFacts, FileKind};
+use sys::pages::Pages;
+
+/// Why a file cannot serve as guest memory.
+#[derive(Debug, thiserror::Error)]
+pub enum MapError {
+    /// The length is zero, or offset plus length overflows.
+    #[error("empty or overflowing range")]
+    BadRange,
+    /// Longer than a port's memory may be; mapped even for a moment it could take the address space
+    /// that the rest of the process needs just then.
+    #[error("range of {0} bytes is larger than {MAX_PORT_MAPPED_BYTES}")]
+    TooLarge(u64),
+    /// The file ends before offset plus length as the front-end gave them; its size now.
+    #[error(
+        "range of {} lies beyond the end of the file ({})",
+        counted(.0, "byte"),
+        counted(.1, "byte")
+    )]
+    BeyondEnd(u64, u64),
+    /// Not tmpfs, memfd or hugetlbfs.
+    #[error("not memory-backed: only memfd, tmpfs and hugetlbfs files are accepted")]
+    NotMemory,
+    /// Pages of it are still to be allocated.
+    #[error("not all of its pages are there, which memory=prealloc needs")]
+    Sparse,
+    /// `fstat` or `fstatfs` failed.
+    #[error("cannot examine the file: {0}")]
+    Stat(#[source] io::Error),
+    /// `mmap` failed.
+    #[error("cannot map: {0}")]
+    Mmap(#[source] io::Error),
+    /// It could not be made survivable.
+    #[error("cannot guard the mapping: {0}")]
+    Guard(#[source] sigbus::GuardError),
+}
+
+/// A mapped range of a front-end's file; unmapped on drop.
+#[derive(Debug)]
+pub struct Mapping {
+    // Order of fields is order of drop: the guard must be gone before the range is unmapped, or
+    // the SIGBUS handler could map zero pages over another, later mapping.
+    _guard: sigbus::Guard,
+    pages: Pages,
+    /// Offset of the front-end's first byte inside `pages` (page or huge-page alignment).
+    delta: usize,
+    len: usize,
+    identity: (u64, u64),
+    backing: Backing,
+    // Given back when the pages are gone.
+    _lease: Option<Lease>,
+}
+
+/// A range of a file that may be mapped.
+#[derive(Debug)]
+pub struct Extent {
+    file: OwnedFd,
+    /// Offset of the first page.
+    first: u64,
+    /// Bytes of whole pages.
+    whole: usize,
+    /// Offset of the first byte asked for inside the first page (page or huge-page alignment).
+    delta: usize,
+    len: usize,
+    facts: FileFacts,
+}
+
+impl Extent {
+    /// Checks `len` bytes of `file` from `offset`.
+    ///
+    /// hugetlbfs maps whole huge pages only, and unmaps only whole ones, so the range is widened to
+    /// the file system's page size.
+    pub fn new(file: OwnedFd, offset: u64, len: u64) -> Result<Extent, MapError> {
+        let end = offset.checked_add(len).filter(|_| len > 0).ok_or(MapError::BadRange)?;
+        if len > MAX_PORT_MAPPED_BYTES {
+            return Err(MapError::TooLarge(len));
+        }
+        let facts = fs::examine(&file).map_err(MapError::Stat)?;
+        let FileFacts { kind, size, page, .. } = facts;
+        if kind == FileKind::Other {
+            return Err(MapError::NotMemory);
+        }
+        if end > size {
+            return Err(MapError::BeyondEnd(end, size));
+        }
+        let first = offset / page * page;
+        let last = end.checked_next_multiple_of(page).ok_or(MapError::BadRange)?;
+        let whole = usize::try_from(last - first).map_err(|_| MapError::BadRange)?;
+        let (delta, len) = ((offset - first) as usize, len as usize);
+        Ok(Extent { file, first, whole, delta, len, facts })
+    }
+
+    /// The same, if all of its pages are there: one that is not is allocated when we touch it, on
+    /// this process's bill. They can be taken away again later.
+    pub fn preallocated(self) -> Result<Extent, MapError> {
+        let range = self.first..self.first + (self.delta + self.len) as u64;
+        match fs::is_allocated(&self.file, &self.facts, range) {
+            Ok(true) => Ok(self),
+            Ok(false) => Err(MapError::Sparse),
+            Err(error) => Err(MapError::Stat(error)),
+        }
+    }
+
+    /// The bytes asked for, and those of the whole pages they lie in.
+    pub fn size(&self) -> Size {
+        Size { asked: self.len as u64, mapped: self.whole as u64 }
+    }
+
+    /// Maps it, shared and writable; `truncated` becomes true if an access later finds the file
+    /// shorter than it is now.
+    pub fn map(self, truncated: &Arc<AtomicBool>) -> Result<Mapping, MapError> {
+        let Extent { file, first, whole, delta, len, facts } = self;
+        let FileFacts { identity, kind, page, named, .. } = facts;
+        let pages = Pages::of(file.as_fd(), first, whole, libc::MAP_NORESERVE);
+        // A user who may read the daemon's core dump need not read its guests.
+        let pages = pages.map_err(MapError::Mmap)?.without_dump();
+        let guard = sigbus::guard(pages.at().as_ptr() as usize, whole, Arc::clone(truncated))
+            .map_err(MapError::Guard)?;
+        let backing = Backing { kind, page, named };
+        Ok(Mapping { _guard: guard, pages, delta, len, identity, backing, _lease: None })
+    }
+}
+
+/// What a mapping's pages are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backing {
+    /// Where the file lives.
+    pub kind: FileKind,
+    /// Bytes of a page.
+    pub page: u64,
+    /// It has a name in a file system.
+    pub named: bool,
+}
+
+/// How large a range is, as asked for and in whole pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size {
+    /// Bytes asked for.
+    pub asked: u64,
+    /// Bytes mapped.
+    pub mapped: u64,
+}
+
+impl Mapping {
+    /// Checks and maps `len` bytes of `file` from `offset`: see [`Extent`].
+    pub fn new(
+        file: OwnedFd,
+        offset: u64,
+        len: u64,
+        truncated: &Arc<AtomicBool>,
+    ) -> Result<Mapping, MapError> {
+        Extent::new(file, offset, len)?.map(truncated)
+    }
+
+    /// The same mapping, with what it was taken from.
+    pub fn leased(self, lease: Lease) -> Mapping {
+        Mapping { _lease: Some(lease), ..self }
+    }
+
+    /// First byte of the range asked for.
+    pub fn as_ptr(&self) -> *mut u8 {
+        // `delta` lies inside the pages by construction.
+        self.pages.at().as_ptr().wrapping_add(self.delta)
+    }
+
+    /// Length of the range asked for, in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The bytes asked for, and those of the whole pages they lie in.
+    pub fn size(&self) -> Size {
+        Size { asked: self.len as u64, mapped: self.pages.bytes() as u64 }
+    }
+
+    /// What its pages are.
+    pub fn backing(&self) -> Backing {
+        self.backing
+    }
+
+    /// Device and inode of the file.
+    pub fn identity(&self) -> (u64, u64) {
+        self.identity
+    }
+
+    /// Never true: empty ranges are refused.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use sys::fs::memfd;
+
+    #[test]
+    fn a_range_beyond_the_file_is_refused() {
+        let file = memfd("t", 8192).unwrap();
+        let err = Mapping::new(file, 4096, 8192, &Arc::default()).unwrap_err();
+        assert!(matches!(err, MapError::BeyondEnd(12288, 8192)), "{err}");
+        let short = MapError::BeyondEnd(4096, 1).to_string();
+        assert_eq!(short, "range of 4096 bytes lies beyond the end of the file (1 byte)");
+    }
+
+    #[test]
+    fn overflow_and_emptiness_are_refused() {
+        for (offset, len) in [(u64::MAX, 1), (1, u64::MAX), (0, 0)] {
+            let file = memfd("t", 4096).unwrap();
+            assert!(matches!(
+                Mapping::new(file, offset, len, &Arc::default()),
+                Err(MapError::BadRange)
+            ));
+        }
+    }
+
+    #[test]
+    fn a_disk_file_is_refused() {
+        let file = File::open("/proc/self/exe").unwrap();
+        let err = Mapping::new(OwnedFd::from(file), 0, 4096, &Arc::default()).unwrap_err();
+        assert!(matches!(err, MapError::NotMemory), "{err}");
+    }
+
+    #[test]
+    fn no_more_than_a_port_may_have_is_mapped_even_for_a_moment() {
+        let file = memfd("t", 64 << 40).unwrap();
+        let err = Mapping::new(file, 0, MAX_PORT_MAPPED_BYTES + 1, &Arc::default()).unwrap_err();
+        assert!(matches!(err, MapError::TooLarge(_)), "{err}");
+    }
+
+    #[test]
+    fn guest_memory_is_no_part_of_a_core_dump() {
+        let map = Mapping::new(memfd("t", 8192).unwrap(), 0, 8192, &Arc::default()).unwrap();
+        let flags = fs::vm_flags(map.as_ptr() as usize);
+        assert!(flags.contains(&"dd".to_owned()), "{flags:?}");
+    }
+
+    #[test]
+    fn an_unaligned_offset_points_at_its_byte() {
+        let file = memfd("t", 8192).unwrap();
+        let map = Mapping::new(file, 100, 50, &Arc::default()).unwrap();
+        assert_eq!(map.as_ptr() as usize % 4096, 100);
+        assert_eq!(map.len(), 50);
+    }
+}

@@ -1,0 +1,258 @@
+//! Frames that wait in their sender's ring for a receiver without buffers.
+//!
+//! One rule: the end of a burst waits, given back to its ring as if never taken, if
+//!
+//! - the whole burst and all bursts before it, for a time, went to the same receive ring
+//!   ([`LastReceiver`](crate::port::gate::LastReceiver)): frames for others hardly ever wait behind
+//!   it; and
+//! - that receive ring has earned the waiting by the frames that it took of this sender
+//!   ([`Admission::may_wait`](crate::port::admission::Admission::may_wait)), a millisecond at most.
+//!
+//! All other frames without a buffer are dropped and counted.
+//!
+//! The end of any burst also waits while another thread holds the lock of its receive ring: that
+//! thread delivers a burst, or lost its CPU. After [`LOCK_WAIT_NANOS`] the queue counts as stalled.
+
+use super::plan::{Plan, Run};
+use super::rate_out;
+use super::stalls::At;
+use crate::port::gate::Waiting;
+use crate::port::{Next, PortTable, Queue, Rx, RxState, Tx, TxState};
+use crate::ring::{Burst, SplitRing};
+use base::limits::LOCK_WAIT_NANOS;
+use switch::PortId;
+use sys::clock;
+
+/// How the frames of one burst may wait.
+pub struct Backpressure<'a> {
+    /// All ports.
+    pub ports: &'a PortTable,
+    /// The sender.
+    pub from: PortId,
+    /// The turn's cycle.
+    pub now: u64,
+    /// Cycles after which to look again at a receiver that announces nothing.
+    retry: u64,
+    /// The sender's ring; none if its frames cannot wait.
+    pub ring: Option<(&'a mut TxState, &'a Queue<Tx>)>,
+    /// The only receiver of the burst, if the ring's earlier bursts went there too.
+    only: Option<(PortId, u8)>,
+    /// The first frame of the burst that waits, and what the worker does next.
+    pub left: Option<(u8, Next)>,
+}
+
+impl<'a> Backpressure<'a> {
+    /// For frames of port `from`, which cannot wait, in the turn of cycle `now`.
+    #[inline(always)]
+    pub fn none(ports: &'a PortTable, from: PortId, now: u64) -> Backpressure<'a> {
+        Backpressure { ports, from, now, retry: 0, ring: None, only: None, left: None }
+    }
+
+    /// For frames of port `from` that may wait in `ring`, if there is one, and are looked at again
+    /// after `retry` cycles.
+    #[inline(always)]
+    pub fn of_ring(
+        ports: &'a PortTable,
+        from: PortId,
+        ring: Option<(&'a mut TxState, &'a Queue<Tx>)>,
+        (now, retry): (u64, u64),
+    ) -> Backpressure<'a> {
+        Backpressure { retry, ring, ..Backpressure::none(ports, from, now) }
+    }
+
+    /// Looks at the receiver that the ring's first frames wait for. Returns how many frames, at
+    /// most `limit`, are worth taking now, or what the worker does instead. Calls `is_at` with the
+    /// port whose memory is touched, at the end the sender's.
+    #[inline(never)]
+    pub fn look(&mut self, limit: usize, is_at: impl Fn(At)) -> Result<usize, Next> {
+        let Some((state, _)) = &mut self.ring else { return Ok(limit) };
+        let TxState { vring, side: Tx { gate, .. }, .. } = &mut **state;
+        let (Some(waiting), None, Some(ring)) =
+            (&mut gate.receiver, gate.drain_to, &mut vring.ring)
+        else {
+            return Ok(limit);
+        };
+        let is_only = gate.last.is_only((waiting.port, waiting.queue), self.now);
+        let wanted = limit.min(ring.offered().into());
+        if wanted == 0 {
+            // The last burst took the ring's last frames.
+            gate.receiver = None;
+            return Ok(limit);
+        }
+        if waiting.booked.is_some() {
+            return rate_out::look(self.ports, waiting, self.now).map_or(Ok(limit), Err);
+        }
+        let Some(queue) = receiver_of(self.ports, waiting) else { return Ok(limit) };
+        let Some(mut receiver) = queue.lock_again() else {
+            return wait_for_lock(waiting, queue, self.now).map(|()| limit);
+        };
+        waiting.locked_since = None;
+        let Some((receive_ring, admission)) = receiver.admission() else { return Ok(limit) };
+        is_at(At::NOTHING.and(waiting.port));
+        let free = receive_ring.offered();
+        is_at(At::sender(self.from));
+        let may_wait = admission.may_wait(self.from, waiting.charge(self.now)) && is_only;
+        let mut granted = admission.grant(self.from, wanted, free);
+        if granted == 0 && !may_wait {
+            granted = admission.grant_late(self.from, wanted, free);
+        }
+        waiting.granted = granted > 0;
+        match (granted, may_wait) {
+            (1.., _) => Ok(granted),
+            (0, true) => {
+                waiting.left = free;
+                Err(self.next_look())
+            }
+            (0, false) => Ok(limit),
+        }
+    }
+
+    /// When to look again at a receiver, unless more buffers end the waiting before: [`listen`]
+    /// asks for their kick before a sleep.
+    fn next_look(&self) -> Next {
+        Next::Receiver(self.now.saturating_add(self.retry))
+    }
+
+    /// Notes where a burst goes, before it is delivered.
+    #[inline(always)]
+    pub fn begin(&mut self, plan: &Plan) {
+        let (Some((state, _)), true) = (&mut self.ring, plan.has_copies()) else { return };
+        let (last, to) = (&mut state.side.gate.last, plan.only_receiver());
+        last.note(to, self.now);
+        self.only = to.filter(|to| last.is_only(*to, self.now));
+    }
+
+    /// True if the frames left of a run are the end of the burst and its ring is not being drained.
+    #[inline]
+    pub fn is_end(&self, burst: &Burst, run: &Run) -> bool {
+        let left = run.left();
+        let is_end =
+            left.first().is_some_and(|&at| usize::from(at) + left.len() == burst.frames().len());
+        let drains = |state: &TxState| state.side.gate.drain_to.is_some();
+        is_end && self.ring.as_ref().is_some_and(|(state, _)| !drains(state))
+    }
+
+    /// True if the frames left of a run are the end of a burst that goes nowhere else, as all
+    /// bursts of its ring lately did.
+    pub(super) fn may_wait(&self, burst: &Burst, run: &Run) -> bool {
+        self.only == Some((run.port, run.queue)) && self.is_end(burst, run)
+    }
+
+    /// Frames in the sender's ring, those of the burst included.
+    pub(super) fn frames_held(&mut self) -> usize {
+        let ring = self.ring.as_mut().and_then(|(state, _)| state.vring.running());
+        ring.map_or(0, |ring| ring.offered().into())
+    }
+
+    /// The receive queue that the first frames of the ring wait for, if it belongs to `port`.
+    pub(super) fn waiting_for(&mut self, port: PortId) -> Option<&mut Waiting> {
+        let (state, _) = self.ring.as_mut()?;
+        state.side.gate.receiver.as_mut().filter(|waiting| waiting.port == port)
+    }
+
+    /// Leaves the frames left of a run in their ring until `receiver` has buffers; false if they
+    /// may not wait.
+    #[inline(never)]
+    pub fn wait(&mut self, burst: &Burst, run: &Run, receiver: &mut RxState) -> bool {
+        if !self.may_wait(burst, run) {
+            return false;
+        }
+        let Some((state, _)) = &mut self.ring else { return false };
+        let waited =
+            state.side.gate.receiver.as_mut().map_or(0, |waiting| waiting.charge(self.now));
+        if !receiver.side.admission.may_wait(self.from, waited) {
+            return false;
+        }
+        let left = receiver.vring.running().map_or(0, |ring| ring.offered());
+        let waits = run.left().first().is_some_and(|&at| self.leave(run, at, self.next_look()));
+        if let Some(waiting) = self.waiting_for(run.port) {
+            waiting.left = left;
+        }
+        waits
+    }
+
+    /// Leaves the frames left of a run, the end of the burst, in their ring until the lock of
+    /// `queue` is free; false if the lock was waited for in vain.
+    pub fn wait_for_lock(&mut self, run: &Run, queue: &Queue<Rx>) -> bool {
+        if queue.is_stalled() {
+            return false;
+        }
+        run.left().first().is_some_and(|&at| self.leave(run, at, Next::Locked))
+    }
+
+    /// The frames of a run from `at` on stay in their ring; false if their source is no ring.
+    pub(super) fn leave(&mut self, run: &Run, at: u8, next: Next) -> bool {
+        let Some((state, queue)) = &mut self.ring else { return false };
+        let gate = &mut state.side.gate;
+        let mut waiting = Waiting::new((run.port, run.queue), self.now);
+        // Frames that wait for buffers keep what they booked at the receiver's rate.
+        let booked = gate.receiver.filter(|before| before.port == run.port);
+        waiting.booked = booked.and_then(|before| before.booked);
+        let before = gate.receiver.replace(waiting);
+        queue.stats.waits.add(u64::from(before.is_none()));
+        self.left = Some((at, next));
+        true
+    }
+
+    /// Notes that all of a burst is delivered. If the receiver had granted buffers to frames that
+    /// waited, the next frames wait too: most likely they find no buffers, and a look is cheaper
+    /// than a burst.
+    #[inline(always)]
+    pub fn complete(&mut self) {
+        let Some((state, _)) = &mut self.ring else { return };
+        let TxState { vring, side: Tx { gate, .. }, .. } = &mut **state;
+        if let Some(waiting) = &mut gate.receiver {
+            let more = vring.ring.as_ref().is_some_and(SplitRing::has_more);
+            let granted = std::mem::take(&mut waiting.granted);
+            if !(more && granted && self.only.is_some()) {
+                gate.receiver = None;
+            }
+        }
+    }
+}
+
+/// Lets frames wait for a lock that another thread holds; that thread may have been stopped by the
+/// scheduler, or by a page of a hostile guest. After [`LOCK_WAIT_NANOS`] no worker waits for
+/// this lock before it was free.
+#[cold]
+fn wait_for_lock(waiting: &mut Waiting, queue: &Queue<Rx>, now: u64) -> Result<(), Next> {
+    let since = *waiting.locked_since.get_or_insert(now);
+    if since.abs_diff(now) < clock::cycles_in(LOCK_WAIT_NANOS) && !queue.is_stalled() {
+        return Err(Next::Locked);
+    }
+    queue.stall();
+    Ok(())
+}
+
+/// Before worker `worker` sleeps: asks for a kick at the next buffers of the receiver that frames
+/// of a ring wait for. True if buffers came already. Calls `is_at` with the receiver whose memory
+/// is touched. A rate's time comes without an event, and frames behind those that wait change
+/// nothing.
+pub fn listen(worker: usize, ports: &PortTable, state: &TxState, is_at: impl Fn(At)) -> bool {
+    let gate = &state.side.gate;
+    if gate.booked.is_some() || state.memory.is_set() {
+        // The ring is not looked at before that time, whatever comes.
+        return false;
+    }
+    let Some(waiting) = gate.receiver.filter(|waiting| waiting.booked.is_none()) else {
+        return false;
+    };
+    let Some(receiver) = receiver_of(ports, &waiting) else { return true };
+    is_at(At::NOTHING.and(waiting.port));
+    match receiver.lock_again() {
+        Some(mut state) => {
+            state.side.awaited.add(worker);
+            // Another worker may have seen more buffers since, and needed none.
+            let came =
+                |ring: &mut SplitRing| ring.enable_kicks_behind() || ring.offered() > waiting.left;
+            state.vring.running().is_none_or(came)
+        }
+        None => !receiver.is_stalled(),
+    }
+}
+
+/// The receive queue that frames wait for; none if the port is gone.
+fn receiver_of<'p>(ports: &'p PortTable, waiting: &Waiting) -> Option<&'p Queue<Rx>> {
+    let (_, guest) = ports.guest(waiting.port)?;
+    guest.rx.get(usize::from(waiting.queue))
+}

@@ -1,0 +1,88 @@
+//! Copies of a burst's frames for those who look at them: what came in, what went where, and what
+//! went no further.
+
+use std::iter::once;
+
+use super::{BurstContext, Pipeline};
+use crate::capture::outcomes::Outcome;
+use crate::capture::{Capture, Packet};
+use crate::port::PortTable;
+use base::stats::Direction;
+use switch::PortId;
+use sys::clock;
+
+impl Pipeline {
+    /// Begins with a burst that may be captured or mirrored. If it is captured its frames become
+    /// private, so that what is captured is what is delivered.
+    #[cold]
+    pub(super) fn begin_observing(&self, ports: &PortTable, context: &mut BurstContext) {
+        context.outcomes.begin();
+        // Else they do just before they are delivered, as those of a mirror do.
+        if ports.is_captured() && !self.stalls.is_watching() {
+            context.burst.stage(u64::MAX);
+        }
+    }
+
+    /// Leaves copies of a burst that came from port `from`. It is delivered, and not yet given back
+    /// to its source: what of it waits in its ring is not part of it any more.
+    #[cold]
+    pub(super) fn capture(
+        &self,
+        ports: &PortTable,
+        from: PortId,
+        (outcomes, lost): (&[Outcome], u64),
+        context: &mut BurstContext,
+    ) {
+        let BurstContext { burst, plan, beginning, is_continued, .. } = context;
+        let (time, direction) = (clock::wall_nanos(), Direction::In);
+        let (now, captures) = (clock::monotonic_nanos(), ports.captures().count());
+        let longest = ports.captures().map(Capture::reads).max().unwrap_or(0);
+        beginning.resize(beginning.len().max(longest), 0);
+        let bytes = &mut beginning[..longest];
+        for capture in ports.captures() {
+            let mut leaving = capture.open(self.worker, now, captures);
+            leaving.lose(lost);
+            let (mut drops, mut behind) = (plan.drops().peekable(), outcomes);
+            for (at, frame) in burst.frames().iter().enumerate() {
+                let dropped = drops.next_if(|&(place, _)| usize::from(place) == at);
+                let dropped = dropped.map(|(_, reason)| reason);
+                let copies = behind.partition_point(|copy| usize::from(copy.frame) <= at);
+                let (copies, rest) = behind.split_at(copies);
+                behind = rest;
+                let came = Packet { time, port: from, direction, dropped, len: frame.len };
+                let went = copies.iter().map(|copy| Packet {
+                    port: copy.port,
+                    direction: Direction::Out,
+                    dropped: copy.dropped,
+                    ..came
+                });
+                let wants = |packet: &Packet| capture.wants(packet.port, packet.dropped);
+                let came = once(came).filter(|_| !*is_continued);
+                let mut wanted = came.chain(went).filter(wants).peekable();
+                if wanted.peek().is_none() {
+                    continue;
+                }
+                if !leaving.may_look() {
+                    leaving.lose(wanted.count() as u64);
+                    continue;
+                }
+                let read = burst.egress(at as u8).copy_beginning(bytes);
+                if leaving.accepts(&bytes[..read], frame.len) {
+                    wanted.for_each(|packet| leaving.leave(packet, &bytes[..read]));
+                }
+            }
+            // Of what was no frame there is nothing to look at.
+            for reason in burst.rejected().filter(|_| !*is_continued) {
+                let dropped = Some(reason);
+                if !capture.wants(from, dropped) {
+                    continue;
+                }
+                if !leaving.may_look() {
+                    leaving.lose(1);
+                } else if leaving.accepts(&[], 0) {
+                    leaving.leave(Packet { time, port: from, direction, dropped, len: 0 }, &[]);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! A queue of a device as a source.
+
+use std::sync::{Arc, MutexGuard};
+
+use super::{BurstContext, BurstGuard, Pipeline, Source};
+use crate::pipeline::flood::is_stuck;
+use crate::pipeline::stalls::At;
+use crate::port::device::{Bounds, Reading};
+use crate::port::{DevicePort, DeviceQueue, Endpoint, FloodSlot, Next, Port, PortTable};
+use base::frame::Offloads;
+use base::stats::{QueueStats, WorkerStats};
+use switch::{PortId, SourceMemo};
+
+/// A queue, read by the worker that owns it.
+struct DeviceInput<'p> {
+    port: &'p Port,
+    device: &'p DevicePort,
+    queue: &'p DeviceQueue,
+    reading: MutexGuard<'p, Reading>,
+    bounds: Bounds,
+    /// What there is to do next.
+    next: Next,
+}
+
+impl Pipeline {
+    /// Reads and forwards one burst of a queue of a device.
+    pub fn device_burst(
+        &mut self,
+        ports: &PortTable,
+        id: PortId,
+        index: usize,
+        stats: &WorkerStats,
+    ) -> Next {
+        let Some(port) = ports.get(id) else { return Next::Gone };
+        let Endpoint::Device(device) = &port.endpoint else { return Next::Gone };
+        let Some(queue) = device.queues().get(index) else { return Next::Gone };
+        self.is_at(At::NOTHING);
+        let Some(mut reading) = queue.reading() else { return self.retry() };
+        let is_waiting = |taken_at| !is_stuck(taken_at, self.time.cycle);
+        if queue.floods.taken_at().is_some_and(is_waiting) {
+            // A frame cannot go back to its device, so the device is read after its flood.
+            return self.retry();
+        }
+        if queue.floods.owes() {
+            self.account.collect(&mut reading.deficit, &queue.input, queue.floods.take_owed());
+        }
+        if self.account.throttles(&mut reading.deficit) {
+            return Next::Throttled;
+        }
+        let bounds = match port.rates.input.is_on() {
+            true => match self.limit_device(port, &mut reading) {
+                Ok(bounds) => bounds,
+                Err(next) => return next,
+            },
+            false => Bounds::default(),
+        };
+        let next = Next::Empty;
+        let input = DeviceInput { port, device, queue, reading, bounds, next };
+        self.forward(ports, input, stats)
+    }
+}
+
+impl<'p> Source<'p> for DeviceInput<'p> {
+    fn port(&self) -> &'p Port {
+        self.port
+    }
+
+    fn counters(&self) -> &'p QueueStats {
+        &self.queue.input
+    }
+
+    fn memo(&mut self) -> &mut SourceMemo {
+        &mut self.reading.source
+    }
+
+    fn floods(&self) -> Option<&'p Arc<FloodSlot>> {
+        Some(&self.queue.floods)
+    }
+
+    fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Next> {
+        let burst = &mut context.burst;
+        let bounds = Bounds { end: on.account.reading_ends(), ..self.bounds };
+        let state = self.queue.receive(&mut on.reader, burst, self.device, bounds);
+        // What the kernel forwards comes from outside too.
+        burst.examine(Offloads::ALL, true);
+        if self.bounds.room.is_some() {
+            on.charge_device(self.port, self.bounds, &mut self.reading, burst);
+        }
+        let taken = burst.taken() > 0;
+        self.next = match state {
+            Next::Empty if taken => Next::Last,
+            Next::Again if taken => Next::More,
+            Next::Again => on.retry(),
+            next => next,
+        };
+        if !taken {
+            on.account.charge(&mut self.reading.deficit, &self.queue.input, None);
+            return Err(self.next);
+        }
+        on.signals.note_sender(self.port.id);
+        Ok(())
+    }
+
+    fn complete(
+        &mut self,
+        on: &mut Pipeline,
+        guard: BurstGuard<'_>,
+        stats: &WorkerStats,
+        _: Next,
+    ) -> Next {
+        stats.bursts.add(1);
+        stats.frames.add(guard.burst.taken() as u64);
+        guard.finish();
+        on.reader.release();
+        let more = Some(self.next == Next::More);
+        on.account.charge(&mut self.reading.deficit, &self.queue.input, more);
+        self.next
+    }
+}

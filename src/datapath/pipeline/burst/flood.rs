@@ -1,0 +1,137 @@
+//! The receivers of a flood: the first ones behind the burst, the others in the next turns.
+
+use std::sync::Arc;
+
+use super::{BurstContext, Pipeline};
+use crate::pipeline::flood::{AT_ONCE, FloodList, PendingFlood, find, limit_part};
+use crate::pipeline::stalls::At;
+use crate::port::quantum::Deficit;
+use crate::port::{FloodSlot, Port, PortTable};
+use base::stats::{DropReason, WorkerStats};
+use switch::Policy;
+
+/// Counts copies that a panic prevented as `panicked` drops. Copies are counted as asked for before
+/// they are made.
+pub(super) struct Unsettled<'a> {
+    pub(super) context: &'a mut BurstContext,
+    pub(super) from: &'a Port,
+}
+
+impl Drop for Unsettled<'_> {
+    fn drop(&mut self) {
+        let left = self.context.plan.flood_copies_left() as u64;
+        if left > 0 {
+            self.from.stats.drops.add_shared(DropReason::Panicked, left);
+        }
+    }
+}
+
+impl Pipeline {
+    /// The floods that go on.
+    #[inline(always)]
+    pub fn floods(&self) -> &FloodList {
+        &self.floods
+    }
+
+    /// Floods a completed burst: delivers to the first receivers, and keeps the flood for the
+    /// others. The source has counted the burst.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn flood(
+        &mut self,
+        ports: &PortTable,
+        (from, slot): (&Port, Option<&Arc<FloodSlot>>),
+        context: &mut BurstContext,
+        stats: &WorkerStats,
+    ) {
+        self.serve(ports, (from, slot), context, stats);
+        let permit = context.permit.take().map(Arc::new);
+        for (fan, next) in context.plan.unserved() {
+            let (frames, scope) = (context.burst.keep(fan.frames()), fan.scope());
+            let (slot, permit) = (slot.cloned(), permit.clone());
+            let deficit = Deficit::default();
+            self.floods.push(PendingFlood { frames, scope, next, slot, permit, deficit });
+        }
+        context.plan.clear();
+    }
+
+    /// Serves the next receivers of the flood that waits longest. False if the flood has to wait
+    /// until others had as much of the worker's time.
+    #[cold]
+    pub fn go_on(&mut self, ports: &PortTable, stats: &WorkerStats) -> bool {
+        let Some(mut flood) = self.floods.pop() else { return false };
+        let Some(from) = ports.get(flood.scope.from.port).filter(|port| flood.is_of(port)) else {
+            return false;
+        };
+        if self.account.throttles(&mut flood.deficit) {
+            self.floods.push(flood);
+            return false;
+        }
+        flood.permit.iter().for_each(|permit| permit.begin_part(self.time.cycle));
+        let mut context = self.context.take().unwrap_or_default();
+        let BurstContext { burst, plan, .. } = &mut *context;
+        burst.restore(&mut flood.frames);
+        let policy = Policy { fdb: &self.fdb, ports, rules: self.rules };
+        let find =
+            |targets: &mut Vec<_>| find(&policy, (flood.scope, flood.next), AT_ONCE, targets);
+        let fan = plan.fan(0, flood.scope, find);
+        (0..burst.frames().len() as u8).for_each(|frame| fan.push(frame));
+        limit_part(plan, burst);
+        from.stats.copies.add_shared(plan.flood_copies_left() as u64);
+        let spent = self.serve(ports, (from, flood.slot.as_ref()), &mut context, stats);
+        self.account.charge_part(&mut flood.deficit, spent);
+        let next = context.plan.unserved().map(|(_, next)| next).next();
+        context.burst.clear();
+        context.plan.clear();
+        self.context = Some(context);
+        if let Some(next) = next {
+            flood.next = next;
+            self.floods.push(flood);
+        }
+        true
+    }
+
+    /// Delivers the floods of the plan, whose frames are private, and has their source pay: for so
+    /// many cycles.
+    fn serve(
+        &mut self,
+        ports: &PortTable,
+        (from, slot): (&Port, Option<&Arc<FloodSlot>>),
+        context: &mut BurstContext,
+        stats: &WorkerStats,
+    ) -> u64 {
+        self.account.end_look();
+        self.is_at(At::NOTHING);
+        let unsettled = Unsettled { context, from };
+        let context = &mut *unsettled.context;
+        context.is_continued = true;
+        if ports.is_observed() {
+            context.outcomes.begin();
+            self.find_mirrored(ports, from.id, context);
+        }
+        self.deliver_floods(ports, from, context, stats);
+        if context.outcomes.are_wanted() {
+            self.observe(ports, from, context, stats);
+        }
+        drop(unsettled);
+        self.is_at(At::NOTHING);
+        let spent = self.account.lap();
+        slot.into_iter().for_each(|slot| slot.owe(spent));
+        spent
+    }
+
+    fn deliver_floods(
+        &mut self,
+        ports: &PortTable,
+        from: &Port,
+        context: &mut BurstContext,
+        stats: &WorkerStats,
+    ) {
+        let BurstContext { burst, plan, room, outcomes, wait_until, .. } = context;
+        let mut delivery = self.delivery((ports, from.id), (room, wait_until), outcomes, stats);
+        delivery.flood(burst, plan);
+        let slow = delivery.slow;
+        burst.keep_tags();
+        self.account.forgive(slow);
+    }
+}

@@ -1,0 +1,226 @@
+//! A guest's transmit ring as a source.
+
+use std::sync::{Arc, MutexGuard};
+
+use super::{BurstContext, BurstGuard, Pipeline, Source, Time};
+use crate::pipeline::backpressure::Backpressure;
+use crate::pipeline::stalls::At;
+use crate::port::moderation::Completed;
+use crate::port::{Discard, FloodSlot, GuestPort, Next, Port, PortTable, Queue, Tx, TxState};
+use crate::ring::{RingError, SplitRing};
+use base::limits::DISCARD_MILLIS;
+use base::stats::{DropReason, QueueStats, WorkerStats};
+use switch::{PortId, SourceMemo};
+use sys::clock;
+
+/// A transmit ring that may send now, locked.
+struct TransmitRing<'p> {
+    port: &'p Port,
+    guest: &'p GuestPort,
+    queue: &'p Queue<Tx>,
+    index: usize,
+    state: MutexGuard<'p, TxState>,
+    /// Frames that may be taken.
+    limit: usize,
+}
+
+impl Pipeline {
+    /// Forwards one burst of a guest's transmit queue.
+    pub fn guest_burst(
+        &mut self,
+        ports: &PortTable,
+        id: PortId,
+        index: usize,
+        stats: &WorkerStats,
+    ) -> Next {
+        let Some((port, guest)) = ports.guest(id) else { return Next::Gone };
+        let Some(queue) = guest.tx.get(index) else { return Next::Gone };
+        let Some(mut state) = queue.lock_for_burst() else {
+            // What stands still may have it for long.
+            let stalled = self.relieves || queue.is_stalled();
+            return if stalled { self.retry() } else { Next::Locked };
+        };
+        if state.vring.owner != Some(self.worker) {
+            return Next::Gone;
+        }
+        if guest.floods.owes() {
+            self.account.collect(&mut state.side.deficit, &queue.stats, guest.floods.take_owed());
+        }
+        self.is_at(At::sender(id));
+        match self.may_take(ports, port, queue, &mut state) {
+            Ok(limit) => {
+                let ring = TransmitRing { port, guest, queue, index, state, limit };
+                self.forward(ports, ring, stats)
+            }
+            Err(Next::Gone) if matches!(state.side.gate.discard, Discard::From(_)) => {
+                self.discard(id, queue, state)
+            }
+            Err(next) => next,
+        }
+    }
+
+    /// How many frames of a transmit ring may be taken now, or what there is to do instead.
+    #[inline(always)]
+    fn may_take(
+        &mut self,
+        ports: &PortTable,
+        port: &Port,
+        queue: &Queue<Tx>,
+        state: &mut TxState,
+    ) -> Result<usize, Next> {
+        let id = port.id;
+        let limit = state.may_take(queue, self.time.cycle)?;
+        if state.side.gate.booked.is_some()
+            && let Some(next) = self.waits_for_rate(port, queue, state)
+        {
+            return Err(next);
+        }
+        if self.account.throttles(&mut state.side.deficit) {
+            return Err(Next::Throttled);
+        }
+        if state.side.gate.receiver.is_none() {
+            return Ok(limit);
+        }
+        let Time { cycle, retry, .. } = self.time;
+        let ring = Some((&mut *state, queue));
+        let mut backpressure = Backpressure::of_ring(ports, id, ring, (cycle, retry));
+        let worth = backpressure.look(limit, |at| self.is_at(at));
+        if worth.is_err() {
+            self.account.charge(&mut state.side.deficit, &queue.stats, None);
+        }
+        worth
+    }
+
+    /// Discards what a disabled transmit ring holds: the guest kicked it, so it wants its
+    /// descriptors back, and a disabled ring has no side effects (vhost-user, "Ring states"). Not
+    /// at once, though: cloud-hypervisor enables the rings of a resumed guest when it runs already.
+    pub fn discard(
+        &mut self,
+        id: PortId,
+        queue: &Queue<Tx>,
+        mut state: MutexGuard<'_, TxState>,
+    ) -> Next {
+        let TxState { vring, side: Tx { gate, .. }, .. } = &mut *state;
+        let now = clock::cycles();
+        let from = match gate.discard {
+            Discard::Never => return Next::Gone,
+            // Enabled in the meantime, which came with a note to look.
+            _ if vring.broken => return Next::Gone,
+            Discard::OnKick => now.saturating_add(clock::cycles_in(DISCARD_MILLIS * 1_000_000)),
+            Discard::From(from) => from,
+        };
+        gate.discard = Discard::From(from);
+        // If its memory is away, that it was kicked is kept for when it is back.
+        let Some(ring) = &mut vring.ring else { return Next::Gone };
+        if now < from {
+            return Next::At(from);
+        }
+        // A driver that refills as fast as we discard ends this loop at one ring's worth.
+        let mut left = usize::from(ring.size());
+        while let (1.., Some(ring)) = (left, &mut vring.ring) {
+            let count = |taken: usize| {
+                queue.stats.frames.add(taken as u64);
+                queue.stats.drops.add(DropReason::Disabled, taken as u64);
+            };
+            match ring.discard(left, count) {
+                // The driver kicks for the next frame only if asked to, or was just before us.
+                Ok((0, _)) if ring.enable_kicks() => left -= 1,
+                Ok((0, _)) | Err(_) => break,
+                Ok((taken, wanted)) => {
+                    left -= taken;
+                    self.signals.note(id, wanted, vring, &queue.stats);
+                }
+            }
+        }
+        Next::Gone
+    }
+}
+
+impl<'p> Source<'p> for TransmitRing<'p> {
+    #[inline(always)]
+    fn port(&self) -> &'p Port {
+        self.port
+    }
+
+    #[inline(always)]
+    fn counters(&self) -> &'p QueueStats {
+        &self.queue.stats
+    }
+
+    #[inline(always)]
+    fn memo(&mut self) -> &mut SourceMemo {
+        &mut self.state.side.source
+    }
+
+    #[inline(always)]
+    fn ring(&mut self) -> Option<(&mut TxState, &'p Queue<Tx>)> {
+        Some((&mut self.state, self.queue))
+    }
+
+    #[inline(always)]
+    fn floods(&self) -> Option<&'p Arc<FloodSlot>> {
+        Some(&self.guest.floods)
+    }
+
+    #[inline(always)]
+    fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Next> {
+        let Some(ring) = &mut self.state.vring.ring else { return Err(Next::Gone) };
+        match ring.take(&mut context.burst, self.limit) {
+            Ok(0) => return Err(Next::Empty),
+            Ok(_) => {}
+            Err(error) => return Err(self.break_ring(on, error)),
+        }
+        if let Some(flows) = self.guest.steering() {
+            context.flows.note(&context.burst, flows, self.index);
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn complete(
+        &mut self,
+        on: &mut Pipeline,
+        guard: BurstGuard<'_>,
+        stats: &WorkerStats,
+        next: Next,
+    ) -> Next {
+        let taken = guard.burst.taken();
+        let state = &mut *self.state;
+        if taken == 0 {
+            guard.finish();
+            on.account.charge(&mut state.side.deficit, &self.queue.stats, None);
+            return next;
+        }
+        if let Some(ring) = &mut state.vring.ring {
+            let completed = Completed {
+                now: on.time.cycle,
+                wanted: ring.complete(&guard.burst),
+                slots: guard.burst.slots(),
+                bytes: guard.bytes,
+                size: ring.size(),
+                received: self.guest.received(),
+            };
+            on.signals.note_sent(self.port.id, completed, state, &self.queue.stats);
+        }
+        guard.finish();
+        state.drain_left(self.queue);
+        let more = state.vring.ring.as_ref().is_some_and(SplitRing::has_more);
+        on.account.charge(&mut state.side.deficit, &self.queue.stats, Some(more));
+        stats.bursts.add(1);
+        // After classifying, which may have cut the burst: what was cut comes again.
+        stats.frames.add(taken as u64);
+        Next::More
+    }
+}
+
+impl TransmitRing<'_> {
+    /// Takes the ring out of service, which its driver broke.
+    #[cold]
+    fn break_ring(&mut self, on: &mut Pipeline, error: RingError) -> Next {
+        let TxState { vring, side, .. } = &mut *self.state;
+        side.gate.drain_to = None;
+        on.signals.note_broken((self.port.id, 2 * self.index + 1), vring, error);
+        self.queue.notify_drained();
+        Next::Gone
+    }
+}

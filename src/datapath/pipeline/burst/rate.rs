@@ -1,0 +1,159 @@
+//! What passes of the frames that a port sends, by its `rate-in`: the others stay in the guest's
+//! ring, or in the kernel's queue, and are looked at again when they may pass.
+
+use super::{BurstContext, Pipeline, Source};
+use crate::port::device::{Bounds, Reading};
+use crate::port::{Next, Port, Queue, Tx, TxState};
+use crate::ring::Burst;
+use base::frame::Load;
+use base::limits::{BURST_FRAMES, RATE_LOOK_NANOS};
+use sys::clock;
+
+impl Pipeline {
+    /// When to look again at frames that wait for a rate until this cycle.
+    fn rate_look(&self, until: u64) -> Next {
+        let now = self.time.cycle;
+        Next::At(until.min(now.saturating_add(clock::cycles_in(RATE_LOOK_NANOS))))
+    }
+
+    /// What to do instead of taking frames of a ring, if they wait for the rate of their port.
+    #[cold]
+    pub(super) fn waits_for_rate(
+        &mut self,
+        port: &Port,
+        queue: &Queue<Tx>,
+        state: &mut TxState,
+    ) -> Option<Next> {
+        let booked = state.side.gate.booked?;
+        let input = &port.rates.input;
+        if !input.is_on() {
+            return None;
+        }
+        let Some(metered) = input.lock() else { return Some(Next::Again) };
+        let until = metered.meter.waits(&booked, self.time.cycle)?;
+        drop(metered);
+        if state.side.gate.drain_to.is_some() {
+            // A session waits, and they can stay where they are.
+            state.end_drain(queue);
+            return Some(Next::Gone);
+        }
+        Some(self.rate_look(until))
+    }
+
+    /// Gives back what may not pass now of the burst of a ring. Chains that are no frames count
+    /// too. What passed by a rate; if all of it waits, what to do next.
+    #[cold]
+    pub(super) fn limit_input<'p>(
+        &mut self,
+        source: &mut impl Source<'p>,
+        context: &mut BurstContext,
+    ) -> Result<Passed, Next> {
+        let port = source.port();
+        let Some((state, queue)) = source.ring().filter(|_| port.rates.input.is_on()) else {
+            return Ok(Passed::default());
+        };
+        let now = self.time.cycle;
+        let (passed, next) = match port.rates.input.lock() {
+            Some(mut metered) => {
+                let burst = &context.burst;
+                let booked = state.side.gate.booked.take();
+                let passed = metered.meter.admit(burst.loads(), booked, true, now);
+                let Some(first) = burst.loads().nth(passed) else {
+                    return Ok(Passed::of(burst));
+                };
+                let until = if state.side.gate.drain_to.is_some() {
+                    drop(metered);
+                    state.end_drain(queue);
+                    None
+                } else {
+                    let booking = metered.meter.book(first, burst.loads().sum(), now);
+                    state.side.gate.booked = Some(booking);
+                    if booked.is_none() {
+                        port.stats.rate_waits.add_shared(1);
+                    }
+                    metered.meter.waits(&booking, now)
+                };
+                (passed, until.map_or(Next::Gone, |until| self.rate_look(until)))
+            }
+            None => (0, Next::Again),
+        };
+        context.burst.cut_heads(passed);
+        if passed > 0 {
+            return Ok(Passed::of(&context.burst));
+        }
+        // They are those of this burst.
+        let _ = context.flows.take();
+        Err(next)
+    }
+
+    /// How much may be read of a device now, or what to do instead.
+    #[cold]
+    pub(super) fn limit_device(
+        &mut self,
+        port: &Port,
+        reading: &mut Reading,
+    ) -> Result<Bounds, Next> {
+        let (now, last) = (self.time.cycle, reading.last);
+        let Some(mut metered) = port.rates.input.lock() else { return Err(self.retry()) };
+        let waits = reading.booked.and_then(|booked| metered.meter.waits(&booked, now));
+        if let Some(until) = waits {
+            return Err(self.rate_look(until));
+        }
+        let booked = reading.booked.take();
+        let room = metered.meter.room(booked, true, now);
+        if room.fits(last) {
+            return Ok(Bounds { end: None, room: Some((room, last)) });
+        }
+        metered.meter.spend(&room);
+        let as_many = BURST_FRAMES as u64;
+        let all = Load { packets: last.packets * as_many, bytes: last.bytes * as_many };
+        let booking = metered.meter.book(last, all, now);
+        reading.booked = Some(booking);
+        if booked.is_none() {
+            port.stats.rate_waits.add_shared(1);
+        }
+        Err(self.rate_look(metered.meter.waits(&booking, now).unwrap_or(now)))
+    }
+
+    /// Charges a port for what was read of its device within `bounds`.
+    #[cold]
+    pub(super) fn charge_device(
+        &self,
+        port: &Port,
+        bounds: Bounds,
+        reading: &mut Reading,
+        burst: &Burst,
+    ) {
+        let Some((mut room, _)) = bounds.room else { return };
+        burst.loads().for_each(|load| room.take(load));
+        reading.last = burst.loads().last().unwrap_or(reading.last);
+        if let Some(mut metered) = port.rates.input.lock() {
+            metered.meter.spend(&room);
+        }
+    }
+}
+
+/// Frames and rejected chains of a burst that passed by the rate of their port.
+#[derive(Clone, Copy, Default)]
+pub struct Passed {
+    frames: usize,
+    rejects: usize,
+}
+
+impl Passed {
+    fn of(burst: &Burst) -> Passed {
+        Passed { frames: burst.frames().len(), rejects: burst.rejected().count() }
+    }
+
+    /// True if some of it was cut off the burst since.
+    #[inline(always)]
+    pub fn exceeds(&self, burst: &Burst) -> bool {
+        self.frames > burst.frames().len()
+    }
+
+    /// Returns the cost of what was cut off the burst to the port's rate: it comes again.
+    #[cold]
+    pub fn refund_cut(&self, port: &Port, burst: &Burst) {
+        port.rates.input.refund(burst.cut_load(self.frames, self.rejects));
+    }
+}

@@ -1,0 +1,311 @@
+//! What looks at rings come to, what they are charged, and how a burst is counted.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use super::*;
+use crate::guard::BlockedWriterWatch;
+use crate::pipeline::plan::Scope;
+use crate::port::GuestPort;
+use crate::port::admission::Admission;
+use crate::ring::tests::{DATA, Guest, SIZE, WRITE, desc, describe, offer};
+use base::frame::{MacAddr, VnetHdr};
+use base::limits::{BACKPRESSURE_NANOS, LOCK_WAIT_NANOS};
+use switch::{FdbConfig, FloodLimits, Limit, PortId, Rate, Size};
+
+/// A table for so many ports.
+pub(crate) fn fdb(ports: usize) -> Fdb {
+    Fdb::new(FdbConfig::limited(ports, 300, [1, 2]))
+}
+
+/// Starts a guest's receive ring, full of buffers of so many bytes, one behind the other.
+pub(crate) fn start_receiving(guest: &GuestPort, memory: &Guest, buffer: u64) {
+    let queue = memory.queue();
+    for head in 0..SIZE {
+        let at = DATA + buffer * u64::from(head);
+        describe(&queue, head, &[desc(at, buffer as u32, WRITE, 0)]);
+        offer(&queue, &[head]);
+    }
+    let mut state = guest.rx[0].lock();
+    state.vring.ring = Some(memory.start(&queue));
+    state.vring.enabled = true;
+    drop(state);
+    guest.set_active(0, true);
+}
+
+/// A guest that sends to another guest, which has no buffers and has taken frames before.
+struct Lab {
+    pipeline: Pipeline,
+    ports: PortTable,
+    stats: WorkerStats,
+    memory: [Guest; 2],
+    cycle: u64,
+    _watch: BlockedWriterWatch,
+}
+
+impl Lab {
+    fn new() -> Lab {
+        Lab::limited(Limit::default())
+    }
+
+    /// With a limit to what comes of the sender.
+    fn limited(input: Limit) -> Lab {
+        let fdb = fdb(2);
+        let [from, to] = [[2, 0, 0, 0, 0, 0], [2, 0, 0, 0, 0, 1]];
+        fdb.insert_static(MacAddr(to), 1).unwrap();
+        let watch = BlockedWriterWatch::start().unwrap();
+        let pipeline = Pipeline::new(0, Arc::new(fdb), Rules::default(), watch.register());
+        let limits = [[input, Limit::default()], [Limit::default(); 2]];
+        let port = |id: PortId| {
+            let port = Port::guest(id, &id.to_string(), 1);
+            Arc::new(port.limited(limits[usize::from(id)], FloodLimits::default()))
+        };
+        let ports: PortTable = (0..2).map(port).collect();
+        let memory = [Guest::new(), Guest::new()];
+        let [sender, receiver] = [0, 1].map(|id| ports[id].as_guest().unwrap());
+        let queue = memory[0].queue();
+        for head in 0..64 {
+            let at = DATA + 128 * u64::from(head);
+            memory[0].write(at + 12, &[to, from].concat());
+            describe(&queue, head, &[desc(at, 72, 0, 0)]);
+            offer(&queue, &[head]);
+        }
+        let mut state = sender.tx[0].lock();
+        state.vring.ring = Some(memory[0].start(&queue));
+        (state.vring.enabled, state.vring.owner) = (true, Some(0));
+        state.side.gate.last.note(Some((1, 0)), 0);
+        drop(state);
+        let mut state = receiver.rx[0].lock();
+        state.vring.ring = Some(memory[1].start(&memory[1].queue()));
+        state.vring.enabled = true;
+        state.side.admission.record(0, (64, 0), 0, false);
+        drop(state);
+        receiver.set_active(0, true);
+        drop(queue);
+        let (stats, cycle) = (WorkerStats::default(), clock::cycles());
+        Lab { pipeline, ports, stats, memory, cycle, _watch: watch }
+    }
+
+    /// One turn, 10 cycles after the last one, in which the sender's ring is looked at.
+    fn turn(&mut self) -> Next {
+        self.cycle += 10;
+        self.pipeline.begin_turn(self.cycle, false, false);
+        self.pipeline.guest_burst(&self.ports, 0, 0, &self.stats)
+    }
+}
+
+impl Lab {
+    /// A turn while this thread holds the lock of the receive ring.
+    fn turn_beside_a_holder(&mut self) -> Next {
+        self.cycle += 10;
+        let _held = self.ports[1].as_guest().unwrap().rx[0].lock();
+        self.pipeline.begin_turn(self.cycle, false, false);
+        self.pipeline.guest_burst(&self.ports, 0, 0, &self.stats)
+    }
+}
+
+impl Lab {
+    /// The receiver has so many buffers in all.
+    fn offer_buffers(&self, all: u16) {
+        let queue = self.memory[1].queue();
+        let heads: Vec<u16> = (0..all).collect();
+        for &head in &heads {
+            describe(&queue, head, &[desc(DATA + 128 * u64::from(head), 128, WRITE, 0)]);
+        }
+        offer(&queue, &heads);
+    }
+
+    /// The last ones of each four chains that the sender offers are too short to be frames.
+    fn spoil(&self, bad_of_four: u16) {
+        let queue = self.memory[0].queue();
+        let is_bad = |head: &u16| head % 4 >= 4 - bad_of_four;
+        for head in (0..64).filter(is_bad) {
+            describe(&queue, head, &[desc(DATA + 128 * u64::from(head), 12, 0, 0)]);
+        }
+        offer(&queue, &(0..64).collect::<Vec<u16>>());
+    }
+
+    /// Chains taken of the sender, and those of them that were no frames.
+    fn sent(&self) -> (u64, u64) {
+        let stats = &self.ports[0].as_guest().unwrap().tx[0].stats;
+        (stats.frames.get(), stats.drops.total())
+    }
+}
+
+/// A ring whose frames wait for their receiver takes next to nothing of a turn, and is no reason to
+/// give the others as little.
+#[test]
+fn a_refused_look_is_no_cheap_burst() {
+    let mut lab = Lab::new();
+    lab.pipeline.begin_turn(clock::cycles(), false, false);
+    let before = lab.pipeline.account.quantum();
+    for turn in 0..100 {
+        let next = lab.turn();
+        assert!(matches!(next, Next::Receiver(_)), "{next:?} in turn {turn}");
+        assert!(lab.pipeline.account.quantum() >= before);
+    }
+    assert!(lab.stats.bursts.get() == 0 && lab.pipeline.account.quantum() > before);
+}
+
+/// Frames that wait for a receiver are work under way, for which the worker may spin; a ring whose
+/// memory is paused is not.
+#[test]
+fn a_paused_ring_waits_for_no_receiver() {
+    let mut lab = Lab::new();
+    assert!(matches!(lab.turn(), Next::Receiver(_)));
+    let mut state = lab.ports[0].as_guest().unwrap().tx[0].lock();
+    state.memory.charge(clock::cycles_in(1_000_000), clock::cycles());
+    drop(state);
+    assert!(matches!(lab.turn(), Next::At(_)));
+}
+
+fn no_buffer(lab: &Lab) -> u64 {
+    lab.ports[1].as_guest().unwrap().rx[0].stats.drops.get(DropReason::NoBuffer)
+}
+
+/// A receiver that takes nothing while frames wait is waited for as long as it has earned.
+#[test]
+fn frames_wait_for_a_millisecond_at_most() {
+    let mut lab = Lab::new();
+    let (start, most) = (lab.cycle, clock::cycles_in(BACKPRESSURE_NANOS));
+    while matches!(lab.turn(), Next::Receiver(_)) {
+        lab.cycle += most / 100;
+    }
+    let waited = lab.cycle - start;
+    assert!((most * 98 / 100..=most * 103 / 100).contains(&waited), "{waited} of {most}");
+    assert_eq!(no_buffer(&lab), 64);
+}
+
+/// A thread that holds the receiver's lock may have lost its CPU: frames wait for more than a slice
+/// of the scheduler.
+#[test]
+fn frames_wait_for_the_lock_of_their_receiver() {
+    let mut lab = Lab::new();
+    let (start, most) = (lab.cycle, clock::cycles_in(LOCK_WAIT_NANOS));
+    while lab.turn_beside_a_holder() == Next::Locked {
+        lab.cycle += most / 100;
+    }
+    let waited = lab.cycle - start;
+    assert!((most * 98 / 100..=most * 103 / 100).contains(&waited), "{waited} of {most}");
+    assert_eq!(lab.ports[1].stats.drops.get(DropReason::RingBusy), 64);
+}
+
+/// Frames do not wait in a ring that lately sent to somebody else, nor for a receiver that has
+/// taken nothing of its port.
+#[test]
+fn frames_that_may_not_wait_are_dropped() {
+    for others in [false, true] {
+        let mut lab = Lab::new();
+        if others {
+            let cycle = lab.cycle;
+            let mut state = lab.ports[0].as_guest().unwrap().tx[0].lock();
+            state.side.gate.last.note(None, cycle);
+        } else {
+            let mut state = lab.ports[1].as_guest().unwrap().rx[0].lock();
+            state.side.admission = Admission::default();
+        }
+        assert_eq!(lab.turn(), Next::More);
+        assert_eq!((no_buffer(&lab), lab.turn()), (64, Next::Empty));
+    }
+}
+
+/// What waits for its receiver has not passed by the sender's rate, nor have chains behind it that
+/// are no frames.
+#[test]
+fn frames_that_go_back_to_their_ring_are_not_charged() {
+    let rate = Rate { bits: 0, packets: 1 };
+    for bad_of_four in [0, 3] {
+        let mut lab = Lab::limited(Limit { rate, burst: Size { bytes: 0, packets: 64 } });
+        lab.spoil(bad_of_four);
+        assert!(matches!(lab.turn(), Next::Receiver(_)));
+        for all in [10u16, 30, 64] {
+            lab.offer_buffers(all);
+            for _ in 0..10 {
+                lab.turn();
+            }
+            let received = lab.ports[1].as_guest().unwrap().rx[0].stats.frames.get();
+            assert_eq!(received, u64::from(all.min(64 - 16 * bad_of_four)));
+        }
+        assert_eq!(lab.sent(), (64, 16 * u64::from(bad_of_four)));
+    }
+}
+
+/// Chains that are no frames count as packets of 60 bytes, alone or among frames.
+#[test]
+fn a_rate_counts_chains_that_are_no_frames() {
+    let packets = (Rate { bits: 0, packets: 1 }, Size { bytes: 0, packets: 20 });
+    let bytes = (Rate { bits: 8, packets: 0 }, Size { bytes: 20 * 60, packets: 0 });
+    for (rate, burst) in [packets, bytes] {
+        for bad_of_four in 0..=4 {
+            let mut lab = Lab::limited(Limit { rate, burst });
+            lab.spoil(bad_of_four);
+            lab.offer_buffers(64);
+            for _ in 0..10 {
+                lab.turn();
+            }
+            let case = format!("{rate:?}, {bad_of_four} of 4");
+            assert_eq!(lab.sent(), (20, 5 * u64::from(bad_of_four)), "{case}");
+        }
+    }
+}
+
+/// A burst of four frames, of which `classified` were planned: one is dropped, one floods to
+/// two ports, the others go to port 0.
+fn burst(context: &mut BurstContext, classified: usize) {
+    for _ in 0..4 {
+        assert!(context.burst.push_small(VnetHdr::plain(0), &[0; 60]));
+    }
+    for frame in 0..classified as u8 {
+        match frame {
+            0 => context.plan.drop(frame, DropReason::BadSource),
+            1 => context.plan.fan(0, Scope::FOR_TESTS, |targets| targets.extend([0, 1])).push(1),
+            _ => context.plan.unicast(frame, 0, 0),
+        }
+    }
+    context.plan.close();
+}
+
+/// Each frame is dropped, lost or has all its copies; the source counts those that ports have
+/// counted, however far a burst came.
+#[test]
+fn a_burst_that_ends_in_a_panic_is_counted_to_the_last_frame() {
+    for (classified, settled, flooded, lost) in
+        [(0, 0, 0, 4), (2, 0, 0, 3), (4, 0, 0, 3), (4, 1, 0, 2), (4, 2, 1, 1), (4, 2, 2, 0)]
+    {
+        let from = QueueStats::default();
+        let mut context = BurstContext::default();
+        let ended = catch_unwind(AssertUnwindSafe(|| {
+            let mut guard = BurstGuard::new(&mut context, &from);
+            burst(&mut guard, classified);
+            if classified == 4 {
+                guard.plan.runs()[0].advance(settled);
+            }
+            *guard.plan.floods_left().2 += flooded;
+            panic!("injected: in the middle of a burst");
+        }));
+        assert!(ended.is_err());
+        let case = (classified, settled, flooded);
+        assert_eq!((from.frames.get(), from.bytes.get()), (4, 240));
+        assert_eq!(from.copies.get(), (settled + flooded) as u64, "{case:?}");
+        assert_eq!(from.drops.get(DropReason::BadSource), u64::from(classified > 0));
+        assert_eq!(from.drops.get(DropReason::Panicked), lost, "{case:?}");
+    }
+}
+
+#[test]
+fn a_burst_that_is_complete_is_counted_once() {
+    let from = QueueStats::default();
+    let mut context = BurstContext::default();
+    for round in 1..3 {
+        let mut guard = BurstGuard::new(&mut context, &from);
+        guard.burst.clear();
+        burst(&mut guard, 4);
+        guard.bytes = 240;
+        guard.finish();
+        context.plan.clear();
+        assert_eq!((from.frames.get(), from.bytes.get()), (4 * round, 240 * round));
+        assert_eq!((from.copies.get(), from.drops.total()), (4 * round, round));
+        BurstGuard::new(&mut context, &from).nothing();
+    }
+    assert_eq!((context.plan.copies(), context.plan.drops().count()), (0, 0));
+}

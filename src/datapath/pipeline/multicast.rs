@@ -1,0 +1,259 @@
+//! Multicast snooping on the data path: which ports a frame of a group reaches, and what is learned
+//! from reports and queries.
+//!
+//! Messages are looked for in all frames of a burst before the first one is forwarded: a receiver
+//! finds a message by the headers of IP, whatever its Ethernet address is. As much as is read is
+//! private from then on, and delivered from there ([`Burst::headers`], [`Burst::message`]). What a
+//! message says is noted when it is known that the frame stays, as a burst may be given back to its
+//! ring and come again.
+
+use core::net::IpAddr;
+
+use super::screen::admit;
+use crate::port::{Port, PortTable};
+use crate::ring::{Burst, Frame};
+use base::frame::ethernet;
+use base::frame::multicast::{self, Message, Part, Refused};
+use base::frame::offload::NEEDS_CSUM;
+use base::limits::BURST_FRAMES;
+use base::stats::DropReason;
+use switch::multicast::{Barred, reach};
+use switch::{Limited, Noted, Reach, Segment, Snooping};
+
+// A bit for each frame.
+const _: () = assert!(BURST_FRAMES <= u64::BITS as usize);
+
+/// What snooping has to do with frames of a burst: bits of their indices.
+#[derive(Debug, Default)]
+pub struct Snooped {
+    /// Messages for ports with routers, and for all.
+    reports: u64,
+    queries: u64,
+    /// Messages that go nowhere: those of queriers where none may be, and malformed ones.
+    no_querier: u64,
+    malformed: u64,
+    /// Messages that came in.
+    messages: u64,
+    limited: u64,
+    /// The last group, and how its frames are limited: bursts are mostly one stream.
+    last: Option<((Segment, IpAddr), Option<Limited>)>,
+}
+
+impl Snooped {
+    /// Begins a burst from `port`, and finds its messages if groups may be limited. Returns the
+    /// bits of those that go nowhere.
+    #[inline(never)]
+    pub fn find(&mut self, burst: &mut Burst, ports: &PortTable, port: &Port) -> u64 {
+        *self = Snooped::default();
+        let asked = ports.policy(port.id);
+        if ports.snooping().is_none() || !asked.forwards || asked.observes {
+            return 0;
+        }
+        let may_query = asked.may_route(port.kind());
+        let may_be = |frame: &Frame| u64::from(multicast::may_be_message(&frame.snapshot));
+        let frames = burst.frames().iter().rev();
+        let mut left = frames.fold(0, |bits, frame| bits << 1 | may_be(frame));
+        while left != 0 {
+            self.look(burst, left.trailing_zeros() as usize, may_query);
+            left &= left - 1;
+        }
+        self.no_querier | self.malformed
+    }
+
+    #[inline(never)]
+    fn look(&mut self, burst: &mut Burst, index: usize, may_query: bool) {
+        let bits = match read(burst, index, |message| reach(&message, may_query)) {
+            Ok(None | Some(Reach::Members(_))) => return,
+            Ok(Some(Reach::Routers)) => &mut self.reports,
+            Ok(Some(Reach::All)) => &mut self.queries,
+            Err(Barred::NoQuerier) => &mut self.no_querier,
+            Err(Barred::Malformed) => &mut self.malformed,
+        };
+        *bits |= 1 << index;
+    }
+
+    /// Why frame `index` goes nowhere, which is one of these of a guard or one that was found.
+    #[cold]
+    pub fn refused(&self, index: usize, guards: u64) -> DropReason {
+        match (guards >> index & 1, self.no_querier >> index & 1) {
+            (1, _) => DropReason::Guard,
+            (_, 1) => DropReason::Querier,
+            _ => DropReason::Membership,
+        }
+    }
+
+    /// Which ports frame `index` of the burst reaches.
+    #[inline(never)]
+    pub fn reach(
+        &mut self,
+        snooping: Option<&Snooping>,
+        frame: &Frame,
+        index: usize,
+        segment: Segment,
+        now: u32,
+    ) -> Reach {
+        let Some(snooping) = snooping else { return Reach::All };
+        let (bit, is_of_vlan) =
+            (1 << index, multicast::is_of_vlan(&frame.snapshot, segment.vlan()));
+        if (self.reports | self.queries) & bit != 0 {
+            // Hosts behind another tag are others.
+            self.messages |= if is_of_vlan { bit } else { 0 };
+            return if self.reports & bit != 0 { Reach::Routers } else { Reach::All };
+        }
+        let to = ethernet::destination(&frame.snapshot);
+        if !matches!(to.0, [1, 0, 0x5e, ..] | [0x33, 0x33, ..]) || !is_of_vlan {
+            return Reach::All;
+        }
+        let Some(group) = multicast::group(&frame.snapshot, frame.len) else { return Reach::All };
+        let known = self.last.filter(|(of, _)| *of == (segment, group));
+        let (_, limited) = *self.last.insert(
+            known.unwrap_or_else(|| ((segment, group), snooping.limited(segment, group, now))),
+        );
+        self.limited |= u64::from(limited.is_some()) << index;
+        limited.map_or(Reach::All, Reach::Members)
+    }
+
+    /// Notes what the messages of a burst say, and counts, as far as its frames stay.
+    #[inline(never)]
+    pub fn note(
+        &mut self,
+        snooping: &Snooping,
+        burst: &mut Burst,
+        (ports, port): (&PortTable, &Port),
+        now: u32,
+    ) {
+        let Snooped { messages, limited, .. } = std::mem::take(self);
+        if messages | limited == 0 {
+            return;
+        }
+        let frames = burst.frames().len();
+        let count = |bits: u64| (0..frames).filter(move |at| bits >> at & 1 != 0);
+        port.stats.multicast_limited.add_shared(count(limited).count() as u64);
+        for index in count(messages) {
+            note_message(snooping, burst, index, (ports, port), now);
+        }
+    }
+}
+
+#[inline(never)]
+fn note_message(
+    snooping: &Snooping,
+    burst: &mut Burst,
+    index: usize,
+    (ports, port): (&PortTable, &Port),
+    now: u32,
+) {
+    let asked = ports.policy(port.id);
+    // Never an error: the frame came in before.
+    let Ok(vlan) = admit(asked, &burst.frames()[index]) else { return };
+    let segment = asked.segment(vlan);
+    let (noted, is_report) = read(burst, index, |message| match message {
+        Ok(Some(Message::Query(query))) => (snooping.query(segment, port.id, &query, now), false),
+        Ok(Some(Message::Report(report))) if report.is_unread() => (Noted::Full, true),
+        Ok(Some(Message::Report(report))) => {
+            (snooping.report(segment, port.id, report.joined(), now), true)
+        }
+        _ => (Noted::Ignored, false),
+    });
+    port.stats.multicast_messages.add_shared(1);
+    match noted {
+        Noted::Full | Noted::Busy => port.stats.multicast_refused.add_shared(1),
+        Noted::TooMany => port.stats.multicast_too_many.add_shared(1),
+        Noted::Yes | Noted::Ignored => return,
+    }
+    // Until it is asked again it is not known what it is a member of. After a query that is not
+    // noted nothing is missing: no answer is waited for.
+    if is_report {
+        port.begin();
+    }
+}
+
+/// Reads frame `index` as far as needed, and says what the frame is.
+fn read<T>(
+    burst: &mut Burst,
+    index: usize,
+    says: impl FnOnce(Result<Option<Message<'_>>, Refused>) -> T,
+) -> T {
+    let frame = &burst.frames()[index];
+    let (len, request) = (frame.len as usize, frame.request());
+    let has_sum = burst.needs_offloads() && request.header.flags & NEEDS_CSUM != 0;
+    let sum_at = has_sum.then(|| request.csum_at());
+    let mut refused = None;
+    // The snapshot, the first bytes, then all.
+    for _ in 0..3 {
+        let bytes = match refused {
+            None => Some(burst.frames()[index].head()),
+            Some(Refused::Short) => burst.headers(index),
+            _ => burst.message(index),
+        };
+        let Some(bytes) = bytes else { break };
+        match multicast::parse(&Part { bytes, len, sum_at }) {
+            Err(more @ (Refused::Short | Refused::Whole)) => refused = Some(more),
+            known => return says(known),
+        }
+    }
+    says(Err(Refused::Malformed))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use base::frame::samples;
+
+    use super::*;
+    use crate::ring::tests::{DATA, Guest, desc, describe, offer};
+
+    /// A report of IGMPv3 with 60 records, and one of MLDv1 behind destination options, both with
+    /// some padding.
+    fn frames() -> [Vec<u8>; 2] {
+        let records: Vec<u8> = (0..60).flat_map(|n| [4, 0, 0, 0, 239, 1, 1, n]).collect();
+        let message = [&[0x22, 0, 0, 0, 0, 0, 0, 60][..], &records].concat();
+        let report = samples::igmp([10, 0, 0, 5], [224, 0, 0, 22], &message);
+        let group = [0xff05, 0, 0, 0, 0, 0, 0, 7].into();
+        let message = [&[131, 0, 0, 0, 0, 0, 0, 0][..], &[0xff, 5], &[0; 13], &[7]].concat();
+        let mut hidden = samples::mld([0xfe80, 0, 0, 0, 0, 0, 0, 5].into(), group, &message);
+        (hidden[20], hidden[56]) = (60, 1);
+        [report, hidden].map(|mut frame| {
+            frame.resize(600, 0);
+            frame
+        })
+    }
+
+    /// Where the guest has frame `n`.
+    fn at(n: usize) -> u64 {
+        DATA + 0x1000 * n as u64 + 12
+    }
+
+    /// The sender rewrites a message that was read before the message is delivered and noted.
+    #[test]
+    fn what_was_read_is_what_is_delivered_and_noted() {
+        let guest = Guest::new();
+        let queue = guest.queue();
+        let frames = frames();
+        for (n, frame) in frames.iter().enumerate() {
+            guest.write(at(n), frame);
+            describe(&queue, n as u16, &[desc(at(n) - 12, 12 + 600, 0, 0)]);
+            offer(&queue, &[n as u16]);
+        }
+        let mut burst = Burst::default();
+        assert_eq!(guest.start(&queue).take(&mut burst, 64), Ok(2));
+        let mut snooped = Snooped::default();
+        let ports: PortTable = [Arc::new(Port::guest(0, "a", 1))].into_iter().collect();
+        assert_eq!(snooped.find(&mut burst, &ports, &ports[0]), 0, "without snooping");
+        let ports = ports.with_snooping(Some(Arc::default()));
+        assert_eq!(snooped.find(&mut burst, &ports, &ports[0]), 0b10);
+        assert_eq!((snooped.reports, snooped.refused(1, 0)), (0b01, DropReason::Membership));
+        (0..2).for_each(|n| guest.write(at(n), &[0xee; 600]));
+        let mut bytes = vec![0; 700];
+        let len = burst.egress(0).copy_beginning(&mut bytes);
+        assert_eq!(bytes[..len], frames[0]);
+        let joined = read(&mut burst, 0, |message| match message {
+            Ok(Some(Message::Report(report))) => report.joined().count(),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(joined, 60);
+        // Looked at again, the copy is what counts.
+        assert_eq!(Snooped::default().find(&mut burst, &ports, &ports[0]), 0b10);
+    }
+}

@@ -1,0 +1,508 @@
+//! A burst sorted by destination, as lists of frame indices: runs for one receive queue, floods for
+//! many ports, and drops.
+
+use base::limits::{BURST_FRAMES, MAX_PORTS};
+use base::stats::DropReason;
+use switch::{Flood, Ingress, PortId, Reach, Segment};
+
+/// Frames of one burst for one ring of one port, in order.
+#[derive(Debug, Clone, Copy)]
+pub struct Run {
+    /// Destination.
+    pub port: PortId,
+    /// Receive queue of a guest; 0 for a TAP.
+    pub queue: u8,
+    done: u8,
+    len: u8,
+    frames: [u8; BURST_FRAMES],
+}
+
+// Indices and lengths are bytes.
+const _: () = assert!(BURST_FRAMES <= 255);
+
+impl Run {
+    /// A run without frames.
+    pub const EMPTY: Run = Run { port: 0, queue: 0, done: 0, len: 0, frames: [0; BURST_FRAMES] };
+
+    /// Empties the run and gives it another destination.
+    #[inline]
+    pub fn restart(&mut self, port: PortId, queue: u8) {
+        (self.port, self.queue, self.done, self.len) = (port, queue, 0, 0);
+    }
+
+    /// Appends a frame; a burst has no more frames than a run has room for.
+    #[inline(always)]
+    pub fn push(&mut self, index: u8) {
+        self.frames[usize::from(self.len)] = index;
+        self.len += 1;
+    }
+
+    /// Appends the frames from `start` up to `end`.
+    fn extend(&mut self, start: u8, end: u8) {
+        let places = self.frames[usize::from(self.len)..].iter_mut();
+        places.zip(start..end).for_each(|(place, index)| *place = index);
+        self.len += end - start;
+    }
+
+    /// The frames not settled yet.
+    #[inline(always)]
+    pub fn left(&self) -> &[u8] {
+        &self.frames[usize::from(self.done)..usize::from(self.len)]
+    }
+
+    /// The frames not settled yet, and how to record that some are.
+    #[inline(always)]
+    pub fn settling(&mut self) -> (&[u8], impl FnMut(usize)) {
+        let Run { frames, done, len, .. } = self;
+        let left = &frames[usize::from(*done)..usize::from(*len)];
+        (left, |count| *done += count as u8)
+    }
+
+    /// Records that all frames but `kept`, some of those left, are settled.
+    pub fn settle_all_but(&mut self, kept: &[u8]) {
+        let before = *self;
+        let settled = before.left().iter().filter(|frame| !kept.contains(frame));
+        let places = self.frames[usize::from(self.done)..].iter_mut();
+        places.zip(settled.chain(kept)).for_each(|(place, frame)| *place = *frame);
+        self.done = self.len - kept.len() as u8;
+    }
+
+    /// Records that the next `count` frames are settled.
+    #[inline(always)]
+    pub fn advance(&mut self, count: usize) {
+        self.done = self.len.min(self.done + count as u8);
+    }
+
+    /// Takes the frames from index `end` on out.
+    pub fn truncate(&mut self, end: u8) {
+        self.len = self.frames[..usize::from(self.len)].partition_point(|&frame| frame < end) as u8;
+    }
+}
+
+/// What a flood's receivers are found by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scope {
+    /// Where the frames came in.
+    pub from: Ingress,
+    /// The segment that they are in.
+    pub segment: Segment,
+    /// Why they are flooded.
+    pub flood: Flood,
+    /// Which ports of the segment they reach.
+    pub reach: Reach,
+}
+
+#[cfg(test)]
+impl Scope {
+    /// Group frames of port 0 for all others.
+    pub const FOR_TESTS: Scope = Scope {
+        from: Ingress { port: 0, kind: switch::PortKind::Guest },
+        segment: Segment::DEFAULT,
+        flood: Flood::Group,
+        reach: Reach::All,
+    };
+}
+
+/// Frames of one burst that go to the same ports, a copy to each.
+#[derive(Debug)]
+pub struct Fan {
+    /// What ports these are, as a number.
+    key: u64,
+    frames: [u8; BURST_FRAMES],
+    count: usize,
+    /// What the targets are found by.
+    scope: Scope,
+    targets: Vec<PortId>,
+    /// Further ports, from this one on, are served later.
+    next: Option<PortId>,
+}
+
+impl Fan {
+    fn new(scope: Scope) -> Fan {
+        let targets = Vec::with_capacity(MAX_PORTS);
+        Fan { key: 0, frames: [0; BURST_FRAMES], count: 0, scope, targets, next: None }
+    }
+
+    /// Empties the fan, and has `find` find the ports of `key` and `scope`.
+    fn restart(&mut self, key: u64, scope: Scope, find: impl FnOnce(&mut Vec<PortId>)) {
+        (self.key, self.count, self.scope, self.next) = (key, 0, scope, None);
+        self.targets.clear();
+        find(&mut self.targets);
+    }
+
+    /// Appends a frame.
+    #[inline]
+    pub fn push(&mut self, index: u8) {
+        self.frames[self.count] = index;
+        self.count += 1;
+    }
+
+    /// The frames, in order.
+    #[inline(always)]
+    pub fn frames(&self) -> &[u8] {
+        &self.frames[..self.count]
+    }
+
+    /// The ports they go to.
+    pub fn targets(&self) -> &[PortId] {
+        &self.targets
+    }
+
+    /// What the ports are found by.
+    pub fn scope(&self) -> Scope {
+        self.scope
+    }
+
+    /// Serves no more than the first `most` ports.
+    pub fn limit(&mut self, most: usize) {
+        if let Some(&next) = self.targets.get(most) {
+            self.targets.truncate(most);
+            self.next = Some(next);
+        }
+    }
+
+    /// Takes the frames from index `end` on out.
+    pub fn truncate(&mut self, end: u8) {
+        self.count = self.frames().partition_point(|&frame| frame < end);
+    }
+}
+
+/// Where the frames of a burst go; allocated once per worker.
+#[derive(Debug)]
+pub struct Plan {
+    runs: Box<[Run; BURST_FRAMES]>,
+    count: usize,
+    last: usize,
+    /// Destination of the last run as one number, [`Plan::NOWHERE`] without one.
+    last_key: u32,
+    /// The frames from the first number up to the second one go there too: see [`Plan::close`].
+    open: (u8, u8),
+    /// Frames that go to several ports; so many of these are in use, the first ones.
+    fans: Vec<Fan>,
+    fanned: usize,
+    /// Copies of their frames that are settled.
+    flooded: usize,
+    /// Room for the run of a port that is being flooded.
+    flood_run: Run,
+    /// Frames that go nowhere, in order, and why.
+    drops: [(u8, DropReason); BURST_FRAMES],
+    dropped: usize,
+}
+
+impl Default for Plan {
+    fn default() -> Plan {
+        Plan {
+            runs: Box::new([Run::EMPTY; BURST_FRAMES]),
+            count: 0,
+            last: 0,
+            last_key: Plan::NOWHERE,
+            open: (0, 0),
+            fans: Vec::new(),
+            fanned: 0,
+            flooded: 0,
+            flood_run: Run::EMPTY,
+            drops: [(0, DropReason::Panicked); BURST_FRAMES],
+            dropped: 0,
+        }
+    }
+}
+
+impl Plan {
+    /// No destination: keys of destinations are below 2^24.
+    const NOWHERE: u32 = u32::MAX;
+
+    /// Empties the plan but for its floods.
+    #[inline]
+    pub fn clear_runs(&mut self) {
+        self.count = 0;
+        self.last_key = Plan::NOWHERE;
+        self.open = (0, 0);
+        self.dropped = 0;
+    }
+
+    /// Empties the plan.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.clear_runs();
+        (self.fanned, self.flooded) = (0, 0);
+    }
+
+    /// Appends frame `index` to the run of a destination, once [`Plan::close`] is called. Bursts
+    /// have few destinations, mostly the one before. 64 different ones cost about 1 µs.
+    #[inline(always)]
+    pub fn unicast(&mut self, index: u8, port: PortId, queue: u8) {
+        let key = u32::from(port) << 8 | u32::from(queue);
+        if key != self.last_key || index != self.open.1 {
+            self.turn_to(index, port, queue);
+            self.last_key = key;
+        }
+        self.open.1 = index + 1;
+    }
+
+    /// Appends all frames up to `end` to the run of the last one.
+    #[inline(always)]
+    pub fn stretch(&mut self, end: u8) {
+        self.open.1 = end;
+    }
+
+    /// Makes the run of this destination the last one, with frames from `index` on.
+    #[inline(never)]
+    fn turn_to(&mut self, index: u8, port: PortId, queue: u8) {
+        self.close();
+        let matches = |run: &Run| run.port == port && run.queue == queue;
+        self.last = match self.runs[..self.count].iter().position(matches) {
+            Some(at) => at,
+            None => self.open(port, queue),
+        };
+        self.open = (index, index);
+    }
+
+    /// Ends the planning of unicast.
+    #[inline]
+    pub fn close(&mut self) {
+        let (start, end) = self.open;
+        if start != end {
+            self.runs[self.last].extend(start, end);
+            self.open.0 = end;
+        }
+    }
+
+    fn open(&mut self, port: PortId, queue: u8) -> usize {
+        let at = self.count;
+        self.runs[at].restart(port, queue);
+        self.count += 1;
+        at
+    }
+
+    /// Drops frame `index`.
+    #[inline]
+    pub fn drop(&mut self, index: u8, reason: DropReason) {
+        self.drops[self.dropped] = (index, reason);
+        self.dropped += 1;
+    }
+
+    /// Takes frames out of the floods and drops them, but for those to `keep`.
+    pub fn drop_floods(&mut self, reason: DropReason, mut keep: impl FnMut(u8) -> bool) {
+        let Plan { fans, fanned, drops, dropped, .. } = self;
+        for fan in &mut fans[..*fanned] {
+            let mut kept = 0;
+            for n in 0..fan.count {
+                let frame = fan.frames[n];
+                if keep(frame) {
+                    fan.frames[kept] = frame;
+                    kept += 1;
+                } else {
+                    drops[*dropped] = (frame, reason);
+                    *dropped += 1;
+                }
+            }
+            fan.count = kept;
+        }
+        drops[..*dropped].sort_unstable_by_key(|(frame, _)| *frame);
+    }
+
+    /// Frames that go nowhere, in order, and why.
+    pub fn drops(&self) -> impl Iterator<Item = (u8, DropReason)> {
+        self.drops[..self.dropped].iter().copied()
+    }
+
+    /// The list of frames that go to the ports of `key` and `scope`, which `find` finds if the key
+    /// is new.
+    pub fn fan(&mut self, key: u64, scope: Scope, find: impl FnOnce(&mut Vec<PortId>)) -> &mut Fan {
+        let is_same = |fan: &Fan| fan.key == key && fan.scope.segment == scope.segment;
+        let known = self.fans().iter().position(is_same);
+        let at = known.unwrap_or_else(|| {
+            if self.fanned == self.fans.len() {
+                self.fans.push(Fan::new(scope));
+            }
+            self.fans[self.fanned].restart(key, scope, find);
+            self.fanned += 1;
+            self.fanned - 1
+        });
+        &mut self.fans[at]
+    }
+
+    /// The fans of which further ports are to be served, and the first of these.
+    pub fn unserved(&self) -> impl Iterator<Item = (&Fan, PortId)> {
+        self.fans().iter().filter_map(|fan| Some((fan, fan.next?)))
+    }
+
+    /// The fans with frames.
+    pub fn fans_mut(&mut self) -> impl Iterator<Item = &mut Fan> {
+        self.fans[..self.fanned].iter_mut().filter(|fan| !fan.frames().is_empty())
+    }
+
+    /// The frames that go to several ports, as bits of their indices.
+    pub fn flooded_frames(&self) -> u64 {
+        bits(self.fans().iter().map(Fan::frames))
+    }
+
+    /// Copies of floods that are not settled, of those to the ports that are served at once.
+    pub fn flood_copies_left(&self) -> usize {
+        self.flood_copies().saturating_sub(self.flooded)
+    }
+
+    fn fans(&self) -> &[Fan] {
+        &self.fans[..self.fanned]
+    }
+
+    /// True if frames may go to several ports.
+    #[inline(always)]
+    pub fn is_fanned(&self) -> bool {
+        self.fanned > 0
+    }
+
+    /// Copies that the classified frames ask for.
+    #[inline(always)]
+    pub fn copies(&self) -> usize {
+        let runs: usize = self.runs[..self.count].iter().map(|run| usize::from(run.len)).sum();
+        if self.is_fanned() { runs + self.flood_copies() } else { runs }
+    }
+
+    fn flood_copies(&self) -> usize {
+        self.fans().iter().map(|fan| fan.frames().len() * fan.targets().len()).sum()
+    }
+
+    /// The fans with frames, room for the run of a port, and the number of copies settled.
+    pub fn floods_left(&mut self) -> (impl Iterator<Item = &Fan>, &mut Run, &mut usize) {
+        let Plan { fans, fanned, flood_run, flooded, .. } = self;
+        (fans[..*fanned].iter().filter(|fan| !fan.frames().is_empty()), flood_run, flooded)
+    }
+
+    /// True if a frame of the burst goes somewhere.
+    #[inline(always)]
+    pub fn has_copies(&self) -> bool {
+        self.count > 0 || self.is_fanned()
+    }
+
+    /// The only port and queue that frames of the burst go to; none if there are several or floods.
+    #[inline(always)]
+    pub fn only_receiver(&self) -> Option<(PortId, u8)> {
+        match &self.runs[..self.count] {
+            [run] if !self.is_fanned() => Some((run.port, run.queue)),
+            _ => None,
+        }
+    }
+
+    /// The frames of which copies are not settled, as bits of their indices.
+    pub fn unsettled(&self) -> u64 {
+        let fans = self.fans().iter().filter(|_| self.flood_copies_left() > 0).map(Fan::frames);
+        bits(self.runs[..self.count].iter().map(Run::left).chain(fans))
+    }
+
+    /// The frames that go to ports of which `is_one` says so, as bits of their indices.
+    pub fn frames_to(&self, is_one: impl Fn(PortId) -> bool) -> u64 {
+        let runs = self.runs[..self.count].iter().filter(|run| is_one(run.port)).map(Run::left);
+        let fans = self.fans().iter().filter(|fan| fan.targets().iter().any(|port| is_one(*port)));
+        bits(runs.chain(fans.map(Fan::frames)))
+    }
+
+    /// Room for a run beside the plan's, once its floods are settled.
+    pub fn spare_run(&mut self) -> &mut Run {
+        &mut self.flood_run
+    }
+
+    /// The frames of which nothing is left to be counted, and the copies that ports have counted;
+    /// for a burst that ended in the middle.
+    pub fn settled(&self) -> (usize, usize) {
+        let runs = &self.runs[..self.count];
+        let fans = self.fans().iter().map(Fan::frames);
+        let planned = bits(runs.iter().map(|run| &run.frames[..usize::from(run.len)]).chain(fans));
+        let settled = (planned & !self.unsettled()).count_ones() as usize;
+        let done: usize = runs.iter().map(|run| usize::from(run.done)).sum();
+        (self.dropped + settled, done + self.flooded)
+    }
+
+    /// The runs, in order of their first frame.
+    #[inline(always)]
+    pub fn runs(&mut self) -> &mut [Run] {
+        debug_assert_eq!(self.open.0, self.open.1, "the plan is not closed");
+        &mut self.runs[..self.count]
+    }
+
+    /// Takes the frames from index `end` on out, which all go somewhere.
+    pub fn truncate(&mut self, end: u8) {
+        self.runs().iter_mut().for_each(|run| run.truncate(end));
+        self.fans[..self.fanned].iter_mut().for_each(|fan| fan.truncate(end));
+    }
+}
+
+/// Bits of all indices in `lists`.
+fn bits<'f>(lists: impl Iterator<Item = &'f [u8]>) -> u64 {
+    lists.flatten().fold(0, |bits, &at| bits | 1 << at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_sorted_by_destination_and_keep_their_order() {
+        let mut plan = Plan::default();
+        for round in 0..2 {
+            plan.clear();
+            for i in 0..BURST_FRAMES as u8 {
+                if i % 5 == 4 {
+                    plan.fan(0, Scope::FOR_TESTS, |targets| targets.push(7)).push(i)
+                } else {
+                    plan.unicast(i, u16::from(i % 3), i % 2)
+                }
+            }
+            plan.close();
+            assert_eq!(plan.runs().len(), 6, "round {round}");
+            let runs = plan.runs().to_vec();
+            let total: usize = runs.iter().map(|r| r.left().len()).sum();
+            assert_eq!((total + BURST_FRAMES / 5, plan.copies()), (BURST_FRAMES, BURST_FRAMES));
+            for run in runs {
+                assert!(run.left().is_sorted());
+                let here = |&i: &u8| u16::from(i % 3) == run.port && i % 2 == run.queue;
+                assert!(run.left().iter().all(here));
+            }
+        }
+    }
+
+    #[test]
+    fn frames_taken_out_of_floods_are_drops_in_their_order() {
+        let mut plan = Plan::default();
+        for key in [0, 1] {
+            (0..8).filter(|i| i % 2 == key).for_each(|i| {
+                plan.fan(key.into(), Scope::FOR_TESTS, |targets| targets.extend([3, 4])).push(i);
+            });
+        }
+        plan.drop(8, DropReason::NoReceiver);
+        plan.drop_floods(DropReason::Storm, |i| i % 3 != 0);
+        let dropped: Vec<u8> = plan.drops().map(|(i, _)| i).collect();
+        assert_eq!((dropped, plan.copies()), (vec![0, 3, 6, 8], 10));
+        let left: Vec<Vec<u8>> = plan.fans().iter().map(|fan| fan.frames().to_vec()).collect();
+        assert_eq!(left, [vec![2, 4], vec![1, 5, 7]]);
+    }
+
+    #[test]
+    fn settled_frames_are_not_offered_again() {
+        let mut plan = Plan::default();
+        (0..4).for_each(|i| plan.unicast(i, 0, 0));
+        plan.close();
+        plan.runs()[0].advance(3);
+        assert_eq!(plan.runs()[0].left(), [3]);
+        plan.runs()[0].advance(9);
+        assert!(plan.runs()[0].left().is_empty());
+    }
+
+    #[test]
+    fn a_frame_may_be_in_several_lists() {
+        let mut plan = Plan::default();
+        (0..4).for_each(|i| plan.unicast(i, 0, 0));
+        plan.close();
+        for key in [1, 2] {
+            plan.fan(key, Scope::FOR_TESTS, |targets| targets.extend([1, 2])).push(3);
+        }
+        plan.fan(1, Scope::FOR_TESTS, |_| unreachable!("the ports are known")).push(2);
+        assert_eq!((plan.copies(), plan.unsettled(), plan.settled()), (10, 0b1111, (0, 0)));
+        plan.runs()[0].settle_all_but(&[1, 2, 3]);
+        assert_eq!((plan.unsettled(), plan.settled()), (0b1110, (1, 1)));
+        plan.runs()[0].advance(3);
+        assert_eq!((plan.unsettled(), plan.settled()), (0b1100, (2, 4)));
+        *plan.floods_left().2 += 6;
+        assert_eq!((plan.unsettled(), plan.settled()), (0, (4, 10)));
+    }
+}

@@ -1,0 +1,318 @@
+//! An uplink whose frames go out together: how each is counted, in which order they go, and what
+//! another thread or a guest may do meanwhile.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
+
+use super::fake::Fake;
+use super::tests::{Sender, pattern, send, send_frames, small_burst, tap, uplink};
+use super::*;
+use crate::port::{Endpoint, Port};
+use base::limits::{SNAPSHOT_LEN, TAP_BATCH_LEAST, TAP_BATCH_ROOM};
+use sys::frame_io::FrameBatch;
+use sys::tap_ring::Refused;
+
+/// What a device was given: frames together, or one by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Given {
+    Together(Vec<Vec<u8>>),
+    Alone(Vec<u8>),
+}
+
+/// Frames that wait, and the kernel's answers to each that it is given.
+pub(super) struct Batch {
+    frames: Vec<Vec<u8>>,
+    room: Vec<u8>,
+    answers: Vec<Transfer>,
+    given: Arc<Mutex<Vec<Given>>>,
+    /// This file is emptied when so many frames wait.
+    vanishes: Option<(usize, File)>,
+}
+
+impl FrameBatch for Batch {
+    fn begin(&mut self) {
+        self.frames.clear();
+    }
+
+    fn room(&mut self) -> Option<&mut [u8]> {
+        (self.frames.len() < BURST_FRAMES).then_some(&mut self.room[..])
+    }
+
+    fn add(&mut self, len: usize) {
+        self.frames.push(self.room[..len].to_vec());
+        if let Some((_, file)) = self.vanishes.take_if(|(at, _)| *at == self.frames.len()) {
+            file.set_len(0).unwrap();
+        }
+    }
+
+    fn flush(&mut self, done: &mut dyn FnMut(Transfer)) {
+        let frames = std::mem::take(&mut self.frames);
+        if frames.is_empty() {
+            return;
+        }
+        for frame in &frames {
+            done(match self.answers.is_empty() {
+                true => Transfer::Done(frame.len()),
+                false => self.answers.remove(0),
+            });
+        }
+        lock(&self.given).push(Given::Together(frames));
+    }
+
+    fn failure(&self) -> Option<String> {
+        Some("injected".to_owned())
+    }
+}
+
+/// A device that takes frames together.
+pub(super) struct Together {
+    pub(super) batch: Mutex<Batch>,
+    /// With fewer frames each goes by itself.
+    least: usize,
+    given: Arc<Mutex<Vec<Given>>>,
+}
+
+impl Together {
+    pub(super) fn attach(port: &Port, answers: &[Transfer]) -> Arc<Together> {
+        Together::attach_with(port, answers, Offloads::ALL)
+    }
+
+    /// One that has no offloads.
+    pub(super) fn attach_without(port: &Port) -> Arc<Together> {
+        Together::attach_with(port, &[], Offloads::NONE)
+    }
+
+    fn attach_with(port: &Port, answers: &[Transfer], offloads: Offloads) -> Arc<Together> {
+        let given = Arc::default();
+        let batch = Batch {
+            frames: vec![],
+            room: vec![0; BURST_FRAMES * TAP_BATCH_ROOM],
+            answers: answers.to_vec(),
+            given: Arc::clone(&given),
+            vanishes: None,
+        };
+        let least = if offloads.is_empty() { 1 } else { TAP_BATCH_LEAST };
+        let device = Arc::new(Together { batch: Mutex::new(batch), least, given });
+        tap(port).attach(vec![Arc::clone(&device) as Device], offloads);
+        device
+    }
+
+    pub(super) fn given(&self) -> Vec<Given> {
+        std::mem::take(&mut lock(&self.given))
+    }
+
+    /// How many frames it was given at a time.
+    pub(super) fn counts(&self) -> Vec<usize> {
+        let count = |given: &Given| match given {
+            Given::Together(frames) => frames.len(),
+            Given::Alone(_) => 1,
+        };
+        self.given().iter().map(count).collect()
+    }
+}
+
+impl AsRawFd for Together {
+    fn as_raw_fd(&self) -> RawFd {
+        -1
+    }
+}
+
+impl FrameIo for Together {
+    fn batch(&self, _: usize, frames: usize) -> Option<&Mutex<dyn FrameBatch>> {
+        let batch: &Mutex<dyn FrameBatch> = &self.batch;
+        (self.least <= frames).then_some(batch)
+    }
+
+    fn write(&self, bytes: &[u8]) -> Transfer {
+        lock(&self.given).push(Given::Alone(bytes.to_vec()));
+        Transfer::Done(bytes.len())
+    }
+
+    unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> Transfer {
+        let mut bytes = Vec::new();
+        for piece in pieces {
+            // SAFETY: the caller's promise for `pieces`.
+            bytes.extend_from_slice(unsafe {
+                std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), piece.iov_len)
+            });
+        }
+        self.write(&bytes)
+    }
+
+    fn read(&self, _: &mut [u8]) -> Transfer {
+        Transfer::WouldBlock
+    }
+}
+
+/// Frames that were delivered, and drops by these names.
+fn books(port: &Port, reasons: [DropReason; 4]) -> (u64, [u64; 4]) {
+    let output = &tap(port).queues()[0].output;
+    let drops = reasons.map(|reason| output.drops.get(reason));
+    assert_eq!(output.drops.total(), drops.iter().sum::<u64>());
+    assert_eq!(output.bytes.get(), 60 * output.frames.get());
+    (output.frames.get(), drops)
+}
+
+#[test]
+fn each_frame_of_a_batch_is_counted_by_its_answer() {
+    use DropReason::{TapDown, TapFull, TapGone, TapRejected};
+    use Transfer::{Done, Down, Eof, Fault, Gone, NoBuffers, Rejected, WouldBlock};
+    let (d, refused) = (Done(72), Rejected(libc::EINVAL));
+    let table = [
+        ([d, d, d, d, d, d, d, d], (8, [0, 0, 0, 0])),
+        ([d, refused, d, WouldBlock, Eof, NoBuffers, Fault, d], (3, [2, 3, 0, 0])),
+        ([d, d, d, d, d, Down, Down, Down], (5, [0, 0, 3, 0])),
+        // It is up again before the batch ends.
+        ([d, Down, Down, d, d, d, refused, d], (5, [0, 1, 2, 0])),
+        ([d, d, refused, Gone, Gone, Gone, Gone, Gone], (2, [0, 1, 0, 5])),
+    ];
+    for (answers, expected) in table {
+        let port = uplink(1);
+        let device = Together::attach(&port, &answers);
+        send(&port, &small_burst(8), &mut FrameWriter::default());
+        assert_eq!(books(&port, [TapFull, TapRejected, TapDown, TapGone]), expected);
+        assert_eq!(device.counts(), [8]);
+        assert_eq!(tap(&port).is_lost(), answers.contains(&Gone), "{answers:?}");
+    }
+}
+
+/// Long frames go by themselves, behind those that came before them and no earlier than that.
+#[test]
+fn frames_leave_in_the_order_in_which_they_came() {
+    let port = uplink(1);
+    let device = Together::attach(&port, &[]);
+    let lens = [60, 61, TAP_BATCH_ROOM - 12, TAP_BATCH_ROOM - 11, 9000, 62, 63, 60_000];
+    let mut frames: Vec<_> = lens.iter().map(|&len| pattern(len)).collect();
+    let mut burst = Burst::default();
+    for frame in &mut frames {
+        // SAFETY: the frames outlive the burst's use.
+        assert!(unsafe {
+            burst.push_private(VnetHdr::plain(0), frame.as_mut_ptr(), frame.len() as u32)
+        });
+    }
+    send(&port, &burst, &mut FrameWriter::default());
+    let sent = |range: std::ops::Range<usize>| {
+        frames[range].iter().map(|frame| [&[0; 12][..], frame].concat()).collect::<Vec<_>>()
+    };
+    let alone = |at: usize| Given::Alone(sent(at..at + 1).remove(0));
+    let together = |range| Given::Together(sent(range));
+    assert!(device.given() == [together(0..3), alone(3), alone(4), together(5..7), alone(7)]);
+}
+
+/// What is down or gone for a batch is so for the frame that had to wait for it, and all others.
+#[test]
+fn nothing_is_written_after_a_batch_that_found_the_device_gone() {
+    for (answer, reason) in
+        [(Transfer::Gone, DropReason::TapGone), (Transfer::Down, DropReason::TapDown)]
+    {
+        let port = uplink(1);
+        let device = Together::attach(&port, &[answer; 3]);
+        let (mut frames, mut burst) = (vec![pattern(60); 8], Burst::default());
+        frames[3] = pattern(5000);
+        for frame in &mut frames {
+            // SAFETY: the frames outlive the burst's use.
+            assert!(unsafe {
+                burst.push_private(VnetHdr::plain(0), frame.as_mut_ptr(), frame.len() as u32)
+            });
+        }
+        send(&port, &burst, &mut FrameWriter::default());
+        assert_eq!(device.counts(), [3]);
+        let output = &tap(&port).queues()[0].output;
+        assert_eq!((output.frames.get(), output.drops.get(reason)), (0, 8));
+    }
+}
+
+#[test]
+fn few_frames_go_by_themselves() {
+    let (port, mut writer) = (uplink(1), FrameWriter::default());
+    let device = Together::attach(&port, &[]);
+    send(&port, &small_burst(TAP_BATCH_LEAST as u64 - 1), &mut writer);
+    assert_eq!(device.counts(), [1; TAP_BATCH_LEAST - 1]);
+    send(&port, &small_burst(TAP_BATCH_LEAST as u64), &mut writer);
+    assert_eq!(device.counts(), [TAP_BATCH_LEAST]);
+}
+
+/// One that stands still with the batch in its hands costs others calls and no frame; of one that
+/// panicked, what it left is not sent.
+#[test]
+fn a_thread_that_keeps_the_batch_costs_others_no_frame() {
+    let (port, mut writer) = (uplink(1), FrameWriter::default());
+    let device = Together::attach(&port, &[]);
+    let held = device.batch.lock().unwrap();
+    send(&port, &small_burst(8), &mut writer);
+    assert_eq!(device.counts(), [1; 8]);
+    drop(held);
+    std::thread::scope(|scope| {
+        let burst = scope.spawn(|| {
+            let mut batch = device.batch.lock().unwrap();
+            batch.add(60);
+            panic!("injected: in a batch");
+        });
+        assert!(burst.join().is_err());
+    });
+    assert!(device.batch.is_poisoned());
+    send(&port, &small_burst(8), &mut writer);
+    assert_eq!(device.counts(), [8]);
+}
+
+/// A guest takes its memory away while some of its frames wait: these arrive as they were, those
+/// behind them without what was not copied yet.
+#[test]
+fn memory_that_vanishes_costs_no_frame_that_waits() {
+    let (port, frame) = (uplink(1), pattern(1514));
+    let device = Together::attach(&port, &[]);
+    let mut sender = Sender::new();
+    sender.take(&frame, 1);
+    let region = sender.memory.find_region(GuestAddress(0)).unwrap();
+    let file = region.file_offset().unwrap().file().try_clone().unwrap();
+    lock(&device.batch).vanishes = Some((3, file));
+    send_frames(&port, &sender.burst, &[0; 8], &mut FrameWriter::default());
+    let [Given::Together(frames)] = &device.given()[..] else { panic!("not together") };
+    assert!(frames[..3].iter().all(|got| got[12..] == frame));
+    for got in &frames[3..] {
+        assert_eq!(got[12..12 + SNAPSHOT_LEN], frame[..SNAPSHOT_LEN]);
+        assert!(got[12 + SNAPSHOT_LEN..] == vec![0; 1514 - SNAPSHOT_LEN]);
+    }
+    assert!(sender.truncated.load(Ordering::Relaxed), "the ring's owner is told");
+    assert_eq!(tap(&port).queues()[0].output.frames.get(), 8);
+}
+
+/// How frames are written now, and why not otherwise, is known of the port.
+#[test]
+fn a_port_says_how_its_frames_are_written() {
+    let port = uplink(1);
+    let now = |device: &DevicePort| device.writes().map(|now| (now.io, now.why, now.wish));
+    let gone = "its interface is not attached";
+    assert_eq!(now(tap(&port)), Some(("write", None, gone)));
+    Together::attach(&port, &[]);
+    assert_eq!(now(tap(&port)), Some(("write", Some("injected".to_owned()), gone)));
+    let why = Some(Refused::Call("io_uring_setup", libc::EPERM).to_string());
+    tap(&port).set_refused(why.clone());
+    assert_eq!(now(tap(&port)), Some(("write", why, gone)));
+    let plain = DevicePort::tap("t0", 1).writing_by(Io::Write, true);
+    assert_eq!(now(&plain), Some(("write", None, "io=write")));
+    assert_eq!(now(&DevicePort::stream()), None);
+}
+
+#[test]
+fn a_port_by_xdp_says_where_its_program_runs() {
+    let why = Some("no such thing".to_owned());
+    for (mode, refused, io, wish) in [
+        (Mode::Auto, None, "native", "mode=auto, and its driver can"),
+        (Mode::Auto, why.clone(), "generic", "mode=auto, and its driver can"),
+        (Mode::Native, None, "native", "mode=native"),
+        (Mode::Generic, None, "generic", "mode=generic"),
+    ] {
+        let port = Port::device(0, "up", DevicePort::xdp("x0", 1, mode));
+        let Endpoint::Device(device) = &port.endpoint else { panic!("a device") };
+        assert_eq!(device.writes().unwrap().wish, "its interface is not attached");
+        device.set_refused(refused.clone());
+        device.attach(vec![Fake::new(Transfer::WouldBlock)], Offloads::NONE);
+        let now = device.writes().unwrap();
+        assert_eq!((now.io, now.why, now.wish), (io, refused, wish));
+    }
+}

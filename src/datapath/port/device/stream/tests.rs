@@ -1,0 +1,355 @@
+//! Connections whose peer is a test.
+
+use std::io::{Read, Write};
+
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+
+use super::*;
+use base::limits::{MAX_FRAME_LEN, MAX_STREAM_FRAME_LEN};
+
+fn pair() -> (Connection, UnixStream) {
+    let (near, far) = UnixStream::pair().unwrap();
+    let long = Some(std::time::Duration::from_secs(10));
+    far.set_read_timeout(long).and(far.set_write_timeout(long)).unwrap();
+    (Connection::new(near, Arc::default()), far)
+}
+
+fn frame(len: usize, mark: u8) -> Vec<u8> {
+    (0..len).map(|n| n as u8 ^ mark).collect()
+}
+
+fn with_length(frame: &[u8]) -> Vec<u8> {
+    [&(frame.len() as u32).to_be_bytes()[..], frame].concat()
+}
+
+fn with_header(frame: &[u8]) -> Vec<u8> {
+    [&[0; VNET_HDR_LEN][..], frame].concat()
+}
+
+/// Reads until nothing more comes; the frames, and why it ended.
+fn read_all(connection: &Connection) -> (Vec<Vec<u8>>, Transfer) {
+    let (mut frames, mut buffer) = (Vec::new(), vec![0xff; 70_000]);
+    loop {
+        match connection.read(&mut buffer) {
+            Transfer::Done(len) => {
+                assert_eq!(buffer[..VNET_HDR_LEN], [0; VNET_HDR_LEN]);
+                frames.push(buffer[VNET_HDR_LEN..len].to_vec());
+            }
+            end => return (frames, end),
+        }
+    }
+}
+
+#[test]
+fn frames_pass_both_ways() {
+    let (connection, mut far) = pair();
+    for len in [14, 15, 60, 1514, 9014, MAX_FRAME_LEN as usize] {
+        let frame = frame(len, len as u8);
+        let (got, frame) = std::thread::scope(|scope| {
+            let writer = scope.spawn(|| far.write_all(&with_length(&frame)).unwrap());
+            let mut got = Vec::new();
+            while got.is_empty() {
+                got = read_all(&connection).0;
+            }
+            writer.join().unwrap();
+            (got, frame.clone())
+        });
+        assert!(got == [frame.clone()], "{len} bytes in");
+        let (wanted, mut got) = (with_length(&frame), vec![0; 4 + len]);
+        let write = |connection: &Connection| match connection.write(&with_header(&frame)) {
+            Transfer::Done(done) => assert_eq!(done, VNET_HDR_LEN + len),
+            other => panic!("{other:?}"),
+        };
+        write(&connection);
+        std::thread::scope(|scope| {
+            let flusher = scope.spawn(|| {
+                while connection.sending.load(Ordering::SeqCst) {
+                    assert_eq!(read_all(&connection).1, Transfer::WouldBlock);
+                }
+            });
+            far.read_exact(&mut got).unwrap();
+            flusher.join().unwrap();
+        });
+        assert!(got == wanted, "{len} bytes out");
+    }
+    assert_eq!(connection.end(), None);
+}
+
+#[test]
+fn pieces_are_put_together() {
+    let (connection, mut far) = pair();
+    let (whole, mut got) = (frame(100, 1), [0; 104]);
+    let all = with_header(&whole);
+    for at in [0, 5, 12, 13, 60, 112] {
+        let piece = |bytes: &[u8]| libc::iovec {
+            iov_base: bytes.as_ptr().cast_mut().cast(),
+            iov_len: bytes.len(),
+        };
+        let pieces = [piece(&all[..at]), piece(&[]), piece(&all[at..])];
+        // SAFETY: all pieces are borrowed from here.
+        let result = unsafe { connection.write_pieces(&pieces) };
+        assert_eq!(result, Transfer::Done(112));
+        far.read_exact(&mut got).unwrap();
+        assert_eq!(got[..], with_length(&whole), "{at}");
+    }
+    // SAFETY: no piece.
+    assert!(matches!(unsafe { connection.write_pieces(&[]) }, Transfer::Rejected(_)));
+    assert!(matches!(connection.write(&[0; 11]), Transfer::Rejected(_)));
+}
+
+/// The peer reads in parts of all sizes while frames are written as fast as they go; what it gets
+/// are whole frames, those that were taken, in their order.
+#[test]
+fn no_frame_is_torn_under_back_pressure() {
+    for part in [1, 7, 1000, 40_000] {
+        let (connection, mut far) = pair();
+        let mut taken = Vec::new();
+        let (mut refused, mut got) = (0, Vec::new());
+        let mut buffer = vec![0; part];
+        for n in 0..2_000u32 {
+            let len = 14 + (n * 7919 % 60_000) as usize;
+            match connection.write(&with_header(&frame(len, n as u8))) {
+                Transfer::Done(_) => taken.extend(with_length(&frame(len, n as u8))),
+                Transfer::WouldBlock => refused += 1,
+                other => panic!("{other:?}"),
+            }
+            if n % 3 == 0 {
+                let n = far.read(&mut buffer).unwrap();
+                got.extend_from_slice(&buffer[..n]);
+            }
+        }
+        assert!(refused > 0, "{part}");
+        let mut buffer = vec![0; 100_000];
+        while got.len() < taken.len() {
+            // The event that tells of room has the worker read. A write that the machine made last
+            // long counts as expensive: the connection pauses, and the worker reads again.
+            let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+            while read_all(&connection).1 != Transfer::WouldBlock {
+                assert!(std::time::Instant::now() < end, "{part}: reading does not end");
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            let n = far.read(&mut buffer).unwrap();
+            got.extend_from_slice(&buffer[..n]);
+        }
+        assert!(got == taken, "{part}");
+    }
+}
+
+#[test]
+fn what_is_too_short_or_too_long_is_for_the_switch_to_drop() {
+    let (connection, mut far) = pair();
+    for len in [0, 1, 13, MAX_STREAM_FRAME_LEN as usize] {
+        let frame = frame(len, 3);
+        std::thread::scope(|scope| {
+            scope.spawn(|| far.write_all(&with_length(&frame)).unwrap());
+            let mut got = Vec::new();
+            while got.is_empty() {
+                got = read_all(&connection).0;
+            }
+            assert!(got == [frame.clone()], "{len}");
+        });
+    }
+    // A slot of a worker's is shorter: the rest is lost, and the next frame is not.
+    let (long, short) = (frame(60_000, 4), frame(60, 5));
+    far.write_all(&[with_length(&long), with_length(&short)].concat()).unwrap();
+    let mut slot = vec![0; 1_000];
+    assert_eq!(connection.read(&mut slot), Transfer::Done(1_000));
+    assert_eq!(connection.read(&mut slot), Transfer::Done(72));
+    assert!(slot[12..72] == short);
+}
+
+#[test]
+fn every_end_has_its_reason() {
+    let bad = BadLength(MAX_STREAM_FRAME_LEN + 1);
+    let cases: [(&[u8], End); 4] = [
+        (&with_length(&frame(60, 1)), End::Left),
+        (&with_length(&frame(60, 1))[..63], End::Torn),
+        (&[0, 0], End::Torn),
+        (&bad.0.to_be_bytes(), End::Length(bad)),
+    ];
+    for (bytes, end) in cases {
+        let (connection, mut far) = pair();
+        far.write_all(bytes).unwrap();
+        drop(far);
+        let (frames, result) = read_all(&connection);
+        assert_eq!((frames.len(), result), (usize::from(end == End::Left), Transfer::Gone));
+        assert_eq!(connection.end(), Some(&end));
+        assert_eq!(read_all(&connection).1, Transfer::Gone);
+        assert_eq!(connection.write(&[0; 100]), Transfer::Gone);
+    }
+    let (connection, far) = pair();
+    drop(far);
+    assert_eq!(connection.write(&[0; 100]), Transfer::Gone);
+    assert_eq!(connection.end(), Some(&End::Left));
+}
+
+/// Each byte that comes by itself is a call; a few for each look, and what is whole is found.
+#[test]
+fn a_peer_that_dribbles_is_not_read_for_ever() {
+    let (connection, far) = pair();
+    let bytes = with_length(&frame(60, 1));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut far = &far;
+            while !stop.load(Ordering::Relaxed) {
+                for byte in &bytes {
+                    far.write_all(&[*byte]).unwrap();
+                }
+            }
+        });
+        let mut found = 0;
+        while found < 200 {
+            let (frames, result) = read_all(&connection);
+            assert!(matches!(result, Transfer::WouldBlock | Transfer::NoBuffers));
+            assert!(frames.iter().all(|got| *got == frame(60, 1)));
+            found += frames.len();
+        }
+        stop.store(true, Ordering::Relaxed);
+        // It may wait for room.
+        while !writer.is_finished() {
+            read_all(&connection);
+        }
+    });
+}
+
+#[test]
+fn descriptors_are_kept_for_whoever_closes_them() {
+    let (connection, far) = pair();
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let bytes = with_length(&frame(60, 1));
+    far.send_with_fds(&[&bytes[..]], &[writer.as_raw_fd(), writer.as_raw_fd()]).unwrap();
+    drop(writer);
+    assert_eq!(read_all(&connection), (Vec::new(), Transfer::Gone));
+    assert_eq!(connection.end(), Some(&End::Descriptors));
+    assert_eq!(lock(&connection.strays).len(), 2);
+    drop(connection);
+    assert_eq!(reader.read(&mut [0]).unwrap(), 0, "none is left");
+}
+
+/// Since Linux 6.16; before that they come, and end the connection.
+#[test]
+fn descriptors_are_refused_where_the_kernel_can() {
+    let (near, far) = UnixStream::pair().unwrap();
+    sys::unix_socket::refuse_descriptors(near.as_fd());
+    let sent = far.send_with_fds(&[&[0][..]], &[far.as_raw_fd()]);
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = kernel.split(['.', '-']).map_while(|word| word.parse::<u32>().ok());
+    let refuses = (numbers.next(), numbers.next()) >= (Some(6), Some(16));
+    assert_eq!(sent.is_err(), refuses, "{sent:?} by {kernel}");
+}
+
+#[test]
+fn a_peer_whose_socket_is_expensive_has_to_wait_and_goes() {
+    let (connection, _far) = pair();
+    assert!(!connection.pauses());
+    connection.cost.watch(clock::cycles());
+    let now = clock::cycles();
+    assert!(!connection.cost.took(100_000, clock::cycles_in(100_000_000), now));
+    assert!(connection.pauses());
+    assert_eq!(connection.write(&[0; 100]), Transfer::WouldBlock);
+    assert_eq!(connection.read(&mut [0; 100]), Transfer::NoBuffers);
+    // What was found out about one connection counts for the next.
+    let (near, _far) = UnixStream::pair().unwrap();
+    assert!(Connection::new(near, Arc::clone(&connection.cost)).pauses());
+    connection.over(End::Waiters);
+    assert!(connection.end().unwrap().is_harmful());
+    assert_eq!(connection.write(&[0; 100]), Transfer::Gone);
+}
+
+/// Two write while the peer reads slowly; each frame that was taken arrives whole.
+#[test]
+fn writers_do_not_mix_their_frames() {
+    let (connection, mut far) = pair();
+    let writer = |mark: u8| {
+        let mut taken = 0u64;
+        for n in 0..20_000usize {
+            let len = 60 + n % 1_400;
+            let frame = vec![mark; len];
+            taken += u64::from(matches!(connection.write(&with_header(&frame)), Transfer::Done(_)));
+        }
+        taken
+    };
+    let (taken, got) = std::thread::scope(|scope| {
+        let writers = [scope.spawn(|| writer(1)), scope.spawn(|| writer(2))];
+        let reader = scope.spawn(|| {
+            let (mut unpacker, mut counts) = (Unpacker::default(), [0u64; 3]);
+            loop {
+                let n = far.read(unpacker.room()).unwrap();
+                unpacker.filled(n);
+                while let Some(frame) = unpacker.next_frame().unwrap() {
+                    assert!(frame.iter().all(|byte| *byte == frame[0]));
+                    counts[usize::from(frame[0])] += 1;
+                }
+                if counts[0] > 0 {
+                    return counts;
+                }
+            }
+        });
+        let taken = writers.map(|writer| writer.join().unwrap());
+        while connection.write(&with_header(&[0; 60])) == Transfer::WouldBlock {}
+        // The last one may be there in part.
+        while connection.sending.load(Ordering::SeqCst) {
+            read_all(&connection);
+        }
+        (taken, reader.join().unwrap())
+    });
+    assert_eq!(got[1..], taken);
+}
+
+/// A worker loses its CPU while it writes; what another one has for the peer goes with its own.
+#[test]
+fn frames_are_left_with_whoever_writes() {
+    let (connection, mut far) = pair();
+    let output = connection.output().unwrap();
+    let mut wanted = Vec::new();
+    for n in 0..20 {
+        let frame = frame(1_514, n);
+        assert_eq!(connection.write(&with_header(&frame)), Transfer::Done(1_526));
+        wanted.extend(with_length(&frame));
+    }
+    // There is an end to it.
+    let longest = with_header(&frame(MAX_FRAME_LEN as usize, 1));
+    assert_eq!(connection.write(&longest), Transfer::WouldBlock);
+    // Nor does one worker send for all others without a limit.
+    lock(&connection.waiting).closed = true;
+    assert_eq!(connection.write(&with_header(&frame(60, 1))), Transfer::WouldBlock);
+    assert_eq!(connection.flush(output), Transfer::Done(0));
+    assert!(!lock(&connection.waiting).closed);
+    let mut got = vec![0; wanted.len()];
+    far.read_exact(&mut got).unwrap();
+    assert!(got == wanted);
+    assert!(!connection.sending.load(Ordering::SeqCst));
+}
+
+/// Nobody comes back for a frame that was left when the other one had just ended: each is sent by
+/// one of the two before they are done.
+#[test]
+fn no_frame_is_left_behind() {
+    // Too few for one of them to send for the other as often as it may.
+    const FRAMES: u8 = STREAM_ROUNDS as u8 - 1;
+    for _ in 0..500 {
+        let (connection, mut far) = pair();
+        let together = std::sync::Barrier::new(2);
+        let writer = |mark: u8| {
+            together.wait();
+            for n in 0..FRAMES {
+                let mut frame = frame(60, 0);
+                (frame[0], frame[1]) = (mark, n);
+                assert!(matches!(connection.write(&with_header(&frame)), Transfer::Done(_)));
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| writer(0));
+            scope.spawn(|| writer(1));
+        });
+        let mut got = vec![0; 2 * usize::from(FRAMES) * 64];
+        far.read_exact(&mut got).unwrap();
+        let mut next = [0; 2];
+        for frame in got.chunks(64) {
+            let [mark, n] = [frame[4], frame[5]];
+            assert_eq!(n, next[usize::from(mark)], "one writer's frames in their order");
+            next[usize::from(mark)] += 1;
+        }
+    }
+}

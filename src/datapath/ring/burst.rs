@@ -1,0 +1,556 @@
+//! The frames of one turn of one source, and what is known of them.
+//!
+//! A frame's first [`SNAPSHOT_LEN`] bytes and its virtio-net header are private copies: decisions
+//! are made on them and they are what gets delivered, so the sender may rewrite its buffer at any
+//! moment without changing what was checked. Where more of a frame's headers has to be checked, for
+//! an offload ([`Burst::examine`]), the port's security or multicast snooping ([`Burst::headers`],
+//! [`Burst::message`]), these become private too, and are delivered from there. The rest of the
+//! payload stays where it is.
+
+mod keep;
+mod private;
+mod staging;
+
+use std::iter::repeat_n;
+
+pub use keep::KeptFrames;
+use virtio_queue::desc::split::Descriptor;
+
+use self::staging::Staging;
+use super::chain::{Piece, PieceBuf};
+use super::retag::Tags;
+use base::frame::ethernet::{Snapshot, TagBytes};
+use base::frame::offload::{self, DATA_VALID, Offloads, Refused, Request};
+use base::frame::vnet::VnetHdr;
+use base::frame::{Load, VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
+use base::limits::{BURST_FRAMES, BURST_PIECES, MAX_HEADERS_LEN, MIN_FRAME_LEN, SNAPSHOT_LEN};
+use base::stats::DropReason;
+
+/// One frame of a burst. The snapshot has a cache line of its own, the rest shares the next.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub struct Frame {
+    /// The first bytes; beyond `len` they are the sender's or zero, and mean nothing.
+    pub snapshot: Snapshot,
+    /// The virtio-net header: as the sender wrote it, zero-filled to 12 bytes, and from
+    /// [`Burst::examine`] on, if the burst [asks](Burst::needs_offloads), as a receiver may see it.
+    pub header: VnetHdr,
+    /// Bytes of the whole frame.
+    pub len: u32,
+    /// Payload behind the snapshot: the first piece, which for most frames is all.
+    pub rest: Piece,
+    /// Further pieces: start and count in the burst's piece list.
+    pub more: (u16, u16),
+    /// Which of the burst's heads this frame came from.
+    pub position: u8,
+    /// Offset of the network header; of a frame that asks for an offload only.
+    pub l3: u8,
+    /// What a receiver must have acknowledged to get the frame with its header; known only if the
+    /// burst asks.
+    pub needs: Offloads,
+}
+
+impl Frame {
+    /// The first bytes, as far as the snapshot and the frame go.
+    #[inline(always)]
+    pub fn head(&self) -> &[u8] {
+        &self.snapshot[..SNAPSHOT_LEN.min(self.len as usize)]
+    }
+
+    /// What says in what VLAN it is.
+    #[inline(always)]
+    pub fn tag(&self) -> TagBytes {
+        TagBytes::of(&self.snapshot, self.len)
+    }
+
+    /// What it is on a wire.
+    pub fn load(&self) -> Load {
+        Load::of(self.header, self.len)
+    }
+
+    /// What the frame asks for; only if the burst asks.
+    pub fn request(&self) -> Request {
+        Request { needs: self.needs, l3: self.l3, header: self.header }
+    }
+}
+
+const NO_FRAME: Frame = Frame {
+    snapshot: [0; SNAPSHOT_LEN],
+    header: VnetHdr::plain(0),
+    len: 0,
+    rest: Piece::EMPTY,
+    more: (0, 0),
+    position: 0,
+    l3: 0,
+    needs: Offloads::NONE,
+};
+
+/// Frames taken from one source and not completed yet; allocated once per worker.
+#[derive(Debug)]
+pub struct Burst {
+    pub(super) frames: Box<[Frame; BURST_FRAMES]>,
+    count: usize,
+    pub(super) heads: [u16; BURST_FRAMES],
+    pub(super) taken: usize,
+    /// Flags and segmentation types of all headers, or'ed.
+    asks: u16,
+    rejected: [(u8, DropReason); BURST_FRAMES],
+    rejects: usize,
+    pub(super) pieces: PieceBuf,
+    /// First bytes of frames whose headers are longer than a snapshot, by the frame's position: its
+    /// place among the frames changes where another one is rejected.
+    headers: Box<[[u8; MAX_HEADERS_LEN]; BURST_FRAMES]>,
+    /// All bytes of frames that were looked at as a whole, by the frame's position; none before the
+    /// first such frame.
+    messages: Box<[u8]>,
+    /// Left by the first pass for the second; kept here as clearing it would cost a short burst
+    /// more than its frames.
+    pub(super) found: Box<[Found; BURST_FRAMES]>,
+    /// First descriptors of the chains that the second pass has to walk.
+    pub(super) chains: Box<[Descriptor; BURST_FRAMES]>,
+    /// Room for [`Burst::stage`]; none before it was needed.
+    pub(super) staging: Staging,
+    /// Frames that are in private memory already, as bits of their indices.
+    staged: u64,
+    /// Frames that leave with other tags than they came with.
+    pub(super) tags: Tags,
+    /// All frames that may go anywhere have the same tag, or none.
+    pub are_alike: bool,
+}
+
+// SAFETY: the pointers in frames and pieces are only dereferenced while the source's lock is held,
+// which keeps the memory table they came from alive, or point into memory of this burst or of
+// frames that were kept, which outlive the delivery.
+unsafe impl Send for Burst {}
+
+impl Default for Burst {
+    fn default() -> Burst {
+        Burst {
+            frames: Box::new([NO_FRAME; BURST_FRAMES]),
+            count: 0,
+            heads: [0; BURST_FRAMES],
+            taken: 0,
+            asks: 0,
+            rejected: [(0, DropReason::BadChain); BURST_FRAMES],
+            rejects: 0,
+            // A frame in one piece needs one more where its headers are copied.
+            pieces: PieceBuf::new(BURST_PIECES + BURST_FRAMES),
+            headers: Box::new([[0; MAX_HEADERS_LEN]; BURST_FRAMES]),
+            messages: Box::default(),
+            found: Box::new([Found::CHAIN; BURST_FRAMES]),
+            chains: Box::new([Descriptor::default(); BURST_FRAMES]),
+            staging: Staging::default(),
+            staged: 0,
+            tags: Tags::default(),
+            are_alike: false,
+        }
+    }
+}
+
+impl Burst {
+    /// Empties the burst.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.count = 0;
+        self.taken = 0;
+        self.asks = 0;
+        self.rejects = 0;
+        self.pieces.truncate(0);
+        self.pieces.linked = 0;
+        self.are_alike = false;
+        self.staged = 0;
+        self.staging.clear();
+        self.keep_tags();
+    }
+
+    /// The frames, in ring order.
+    #[inline(always)]
+    pub fn frames(&self) -> &[Frame] {
+        &self.frames[..self.count]
+    }
+
+    /// The frames' memory.
+    #[inline(always)]
+    pub(super) fn frames_mut(&mut self) -> &mut [Frame; BURST_FRAMES] {
+        &mut self.frames
+    }
+
+    /// Heads taken, frames and rejected chains together.
+    pub fn taken(&self) -> usize {
+        self.taken
+    }
+
+    /// Descriptors of the ring that the heads taken stand for, or more if the burst was cut.
+    #[inline(always)]
+    pub fn slots(&self) -> u32 {
+        self.taken as u32 + self.pieces.linked
+    }
+
+    /// Chains among the heads taken that are no frames, with the reason.
+    pub fn rejected(&self) -> impl Iterator<Item = DropReason> {
+        self.rejected[..self.rejects].iter().map(|&(_, reason)| reason)
+    }
+
+    /// The pieces of `frame` behind its snapshot and its first rest piece.
+    #[inline(always)]
+    pub fn more(&self, frame: &Frame) -> &[Piece] {
+        let (start, count) = (usize::from(frame.more.0), usize::from(frame.more.1));
+        &self.pieces.as_slice()[start..start + count]
+    }
+
+    /// Gives frame `index` and everything behind it back to the source, as if never taken.
+    pub fn cut(&mut self, index: usize) {
+        let Some(frame) = self.frames().get(index) else {
+            return;
+        };
+        let position = frame.position;
+        (self.taken, self.count) = (usize::from(position), index);
+        self.cut_rejected(position);
+    }
+
+    /// Gives the heads behind the first `heads` back to the source, as if never taken.
+    pub fn cut_heads(&mut self, heads: usize) {
+        let position = heads.min(self.taken) as u8;
+        let count = self.frames().partition_point(|frame| frame.position < position);
+        (self.taken, self.count) = (usize::from(position), count);
+        self.cut_rejected(position);
+    }
+
+    fn cut_rejected(&mut self, position: u8) {
+        while self.rejects > 0 && self.rejected[self.rejects - 1].0 >= position {
+            self.rejects -= 1;
+        }
+    }
+
+    /// The load of each head taken, in ring order.
+    pub fn loads(&self) -> impl Iterator<Item = Load> {
+        let mut frames = self.frames().iter().peekable();
+        (0..self.taken).map(move |position| {
+            let frame = frames.next_if(|frame| usize::from(frame.position) == position);
+            frame.map_or(Load::NO_FRAME, Frame::load)
+        })
+    }
+
+    /// The load of what was cut off after `frames` frames and `rejects` rejected chains were kept.
+    pub fn cut_load(&self, frames: usize, rejects: usize) -> Load {
+        let cut = &self.frames[self.count.min(frames)..frames];
+        let rejected = repeat_n(Load::NO_FRAME, rejects.saturating_sub(self.rejects));
+        cut.iter().map(Frame::load).chain(rejected).sum()
+    }
+
+    /// Adds a frame that fits the snapshot; false if the burst is full or the frame too short or
+    /// too long for that.
+    pub fn push_small(&mut self, header: VnetHdr, bytes: &[u8]) -> bool {
+        let fits = (MIN_FRAME_LEN as usize..=SNAPSHOT_LEN).contains(&bytes.len());
+        if self.count == BURST_FRAMES || !fits {
+            return false;
+        }
+        let frame = &mut self.frames[self.count];
+        *frame = Frame { header, len: bytes.len() as u32, ..NO_FRAME };
+        self.asks |= asks(header);
+        frame.snapshot[..bytes.len()].copy_from_slice(bytes);
+        frame.position = self.taken as u8;
+        self.count += 1;
+        self.taken += 1;
+        true
+    }
+
+    /// Adds a frame of another burst, or the beginning of one, that asks for nothing; false if the
+    /// burst is full.
+    pub(super) fn push_excerpt(&mut self, frame: Frame) -> bool {
+        let is_full = self.count == BURST_FRAMES;
+        if !is_full {
+            self.frames[self.count] = Frame { position: self.taken as u8, ..frame };
+            self.count += 1;
+            self.taken += 1;
+        }
+        !is_full
+    }
+
+    /// Adds a frame from private memory that stays valid until the burst is cleared: `len` bytes
+    /// at `at`. False if the burst is full or the frame too short.
+    ///
+    /// # Safety
+    /// `at` is valid for reads of `len` bytes until the burst is cleared.
+    pub unsafe fn push_private(&mut self, header: VnetHdr, at: *mut u8, len: u32) -> bool {
+        if self.count == BURST_FRAMES || len < MIN_FRAME_LEN {
+            return false;
+        }
+        let frame = &mut self.frames[self.count];
+        let first = (len as usize).min(SNAPSHOT_LEN);
+        // SAFETY: the caller's promise for the source; the destination is SNAPSHOT_LEN long.
+        unsafe { std::ptr::copy_nonoverlapping(at, frame.snapshot.as_mut_ptr(), first) };
+        forget(&mut frame.snapshot, first);
+        frame.header = header;
+        self.asks |= asks(header);
+        frame.len = len;
+        frame.rest = Piece { at: at.wrapping_add(first), len: len - first as u32 };
+        frame.more = (0, 0);
+        frame.position = self.taken as u8;
+        self.count += 1;
+        self.taken += 1;
+        true
+    }
+
+    /// Copies frames to private memory, those whose bits are set: from here on nothing of theirs is
+    /// read from the sender's. Frames that are there already stay where they are.
+    #[cold]
+    pub fn stage(&mut self, frames: u64) {
+        let frames = frames & !self.staged;
+        let staged = |(at, _): &(usize, &mut Frame)| frames >> at & 1 != 0;
+        for (_, frame) in self.frames[..self.count].iter_mut().enumerate().filter(staged) {
+            let (start, count) = (usize::from(frame.more.0), usize::from(frame.more.1));
+            let more = &self.pieces.as_slice()[start..start + count];
+            let len: usize = more.iter().fold(frame.rest.len as usize, |n, p| n + p.len as usize);
+            // Never: a burst is at most as long, but for the frame that crosses the line.
+            // SAFETY: only this burst's frames refer to the bytes, which `clear` empties.
+            let Some(to) = (unsafe { self.staging.take(len) }) else { return };
+            let mut filled = gather_one(&mut frame.rest, to);
+            for mut piece in more.iter().copied() {
+                filled += gather_one(&mut piece, &mut to[filled..]);
+            }
+            frame.rest = Piece { at: to.as_mut_ptr(), len: filled as u32 };
+            frame.more = (0, 0);
+        }
+        self.staged |= frames;
+    }
+
+    /// True if a frame asks for an offload, so that headers differ from frame to frame; after
+    /// [`Burst::examine`] each is one that a receiver with the features of `needs` may see.
+    #[inline(always)]
+    pub fn needs_offloads(&self) -> bool {
+        self.asks != 0
+    }
+
+    /// Checks what the frames ask for, if any does; `may` is what their sender has acknowledged.
+    /// Frames that ask for nonsense are rejected. That a sum is valid (`DATA_VALID`) is believed
+    /// of the kernel, on a TAP, and of no guest.
+    #[inline(always)]
+    pub fn examine(&mut self, may: Offloads, kernel: bool) {
+        let known = asks(VnetHdr { flags: offload::NEEDS_CSUM, ..VnetHdr::plain(0) });
+        let valid = asks(VnetHdr { flags: DATA_VALID, ..VnetHdr::plain(0) });
+        let types = asks(VnetHdr { gso_type: 0xff, ..VnetHdr::plain(0) });
+        self.asks &= known | types | if kernel { valid } else { 0 };
+        if self.asks != 0 {
+            self.examine_each(may, kernel);
+        }
+    }
+
+    #[inline(never)]
+    fn examine_each(&mut self, may: Offloads, kernel: bool) {
+        let mut kept = 0;
+        for i in 0..self.count {
+            let header = self.frames[i].header;
+            match self.request_of(i, may) {
+                Ok(request) => {
+                    let frame = &mut self.frames[i];
+                    (frame.needs, frame.l3, frame.header) =
+                        (request.needs, request.l3, request.header);
+                    if kernel && request.needs.is_empty() && header.flags & DATA_VALID != 0 {
+                        frame.needs = Offloads::CSUM;
+                        frame.header.flags = DATA_VALID;
+                    }
+                    if kept != i {
+                        self.frames[kept] = self.frames[i];
+                    }
+                    kept += 1;
+                }
+                Err(_) => self.reject(self.frames[i].position.into(), DropReason::BadOffload),
+            }
+        }
+        self.count = kept;
+        self.rejected[..self.rejects].sort_unstable_by_key(|&(position, _)| position);
+    }
+
+    /// Checks what frame `index` asks for.
+    fn request_of(&mut self, index: usize, may: Offloads) -> Result<Request, Refused> {
+        let Frame { header, len, .. } = self.frames[index];
+        match offload::check(header, self.frames[index].head(), len, may) {
+            Err(Refused::Short) => {
+                let headers = self.headers(index).ok_or(Refused::Nonsense)?;
+                offload::check(header, headers, len, may)
+            }
+            answer => answer,
+        }
+    }
+
+    /// Counts something that came and is no frame to be forwarded.
+    pub fn refuse(&mut self, reason: DropReason) {
+        self.reject(self.taken, reason);
+        self.taken += 1;
+    }
+
+    #[inline]
+    pub(super) fn reject(&mut self, position: usize, reason: DropReason) {
+        self.rejected[self.rejects] = (position as u8, reason);
+        self.rejects += 1;
+    }
+
+    /// A frame in one piece that [`SplitRing::find`] found plain: at least header and snapshot are
+    /// readable there.
+    #[inline(always)]
+    pub(super) fn push_plain<const HEADER_LEN: usize>(&mut self, position: usize, found: Found) {
+        let frame = &mut self.frames[self.count];
+        let len = found.len - HEADER_LEN as u32;
+        let payload = found.at.wrapping_add(HEADER_LEN);
+        frame.header = VnetHdr::from_bytes(load_header::<HEADER_LEN>(found.at));
+        self.asks |= asks(frame.header);
+        // A fixed-size copy is two vector moves where a variable one is a call. It may read past a
+        // short frame into the sender's own memory; those bytes go nowhere.
+        // SAFETY: HEADER_LEN + SNAPSHOT_LEN bytes from `found.at` lie in one mapped region of the
+        // sender, as `find` made sure.
+        unsafe {
+            std::ptr::copy_nonoverlapping(payload, frame.snapshot.as_mut_ptr(), SNAPSHOT_LEN)
+        };
+        frame.len = len;
+        frame.rest = Piece { at: payload, len };
+        frame.rest.skip(SNAPSHOT_LEN as u32);
+        frame.more = (0, 0);
+        frame.position = position as u8;
+        self.count += 1;
+    }
+
+    /// A chain whose first piece holds header and snapshot, as those of Linux do: headers there,
+    /// payload in the next pieces. False if it is none.
+    #[inline(always)]
+    pub(super) fn push_headed<const HEADER_LEN: usize>(
+        &mut self,
+        position: usize,
+        start: usize,
+        total: u64,
+    ) -> bool {
+        let piece = self.pieces.as_slice()[start];
+        if (piece.len as usize) < HEADER_LEN + SNAPSHOT_LEN {
+            return false;
+        }
+        self.push_plain::<HEADER_LEN>(position, Found { at: piece.at, len: piece.len });
+        let frame = &mut self.frames[self.count - 1];
+        frame.len = (total - HEADER_LEN as u64) as u32;
+        let mut more = start + 1;
+        if frame.rest.len == 0 && more < self.pieces.len() {
+            frame.rest = self.pieces.as_slice()[more];
+            more += 1;
+        }
+        frame.more = (more as u16, (self.pieces.len() - more) as u16);
+        true
+    }
+
+    /// A frame spread over the pieces from `start` to the end of the list.
+    pub(super) fn push_pieces(
+        &mut self,
+        position: usize,
+        header_len: u32,
+        start: usize,
+        total: u64,
+    ) {
+        let len = (total - u64::from(header_len)) as u32;
+        let frame = &mut self.frames[self.count];
+        let pieces = &mut self.pieces.as_mut_slice()[start..];
+        let mut header = [0u8; VNET_HDR_LEN];
+        let skip = gather(pieces, &mut header[..header_len as usize]);
+        let pieces = &mut pieces[skip..];
+        let first = (len as usize).min(SNAPSHOT_LEN);
+        let skipped = gather(pieces, &mut frame.snapshot[..first]);
+        forget(&mut frame.snapshot, first);
+        let pieces = &pieces[skipped..];
+        frame.header = VnetHdr::from_bytes(header);
+        self.asks |= asks(frame.header);
+        frame.len = len;
+        frame.rest = pieces.first().copied().unwrap_or(Piece::EMPTY);
+        let more = pieces.len().saturating_sub(1);
+        frame.more = (self.pieces.len().saturating_sub(more) as u16, more as u16);
+        frame.position = position as u8;
+        self.count += 1;
+    }
+}
+
+/// Clears what an earlier frame, maybe of another guest, left behind a short one. It would not be
+/// sent, but hashed, and the receive queue that a frame with headers cut off ends up on would tell
+/// its sender some bits of it.
+#[inline(always)]
+fn forget(snapshot: &mut Snapshot, from: usize) {
+    if from < SNAPSHOT_LEN {
+        snapshot[from..].fill(0);
+    }
+}
+
+/// Moves as many bytes of `piece` into `out` as it has and fit; returns their number.
+fn gather_one(piece: &mut Piece, out: &mut [u8]) -> usize {
+    let n = out.len().min(piece.len as usize);
+    // SAFETY: `n` is at most the piece's length, which was translated, and at most that of `out`.
+    unsafe { std::ptr::copy_nonoverlapping(piece.at, out.as_mut_ptr(), n) };
+    piece.skip(n as u32);
+    n
+}
+
+/// Moves the first `out.len()` bytes of `pieces` into `out`; returns how many pieces are used up.
+fn gather(pieces: &mut [Piece], out: &mut [u8]) -> usize {
+    let mut filled = 0;
+    let mut used_up = 0;
+    for piece in pieces.iter_mut() {
+        filled += gather_one(piece, &mut out[filled..]);
+        if piece.len > 0 {
+            break;
+        }
+        used_up += 1;
+    }
+    used_up
+}
+
+/// The virtio-net header at `at`, zero-filled to 12 bytes. The length is a constant, as a copy of a
+/// variable one would be a call.
+#[inline(always)]
+fn load_header<const HEADER_LEN: usize>(at: *const u8) -> [u8; VNET_HDR_LEN] {
+    const { assert!(HEADER_LEN == VNET_HDR_LEN || HEADER_LEN == VNET_HDR_LEN_LEGACY) };
+    let mut header = [0u8; VNET_HDR_LEN];
+    // SAFETY: the caller translated at least HEADER_LEN bytes at `at`, which is at most the length
+    // of `header`.
+    unsafe { std::ptr::copy_nonoverlapping(at, header.as_mut_ptr(), HEADER_LEN) };
+    header
+}
+
+/// What the first pass leaves for the second: one plain buffer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Found {
+    /// Its first byte; null if it is anything else, to be walked.
+    pub(super) at: *mut u8,
+    /// Its bytes, virtio-net header included.
+    pub(super) len: u32,
+}
+
+impl Found {
+    pub(super) const CHAIN: Found = Found { at: std::ptr::null_mut(), len: 0 };
+}
+
+#[cfg(test)]
+impl Burst {
+    /// Fills everything that a burst does not clear with `byte`, and pointers with an address that
+    /// nothing is mapped at.
+    pub(super) fn poison(&mut self, byte: u8) {
+        let len = u32::from_ne_bytes([byte; 4]);
+        let piece = Piece { at: std::ptr::without_provenance_mut(8), len };
+        self.frames.fill(Frame {
+            snapshot: [byte; SNAPSHOT_LEN],
+            header: VnetHdr::from_bytes([byte; VNET_HDR_LEN]),
+            len,
+            rest: piece,
+            more: (u16::from(byte), u16::from(byte)),
+            position: byte,
+            l3: byte,
+            needs: Offloads::from_bits(byte),
+        });
+        self.heads.fill(u16::from(byte));
+        self.rejected.fill((byte, DropReason::TapGone));
+        self.pieces.poison(piece);
+        self.headers.fill([byte; MAX_HEADERS_LEN]);
+        self.messages.fill(byte);
+        self.found.fill(Found { at: piece.at, len });
+        self.chains.fill(Descriptor::new(u64::from(len), len, len as u16, len as u16));
+    }
+}
+
+/// What a header asks for, as bits that can be or'ed.
+#[inline(always)]
+fn asks(header: VnetHdr) -> u16 {
+    u16::from_le_bytes([header.flags, header.gso_type])
+}

@@ -1,0 +1,112 @@
+//! Bytes of frames behind the snapshot that become private before they are looked at.
+//!
+//! Each frame of a burst has a slot by its position, which stays when another frame is rejected. A
+//! frame whose bytes were copied to its slot refers to them there, so that what is delivered is
+//! what was checked.
+
+use super::{Burst, Frame, gather_one};
+use crate::ring::chain::Piece;
+use base::limits::{BURST_FRAMES, MAX_HEADERS_LEN, MAX_MESSAGE_LEN, SNAPSHOT_LEN};
+
+impl Burst {
+    /// The first [`MAX_HEADERS_LEN`] bytes of frame `index`, or all there are. They are private and
+    /// what is delivered, from the first call on. None if there is no room for another piece.
+    pub fn headers(&mut self, index: usize) -> Option<&[u8]> {
+        let Frame { len, rest, position, .. } = self.frames[index];
+        let known = (len as usize).min(MAX_HEADERS_LEN);
+        if known <= SNAPSHOT_LEN {
+            return Some(self.frames[index].head());
+        }
+        // No reference to the slots: frames refer to what was written there.
+        let slots = (&raw mut *self.headers).cast::<[u8; MAX_HEADERS_LEN]>();
+        let mut slot = slots.wrapping_add(usize::from(position) % BURST_FRAMES).cast::<u8>();
+        if rest.at == self.message_slot(position).wrapping_add(SNAPSHOT_LEN) {
+            slot = self.message_slot(position);
+        } else if rest.at != slot.wrapping_add(SNAPSHOT_LEN) {
+            // SAFETY: positions count the heads of a burst, of which there are as many as slots at
+            // most, so that no other frame refers to this slot.
+            unsafe { self.extend(index, slot, MAX_HEADERS_LEN)? };
+        }
+        // SAFETY: the slot has at least `known` bytes, and nothing writes there while the burst is
+        // borrowed.
+        Some(unsafe { std::slice::from_raw_parts(slot, known) })
+    }
+
+    /// Returns all bytes of frame `index`. They are private and what is delivered, from the first
+    /// call on. None if the frame is longer than [`MAX_MESSAGE_LEN`].
+    #[cold]
+    pub fn message(&mut self, index: usize) -> Option<&[u8]> {
+        let Frame { len, rest, position, .. } = self.frames[index];
+        let len = len as usize;
+        if len <= SNAPSHOT_LEN {
+            return Some(self.frames[index].head());
+        }
+        if len > MAX_MESSAGE_LEN {
+            return None;
+        }
+        if self.messages.is_empty() {
+            self.messages = vec![0; MAX_MESSAGE_LEN * BURST_FRAMES].into_boxed_slice();
+        }
+        let slot = self.message_slot(position);
+        if rest.at != slot.wrapping_add(SNAPSHOT_LEN) {
+            // SAFETY: as in `headers`. No frame refers to a slot of `messages` but to its own.
+            unsafe { self.extend(index, slot, MAX_MESSAGE_LEN)? };
+        }
+        // SAFETY: the slot has at least `len` bytes, and nothing writes there while the burst is
+        // borrowed.
+        Some(unsafe { std::slice::from_raw_parts(slot, len) })
+    }
+
+    /// Returns the place for all bytes of the frame of a position; null before there is any.
+    fn message_slot(&mut self, position: u8) -> *mut u8 {
+        if self.messages.is_empty() {
+            return std::ptr::null_mut();
+        }
+        // No reference to the slots: frames refer to what was written there.
+        let slots = (&raw mut *self.messages).cast::<u8>();
+        slots.wrapping_add(usize::from(position) % BURST_FRAMES * MAX_MESSAGE_LEN)
+    }
+
+    /// Makes the first `limit` bytes of frame `index`, which is longer than a snapshot, private:
+    /// the bytes are copied to the slot at `at`, and the frame refers to them there. None if there
+    /// is no room for another piece; then the frame is as it was.
+    ///
+    /// # Safety
+    /// The slot at `at` has `limit` bytes, lives as long as the burst's frames, and no frame refers
+    /// to it.
+    unsafe fn extend(&mut self, index: usize, at: *mut u8, limit: usize) -> Option<()> {
+        // SAFETY: the caller's promise.
+        let slot = unsafe { std::slice::from_raw_parts_mut(at, limit) };
+        let frame = &mut self.frames[index];
+        let wanted = (frame.len as usize).min(limit);
+        let mut rest = frame.rest;
+        let (start, count) = (usize::from(frame.more.0), usize::from(frame.more.1));
+        slot[..SNAPSHOT_LEN].copy_from_slice(&frame.snapshot);
+        let mut filled = SNAPSHOT_LEN + gather_one(&mut rest, &mut slot[SNAPSHOT_LEN..wanted]);
+        let mut next = start;
+        while filled < wanted && next < start + count {
+            rest = self.pieces.as_slice()[next];
+            next += 1;
+            filled += gather_one(&mut rest, &mut slot[filled..wanted]);
+        }
+        let mut left = start + count - next;
+        if rest.len > 0 {
+            // What is left of a chain's piece takes that piece's place, just before the others.
+            // A frame in one piece has none: there is room for one more of each.
+            if next > 0 {
+                next -= 1;
+                self.pieces.as_mut_slice()[next] = rest;
+            } else {
+                next = self.pieces.len();
+                self.pieces.push(rest).ok()?;
+            }
+            left += 1;
+        }
+        // The private copy is the only source from here on; see `make_private` in `tx`.
+        std::hint::black_box(slot);
+        let at = at.wrapping_add(SNAPSHOT_LEN);
+        frame.rest = Piece { at, len: (filled - SNAPSHOT_LEN) as u32 };
+        frame.more = (next as u16, left as u16);
+        Some(())
+    }
+}

@@ -1,0 +1,523 @@
+//! Delivering frames into a driver's receive queue: the one copy.
+//!
+//! The caller holds the ring's lock, which is a leaf: nothing here waits, makes a system call or
+//! takes another lock, and the work is bounded by one burst (64 frames, 64 KiB plus one frame) and
+//! by what may be walked for it (`MAX_RUN_DESCRIPTORS`).
+//!
+//! The common case, a frame that fits one descriptor, is a loop over buffers whose heads,
+//! descriptors and first cache lines were fetched ahead. Everything else (merged buffers, chains,
+//! headers split over descriptors, small buffers) takes the general path, and a frame that asks for
+//! more than the driver has acknowledged that of `fallback`. A frame that finds no room leaves the
+//! ring as it was: positions only advance with a frame's last byte.
+
+use virtio_queue::desc::split::Descriptor;
+
+use super::burst::Burst;
+use super::chain::{Access, ChainError, Gathered, Piece};
+use super::copy::{EgressFrame, Writer, store_header};
+use super::split::{RingError, SplitRing};
+use base::frame::vnet::VnetHdr;
+use base::frame::{VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
+use base::limits::{BURST_FRAMES, MAX_MERGED_BUFFERS};
+use sys::prefetch;
+
+/// What became of a run of frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Delivered {
+    /// Frames of the run that are settled, in order: delivered or dropped for good. The rest
+    /// found the ring without buffers.
+    pub settled: usize,
+    /// Of those, frames delivered.
+    pub frames: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Of the settled, frames that do not fit the ring's buffers, as bits of their places in the
+    /// run.
+    pub no_fit: u64,
+    /// Likewise those whose headers changed into something that cannot be cut.
+    pub bad_offload: u64,
+    /// Buffers given back unused because their chain was invalid.
+    pub bad_buffers: u64,
+    /// Of the frames delivered, those whose checksum was finished here.
+    pub checksummed: u64,
+    /// Of the frames delivered, those that were cut into segments here.
+    pub segmented: u64,
+    /// These segments.
+    pub segments: u64,
+    /// Segments of delivered frames that found no buffer.
+    pub segments_lost: u64,
+    /// Cycles that pages took to come which lay under the pieces of a receiver's chains; 0 if it
+    /// was not long. The frames from `settled` on are not delivered then.
+    pub slow: u64,
+    /// The driver wants to be signalled.
+    pub signal: bool,
+    /// The ring was found broken; frames from `settled` on are not delivered.
+    pub broken: Option<RingError>,
+}
+
+/// How a frame becomes segments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cut {
+    /// All of them at once: it waits until there are buffers for all, unless there will never be.
+    Whole,
+    /// There is no later try: as many as there are buffers for, and at most so many.
+    Part(u32),
+}
+
+/// Room for the general path; allocated once per worker.
+#[derive(Debug)]
+pub struct RxScratch {
+    ahead: Box<Ahead>,
+    gathered: Gathered,
+}
+
+impl Default for RxScratch {
+    fn default() -> RxScratch {
+        let at = std::ptr::null_mut();
+        let empty = Buffer { head: 0, room: 0, at, desc: Descriptor::default() };
+        RxScratch {
+            ahead: Box::new(Ahead { buffers: [empty; BURST_FRAMES], next: 0, count: 0 }),
+            gathered: Gathered::default(),
+        }
+    }
+}
+
+// SAFETY: the pointers in `ahead` are only dereferenced within one `deliver`, under the lock of the
+// ring they came from.
+unsafe impl Send for RxScratch {}
+
+/// A buffer looked at but not taken.
+#[derive(Debug, Clone, Copy)]
+struct Buffer {
+    head: u16,
+    /// Bytes at `at` if it is one plain writable descriptor, otherwise 0.
+    room: u32,
+    at: *mut u8,
+    /// First descriptor.
+    desc: Descriptor,
+}
+
+/// Buffers fetched ahead, in ring order from the ring's position. Kept by the worker, as clearing
+/// 1.5 KiB would cost a short run more than its copies.
+#[derive(Debug)]
+pub(super) struct Ahead {
+    buffers: [Buffer; BURST_FRAMES],
+    next: usize,
+    count: usize,
+}
+
+impl Ahead {
+    /// True if everything that was fetched is taken.
+    pub(super) fn is_used_up(&self) -> bool {
+        self.next >= self.count
+    }
+}
+
+/// A position of a ring.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) avail: u16,
+    used: u16,
+}
+
+/// Why no room was found for a frame.
+pub(super) enum PutError {
+    /// The driver has posted too few buffers.
+    Empty,
+    /// This frame will never fit buffers like these.
+    NoFit,
+    /// The frame is not what it was when it was examined.
+    Changed,
+    /// The buffers are so small that no frame is worth trying.
+    TooManyDescriptors,
+    /// The receiver's memory is not there, and to make it come took so many cycles.
+    Slow(u64),
+    /// The ring cannot be read on.
+    Broken(RingError),
+}
+
+impl SplitRing {
+    /// Delivers the frames of `burst` that `run` lists, until buffers run out, and publishes them
+    /// at once. How frames are cut that the driver wants in segments says `cut`.
+    pub fn deliver(
+        &mut self,
+        burst: &Burst,
+        run: &[u8],
+        scratch: &mut RxScratch,
+        cut: Cut,
+    ) -> Delivered {
+        let mut done = Delivered::default();
+        scratch.gathered.start(run.len());
+        match self.look_ahead(run.len(), &mut scratch.ahead) {
+            Ok(()) if burst.needs_offloads() => {
+                self.put_run::<true, true>(burst, run, scratch, &mut done, cut)
+            }
+            Ok(()) if burst.tags.are_other => {
+                self.put_run::<false, true>(burst, run, scratch, &mut done, cut)
+            }
+            Ok(()) => self.put_run::<false, false>(burst, run, scratch, &mut done, cut),
+            Err(error) => done.broken = Some(error),
+        }
+        done.signal = self.publish();
+        done
+    }
+
+    /// With `OFFLOADS` each frame's own header is delivered, else one that asks for nothing; with
+    /// `TAGS` the head with which it leaves, else that which came.
+    #[inline(always)]
+    fn put_run<const OFFLOADS: bool, const TAGS: bool>(
+        &mut self,
+        burst: &Burst,
+        run: &[u8],
+        scratch: &mut RxScratch,
+        done: &mut Delivered,
+        cut: Cut,
+    ) {
+        let RxScratch { ahead, gathered } = scratch;
+        while done.settled < run.len() {
+            let left = &run[done.settled..];
+            if usize::from(self.header_len) == VNET_HDR_LEN {
+                self.put_plain::<VNET_HDR_LEN, OFFLOADS, TAGS>(burst, left, ahead, done);
+            } else {
+                self.put_plain::<VNET_HDR_LEN_LEGACY, OFFLOADS, TAGS>(burst, left, ahead, done);
+            }
+            let Some(&index) = run.get(done.settled) else { return };
+            let frame = burst.egress(index);
+            let put = if !OFFLOADS {
+                self.put(frame, VnetHdr::plain(1), ahead, gathered, done)
+            } else if self.offloads.has(frame.needs()) {
+                self.put(frame, frame.header(), ahead, gathered, done)
+            } else {
+                self.put_other(frame, ahead, gathered, done, cut)
+            };
+            match put {
+                Ok(()) => {
+                    done.frames += 1;
+                    done.bytes += u64::from(frame.len());
+                    gathered.end_frame();
+                }
+                Err(PutError::Empty) => return,
+                Err(PutError::NoFit) => done.no_fit |= 1 << done.settled,
+                Err(PutError::Changed) => done.bad_offload |= 1 << done.settled,
+                Err(PutError::TooManyDescriptors) => {
+                    // Each further frame would cost hundreds of descriptors for nothing.
+                    done.no_fit |= (done.settled..run.len()).fold(0, |bits, at| bits | 1 << at);
+                    done.settled = run.len();
+                    return;
+                }
+                Err(PutError::Slow(cycles)) => {
+                    done.slow = cycles;
+                    return;
+                }
+                Err(PutError::Broken(error)) => {
+                    done.broken = Some(error);
+                    return;
+                }
+            }
+            done.settled += 1;
+        }
+    }
+
+    /// Fetches up to `wanted` buffers from the ring's position, so that their misses overlap.
+    #[inline(always)]
+    pub(super) fn look_ahead(&mut self, wanted: usize, ahead: &mut Ahead) -> Result<(), RingError> {
+        (ahead.next, ahead.count) = (0, 0);
+        self.check_memory()?;
+        let mut count = usize::from(self.available()?);
+        if count < wanted {
+            count = usize::from(self.refresh_available()?);
+        }
+        let count = count.min(wanted).min(BURST_FRAMES);
+        for (i, buffer) in ahead.buffers[..count].iter_mut().enumerate() {
+            let head = self.load_head(self.next_avail.wrapping_add(i as u16));
+            if head >= self.size() {
+                return Err(RingError::Head { head, size: self.size() });
+            }
+            buffer.head = head;
+            self.prefetch_descriptor(head);
+        }
+        for buffer in &mut ahead.buffers[..count] {
+            let desc = self.load_descriptor(buffer.head);
+            buffer.desc = desc;
+            buffer.room = 0;
+            // Exactly WRITE: one plain buffer.
+            if desc.flags() == 2
+                && let Some(at) = self.memory.contiguous(desc.addr().0, desc.len())
+            {
+                (buffer.at, buffer.room) = (at, desc.len());
+                prefetch::write(at);
+                prefetch::write(at.wrapping_add(VNET_HDR_LEN));
+            }
+        }
+        ahead.count = count;
+        Ok(())
+    }
+
+    /// The common case, for as many frames as it lasts: each into one plain buffer.
+    #[inline(always)]
+    fn put_plain<const HEADER_LEN: usize, const OFFLOADS: bool, const TAGS: bool>(
+        &mut self,
+        burst: &Burst,
+        run: &[u8],
+        ahead: &mut Ahead,
+        done: &mut Delivered,
+    ) {
+        let frames = burst.frames();
+        let plain = VnetHdr::plain(1).to_bytes();
+        // The general path may have gone on behind what was fetched.
+        let ready = ahead.buffers.get(ahead.next..ahead.count).unwrap_or_default();
+        let (mut count, mut bytes) = (0u16, 0u64);
+        for (&index, buffer) in run.iter().zip(ready) {
+            let frame = match TAGS {
+                true => burst.egress(index),
+                false => EgressFrame::new(burst, &frames[usize::from(index)]),
+            };
+            let need = HEADER_LEN as u32 + frame.len();
+            if buffer.room < need || (OFFLOADS && !self.offloads.has(frame.needs())) {
+                break;
+            }
+            let header = if OFFLOADS { frame.header().to_bytes() } else { plain };
+            // SAFETY: `buffer.at` was translated for `buffer.room` bytes, at least `need`, in this
+            // guest's memory, which `self.memory` keeps mapped; the frame's pieces lie in its
+            // sender's memory or in staging, kept by the lock the worker holds on its source, and
+            // add up to its length.
+            unsafe {
+                store_header::<HEADER_LEN>(buffer.at, &header);
+                frame.copy_to(buffer.at.add(HEADER_LEN));
+            }
+            self.store_used(self.next_used.wrapping_add(count), buffer.head, need);
+            count += 1;
+            bytes += u64::from(frame.len());
+        }
+        // After the loop, where a look for each frame would cost all frames for good.
+        if self.log.is_some() {
+            let written = ready[..usize::from(count)].iter().zip(run);
+            self.mark_frames(written.map(|(buffer, &index)| {
+                (buffer.at, HEADER_LEN as u32 + burst.egress(index).len())
+            }));
+        }
+        self.next_used = self.next_used.wrapping_add(count);
+        self.next_avail = self.next_avail.wrapping_add(count);
+        ahead.next += usize::from(count);
+        done.settled += usize::from(count);
+        done.frames += u64::from(count);
+        done.bytes += bytes;
+    }
+
+    /// Marks what was written, by where it begins and its length.
+    #[cold]
+    fn mark_frames(&self, written: impl Iterator<Item = (*mut u8, u32)>) {
+        written.for_each(|(at, len)| self.mark_payload(at, u64::from(len)));
+    }
+
+    /// The general path: gathers buffers for one frame, writes it behind `header` and returns them
+    /// in order.
+    #[inline(never)]
+    pub(super) fn put(
+        &mut self,
+        frame: EgressFrame<'_>,
+        header: VnetHdr,
+        ahead: &mut Ahead,
+        gathered: &mut Gathered,
+        done: &mut Delivered,
+    ) -> Result<(), PutError> {
+        let need = u64::from(self.header_len) + u64::from(frame.len());
+        let count = self.gather_good(need, ahead, gathered, done)?;
+        let mut to = Writer::new(gathered.pieces.as_slice());
+        self.write_header(&mut to, header, count);
+        to.write_from(&mut frame.reader(), frame.len() as usize);
+        self.take_gathered(need, count, ahead, gathered);
+        Ok(())
+    }
+
+    /// Writes the virtio-net header of a frame in `count` buffers.
+    pub(super) fn write_header(&self, to: &mut Writer<'_>, header: VnetHdr, count: usize) {
+        let merged = if self.mergeable { count as u16 } else { 1 };
+        let header = VnetHdr { num_buffers: merged.to_le_bytes(), ..header };
+        to.write(header.to_bytes().as_ptr(), usize::from(self.header_len));
+    }
+
+    /// Returns gathered buffers as used, the first `need` bytes of which were written.
+    pub(super) fn take_gathered(
+        &mut self,
+        need: u64,
+        count: usize,
+        ahead: &mut Ahead,
+        gathered: &Gathered,
+    ) {
+        if self.log.is_some() {
+            self.mark_written(gathered, need);
+        }
+        let mut left = need;
+        for &(head, capacity) in &gathered.buffers[..count] {
+            let len = left.min(capacity);
+            left -= len;
+            self.push_used(head, len as u32);
+        }
+        self.advance(count, ahead);
+    }
+
+    /// Gathers buffers for `need` bytes; returns their number.
+    pub(super) fn gather_good(
+        &mut self,
+        need: u64,
+        ahead: &mut Ahead,
+        gathered: &mut Gathered,
+        done: &mut Delivered,
+    ) -> Result<usize, PutError> {
+        loop {
+            match self.gather(need, ahead, gathered) {
+                Ok(count) => {
+                    gathered.touch(need).map_err(PutError::Slow)?;
+                    return Ok(count);
+                }
+                Err(Gather::NoRoom(reason)) => return Err(reason),
+                // A buffer that can never be used goes back unused, with those gathered before it,
+                // as merged buffers must be consecutive. Each round consumes a buffer, so the
+                // loop ends with the ring.
+                Err(Gather::Bad(count)) => {
+                    self.give_back(&gathered.buffers[..count], ahead);
+                    done.bad_buffers += count as u64;
+                    if done.bad_buffers > MAX_MERGED_BUFFERS as u64 {
+                        return Err(PutError::TooManyDescriptors);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Where the ring stands, to come back to while nothing is published.
+    pub(super) fn place(&self) -> Place {
+        Place { avail: self.next_avail, used: self.next_used }
+    }
+
+    /// Gives back what was taken since `place`.
+    pub(super) fn back_to(&mut self, place: Place, ahead: &mut Ahead) {
+        (self.next_avail, self.next_used) = (place.avail, place.used);
+        // What was fetched may begin elsewhere.
+        (ahead.next, ahead.count) = (0, 0);
+    }
+
+    /// Collects buffers until they hold `need` bytes: their number, pieces and heads in `scratch`.
+    fn gather(
+        &mut self,
+        need: u64,
+        ahead: &Ahead,
+        gathered: &mut Gathered,
+    ) -> Result<usize, Gather> {
+        gathered.pieces.truncate(0);
+        // One buffer that was translated already.
+        if let Some(buffer) = ahead.buffers[..ahead.count].get(ahead.next)
+            && u64::from(buffer.room) >= need
+            && gathered.pieces.push(Piece { at: buffer.at, len: buffer.room }).is_ok()
+        {
+            gathered.buffers[0] = (buffer.head, u64::from(buffer.room));
+            return Ok(1);
+        }
+        let mut capacity = 0u64;
+        let mut count = 0usize;
+        while capacity < need {
+            if count > 0 && !self.mergeable {
+                return Err(Gather::NoRoom(PutError::NoFit));
+            }
+            if count == MAX_MERGED_BUFFERS || gathered.is_spent() {
+                return Err(Gather::NoRoom(PutError::TooManyDescriptors));
+            }
+            let (head, desc) = self.buffer_at(count, ahead)?;
+            gathered.buffers[count] = (head, 0);
+            count += 1;
+            let room = match self.walk(desc, Access::Writable, &mut gathered.pieces) {
+                Ok(room) => room,
+                Err(ChainError::NoRoom) if count > 1 => {
+                    return Err(Gather::NoRoom(PutError::TooManyDescriptors));
+                }
+                Err(_) => return Err(Gather::Bad(count)),
+            };
+            // The header must lie in the first buffer; an empty buffer would make no progress.
+            let least = if count == 1 { u64::from(self.header_len) } else { 1 };
+            if room < least {
+                return Err(Gather::Bad(count));
+            }
+            gathered.buffers[count - 1].1 = room;
+            capacity = capacity.saturating_add(room);
+        }
+        Ok(count)
+    }
+
+    /// Head and first descriptor of the buffer `offset` behind the ring's position, each read once.
+    fn buffer_at(&mut self, offset: usize, ahead: &Ahead) -> Result<(u16, Descriptor), Gather> {
+        if let Some(buffer) = ahead.buffers[..ahead.count].get(ahead.next + offset) {
+            return Ok((buffer.head, buffer.desc));
+        }
+        let seen = usize::from(self.avail_seen.wrapping_sub(self.next_avail));
+        if offset >= seen {
+            let now = self
+                .refresh_available()
+                .map_err(|error| Gather::NoRoom(PutError::Broken(error)))?;
+            if offset >= usize::from(now) {
+                return Err(Gather::NoRoom(PutError::Empty));
+            }
+        }
+        let head = self.load_head(self.next_avail.wrapping_add(offset as u16));
+        if head >= self.size() {
+            return Err(Gather::NoRoom(PutError::Broken(RingError::Head {
+                head,
+                size: self.size(),
+            })));
+        }
+        Ok((head, self.load_descriptor(head)))
+    }
+
+    /// Returns buffers unused.
+    fn give_back(&mut self, buffers: &[(u16, u64)], ahead: &mut Ahead) {
+        for &(head, _) in buffers {
+            self.push_used(head, 0);
+        }
+        self.advance(buffers.len(), ahead);
+    }
+
+    fn advance(&mut self, count: usize, ahead: &mut Ahead) {
+        self.next_avail = self.next_avail.wrapping_add(count as u16);
+        ahead.next += count;
+    }
+
+    /// Marks the first `need` bytes of the gathered pieces, which `put` wrote.
+    fn mark_written(&self, gathered: &Gathered, need: u64) {
+        let mut left = need;
+        for piece in gathered.pieces.as_slice() {
+            let len = left.min(u64::from(piece.len));
+            self.mark_payload(piece.at, len);
+            left -= len;
+            if left == 0 {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl RxScratch {
+    /// Descriptors of the receiver's that the last run walked.
+    pub(super) fn walked(&self) -> u32 {
+        self.gathered.pieces.visited
+    }
+
+    /// Fills everything with `byte`, and pointers with an address that nothing is mapped at.
+    pub(super) fn poison(&mut self, byte: u8) {
+        let (at, len) = (std::ptr::without_provenance_mut(8), u32::from_ne_bytes([byte; 4]));
+        let desc = Descriptor::new(u64::from(len), len, len as u16, len as u16);
+        self.ahead.buffers.fill(Buffer { head: len as u16, room: len, at, desc });
+        (self.ahead.next, self.ahead.count) = (usize::from(byte), usize::from(byte));
+        self.gathered.pieces.truncate(0);
+        self.gathered.pieces.poison(Piece { at, len });
+        self.gathered.buffers.fill((len as u16, u64::from(len)));
+        self.gathered.most_visited = len;
+    }
+}
+
+/// Why [`SplitRing::gather`] stopped.
+enum Gather {
+    NoRoom(PutError),
+    /// The last of this many buffers is invalid.
+    Bad(usize),
+}

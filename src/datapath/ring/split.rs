@@ -1,0 +1,568 @@
+//! The split ring in guest memory: all loads and stores of its fields.
+//!
+//! Layout (virtio 1.2 sections 2.7.5, 2.7.6, 2.7.8), little-endian:
+//! ```text
+//! descriptor[size]: addr u64, len u32, flags u16, next u16       aligned 16
+//! avail: flags u16, idx u16, ring[size] u16, used_event u16      aligned 2
+//! used:  flags u16, idx u16, ring[size] (id u32, len u32), avail_event u16   aligned 4
+//! ```
+//! A [`SplitRing`] exists only while the ring is started; its pointers are resolved once and stay
+//! valid because it owns the [`Translator`] and with it the memory table.
+//!
+//! Notifications (virtio 1.2 sections 2.7.7 and 2.7.10). Kicks are suppressed while a worker looks
+//! at a ring anyway. Going to sleep is: enable kicks, a full fence, look again. Without the second
+//! look a frame made available between the last look and the enabling would wait for ever: the
+//! driver saw kicks disabled, we saw the ring empty. Signals are decided once per published burst
+//! and sent once per turn by the worker.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use virtio_queue::desc::split::Descriptor;
+
+use crate::memory::{DirtyLog, MemTable, Translator};
+use base::frame::Offloads;
+use base::limits::MAX_RING_SIZE;
+use sys::prefetch;
+
+// The descriptor is read as two words below; hold the crate's layout to the specification's.
+const _: () = assert!(std::mem::size_of::<Descriptor>() == 16);
+
+/// `VIRTQ_USED_F_NO_NOTIFY`
+const USED_F_NO_NOTIFY: u16 = 1;
+/// `VIRTQ_AVAIL_F_NO_INTERRUPT`
+const AVAIL_F_NO_INTERRUPT: u16 = 1;
+
+/// Section 2.7.10: true if an index that moved from `old` to `new` passed `event`.
+#[inline(always)]
+pub(super) fn passed(event: u16, new: u16, old: u16) -> bool {
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}
+
+/// Bytes of the avail and used structures that are not per element: flags, idx, event.
+const AVAIL_FIXED: u64 = 6;
+const USED_FIXED: u64 = 6;
+
+/// Where a ring is and how its driver negotiated to use it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RingConfig {
+    /// Number of descriptors; a power of two.
+    pub size: u16,
+    /// Descriptor table, as an address of the front-end's process.
+    pub desc: u64,
+    /// Driver area, likewise.
+    pub avail: u64,
+    /// Device area, likewise.
+    pub used: u64,
+    /// `VIRTIO_F_EVENT_IDX` was acknowledged.
+    pub event_idx: bool,
+    /// Bytes of the virtio-net header on this ring: 10 or 12.
+    pub header_len: u8,
+    /// `VIRTIO_NET_F_MRG_RXBUF` was acknowledged.
+    pub mergeable: bool,
+    /// Offloads that were acknowledged: of a transmit ring what its frames may ask for
+    /// (`VIRTIO_NET_F_CSUM`, `_HOST_*`), of a receive ring what they may be delivered with
+    /// (`_GUEST_*`).
+    pub offloads: Offloads,
+}
+
+/// Why a ring cannot start, or was found broken while it ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RingError {
+    /// Not a power of two, zero or too large.
+    #[error("ring size {0} is not a power of two up to {MAX_RING_SIZE}")]
+    Size(u16),
+    /// Part of the ring lies outside the memory regions.
+    #[error(
+        "the {part} at {address:#x} lies in no memory region (is the guest memory shared, \
+         share=on?)"
+    )]
+    NotMapped {
+        /// Which part.
+        part: &'static str,
+        /// The address the front-end gave.
+        address: u64,
+    },
+    /// Part of the ring is not aligned as the specification demands.
+    #[error("the {0} is not aligned")]
+    Misaligned(&'static str),
+    /// The driver's index ran ahead of the ring.
+    #[error("avail.idx is {ahead} ahead in a ring of {size}")]
+    AvailIndex {
+        /// How far the index is from what was taken.
+        ahead: u16,
+        /// Ring size.
+        size: u16,
+    },
+    /// The front-end shortened a file of the guest's memory after it was mapped.
+    #[error("the guest's memory was truncated")]
+    Truncated,
+    /// A head index that is no descriptor.
+    #[error("head {head} in a ring of {size}")]
+    Head {
+        /// The head.
+        head: u16,
+        /// Ring size.
+        size: u16,
+    },
+}
+
+/// Checks a ring size (virtio 1.2 section 2.7).
+pub fn check_size(size: u32) -> Result<u16, RingError> {
+    let clipped = u16::try_from(size).unwrap_or(u16::MAX);
+    if clipped <= MAX_RING_SIZE && clipped.is_power_of_two() {
+        Ok(clipped)
+    } else {
+        Err(RingError::Size(clipped))
+    }
+}
+
+/// Dirty logging of one ring.
+#[derive(Debug, Clone)]
+pub struct RingLog {
+    /// The log.
+    pub log: Arc<DirtyLog>,
+    /// Guest-physical address of the used ring, if its own writes are to be logged
+    /// (`VHOST_VRING_F_LOG`).
+    pub used_gpa: Option<u64>,
+}
+
+/// Where a ring stood when it lost its memory: what it goes on with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Position {
+    next: u16,
+    started_at: u16,
+    asked_if_moved: bool,
+}
+
+impl Position {
+    /// Index of the next head to take, as [`SplitRing::base`].
+    pub fn base(&self) -> u16 {
+        self.next
+    }
+}
+
+/// A started ring.
+#[derive(Debug)]
+pub struct SplitRing {
+    desc: *const u8,
+    avail: *const u8,
+    used: *mut u8,
+    size: u16,
+    pub(super) memory: Translator,
+    pub(super) header_len: u8,
+    pub(super) mergeable: bool,
+    pub(super) offloads: Offloads,
+    pub(super) event_idx: bool,
+    /// The first publication after a start signals whatever the guest says: it may wait at an
+    /// index that a killed predecessor had passed.
+    pub(super) force_signal: bool,
+    /// Position of the next head to take; everything before it has been completed.
+    pub(super) next_avail: u16,
+    /// avail.idx as last read: heads before it are known to be valid to read.
+    pub(super) avail_seen: u16,
+    /// Position of the next used element to write, and of the first not yet published.
+    pub(super) next_used: u16,
+    pub(super) published: u16,
+    /// used.idx when the ring started, to tell a ring that never moved.
+    started_at: u16,
+    asked_if_moved: bool,
+    pub(super) log: Option<RingLog>,
+}
+
+// SAFETY: the pointers refer to guest memory kept alive by `memory`; they are only used through
+// `&mut self` or volatile reads, and a SplitRing is always owned by one lock.
+unsafe impl Send for SplitRing {}
+
+/// The three parts of a ring resolved in a memory table.
+struct Parts {
+    desc: *const u8,
+    avail: *const u8,
+    used: *mut u8,
+}
+
+fn resolve(table: &MemTable, config: &RingConfig) -> Result<Parts, RingError> {
+    let size = u64::from(config.size);
+    let part = |part, address, len, align: usize| {
+        let at =
+            table.at_user_address(address, len).ok_or(RingError::NotMapped { part, address })?;
+        if (at as usize).is_multiple_of(align) { Ok(at) } else { Err(RingError::Misaligned(part)) }
+    };
+    Ok(Parts {
+        desc: part("descriptor table", config.desc, 16 * size, 16)?,
+        avail: part("available ring", config.avail, AVAIL_FIXED + 2 * size, 2)?,
+        used: part("used ring", config.used, USED_FIXED + 8 * size, 4)?,
+    })
+}
+
+impl SplitRing {
+    /// Starts a ring: resolves its addresses and takes both indices from used.idx. The back-end
+    /// completes strictly in order and leaves nothing half done, so whatever was made available
+    /// beyond used.idx is still to be served, after a restart of either side too.
+    pub fn start(table: Arc<MemTable>, config: &RingConfig) -> Result<SplitRing, RingError> {
+        check_size(u32::from(config.size))?;
+        let Parts { desc, avail, used } = resolve(&table, config)?;
+        let mut ring = SplitRing {
+            desc,
+            avail,
+            used,
+            size: config.size,
+            memory: Translator::new(table),
+            header_len: config.header_len,
+            mergeable: config.mergeable,
+            offloads: config.offloads,
+            event_idx: config.event_idx,
+            force_signal: true,
+            next_avail: 0,
+            avail_seen: 0,
+            next_used: 0,
+            published: 0,
+            started_at: 0,
+            asked_if_moved: false,
+            log: None,
+        };
+        ring.begin_at_used();
+        Ok(ring)
+    }
+
+    /// Starts a ring that lost its memory where it stood.
+    pub fn resume(
+        table: Arc<MemTable>,
+        config: &RingConfig,
+        at: Position,
+    ) -> Result<SplitRing, RingError> {
+        let mut ring = SplitRing::start(table, config)?;
+        ring.begin_at(at.next);
+        ring.started_at = at.started_at;
+        ring.asked_if_moved = at.asked_if_moved;
+        Ok(ring)
+    }
+
+    /// Where the ring stands, while nothing is half done.
+    pub fn position(&self) -> Position {
+        Position {
+            next: self.next_avail,
+            started_at: self.started_at,
+            asked_if_moved: self.asked_if_moved,
+        }
+    }
+
+    /// Takes both indices from used.idx, as at a start: the ring is in another place now.
+    pub fn begin_at_used(&mut self) {
+        let at = self.load_used_idx();
+        self.begin_at(at);
+        self.started_at = at;
+        self.force_signal = true;
+    }
+
+    fn begin_at(&mut self, at: u16) {
+        self.next_avail = at;
+        self.avail_seen = at;
+        self.next_used = at;
+        self.published = at;
+    }
+
+    /// Whether a ring can be there.
+    pub fn check_place(table: &MemTable, config: &RingConfig) -> Result<(), RingError> {
+        resolve(table, config).map(drop)
+    }
+
+    /// Chains that the driver made available and that were not given back: the difference of the
+    /// two indices in memory, whichever worker serves the ring. None where there is no ring, or
+    /// none that makes sense.
+    pub fn outstanding(table: &MemTable, config: &RingConfig) -> Option<u16> {
+        let Parts { avail, used, .. } = resolve(table, config).ok()?;
+        if table.is_truncated() {
+            return None;
+        }
+        // SAFETY: both parts were resolved, aligned, in memory that `table` keeps mapped for as
+        // long as it is borrowed; both sides access the indices atomically.
+        let [used, available] = unsafe {
+            [used.cast_const().add(2), avail.add(2)]
+                .map(|at| u16::from_le((*at.cast::<AtomicU16>()).load(Ordering::Acquire)))
+        };
+        // In between some may have been given back and made available again.
+        let count = available.wrapping_sub(used);
+        (count <= config.size.saturating_mul(2)).then_some(count.min(config.size))
+    }
+
+    /// Moves a running ring to another memory table or other addresses; positions stay.
+    pub fn rebase(&mut self, table: Arc<MemTable>, config: &RingConfig) -> Result<(), RingError> {
+        let Parts { desc, avail, used } = resolve(&table, config)?;
+        self.desc = desc;
+        self.avail = avail;
+        self.used = used;
+        self.memory = Translator::new(table);
+        Ok(())
+    }
+
+    /// Undoes what was taken and not published, for a ring whose lock a panicking thread let go.
+    /// Heads go back in the order in which they are taken, one element each, so while the lock is
+    /// free all three positions are the same.
+    #[cold]
+    pub fn roll_back(&mut self) {
+        self.next_avail = self.published;
+        self.next_used = self.published;
+    }
+
+    /// What frames may ask for, or be delivered with, from now on.
+    pub fn set_offloads(&mut self, offloads: Offloads) {
+        self.offloads = offloads;
+    }
+
+    /// Switches dirty logging of this ring on, off or to another log.
+    pub fn set_log(&mut self, log: Option<RingLog>) {
+        self.log = log;
+    }
+
+    /// Ends dirty logging and returns what it was.
+    pub fn take_log(&mut self) -> Option<RingLog> {
+        self.log.take()
+    }
+
+    /// Number of descriptors.
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// Index of the next head to take, which is what `GET_VRING_BASE` reports.
+    pub fn base(&self) -> u16 {
+        self.next_avail
+    }
+
+    /// True if the driver has made nothing available, ever: of a ring that was restored, or started
+    /// again, some index is not 0, and then we read what its driver wrote. To be asked at the
+    /// driver's first kick; false at all later ones, at which the indices may be 0 again.
+    pub fn never_moved(&mut self) -> bool {
+        let asked = std::mem::replace(&mut self.asked_if_moved, true);
+        !asked && self.started_at == 0 && self.next_avail == 0 && self.load_avail_idx() == 0
+    }
+
+    /// Fails once the front-end took memory away that it had handed over: what is read there now
+    /// are zeros of our own.
+    #[inline(always)]
+    pub(super) fn check_memory(&self) -> Result<(), RingError> {
+        if self.memory.table().is_truncated() { Err(RingError::Truncated) } else { Ok(()) }
+    }
+
+    /// Why the ring really is broken: what is found wrong in memory that the front-end has just
+    /// taken away are zeros of our own.
+    #[cold]
+    pub fn cause(&self, found: RingError) -> RingError {
+        self.check_memory().err().unwrap_or(found)
+    }
+
+    /// avail.idx; Acquire, so that heads and descriptors before it may be read after it.
+    #[inline(always)]
+    pub(super) fn load_avail_idx(&self) -> u16 {
+        // SAFETY: `avail` was resolved for AVAIL_FIXED + 2 * size bytes, 2-aligned, in memory that
+        // `self.memory` keeps mapped; the driver accesses the field atomically too.
+        u16::from_le(unsafe { &*self.avail.add(2).cast::<AtomicU16>() }.load(Ordering::Acquire))
+    }
+
+    /// avail.flags.
+    #[inline(always)]
+    pub(super) fn load_avail_flags(&self) -> u16 {
+        // SAFETY: as in `load_avail_idx`.
+        u16::from_le(unsafe { &*self.avail.cast::<AtomicU16>() }.load(Ordering::Relaxed))
+    }
+
+    /// used_event, behind the available ring.
+    #[inline(always)]
+    pub(super) fn load_used_event(&self) -> u16 {
+        let offset = 4 + 2 * usize::from(self.size);
+        // SAFETY: as in `load_avail_idx`; the offset is the last of the resolved fields.
+        u16::from_le(
+            unsafe { &*self.avail.add(offset).cast::<AtomicU16>() }.load(Ordering::Relaxed),
+        )
+    }
+
+    /// The head at ring position `position`.
+    #[inline(always)]
+    pub(super) fn load_head(&self, position: u16) -> u16 {
+        let offset = 4 + 2 * usize::from(position & (self.size - 1));
+        // SAFETY: the masked position is below size, so the field is inside the resolved range.
+        u16::from_le(unsafe { self.avail.add(offset).cast::<u16>().read_volatile() })
+    }
+
+    /// Tells the CPU that descriptor `index` will be read.
+    #[inline(always)]
+    pub(super) fn prefetch_descriptor(&self, index: u16) {
+        prefetch::read(self.desc.wrapping_add(16 * usize::from(index)));
+    }
+
+    /// Descriptor `index`, which the caller checked to be below size; each word is read once.
+    #[inline(always)]
+    pub(super) fn load_descriptor(&self, index: u16) -> Descriptor {
+        debug_assert!(index < self.size);
+        let at = self.desc.wrapping_add(16 * usize::from(index & (self.size - 1)));
+        // SAFETY: the masked index is below size, so 16 bytes at `at` are inside the resolved
+        // table, which is 16-aligned.
+        unsafe { load_descriptor_words(at) }
+    }
+
+    /// used.idx, which only we write.
+    fn load_used_idx(&self) -> u16 {
+        // SAFETY: `used` was resolved for USED_FIXED + 8 * size bytes, 4-aligned, in memory that
+        // `self.memory` keeps mapped.
+        u16::from_le(unsafe { &*self.used.add(2).cast::<AtomicU16>() }.load(Ordering::Relaxed))
+    }
+
+    /// Writes one used element at `next_used` and steps past it; not yet visible to the driver.
+    #[inline(always)]
+    pub(super) fn push_used(&mut self, head: u16, len: u32) {
+        self.store_used(self.next_used, head, len);
+        self.next_used = self.next_used.wrapping_add(1);
+    }
+
+    /// Writes the used element at `position`, which the driver cannot see yet.
+    #[inline(always)]
+    pub(super) fn store_used(&mut self, position: u16, head: u16, len: u32) {
+        let slot = 4 + 8 * usize::from(position & (self.size - 1));
+        let element = u64::from(head) | u64::from(len) << 32;
+        let at = self.used.wrapping_add(slot).cast::<u64>();
+        // SAFETY: the masked position is below size, so the 8 bytes are inside the resolved used
+        // ring, 4-aligned; the driver reads them only after used.idx is published, before which
+        // the release store of that index keeps this one.
+        unsafe { at.write_unaligned(element.to_le()) };
+    }
+
+    /// Stores used.idx after everything written before, and orders what follows after it: the
+    /// driver's wish for a signal must be read after it could see the index.
+    #[inline(always)]
+    pub(super) fn store_used_idx(&mut self, idx: u16) {
+        // SAFETY: as in `load_used_idx`.
+        let field = unsafe { &*self.used.add(2).cast::<AtomicU16>() };
+        full_store(field, idx.to_le());
+    }
+
+    /// used.flags.
+    #[inline]
+    pub(super) fn store_used_flags(&mut self, flags: u16) {
+        // SAFETY: as in `load_used_idx`; the field is the first of the used ring.
+        let field = unsafe { &*self.used.cast::<AtomicU16>() };
+        full_store(field, flags.to_le());
+        self.mark_used(0, 2);
+    }
+
+    /// avail_event, behind the used ring.
+    #[inline]
+    pub(super) fn store_avail_event(&mut self, event: u16) {
+        let offset = 4 + 8 * usize::from(self.size);
+        // SAFETY: as in `load_used_idx`; the offset is the last of the resolved fields.
+        let field = unsafe { &*self.used.add(offset).cast::<AtomicU16>() };
+        full_store(field, event.to_le());
+        self.mark_used(offset as u64, 2);
+    }
+
+    /// Marks the used elements from `from` to `next_used`.
+    #[cold]
+    pub(super) fn mark_used_elements(&self, from: u16) {
+        for i in 0..self.next_used.wrapping_sub(from) {
+            let slot = u64::from(from.wrapping_add(i) & (self.size - 1));
+            self.mark_used(4 + 8 * slot, 8);
+        }
+    }
+
+    /// Marks bytes of the used ring if its writes are logged.
+    pub(super) fn mark_used(&self, offset: u64, len: u64) {
+        if let Some(RingLog { log, used_gpa: Some(gpa) }) = &self.log {
+            log.mark(gpa.wrapping_add(offset), len);
+        }
+    }
+
+    /// Marks `len` bytes at `at`, a pointer this ring's memory handed out.
+    pub(super) fn mark_payload(&self, at: *const u8, len: u64) {
+        if let (Some(log), Some(gpa)) = (&self.log, self.memory.table().gpa_of(at)) {
+            log.log.mark(gpa, len);
+        }
+    }
+}
+
+impl SplitRing {
+    /// Tells the driver not to kick. With EVENT_IDX there is nothing to do: avail_event stays
+    /// behind, so the driver's index does not pass it again for 65,535 buffers.
+    pub fn suppress_kicks(&mut self) {
+        if !self.event_idx {
+            self.store_used_flags(USED_F_NO_NOTIFY);
+        }
+    }
+
+    /// Asks for a kick at the next buffer and looks again; true if there is one already, and then
+    /// the caller must not sleep.
+    #[must_use]
+    pub fn enable_kicks(&mut self) -> bool {
+        // Both stores end in a full fence, so the load below cannot be satisfied before the driver
+        // can see the request: either it sees the request and kicks, or we see its buffer.
+        if self.event_idx {
+            self.store_avail_event(self.next_avail);
+        } else {
+            self.store_used_flags(0);
+        }
+        self.load_avail_idx() != self.next_avail
+    }
+
+    /// As [`SplitRing::enable_kicks`], for buffers behind all those that were seen already.
+    #[must_use]
+    pub fn enable_kicks_behind(&mut self) -> bool {
+        let seen = self.avail_seen;
+        if self.event_idx {
+            self.store_avail_event(seen);
+        } else {
+            self.store_used_flags(0);
+        }
+        self.load_avail_idx() != seen
+    }
+
+    /// Makes everything pushed since the last call visible to the driver; true if the driver wants
+    /// to be signalled for it.
+    pub fn publish(&mut self) -> bool {
+        let (old, new) = (self.published, self.next_used);
+        if old == new {
+            return false;
+        }
+        if self.log.is_some() {
+            self.mark_used_elements(old);
+        }
+        self.store_used_idx(new);
+        self.published = new;
+        if self.log.is_some() {
+            // After the store: a mark taken before it would let the old index migrate.
+            self.mark_used(2, 2);
+        }
+        if self.force_signal {
+            self.force_signal = false;
+            return true;
+        }
+        if self.event_idx {
+            passed(self.load_used_event(), new, old)
+        } else {
+            self.load_avail_flags() & AVAIL_F_NO_INTERRUPT == 0
+        }
+    }
+}
+
+/// Two volatile 8-byte loads as a descriptor.
+///
+/// # Safety
+/// `at` is valid for reads of 16 bytes and 8-aligned.
+#[inline(always)]
+pub(super) unsafe fn load_descriptor_words(at: *const u8) -> Descriptor {
+    // SAFETY: the caller's promise.
+    let (addr, rest) =
+        unsafe { (at.cast::<u64>().read_volatile(), at.add(8).cast::<u64>().read_volatile()) };
+    let rest = u64::from_le(rest);
+    Descriptor::new(u64::from_le(addr), rest as u32, (rest >> 32) as u16, (rest >> 48) as u16)
+}
+
+/// A release store followed by a full fence. On x86 one `xchg` is both and costs less than `mfence`
+/// (it does not drain the load queue).
+#[inline(always)]
+fn full_store(field: &AtomicU16, value: u16) {
+    if cfg!(target_arch = "x86_64") {
+        field.swap(value, Ordering::SeqCst);
+    } else {
+        field.store(value, Ordering::Release);
+        std::sync::atomic::fence(Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,224 @@
+//! What is offered to front-ends.
+//!
+//! Nothing of it ever shrinks from one version to the next, nor depends on the host's kernel: a
+//! guest that runs keeps the features it acknowledged, and QEMU refuses to reconnect or migrate to
+//! a back-end that offers fewer ("vhost lacks feature mask").
+
+use vhost::vhost_user::message::{VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures};
+use virtio_bindings::virtio_config::{
+    VIRTIO_F_ACCESS_PLATFORM, VIRTIO_F_ANY_LAYOUT, VIRTIO_F_IN_ORDER, VIRTIO_F_VERSION_1,
+};
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_CSUM, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_GUEST_CSUM,
+    VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
+    VIRTIO_NET_F_GUEST_USO4, VIRTIO_NET_F_GUEST_USO6, VIRTIO_NET_F_HOST_ECN,
+    VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_HOST_USO, VIRTIO_NET_F_MQ,
+    VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_MTU,
+};
+use virtio_bindings::virtio_ring::{
+    VIRTIO_RING_F_EVENT_IDX as VIRTIO_F_EVENT_IDX,
+    VIRTIO_RING_F_INDIRECT_DESC as VIRTIO_F_INDIRECT_DESC,
+};
+
+use base::frame::Offloads;
+
+/// Bit 26: log every write to guest memory.
+pub const LOG_ALL: u64 = VhostUserVirtioFeatures::LOG_ALL.bits();
+/// Bit 33: the device reaches memory by the platform's own ways. Offered where it is asked for,
+/// because front-ends refuse some guests without it, and never to be acknowledged: that says that
+/// addresses are an IOMMU's.
+pub const ACCESS_PLATFORM: u64 = bit(VIRTIO_F_ACCESS_PLATFORM);
+/// Bit 30: protocol features exist, and rings start disabled.
+pub const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
+
+const fn bit(number: u32) -> u64 {
+    1 << number
+}
+
+/// Virtio features offered.
+///
+/// CTRL_VQ and GUEST_ANNOUNCE are served by the front-end; cloud-hypervisor offers them to its
+/// guest only if the back-end does. PACKED, RING_RESET, RSS, HASH_REPORT and RSC_EXT need
+/// machinery that is not here and must not be offered without it, and UFO is not worth having.
+const VIRTIO: u64 = bit(VIRTIO_F_VERSION_1)
+    | bit(VIRTIO_F_ANY_LAYOUT)
+    | bit(VIRTIO_F_IN_ORDER)
+    | bit(VIRTIO_F_INDIRECT_DESC)
+    | bit(VIRTIO_F_EVENT_IDX)
+    | bit(VIRTIO_NET_F_MRG_RXBUF)
+    | bit(VIRTIO_NET_F_MQ)
+    | bit(VIRTIO_NET_F_MTU)
+    | bit(VIRTIO_NET_F_GUEST_ANNOUNCE)
+    | bit(VIRTIO_NET_F_CTRL_VQ)
+    | LOG_ALL
+    | PROTOCOL_FEATURES;
+
+/// The feature bits of each offload: of senders, whose frames may ask for it, and of receivers,
+/// whose frames may come with it. USO has one bit for sending over either version of IP.
+const OFFLOADS: [(Offloads, u64, u64); 6] = [
+    (Offloads::CSUM, bit(VIRTIO_NET_F_CSUM), bit(VIRTIO_NET_F_GUEST_CSUM)),
+    (Offloads::TSO4, bit(VIRTIO_NET_F_HOST_TSO4), bit(VIRTIO_NET_F_GUEST_TSO4)),
+    (Offloads::TSO6, bit(VIRTIO_NET_F_HOST_TSO6), bit(VIRTIO_NET_F_GUEST_TSO6)),
+    (Offloads::ECN, bit(VIRTIO_NET_F_HOST_ECN), bit(VIRTIO_NET_F_GUEST_ECN)),
+    (Offloads::USO4, bit(VIRTIO_NET_F_HOST_USO), bit(VIRTIO_NET_F_GUEST_USO4)),
+    (Offloads::USO6, bit(VIRTIO_NET_F_HOST_USO), bit(VIRTIO_NET_F_GUEST_USO6)),
+];
+
+/// Names, as the specifications have them, with their bits.
+macro_rules! named {
+    ($($name:ident)*) => { [$((bit($name), stringify!($name)),)*] };
+}
+
+const NAMES: [(u64, &str); 22] = named! {
+    VIRTIO_NET_F_CSUM VIRTIO_NET_F_GUEST_CSUM VIRTIO_NET_F_MTU VIRTIO_NET_F_GUEST_TSO4
+    VIRTIO_NET_F_GUEST_TSO6 VIRTIO_NET_F_GUEST_ECN VIRTIO_NET_F_HOST_TSO4 VIRTIO_NET_F_HOST_TSO6
+    VIRTIO_NET_F_HOST_ECN VIRTIO_NET_F_MRG_RXBUF VIRTIO_NET_F_CTRL_VQ VIRTIO_NET_F_GUEST_ANNOUNCE
+    VIRTIO_NET_F_MQ VIRTIO_F_ANY_LAYOUT VIRTIO_F_INDIRECT_DESC VIRTIO_F_EVENT_IDX
+    VIRTIO_F_VERSION_1 VIRTIO_F_ACCESS_PLATFORM VIRTIO_F_IN_ORDER VIRTIO_NET_F_GUEST_USO4
+    VIRTIO_NET_F_GUEST_USO6 VIRTIO_NET_F_HOST_USO
+};
+
+/// The features among these bits, by name.
+pub fn names(bits: u64) -> Vec<String> {
+    let others =
+        [(LOG_ALL, "VHOST_F_LOG_ALL"), (PROTOCOL_FEATURES, "VHOST_USER_F_PROTOCOL_FEATURES")];
+    let known = |bit: &u64| NAMES.iter().chain(&others).find(|(other, _)| other == bit);
+    let set = (0..u64::BITS).map(|number| 1 << number).filter(|bit| bits & bit != 0);
+    set.map(|bit: u64| match known(&bit) {
+        Some((_, name)) => (*name).to_owned(),
+        None => format!("bit {}", bit.trailing_zeros()),
+    })
+    .collect()
+}
+
+/// The features of the protocol among these bits, by name.
+pub fn protocol_names(bits: u64) -> Vec<String> {
+    let set = Protocol::from_bits_truncate(bits);
+    set.iter_names().map(|(name, _)| format!("VHOST_USER_PROTOCOL_F_{name}")).collect()
+}
+
+/// What is offered to one port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Offer {
+    /// Virtio features, GET_FEATURES.
+    pub features: u64,
+    /// GET_PROTOCOL_FEATURES.
+    pub protocol: u64,
+}
+
+/// What is offered to a port whose frames may ask for the offloads in `send` and which may get
+/// frames with those in `receive`, with `platform` or without.
+pub fn offer(send: Offloads, receive: Offloads, platform: bool) -> Offer {
+    let (virtio, protocol) = match platform {
+        // QEMU offers the one to its guest only where it has the other.
+        true => (VIRTIO | ACCESS_PLATFORM, PROTOCOL | Protocol::BACKEND_REQ.bits()),
+        false => (VIRTIO, PROTOCOL),
+    };
+    let features = OFFLOADS.iter().fold(virtio, |features, &(offload, sends, receives)| {
+        let sends = if send.has(offload) { sends } else { 0 };
+        let receives = if receive.has(offload) { receives } else { 0 };
+        features | sends | receives
+    });
+    Offer { features, protocol }
+}
+
+/// What frames from a driver with these acknowledged features may ask for.
+pub fn may_ask(features: u64) -> Offloads {
+    acknowledged(|sends, _| features & sends != 0)
+}
+
+/// What frames may be delivered with to a driver with these acknowledged features.
+pub fn takes(features: u64) -> Offloads {
+    acknowledged(|_, receives| features & receives != 0)
+}
+
+/// The offloads for whose bits `has` is true.
+fn acknowledged(has: impl Fn(u64, u64) -> bool) -> Offloads {
+    let set = OFFLOADS.iter().filter(|(_, sends, receives)| has(*sends, *receives));
+    set.fold(Offloads::NONE, |set, (offload, ..)| set.or(*offload))
+}
+
+/// Protocol features offered. CONFIG, STATUS and RESET_DEVICE are not: QEMU behaves better without
+/// them for a network device.
+const PROTOCOL: u64 = Protocol::MQ
+    .union(Protocol::REPLY_ACK)
+    .union(Protocol::LOG_SHMFD)
+    .union(Protocol::RARP)
+    .union(Protocol::MTU)
+    .union(Protocol::CONFIGURE_MEM_SLOTS)
+    .bits();
+
+/// Bytes of the virtio-net header under these acknowledged features.
+pub fn header_len(features: u64) -> u8 {
+    if features & (bit(VIRTIO_F_VERSION_1) | bit(VIRTIO_NET_F_MRG_RXBUF)) != 0 { 12 } else { 10 }
+}
+
+/// True if frames may be spread over several receive buffers.
+pub fn mergeable(features: u64) -> bool {
+    features & bit(VIRTIO_NET_F_MRG_RXBUF) != 0
+}
+
+/// True if the driver may use several queue pairs.
+pub fn multi_queue(features: u64) -> bool {
+    features & bit(VIRTIO_NET_F_MQ) != 0
+}
+
+/// True if notifications are steered by event indices.
+pub fn event_idx(features: u64) -> bool {
+    features & bit(VIRTIO_F_EVENT_IDX) != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Guests that run use what they were offered: a release may add bits here and take none away.
+    #[test]
+    fn what_is_offered_is_pinned() {
+        for (offloads, features) in [
+            (Offloads::NONE, 0x9_7c62_8008),
+            (Offloads::CSUM, 0x9_7c62_800b),
+            (Offloads::ALL, 0x01c0_0009_7c62_bb8b),
+        ] {
+            let plain = Offer { features, protocol: 0x801f };
+            assert_eq!(offer(offloads, offloads, false), plain);
+            let platform = Offer { features: features | 1 << 33, protocol: 0x803f };
+            assert_eq!(offer(offloads, offloads, true), platform);
+        }
+    }
+
+    #[test]
+    fn whatever_can_be_negotiated_has_a_name() {
+        let all = offer(Offloads::ALL, Offloads::ALL, true);
+        let told = names(all.features);
+        assert!(told.len() > 20 && told.iter().all(|name| !name.starts_with("bit ")), "{told:?}");
+        assert_eq!(names(1 << 15 | 1 << 63), ["VIRTIO_NET_F_MRG_RXBUF", "bit 63"]);
+        assert_eq!(protocol_names(all.protocol).len(), all.protocol.count_ones() as usize);
+        assert_eq!(protocol_names(1 << 1), ["VHOST_USER_PROTOCOL_F_LOG_SHMFD"]);
+    }
+
+    /// CSUM, HOST_TSO4, HOST_TSO6, HOST_ECN and HOST_USO, and nothing that a guest receives with.
+    #[test]
+    fn who_only_sends_with_offloads_is_offered_those_bits() {
+        let [none, sends] =
+            [Offloads::NONE, Offloads::ALL].map(|send| offer(send, Offloads::NONE, false).features);
+        assert_eq!(sends & !none, 1 << 0 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 56);
+        assert_eq!((may_ask(sends), takes(sends)), (Offloads::ALL, Offloads::NONE));
+    }
+
+    #[test]
+    fn offloads_follow_the_acknowledged_bits() {
+        let all = offer(Offloads::ALL, Offloads::ALL, true).features;
+        assert_eq!((may_ask(all), takes(all)), (Offloads::ALL, Offloads::ALL));
+        assert_eq!(may_ask(1 << 0 | 1 << 56), Offloads::CSUM.or(Offloads::USO4).or(Offloads::USO6));
+        assert_eq!(takes(1 << 1 | 1 << 8), Offloads::CSUM.or(Offloads::TSO6));
+        assert!(takes(1 << 0).is_empty() && may_ask(1 << 1).is_empty());
+    }
+
+    #[test]
+    fn either_bit_makes_the_header_twelve_bytes() {
+        assert_eq!(header_len(0), 10);
+        assert_eq!(header_len(1 << 15), 12);
+        assert_eq!(header_len(1 << 32), 12);
+    }
+}

@@ -1,0 +1,246 @@
+//! What a vhost-user message says: header, body and descriptors to a typed [`Payload`]. The
+//! protocol is QEMU's `docs/interop/vhost-user.rst`.
+//!
+//! A [`HeaderError`] means that the stream can no longer be cut into messages: the connection is
+//! over. A [`BadMessage`] was read to its end: the session may refuse it and go on. The table of
+//! `decode.rs` has each body's layout and number of descriptors; everything that a message brings
+//! is dropped, and so closed, wherever decoding stops.
+//!
+//! Decoding checks what is well-formed, not what is acceptable: ring indices, addresses, sizes and
+//! sums of region fields are checked where they are used.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+
+use vhost::vhost_user::message::{FrontendReq, VhostUserHeaderFlag};
+
+use base::frame::MacAddr;
+use base::limits::{MAX_MESSAGE_BODY, MAX_MESSAGE_FILES};
+use base::words::counted;
+
+mod decode;
+
+/// Bytes of a message header: request, flags and body size, each a u32 in native byte order.
+pub const HEADER_BYTES: usize = 12;
+
+/// The only protocol version there is, in the two lowest flag bits.
+const VERSION: u32 = 1;
+
+/// Flags of every reply: version 1 and the reply bit, nothing else. DPDK compares all 32 bits.
+pub const REPLY_FLAGS: u32 = VERSION | VhostUserHeaderFlag::REPLY.bits();
+
+/// A request code as it came, known or not. Prints as the protocol's name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Code(pub u32);
+
+impl Code {
+    /// The request of this code, if the protocol (as of the `vhost` crate) has one.
+    pub fn known(self) -> Option<FrontendReq> {
+        FrontendReq::try_from(self.0).ok()
+    }
+}
+
+impl From<FrontendReq> for Code {
+    fn from(request: FrontendReq) -> Code {
+        Code(request.into())
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.known() {
+            Some(request) => write!(f, "{request:?}"),
+            None => write!(f, "request {}", self.0),
+        }
+    }
+}
+
+impl fmt::Debug for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A header after which the stream cannot be followed any further: the request's code, and its
+/// flags or the length of its body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum HeaderError {
+    /// The version bits are not 1: this is another protocol, or not the start of a message.
+    #[error("{0}: flags {1:#x} are not of version 1")]
+    Version(Code, u32),
+    /// A reply, and we never ask.
+    #[error("{0}: a reply to a question never asked (flags {1:#x})")]
+    Reply(Code, u32),
+    /// Flag bits without a meaning.
+    #[error("{0}: reserved bits in flags {1:#x}")]
+    Reserved(Code, u32),
+    /// A body longer than [`MAX_MESSAGE_BODY`].
+    #[error("{0}: a body of {1} bytes, the limit is {MAX_MESSAGE_BODY}")]
+    BodyTooLong(Code, u32),
+}
+
+/// A message header that was found to be good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Head {
+    /// What is asked.
+    pub code: Code,
+    /// The front-end set `NEED_REPLY`.
+    pub need_reply: bool,
+    /// Bytes of body, at most [`MAX_MESSAGE_BODY`].
+    pub size: usize,
+}
+
+impl Head {
+    /// Reads a header.
+    pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Head, HeaderError> {
+        let [code, flags, size] = [0, 4, 8].map(|at| u32_at(bytes, at));
+        let code = Code(code);
+        if flags & VhostUserHeaderFlag::VERSION.bits() != VERSION {
+            return Err(HeaderError::Version(code, flags));
+        }
+        if flags & VhostUserHeaderFlag::RESERVED_BITS.bits() != 0 {
+            return Err(HeaderError::Reserved(code, flags));
+        }
+        if flags & VhostUserHeaderFlag::REPLY.bits() != 0 {
+            return Err(HeaderError::Reply(code, flags));
+        }
+        let need_reply = flags & VhostUserHeaderFlag::NEED_REPLY.bits() != 0;
+        match usize::try_from(size) {
+            Ok(size) if size <= MAX_MESSAGE_BODY => Ok(Head { code, need_reply, size }),
+            _ => Err(HeaderError::BodyTooLong(code, size)),
+        }
+    }
+
+    /// Whether the request has an answer of its own.
+    pub fn has_answer(&self) -> bool {
+        decode::has_answer(self.code)
+    }
+
+    /// Whether a plain acknowledgement is due: it was asked for, and the request has no answer of
+    /// its own, which would stand for it. (Only once `REPLY_ACK` is negotiated; the session knows.)
+    pub fn wants_ack(&self) -> bool {
+        self.need_reply && !self.has_answer()
+    }
+}
+
+/// The bytes of a reply's header.
+pub fn reply_header(code: Code, size: u32) -> [u8; HEADER_BYTES] {
+    let mut bytes = [0; HEADER_BYTES];
+    let words = [code.0, REPLY_FLAGS, size];
+    for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
+        to.copy_from_slice(&word.to_ne_bytes());
+    }
+    bytes
+}
+
+/// A descriptor that came with a message; `None` if it was a file on a disk, and is closed already.
+pub type Passed = Option<OwnedFd>;
+
+/// One message as received: a good header, all of its body, and its descriptors.
+#[derive(Debug)]
+pub struct Message {
+    /// The header.
+    pub head: Head,
+    /// The body, `head.size` bytes.
+    pub body: Vec<u8>,
+    /// The descriptors, at most [`MAX_MESSAGE_FILES`], each close-on-exec.
+    pub files: Vec<Passed>,
+}
+
+/// One region of guest memory as a front-end describes it. Nothing is checked, sums may wrap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RegionSpec {
+    /// Guest-physical address of the first byte.
+    pub gpa: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Address of the first byte in the front-end's own address space; ring addresses use these.
+    pub uva: u64,
+    /// Offset of the first byte in the file.
+    pub offset: u64,
+}
+
+/// Where a ring lies, in the front-end's address space. Nothing is checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VringAddr {
+    /// Ring index.
+    pub index: u32,
+    /// Bit 0: log writes to the used ring.
+    pub flags: u32,
+    /// Address of the descriptor table.
+    pub descriptor: u64,
+    /// Address of the used ring.
+    pub used: u64,
+    /// Address of the available ring.
+    pub available: u64,
+    /// Guest-physical address of the used ring, for logging.
+    pub log: u64,
+}
+
+/// What a well-formed message brings besides its code. Values as they came.
+#[derive(Debug)]
+pub enum Payload {
+    /// Nothing that is of use: a descriptor that came with `SET_LOG_FD` is closed.
+    None,
+    /// Features, an MTU, an address.
+    Number(u64),
+    /// A ring's index, and its size, its base, or 1 to enable it.
+    Ring(u32, u32),
+    /// Where a ring lies.
+    Address(VringAddr),
+    /// A ring's index, and a descriptor for kicks, calls or errors. Without one: poll the ring, or
+    /// do not signal.
+    Notifier(u32, Option<OwnedFd>),
+    /// The whole memory table; at most [`MAX_MESSAGE_FILES`] regions, possibly none.
+    Table(Vec<(RegionSpec, Passed)>),
+    /// One region; its file comes with `ADD_MEM_REG`.
+    Region(RegionSpec, Passed),
+    /// The dirty log's file, its offset there, and its size in bytes.
+    Log(OwnedFd, u64, u64),
+}
+
+/// A message whose body or descriptors are not what its request calls for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BadMessage {
+    /// The body has another length than the request's.
+    #[error("{code}: a body of {} instead of {expected}", counted(.got, "byte"))]
+    BodySize {
+        /// The request.
+        code: Code,
+        /// Bytes the request calls for.
+        expected: usize,
+        /// Bytes that came.
+        got: usize,
+    },
+    /// More or fewer descriptors than the request calls for.
+    #[error("{code}: {} instead of {expected}", counted(.got, "descriptor"))]
+    FileCount {
+        /// The request.
+        code: Code,
+        /// Descriptors the request calls for.
+        expected: usize,
+        /// Descriptors that came.
+        got: usize,
+    },
+    /// A memory table with more regions than there can be descriptors.
+    #[error("{0}: {1} regions, the limit is {MAX_MESSAGE_FILES}")]
+    TooManyRegions(Code, u32),
+    /// A value outside those the protocol defines.
+    #[error("{0}: undefined value {1:#x}")]
+    Value(Code, u64),
+}
+
+/// The address in the value of `SEND_RARP`: its first six bytes in memory, whatever the byte order.
+pub fn address_in(value: u64) -> MacAddr {
+    let [a, b, c, d, e, f, ..] = value.to_ne_bytes();
+    MacAddr([a, b, c, d, e, f])
+}
+
+/// The native-endian u32 at `at`; 0 beyond the end, which the callers' sizes rule out.
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let word = bytes.get(at..).and_then(<[u8]>::first_chunk);
+    word.map_or(0, |word| u32::from_ne_bytes(*word))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,105 @@
+//! Where a socket is made before it gets its name, and the file behind one.
+//!
+//! A path can be another file at every look, where others may write to the directory. So nothing
+//! here goes by a path twice: directories and sockets are opened once, as paths (`O_PATH`, which
+//! opens no device and never waits), and everything else goes through that handle.
+
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+
+use super::{Access, Identity, SocketError, failed};
+use base::limits::MAX_SOCKET_PATH;
+use sys::fs::open_path;
+use sys::group;
+
+/// The way to what `handle` has open, whatever its path is by now.
+pub(super) fn by_handle(handle: &File) -> PathBuf {
+    format!("/proc/self/fd/{}", handle.as_raw_fd()).into()
+}
+
+/// A directory in which only we may write, with a place for one socket; removed on drop.
+#[derive(Debug)]
+pub(super) struct PrivateDir {
+    path: PathBuf,
+    /// The socket's path until it is complete, by way of `_handle`.
+    pub(super) socket: PathBuf,
+    _handle: File,
+}
+
+impl PrivateDir {
+    /// Makes one in the directory `parent` for a socket that will be called `name`.
+    pub(super) fn make(parent: &Path, name: &OsStr) -> io::Result<PrivateDir> {
+        let pid = std::process::id();
+        let path = parent.join(format!(".{}.{pid}", name.to_string_lossy()));
+        // What is left of a process that was killed meanwhile: process numbers recur.
+        if fs::symlink_metadata(&path).is_ok_and(|left| left.file_type().is_socket()) {
+            let _ = fs::remove_file(&path);
+        }
+        match DirBuilder::new().mode(0o700).create(&path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let handle = open_path(&path, false)?;
+        let found = handle.metadata()?;
+        if !found.is_dir() || found.uid() != group::own_user() || found.mode() & 0o077 != 0 {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        let inside = by_handle(&handle);
+        // The name is for ss(8); another one does where a socket's address is too short for it.
+        let named =
+            Some(inside.join(name)).filter(|named| named.as_os_str().len() <= MAX_SOCKET_PATH);
+        let socket = named.unwrap_or_else(|| inside.join("socket"));
+        let made = PrivateDir { path, socket, _handle: handle };
+        made.clear();
+        Ok(made)
+    }
+
+    fn clear(&self) {
+        let _ = fs::remove_file(&self.socket);
+    }
+}
+
+impl Drop for PrivateDir {
+    fn drop(&mut self) {
+        self.clear();
+        // Removes nothing but an empty directory, whatever user owns it by now.
+        let _ = fs::remove_dir(&self.path);
+    }
+}
+
+/// The file of a socket.
+#[derive(Debug)]
+pub(super) struct SocketFile {
+    handle: File,
+    pub(super) identity: Identity,
+}
+
+impl SocketFile {
+    /// That at `path`.
+    pub(super) fn open(path: &Path) -> io::Result<SocketFile> {
+        let handle = open_path(path, false)?;
+        let found = handle.metadata()?;
+        if !found.file_type().is_socket() {
+            let code = if found.is_symlink() { libc::ELOOP } else { libc::ENOTSOCK };
+            return Err(io::Error::from_raw_os_error(code));
+        }
+        Ok(SocketFile { handle, identity: (found.dev(), found.ino()) })
+    }
+
+    /// The way to it, wherever its path leads by now.
+    pub(super) fn path(&self) -> PathBuf {
+        by_handle(&self.handle)
+    }
+
+    /// Gives it its group and mode; `path` is for the error.
+    pub(super) fn grant(&self, access: Access, path: &Path) -> Result<(), SocketError> {
+        let file = self.path();
+        chown(&file, None, access.group).map_err(failed("set the group of socket", path))?;
+        fs::set_permissions(&file, Permissions::from_mode(access.mode))
+            .map_err(failed("set the mode of socket", path))
+    }
+}

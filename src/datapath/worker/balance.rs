@@ -1,0 +1,417 @@
+//! Which transmit rings should move to another worker, judged by what they cost.
+//!
+//! Rings are given to workers by number ([`super::assignment`]), which says nothing of their work:
+//! of four guests of which two only send, the senders may all be with one worker. So the cycles
+//! that each ring's bursts take are summed, and once a second a ring moves from a busy worker to
+//! one that has less to do, if that makes the busier of the two clearly less busy.
+//!
+//! A move is cheap and loses nothing, but each costs a moment and a cache, and loads are noisy and
+//! partly an attacker's to choose. So nothing moves
+//! * for a worker that is not busy for a hundredth of the time: no ring waits for it;
+//! * between workers of which one has three quarters of the other's work: that is even enough;
+//! * if the new worker would then have nearly as much more as it has less now: what comes and goes
+//!   with every noise is no help;
+//! * unless all this held in both of the last two seconds: neither a worker that lost its CPU for a
+//!   moment nor a load that alternates by the second moves anything;
+//! * within ten seconds of its last move, and never more than four rings a second.
+//!
+//! A TAP's queues stay where they are, and so do rings whose port has a worker of the operator's
+//! choice; their load counts. Time is an argument, in cycles.
+
+use std::collections::HashMap;
+
+use super::handle::Token;
+use base::limits::{BALANCE_MOVES, BALANCE_REST_SECONDS};
+
+/// A source of frames as a look at it found it.
+#[derive(Debug, Clone, Copy)]
+pub struct Sample {
+    /// The source: a transmit ring, or a TAP queue.
+    pub source: Token,
+    /// Its worker.
+    pub worker: usize,
+    /// Cycles that its bursts took since it exists.
+    pub cycles: u64,
+    /// It may have another worker.
+    pub may_move: bool,
+}
+
+/// A ring that should change its worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Move {
+    /// The ring.
+    pub ring: Token,
+    /// The worker it has.
+    pub from: usize,
+    /// The worker it should have.
+    pub to: usize,
+}
+
+/// Cycles in each of the last two seconds, the later one first.
+type Load = [u64; 2];
+
+/// A source between two looks.
+#[derive(Debug, Clone, Copy, Default)]
+struct Seen {
+    cycles: u64,
+    /// Cycles that it took in each of the last two seconds.
+    recent: Load,
+    /// The look for which it moved last.
+    moved: Option<u64>,
+}
+
+/// A source's place and load while moves are being considered.
+struct Placed {
+    source: Token,
+    worker: usize,
+    load: Load,
+    may_move: bool,
+}
+
+/// What is remembered from one look to the next.
+#[derive(Debug)]
+pub struct Balance {
+    workers: usize,
+    /// Cycles in a second.
+    second: u64,
+    last: u64,
+    seen: HashMap<Token, Seen>,
+}
+
+impl Balance {
+    /// For so many workers, at cycle `now`; `second` cycles are a second.
+    pub fn new(workers: usize, now: u64, second: u64) -> Balance {
+        Balance { workers, second, last: now, seen: HashMap::new() }
+    }
+
+    /// Judges a look at all sources at cycle `now`, about a second after the last one.
+    pub fn look(&mut self, now: u64, samples: &[Sample]) -> Vec<Move> {
+        let passed = now.saturating_sub(self.last).max(1);
+        self.last = now;
+        self.note(passed, samples);
+        self.moves(now, samples)
+    }
+
+    /// A ring has moved as it should since the last look, and rests. One that could not, as its new
+    /// worker or its own session had no time, is judged anew by the next look.
+    pub fn moved(&mut self, one: Move) {
+        if let Some(seen) = self.seen.get_mut(&one.ring) {
+            seen.moved = Some(self.last);
+        }
+    }
+
+    /// What a source took in the last second.
+    pub fn load(&self, source: Token) -> u64 {
+        self.seen.get(&source).map_or(0, |seen| seen.recent[0])
+    }
+
+    /// All workers slept up to cycle `now`: the next look is at what comes from here on.
+    pub fn resume(&mut self, now: u64) {
+        self.last = now;
+    }
+
+    /// Cycles a second below which a worker is not busy.
+    fn least(&self) -> u64 {
+        self.second / 100
+    }
+
+    /// Keeps what each source took since the last look, as for a whole second.
+    fn note(&mut self, passed: u64, samples: &[Sample]) {
+        let mut seen = HashMap::with_capacity(samples.len());
+        for sample in samples {
+            let known = self.seen.get(&sample.source);
+            // Of a new one it is not known since when.
+            let before =
+                known.copied().unwrap_or(Seen { cycles: sample.cycles, ..Seen::default() });
+            let took = sample.cycles.saturating_sub(before.cycles).min(passed);
+            let took = (u128::from(took) * u128::from(self.second) / u128::from(passed)) as u64;
+            let recent = [took, before.recent[0]];
+            seen.insert(sample.source, Seen { cycles: sample.cycles, recent, ..before });
+        }
+        self.seen = seen;
+    }
+
+    /// Moves that would have made busy workers less so.
+    fn moves(&self, now: u64, samples: &[Sample]) -> Vec<Move> {
+        let rest = self.second * BALANCE_REST_SECONDS;
+        let mut placed: Vec<Placed> = samples.iter().map(|s| self.place(s, now, rest)).collect();
+        let mut loads = vec![Load::default(); self.workers];
+        placed.iter().for_each(|one| loads[one.worker] = sum(loads[one.worker], one.load));
+        let mut moves = Vec::new();
+        while moves.len() < BALANCE_MOVES
+            && let Some((at, to)) = self.best(&placed, &loads)
+        {
+            let one = &mut placed[at];
+            loads[one.worker] = without(loads[one.worker], one.load);
+            loads[to] = sum(loads[to], one.load);
+            moves.push(Move { ring: one.source, from: one.worker, to });
+            (one.worker, one.may_move) = (to, false);
+        }
+        moves
+    }
+
+    fn place(&self, sample: &Sample, now: u64, rest: u64) -> Placed {
+        let seen = self.seen.get(&sample.source).copied().unwrap_or_default();
+        let rested = seen.moved.is_none_or(|then| now.saturating_sub(then) >= rest);
+        Placed {
+            source: sample.source,
+            worker: sample.worker,
+            load: seen.recent,
+            may_move: rested && sample.may_move,
+        }
+    }
+
+    /// The move that helps the busiest worker that can be helped: the source's place in `placed`,
+    /// and its new worker.
+    fn best(&self, placed: &[Placed], loads: &[Load]) -> Option<(usize, usize)> {
+        let both = |load: Load| load[0] + load[1];
+        let mut busy: Vec<usize> = (0..loads.len()).collect();
+        busy.sort_by_key(|&worker| std::cmp::Reverse(both(loads[worker])));
+        let to = *busy.last()?;
+        busy.into_iter().filter(|&from| from != to).find_map(|from| {
+            let mine = placed.iter().enumerate();
+            let mine = mine.filter(|(_, one)| one.worker == from && one.may_move);
+            mine.filter(|(_, one)| self.evens_out(loads[from], loads[to], one.load))
+                .min_by_key(|(_, one)| both(busier(loads[from], loads[to], one.load)))
+                .map(|(at, _)| (at, to))
+        })
+    }
+
+    /// Whether a source should go from one worker to another, by both seconds.
+    fn evens_out(&self, from: Load, to: Load, source: Load) -> bool {
+        (0..2).all(|i| {
+            let more = from[i].saturating_sub(to[i]);
+            let uneven = from[i] >= self.least() && more > from[i] / 4;
+            uneven && (from[i] / 64..=more - more / 4).contains(&source[i])
+        })
+    }
+}
+
+fn sum(a: Load, b: Load) -> Load {
+    [a[0] + b[0], a[1] + b[1]]
+}
+
+fn without(a: Load, b: Load) -> Load {
+    [a[0] - b[0], a[1] - b[1]]
+}
+
+/// What the busier of two workers has to do when a source has gone from one to the other.
+fn busier(from: Load, to: Load, source: Load) -> Load {
+    let (from, to) = (without(from, source), sum(to, source));
+    [from[0].max(to[0]), from[1].max(to[1])]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1000;
+
+    /// Rings with loads in thousandths of a second per second, and who has them.
+    struct Bench {
+        balance: Balance,
+        rings: Vec<(u64, usize, u64)>,
+        now: u64,
+        moves: usize,
+    }
+
+    fn ring(at: usize) -> Token {
+        Token::Transmit(at as u16, 0)
+    }
+
+    impl Bench {
+        fn new(workers: usize, rings: &[(u64, usize)]) -> Bench {
+            let rings = rings.iter().map(|&(load, worker)| (load, worker, 0)).collect();
+            Bench { balance: Balance::new(workers, 0, SECOND), rings, now: 0, moves: 0 }
+        }
+
+        fn samples(&self) -> Vec<Sample> {
+            let sample = |(at, &(_, worker, cycles)): (usize, &(u64, usize, u64))| Sample {
+                source: ring(at),
+                worker,
+                cycles,
+                may_move: true,
+            };
+            self.rings.iter().enumerate().map(sample).collect()
+        }
+
+        /// A second in which each ring takes its load; what moved.
+        fn second(&mut self, load: impl Fn(usize, u64) -> u64) -> Vec<Move> {
+            self.now += SECOND;
+            for (at, ring) in self.rings.iter_mut().enumerate() {
+                ring.2 += load(at, ring.0);
+            }
+            let moves = self.balance.look(self.now, &self.samples());
+            for one in &moves {
+                let Token::Transmit(at, 0) = one.ring else { panic!("{one:?}") };
+                assert_eq!(self.rings[usize::from(at)].1, one.from);
+                self.rings[usize::from(at)].1 = one.to;
+                self.balance.moved(*one);
+            }
+            self.moves += moves.len();
+            moves
+        }
+
+        fn seconds(&mut self, count: usize) -> usize {
+            (0..count).map(|_| self.second(|_, load| load).len()).sum()
+        }
+
+        fn loads(&self) -> Vec<u64> {
+            let of = |worker| self.rings.iter().filter(move |ring| ring.1 == worker);
+            (0..self.balance.workers).map(|worker| of(worker).map(|ring| ring.0).sum()).collect()
+        }
+    }
+
+    /// Two senders on one worker, two receivers that send nothing on the other.
+    fn one_way() -> Bench {
+        Bench::new(2, &[(500, 0), (0, 1), (500, 0), (0, 1)])
+    }
+
+    #[test]
+    fn senders_on_one_worker_are_parted_within_three_seconds() {
+        let mut bench = one_way();
+        assert_eq!(bench.seconds(3), 1);
+        assert_eq!(bench.loads(), [500, 500]);
+    }
+
+    /// A steady load whose seconds differ by a tenth each way, and by a third in some.
+    #[test]
+    fn a_stable_load_moves_nothing_for_a_minute() {
+        for rings in [
+            vec![(500, 0), (500, 1)],
+            vec![(330, 0), (330, 0), (330, 1)],
+            vec![(200, 0), (300, 0), (500, 1), (0, 1)],
+            vec![(100, 0), (100, 0), (100, 0), (100, 1), (100, 1), (100, 1)],
+            vec![(900, 0), (50, 1), (50, 1), (50, 1)],
+            vec![(300, 0), (280, 1), (320, 2), (90, 1), (90, 2), (100, 0)],
+        ] {
+            let workers = 1 + rings.iter().map(|ring| ring.1).max().unwrap();
+            let mut bench = Bench::new(workers, &rings);
+            bench.seconds(2);
+            let mut random = 1u64;
+            for _ in 0..60 {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(99);
+                let noise = random >> 33;
+                bench.second(|at, load| {
+                    let share = if noise.is_multiple_of(20) { 67 } else { 90 + (noise >> at) % 21 };
+                    load * share / 100
+                });
+            }
+            assert_eq!(bench.moves, 0, "{rings:?}");
+        }
+    }
+
+    #[test]
+    fn each_of_two_workers_comes_to_two_fifths_if_any_move_can_do_that() {
+        for rings in [
+            vec![(600, 0), (200, 0), (200, 0)],
+            vec![(100, 0); 9],
+            vec![(250, 1), (250, 1), (250, 1), (200, 1)],
+            vec![(50, 0), (450, 0), (350, 0), (30, 1)],
+        ] {
+            let mut bench = Bench::new(2, &rings);
+            bench.seconds(3);
+            let loads = bench.loads();
+            let sum: u64 = loads.iter().sum();
+            assert!(loads.iter().all(|load| 5 * load >= 2 * sum), "{rings:?}: {loads:?}");
+        }
+    }
+
+    #[test]
+    fn who_has_little_to_do_is_left_alone() {
+        let mut bench = Bench::new(2, &[(4, 0), (5, 0)]);
+        assert_eq!(bench.seconds(60), 0);
+        let mut bench = Bench::new(2, &[(6, 0), (5, 0)]);
+        assert_eq!(bench.seconds(3), 1);
+    }
+
+    /// A guest that sends every other second moves nobody. One that changes slowly moves rings, its
+    /// own or others', but each rests for ten seconds, and no second has more than four moves.
+    #[test]
+    fn a_load_that_alternates_moves_little() {
+        let mut bench = one_way();
+        bench.seconds(3);
+        for second in 0..600 {
+            bench.second(|at, load| if at == 0 && second % 2 == 0 { 0 } else { load });
+        }
+        assert!(bench.moves <= 1, "{} moves", bench.moves);
+
+        let rings: Vec<(u64, usize)> = (0..40).map(|at| (25, at % 2)).collect();
+        let mut bench = Bench::new(2, &rings);
+        for second in 0..600 {
+            let moved = bench.second(|at, _| {
+                let heavy = second / 3 % 2 == at % 2;
+                if heavy { 40 } else { 0 }
+            });
+            assert!(moved.len() <= BALANCE_MOVES);
+        }
+        assert!(bench.moves <= 60 * 40, "{} moves", bench.moves);
+        let (mut last, mut bench) = (HashMap::new(), Bench::new(2, &rings));
+        for second in 0..600u64 {
+            for one in bench.second(|at, _| 40 * u64::from(second / 3 % 2 == at as u64 % 2)) {
+                let before = last.insert(one.ring, second);
+                assert!(before.is_none_or(|then| second - then >= BALANCE_REST_SECONDS));
+            }
+        }
+    }
+
+    /// One second with everything on one worker is no reason yet.
+    #[test]
+    fn one_busy_second_moves_nothing() {
+        let mut bench = one_way();
+        bench.second(|_, _| 0);
+        assert_eq!(bench.second(|_, load| load), []);
+        for _ in 0..10 {
+            assert_eq!(bench.second(|_, _| 0), []);
+        }
+    }
+
+    /// A move that nobody made is wanted again by the next look, and rests only when it was made.
+    #[test]
+    fn what_could_not_move_is_asked_for_again() {
+        let mut bench = one_way();
+        let mut asked = 0;
+        for _ in 0..5 {
+            bench.now += SECOND;
+            bench.rings.iter_mut().for_each(|ring| ring.2 += ring.0);
+            asked += bench.balance.look(bench.now, &bench.samples()).len();
+        }
+        assert_eq!(asked, 3, "moves asked for, by the looks that know two seconds");
+        assert_eq!([bench.seconds(1), bench.seconds(60)], [1, 0]);
+    }
+
+    #[test]
+    fn what_may_not_move_stays_and_its_load_counts() {
+        [Token::Device(9, 0), ring(9)].into_iter().for_each(one_that_stays);
+    }
+
+    fn one_that_stays(source: Token) {
+        let mut balance = Balance::new(2, 0, SECOND);
+        let look = |balance: &mut Balance, second: u64, worker: usize| {
+            let samples = [
+                Sample { source, worker: 0, cycles: 700 * second, may_move: false },
+                Sample { source: ring(1), worker, cycles: 300 * second, may_move: true },
+            ];
+            balance.look(second * SECOND, &samples)
+        };
+        look(&mut balance, 1, 0);
+        assert_eq!(look(&mut balance, 2, 0), []);
+        let expected = [Move { ring: ring(1), from: 0, to: 1 }];
+        assert_eq!(look(&mut balance, 3, 0), expected);
+        for second in 4..60 {
+            assert_eq!(look(&mut balance, second, 1), []);
+        }
+    }
+
+    /// The thread was late: what was summed for longer counts as for a second. What a ring had
+    /// taken before it was first seen counts for nothing.
+    #[test]
+    fn a_late_look_and_a_new_ring_are_no_load() {
+        let mut bench = Bench::new(2, &[(50, 0), (50, 0)]);
+        bench.rings[0].2 = 1 << 40;
+        for _ in 0..20 {
+            bench.now += 9 * SECOND;
+            assert_eq!(bench.second(|_, _| 40), []);
+        }
+    }
+}

@@ -1,0 +1,589 @@
+//! The loop of a worker: which sources are ready, one turn after another, when to sleep.
+
+mod polled;
+mod ready;
+mod sleep;
+mod takeover;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
+
+use vmm_sys_util::epoll::EpollEvent;
+
+use self::ready::{Ready, ReadySources};
+use super::handle::{Note, Shared, Token, WorkerHandle};
+use super::kick::receive_kick;
+use super::reserve::Reserves;
+use super::spin::{Instead, SpinPolicy};
+use crate::guard::IsStalled;
+use crate::pipeline::Pipeline;
+use crate::pipeline::deliver::count_broken;
+use crate::pipeline::signals::Owing;
+use crate::pipeline::stalls::At;
+use crate::port::{Discard, Endpoint, Next, PortTable, Ports, Queue, Tx, TxState};
+use base::limits::{EPOLL_BATCH, SHORTEST_SLEEP_NANOS, TURN_NANOS};
+use switch::PortId;
+use sys::clock;
+use sys::logging::never_wait;
+use sys::threads::run_again_after_panic;
+use sys::usage::run_queue_delay_millis;
+
+/// One worker thread.
+pub struct Worker {
+    /// Number of the thread, what other threads see of it, and all threads.
+    number: usize,
+    own: Arc<WorkerHandle>,
+    reserves: Arc<Reserves>,
+    /// The worker whose sources these are: another one for a reserve that works for it.
+    handle: Arc<WorkerHandle>,
+    /// Which ports there are now, and the table that this worker goes by.
+    present: Arc<Ports>,
+    ports: Arc<PortTable>,
+    index: usize,
+    /// Number of workers.
+    of: usize,
+    pipeline: Pipeline,
+    spin: SpinPolicy,
+    ready: ReadySources,
+    /// Where the next turn starts, so that a turn cut short by time is continued.
+    cursor: usize,
+    notes: Vec<Note>,
+    /// Kicks of rings whose lock another thread had, to be looked at again.
+    kicked: Vec<(Token, bool)>,
+    /// Rings whose signals another thread may owe, and which one.
+    debts: Vec<(PortId, usize)>,
+    owing: Owing,
+    events: Vec<EpollEvent>,
+    woken: bool,
+    /// Sources of the last turn that wait for something.
+    waiting: usize,
+    /// Some of them for their receivers.
+    receivers: bool,
+    /// Several sources wanted the last turn: each gets its quantum only.
+    contended: bool,
+    /// … and all of them were throttled.
+    idle: bool,
+    /// The loop's one reading of the cycle counter: when the present iteration began.
+    now: u64,
+    /// [`TURN_NANOS`] in cycles.
+    turn_cycles: u64,
+}
+
+impl Worker {
+    /// Thread number `index` of all.
+    pub fn new(index: usize, reserves: &Arc<Reserves>, shared: Shared) -> Worker {
+        let handle = Arc::clone(&reserves.threads()[index]);
+        let (weak, is_worker) = (Arc::downgrade(reserves), index < reserves.workers());
+        let on_stall = move |stalled, is_stalled: IsStalled<'_>| {
+            if let Some(reserves) = weak.upgrade() {
+                reserves.relieve(index, stalled, is_stalled);
+            }
+        };
+        let mut worker = Worker {
+            number: index,
+            own: Arc::clone(&handle),
+            reserves: Arc::clone(reserves),
+            handle,
+            present: Arc::clone(&shared.ports),
+            ports: shared.ports.present(),
+            index,
+            of: reserves.workers(),
+            pipeline: Pipeline::new(
+                index,
+                Arc::clone(&shared.fdb),
+                shared.rules,
+                shared.watch.register_watched(Box::new(on_stall)),
+            ),
+            spin: SpinPolicy::new(shared.poll && is_worker, clock::cycles(), clock::cycles_in),
+            ready: ReadySources::default(),
+            cursor: 0,
+            notes: Vec::new(),
+            kicked: Vec::new(),
+            debts: Vec::new(),
+            owing: Owing::Anyone,
+            events: vec![EpollEvent::default(); EPOLL_BATCH],
+            woken: false,
+            waiting: 0,
+            receivers: false,
+            contended: false,
+            idle: false,
+            now: clock::cycles(),
+            turn_cycles: clock::cycles_in(TURN_NANOS),
+        };
+        worker.pipeline.work_for(index, &worker.handle.floods, false);
+        worker
+    }
+
+    /// Works until [`super::Workers::stop`].
+    pub fn run(mut self) {
+        never_wait();
+        // What the watchdog reads of this thread is opened now and not when it first works, which
+        // of a reserve may be much later.
+        self.pipeline.signals().slot().active();
+        self.pipeline.signals().slot().asleep();
+        let own = Arc::clone(&self.own);
+        let stopped = || own.stop.load(Ordering::Relaxed);
+        let mut panicked = false;
+        let name = std::thread::current().name().unwrap_or_default().replacen('-', " ", 1);
+        run_again_after_panic(&name, stopped, || {
+            if std::mem::replace(&mut panicked, true) {
+                self.recover();
+            }
+            self.work();
+        });
+    }
+
+    fn work(&mut self) {
+        self.now = clock::cycles();
+        while !self.own.stop.load(Ordering::Relaxed) {
+            if self.own.takeover.has_news() {
+                self.update_takeover();
+            }
+            self.refresh();
+            self.take_notes();
+            if !self.kicked.is_empty() {
+                self.retry_kicks();
+            }
+            if !self.debts.is_empty() {
+                self.settle_debts();
+            }
+            let found = self.turn();
+            if std::mem::take(&mut self.woken) && !found {
+                self.own.stats.empty_wakeups.add(1);
+            }
+            let rest = self.after_turn(found);
+            // Frames that wait for a full receiver are tried again by the clock, too: the kick that
+            // tells of its buffers may be another worker's.
+            let sleepy = (rest || self.ready.is_empty())
+                && self.spin.may_sleep()
+                && self.ready.len() == self.waiting
+                && self.pipeline.floods().is_empty()
+                && !self.pipeline.signals().due_soon(self.now);
+            if !sleepy && self.spin.check_events(self.now) {
+                self.take_events();
+            }
+            self.account(found);
+            if sleepy {
+                self.sleep();
+            }
+        }
+        self.finish_floods();
+        if self.is_relieving() {
+            self.retire();
+        }
+    }
+
+    /// Before the thread ends: what was taken from its sources is delivered.
+    #[cold]
+    fn finish_floods(&mut self) {
+        while !self.pipeline.floods().is_empty() {
+            self.now = clock::cycles();
+            self.pipeline.begin_turn(self.now, false, false);
+            self.go_on_with_floods();
+            self.pipeline.end_turn(&self.ports, &self.own.stats);
+        }
+    }
+
+    /// Serves the next receivers of each flood, for the time of a turn; true if any was served.
+    #[cold]
+    fn go_on_with_floods(&mut self) -> bool {
+        let mut served = false;
+        for _ in 0..self.pipeline.floods().len() {
+            let Some(port) = self.pipeline.floods().next_port() else { break };
+            // The frames are in no ring: a panic breaks none.
+            self.contained(Token::Receive(port, 0), |worker| {
+                let Worker { pipeline, ports, own, .. } = worker;
+                served |= pipeline.go_on(ports, &own.stats);
+            });
+            if clock::since(self.now, self.pipeline.end_look()) >= self.turn_cycles {
+                break;
+            }
+        }
+        served
+    }
+
+    /// Goes by the present table of ports from here on.
+    #[inline(always)]
+    fn refresh(&mut self) {
+        if !self.present.is_present(&self.ports) {
+            self.adopt();
+        }
+    }
+
+    /// Adopts the present table, lets go of what is left of ports that are gone, and says that it
+    /// has: from then on nothing here refers to their numbers.
+    #[cold]
+    fn adopt(&mut self) {
+        let present = self.present.present();
+        let before = std::mem::replace(&mut self.ports, present);
+        let after = &self.ports;
+        let stays = |id| after.agrees(&before, id);
+        let source_stays = |token: Token| token.port().is_none_or(stays);
+        self.ready.retain(source_stays);
+        self.kicked.retain(|&(token, _)| source_stays(token));
+        self.pipeline.signals().forget(stays);
+        self.pipeline.floods().forget_gone(&self.ports);
+        self.own.adopted.store(self.ports.serial(), Ordering::Release);
+    }
+
+    /// After a turn: spin on, or arm what was held for a spin. True if the worker shall rest.
+    #[inline]
+    fn after_turn(&mut self, found: bool) -> bool {
+        let stats = &self.own.stats;
+        if found {
+            if self.spin.found(self.now) {
+                stats.spins_found.add(1);
+            }
+            return false;
+        }
+        if !self.ready.is_empty() && !self.waits_for_time() {
+            match self.spin.next(self.now, run_queue_delay_millis) {
+                Instead::Look => return false,
+                Instead::Arm => self.arm_all(),
+                Instead::GiveUp => {
+                    stats.spins_empty.add(1);
+                    self.arm_all();
+                }
+            }
+        }
+        self.spin.may_sleep()
+    }
+
+    /// True if all sources wait for a time that a sleep does not miss, which no spin brings nearer.
+    #[cold]
+    fn waits_for_time(&self) -> bool {
+        let soon = self.now.saturating_add(clock::cycles_in(SHORTEST_SLEEP_NANOS));
+        let waits = |ready: &Ready| ready.retry_at >= soon;
+        self.waiting == self.ready.len() && !self.receivers && self.ready.iter().all(waits)
+    }
+
+    /// Arms every source; those that turn out to have work stay ready.
+    fn arm_all(&mut self) {
+        let mut at = 0;
+        while let Some(&Ready { token, retry_at, looks }) = self.ready.get(at) {
+            // What a device still has that was not found empty brings no event.
+            let device = looks == 0 && matches!(token, Token::Device(..));
+            if device || retry_at != 0 || self.arm(token) {
+                at += 1;
+            } else {
+                self.ready.remove(at);
+            }
+        }
+        self.pipeline.is_at(At::NOTHING);
+    }
+
+    /// Ends an iteration: counts its cycles and begins the next with the same reading.
+    #[inline]
+    fn account(&mut self, found: bool) {
+        let now = clock::cycles();
+        let spent = clock::since(self.now, now);
+        self.now = now;
+        self.pipeline.stalls().end_turn(spent, now);
+        let stats = &self.own.stats;
+        if found {
+            stats.busy_turns.add(1);
+            stats.busy_cycles.add(spent);
+            self.spin.work(spent);
+        } else {
+            stats.idle_cycles.add(spent);
+            // Receivers that take frames are waited for in microseconds, which is part of the work.
+            if self.receivers {
+                self.spin.work(spent);
+            }
+        }
+    }
+
+    /// One pass over the ready sources; true if any had frames.
+    fn turn(&mut self) -> bool {
+        let mut found = false;
+        (self.waiting, self.receivers) = (0, false);
+        let mut working = 0;
+        let mut cut = false;
+        self.pipeline.begin_turn(self.now, self.contended, self.idle);
+        let mut began = self.now;
+        if !self.pipeline.floods().is_empty() {
+            // Floods compete with the sources for the worker's time.
+            (found, working) = (self.go_on_with_floods(), 1);
+            began = self.pipeline.end_look();
+        }
+        for left in (0..self.ready.len()).rev() {
+            if self.cursor >= self.ready.len() {
+                self.cursor = 0;
+            }
+            let Some(&Ready { token, looks, .. }) = self.ready.get(self.cursor) else {
+                break;
+            };
+            let serviced = self.service(token);
+            self.ready[self.cursor].retry_at = match serviced {
+                Next::At(cycle) | Next::Receiver(cycle) => cycle,
+                _ => 0,
+            };
+            let keep = match serviced {
+                Next::More => {
+                    found = true;
+                    working += 1;
+                    self.ready[self.cursor].looks = 0;
+                    true
+                }
+                Next::Last => {
+                    found = true;
+                    working += 1;
+                    self.ready[self.cursor].looks = 0;
+                    self.can_poll(token) || self.arm(token)
+                }
+                Next::Locked | Next::Throttled | Next::Again => {
+                    working += 1;
+                    true
+                }
+                Next::At(_) | Next::Receiver(_) => {
+                    self.waiting += 1;
+                    self.receivers |= matches!(serviced, Next::Receiver(_));
+                    true
+                }
+                Next::Empty => {
+                    self.ready[self.cursor].looks = looks.saturating_add(1);
+                    // Looking at a TAP is a system call; its event tells as well.
+                    (self.can_poll(token) && self.spin.hold(self.now, looks.saturating_add(1)))
+                        || self.arm(token)
+                }
+                Next::Gone => false,
+            };
+            if keep {
+                self.cursor += 1;
+            } else {
+                self.ready.remove(self.cursor);
+            }
+            if left == 0 {
+                break;
+            }
+            let now = self.pipeline.end_look();
+            if found && clock::since(began, now) >= self.turn_cycles {
+                cut = matches!(token, Token::Device(..));
+                break;
+            }
+        }
+        // Throttled ones compete too: a turn in which all do must not forgive what they owe. Nor
+        // must one that a device's long burst ended before it came to the others.
+        self.contended = working > 1 || (cut && self.contended);
+        self.idle = self.contended && !found;
+        self.pipeline.end_turn(&self.ports, &self.own.stats);
+        self.own.stats.turns.add(1);
+        found
+    }
+
+    /// Looks at one source. A panic, which would be a bug of ours, is contained: it costs the port
+    /// its turn and, for a ring, its service until the driver restarts it, not the process.
+    #[inline(never)]
+    fn service(&mut self, token: Token) -> Next {
+        let stats = &self.own.stats;
+        let ports = &self.ports;
+        let pipeline = &mut self.pipeline;
+        let work = || match token {
+            Token::Transmit(port, queue) => pipeline.guest_burst(ports, port, queue.into(), stats),
+            Token::Device(port, queue) => pipeline.device_burst(ports, port, queue.into(), stats),
+            Token::Wake | Token::Receive(..) => Next::Gone,
+        };
+        match catch_unwind(AssertUnwindSafe(work)) {
+            Ok(serviced) => serviced,
+            Err(_) => self.contain_panic(token),
+        }
+    }
+
+    /// Does something for a source outside its turn; a panic is contained as in a turn.
+    fn contained(&mut self, token: Token, work: impl FnOnce(&mut Worker)) {
+        if catch_unwind(AssertUnwindSafe(|| work(self))).is_err() {
+            self.contain_panic(token);
+        }
+    }
+
+    /// Gives up the ring that the burst came from, which is counted already, and looks at a TAP
+    /// again later: what lies in its queue brings no event. The rings it was being delivered to are
+    /// mended by the thread that takes their locks next.
+    #[cold]
+    fn contain_panic(&mut self, token: Token) -> Next {
+        let ports = Arc::clone(&self.ports);
+        let (Token::Transmit(id, index) | Token::Receive(id, index) | Token::Device(id, index)) =
+            token
+        else {
+            return Next::Gone;
+        };
+        let Some(port) = ports.get(id) else {
+            return Next::Gone;
+        };
+        let index = usize::from(index);
+        port.stats.panics.add_shared(1);
+        let after = match (&port.endpoint, token) {
+            (Endpoint::Guest(guest), Token::Transmit(..)) if index < guest.tx.len() => {
+                let queue = &guest.tx[index];
+                let mut state = queue.lock();
+                state.vring.broken = true;
+                (state.side.gate.drain_to, state.side.gate.receiver) = (None, None);
+                self.pipeline.signals().note_error(id, &state.vring);
+                drop(state);
+                queue.notify_drained();
+                count_broken(port, 2 * index + 1, "a worker panicked at its frames");
+                return Next::Gone;
+            }
+            (Endpoint::Device(_), Token::Device(..)) => self.pipeline.retry(),
+            // An announcement, or a kick.
+            _ => Next::Gone,
+        };
+        if port.log.allow() {
+            log::error!("port {}: a worker panicked at its frames", port.name);
+        }
+        after
+    }
+
+    /// Enables the kicks of an empty source and looks again; true if it must stay ready.
+    fn arm(&mut self, token: Token) -> bool {
+        // A TAP's edge-triggered event is armed by having read it empty.
+        let Token::Transmit(id, queue) = token else { return !self.watch_again(token) };
+        let Some((_, guest)) = self.ports.guest(id) else { return false };
+        let Some(queue) = guest.tx.get(usize::from(queue)) else { return false };
+        // A session has the ring, and may just be enabling it: look again later.
+        let Some(mut state) = queue.lock_for_burst() else { return true };
+        self.pipeline.is_at(At::sender(id));
+        let vring = &mut state.vring;
+        if vring.owner != Some(self.index) {
+            return false;
+        }
+        let kickless = vring.kickless;
+        let Some(ring) = vring.running() else { return false };
+        if kickless {
+            return true;
+        }
+        if ring.enable_kicks() {
+            ring.suppress_kicks();
+            return true;
+        }
+        false
+    }
+
+    /// Takes what sessions asked for.
+    fn take_notes(&mut self) {
+        self.handle.take_notes(&mut self.notes);
+        if self.notes.is_empty() {
+            return;
+        }
+        // They may be a new port's.
+        self.refresh();
+        // In their order, as of two announcements the later one counts; and one by one, so that
+        // what is left is not lost with one that panics.
+        self.notes.reverse();
+        let (mut announced, mut left) = (self.pipeline.floods().has_own(), Vec::new());
+        while let Some(note) = self.notes.pop() {
+            match note {
+                Note::Look(token @ Token::Receive(..)) => {
+                    self.contained(token, |worker| worker.kick(token, false));
+                }
+                Note::Look(token) => self.ready.mark(token),
+                // Each may be a frame to all ports: one a turn.
+                Note::Announce(_) if announced => left.push(note),
+                Note::Announce(what) => {
+                    announced = true;
+                    self.contained(Token::Receive(what.port, 0), |worker| {
+                        let Worker { pipeline, ports, own, .. } = worker;
+                        pipeline.announce(ports, what, &own.stats);
+                    });
+                }
+            }
+        }
+        if !left.is_empty() {
+            self.handle.put_back(left);
+        }
+        self.pipeline.end_look();
+    }
+
+    fn take_events(&mut self) {
+        let count = self.wait_for_events(0);
+        self.take(count);
+    }
+
+    /// Takes so many events, which may touch guests' memory.
+    fn take(&mut self, count: usize) {
+        // Events may be a new port's.
+        self.refresh();
+        for i in 0..count {
+            match Token::from_bits(self.events[i].data()) {
+                Token::Wake => {
+                    let _ = self.handle.wake.read();
+                }
+                token @ (Token::Receive(..) | Token::Transmit(..)) => {
+                    self.contained(token, |worker| worker.kick(token, true));
+                }
+                token @ Token::Device(..) => {
+                    if self.ready.contains(token) {
+                        self.unwatch(token);
+                    }
+                    self.ready.mark(token);
+                }
+            }
+        }
+    }
+
+    /// A guest kicked its ring, or with `kicked` false: the ring is to be looked at.
+    fn kick(&mut self, token: Token, kicked: bool) {
+        let ports = Arc::clone(&self.ports);
+        let (Token::Transmit(id, index) | Token::Receive(id, index)) = token else { return };
+        let Some((port, guest)) = ports.guest(id) else { return };
+        let index = usize::from(index);
+        self.pipeline.is_at(At::sender(id));
+        // A kick is not repeated, so one that meets a session, or another worker, is kept. Neither
+        // has the lock for long unless a guest's memory makes it wait.
+        let kept = if matches!(token, Token::Transmit(..)) {
+            let Some(queue) = guest.tx.get(index) else { return };
+            let state = queue.lock_soon();
+            state.map(|state| self.transmit_kick(token, queue, state, kicked))
+        } else {
+            let Some(queue) = guest.rx.get(index) else { return };
+            let state = queue.lock_soon();
+            state.map(|state| self.wake(receive_kick(port, guest, index, state, kicked)))
+        };
+        if kept.is_none() {
+            self.kicked.push((token, kicked));
+        }
+        self.pipeline.is_at(At::NOTHING);
+    }
+
+    /// Looks again at rings whose lock another thread had when they were kicked.
+    #[cold]
+    fn retry_kicks(&mut self) {
+        let mut kicked = std::mem::take(&mut self.kicked);
+        kicked.sort_unstable_by_key(|(token, _)| token.to_bits());
+        kicked.dedup();
+        for (token, kicked) in kicked {
+            self.contained(token, |worker| worker.kick(token, kicked));
+        }
+        self.pipeline.end_look();
+    }
+
+    fn transmit_kick(
+        &mut self,
+        token: Token,
+        queue: &Queue<Tx>,
+        mut state: MutexGuard<'_, TxState>,
+        kicked: bool,
+    ) {
+        let Token::Transmit(id, _) = token else { return };
+        queue.stats.kicks.add(kicked.into());
+        if state.vring.owner != Some(self.index) {
+            // The ring moved; its new worker was told to look.
+            return;
+        }
+        if state.side.gate.discard != Discard::Never {
+            if matches!(self.pipeline.discard(id, queue, state), Next::At(_)) {
+                self.ready.mark(token);
+            }
+            return;
+        }
+        if let Some(ring) = state.vring.running() {
+            ring.suppress_kicks();
+        }
+        drop(state);
+        self.ready.mark(token);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,93 @@
+//! How a worker sleeps and until when, and how it wakes others.
+
+use std::time::Duration;
+
+use super::Worker;
+use crate::pipeline::stalls::At;
+use crate::port::Awaited;
+use crate::worker::Token;
+use base::limits::RETRY_NANOS;
+use sys::{clock, poll};
+
+impl Worker {
+    /// Sleeps until something happens, or the first of what waits for a time is due. Nothing else
+    /// has a timeout, which would hide a lost wake-up.
+    pub(super) fn sleep(&mut self) {
+        let more = !self.ready.is_empty() && self.listen_behind();
+        // From here on no guest's memory is touched.
+        self.pipeline.signals().slot().asleep();
+        let asleep = self.now;
+        self.own.sleep_state.asleep();
+        let timeout = match self.due() {
+            _ if more || self.own.takeover.has_news_before_sleep() => 0,
+            // A tick too late rather than one too early, after which it would sleep again.
+            Some(due) => millis(clock::time_of(clock::since(self.now, due))),
+            None => -1,
+        };
+        let events = self.wait_for_events(timeout);
+        self.now = clock::cycles();
+        self.pipeline.signals().slot().active();
+        self.own.sleep_state.awake();
+        self.take(events);
+        self.spin.woke(asleep, self.now);
+        self.own.stats.wakeups.add(1);
+        self.woken = true;
+    }
+
+    /// Waits for events, so many milliseconds at most; how many there are.
+    pub(super) fn wait_for_events(&mut self, timeout: i32) -> usize {
+        let mut timeout = timeout;
+        if timeout != 0 && self.is_relieving() {
+            // What is meant for this thread, and not for the worker that it works for, counts too.
+            let _ = poll::wait_for_one_of(&self.handle.epoll, &self.own.wake, timeout);
+            let _ = self.own.wake.read();
+            timeout = 0;
+        }
+        // An error can only be EINTR; there is nothing to do but come back.
+        self.handle.epoll.wait(timeout, &mut self.events).unwrap_or(0)
+    }
+
+    /// The cycle at which the first source, kick or signal is to be looked at again.
+    fn due(&mut self) -> Option<u64> {
+        let ready = self.ready.iter().map(|ready| ready.retry_at).filter(|&cycle| cycle != 0);
+        let retry = || self.now.saturating_add(clock::cycles_in(RETRY_NANOS));
+        let kicked = (!self.kicked.is_empty()).then(retry);
+        ready.chain(kicked).chain(self.pipeline.signals().due()).min()
+    }
+
+    /// Asks for kicks at what ends the waiting of frames for their receivers. True if something
+    /// came already.
+    fn listen_behind(&mut self) -> bool {
+        let mut more = false;
+        for at in 0..self.ready.len() {
+            let token = self.ready[at].token;
+            more |= self.listen_behind_ring(token);
+        }
+        self.pipeline.is_at(At::NOTHING);
+        let now = clock::cycles();
+        self.pipeline.stalls().end_turn(clock::since(self.now, now), now);
+        more
+    }
+
+    fn listen_behind_ring(&self, token: Token) -> bool {
+        let Token::Transmit(id, queue) = token else { return false };
+        let queue = self.ports.guest(id).and_then(|of| of.1.tx.get(usize::from(queue)));
+        let Some(state) = queue.and_then(|queue| queue.lock_for_burst()) else { return false };
+        self.pipeline.is_at(At::sender(id));
+        state.vring.owner == Some(self.index) && self.pipeline.listen(&self.ports, &state)
+    }
+
+    /// Wakes other workers that wait for what this one was told of.
+    pub(super) fn wake(&self, waiting: Awaited) {
+        for (index, handle) in self.reserves.threads().iter().enumerate() {
+            if index != self.index && waiting.has(index) {
+                let _ = handle.wake.write(1);
+            }
+        }
+    }
+}
+
+/// For `epoll_wait`: rounded up, as long as it is worth sleeping at all.
+fn millis(time: Duration) -> i32 {
+    i32::try_from(time.as_micros().div_ceil(1_000)).unwrap_or(i32::MAX).max(1)
+}

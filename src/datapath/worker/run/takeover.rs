@@ -1,0 +1,174 @@
+//! A thread begins to work for a worker, or ends that; see `worker::reserve`.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Worker;
+use crate::pipeline::signals::{Owing, evict};
+use crate::pipeline::stalls::Stall;
+use crate::port::{Endpoint, Port, QueueRef};
+use crate::worker::Token;
+use crate::worker::handle::{Duty, Suspended};
+use base::limits::HARMFUL_STALL_NANOS;
+use sys::clock;
+
+impl Worker {
+    /// Makes itself known to the watchdog; in the worker's own thread.
+    pub fn begin(&mut self) {
+        self.own.takeover.begin();
+        let slot = self.pipeline.signals().slot();
+        slot.active();
+        slot.asleep();
+    }
+
+    /// Looks who works for whom, when something of that is new.
+    #[cold]
+    pub(super) fn update_takeover(&mut self) {
+        self.end_suspensions();
+        let reserves = Arc::clone(&self.reserves);
+        if self.number < self.of {
+            if let Some(thread) = reserves.come_back(self.number) {
+                self.begin_work(Owing::Thread(thread));
+            }
+            self.own.takeover.counted.move_to(&self.own.stats);
+            return;
+        }
+        let Some(duty) = self.own.takeover.duty() else { return };
+        match (self.is_relieving(), reserves.works_for(self.number, duty.worker)) {
+            (false, true) => self.relieve(duty),
+            // It was over before it began.
+            (false, false) => self.own.takeover.end_duty(),
+            (true, false) => self.retire(),
+            (true, true) => {}
+        }
+    }
+
+    /// True if this is a reserve that works for a worker.
+    pub(super) fn is_relieving(&self) -> bool {
+        self.index != self.number
+    }
+
+    /// Begins to work for a worker.
+    fn relieve(&mut self, duty: Duty) {
+        self.work_for(duty.worker);
+        self.begin_work(Owing::Turn(duty.instead_of, duty.stalled.step));
+    }
+
+    /// Ends that: what it has yet to look at is the worker's, which is woken, as this thread may
+    /// have taken what was to wake it.
+    pub(super) fn retire(&mut self) {
+        for ready in self.ready.take() {
+            self.handle.look(ready.token);
+        }
+        for (token, _) in std::mem::take(&mut self.kicked) {
+            self.handle.look(token);
+        }
+        for note in self.notes.drain(..).rev() {
+            self.handle.leave(note);
+        }
+        self.debts.clear();
+        self.own.stats.move_to(&self.handle.takeover.counted);
+        self.handle.notify_takeover();
+        self.work_for(self.number);
+        self.own.takeover.end_duty();
+    }
+
+    fn work_for(&mut self, index: usize) {
+        self.index = index;
+        self.handle = Arc::clone(&self.reserves.threads()[index]);
+        self.pipeline.work_for(index, &self.handle.floods, self.is_relieving());
+    }
+
+    /// After a panic that belongs to no port: events that were taken and signals that were owed may
+    /// be lost, so everything is looked at and everybody signalled.
+    #[cold]
+    pub(super) fn recover(&mut self) {
+        self.pipeline.signals().slot().active();
+        self.own.sleep_state.awake();
+        self.begin_work(Owing::Anyone);
+    }
+
+    /// Looks at all sources of the worker, whatever was seen of them before, and sends what the
+    /// thread that worked for it may owe.
+    fn begin_work(&mut self, owing: Owing) {
+        self.refresh();
+        self.debts.clear();
+        for port in self.ports.iter() {
+            let rings = port.as_guest().map_or(0, |guest| 2 * guest.tx.len());
+            self.debts.extend((0..rings).map(|ring| (port.id, ring)));
+        }
+        self.owing = owing;
+        self.settle_debts();
+        self.look_at_all();
+    }
+
+    /// Has all sources be looked at.
+    fn look_at_all(&mut self) {
+        let ports = Arc::clone(&self.ports);
+        for port in ports.iter() {
+            match &port.endpoint {
+                Endpoint::Guest(guest) => {
+                    // Those of other workers are let go of at the first look.
+                    for i in 0..guest.tx.len() as u16 {
+                        let receive = Token::Receive(port.id, i);
+                        self.contained(receive, |worker| worker.kick(receive, false));
+                        self.ready.mark(Token::Transmit(port.id, i));
+                    }
+                }
+                Endpoint::Device(device) => {
+                    for i in 0..device.queues().len() {
+                        if port.device_worker(i, self.of) == self.index {
+                            self.ready.mark(Token::Device(port.id, i as u16));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes over signals that another thread may owe. Rings whose lock is not to be had now come
+    /// in the next turn.
+    #[cold]
+    pub(super) fn settle_debts(&mut self) {
+        let (ports, owing) = (Arc::clone(&self.ports), self.owing);
+        let mut debts = std::mem::take(&mut self.debts);
+        debts.retain(|&(id, ring)| {
+            let queue = ports.get(id).and_then(Port::as_guest).and_then(|guest| guest.queue(ring));
+            let signals = self.pipeline.signals();
+            match queue {
+                Some(QueueRef::Tx(queue)) => queue.lock_soon().map(|mut state| {
+                    signals.take_over_sent(id, &mut state, &queue.stats, owing);
+                }),
+                Some(QueueRef::Rx(queue)) => queue.lock_soon().map(|mut state| {
+                    signals.take_over(id, &mut state.vring, &queue.stats, owing);
+                }),
+                None => Some(()),
+            }
+            .is_none()
+        });
+        self.debts = debts;
+    }
+
+    /// This thread goes on: the ports whose memory it waited for are no longer kept apart, and the
+    /// one that it is clear to have been pays.
+    fn end_suspensions(&mut self) {
+        let suspended = self.own.takeover.take_suspended();
+        if suspended.is_empty() {
+            return;
+        }
+        let clear = matches!(suspended[..], [Suspended { alone: true, .. }]);
+        let stall = self.pipeline.stalls().last_turn().filter(|_| clear);
+        for Suspended { port, session, .. } in suspended {
+            let Some(guest) = port.as_guest() else { continue };
+            let slow = stall.map_or(0, |stall| stall.cycles);
+            guest.queues().for_each(|queue| queue.resume(slow, clock::cycles()));
+            if let (Some(Stall { blocked: blocked @ HARMFUL_STALL_NANOS.., .. }), Some(session)) =
+                (stall, session)
+                && self.reserves.is_harmful(session, Instant::now())
+            {
+                let long = Duration::from_nanos(blocked);
+                evict(&port, session, &format!("its memory made a worker wait for {long:.0?}"));
+            }
+        }
+    }
+}

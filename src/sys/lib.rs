@@ -1,0 +1,45 @@
+//! System calls. Plain ones are made through rustix, which has no `unsafe` for its user. What it
+//! does not know, or would do differently from what is needed here, is called by its name in libc,
+//! with a reason. That is where `unsafe` lives, with the guest pointers of `memory`, `ring` and
+//! `port`; every module offers a safe interface.
+
+// Sets signals, umask and environment as tests rely on them.
+#[cfg(test)]
+use testkit as _;
+
+pub mod affinity;
+pub mod blocking;
+pub mod clock;
+pub mod descriptor;
+pub mod eventfd;
+pub mod footprint;
+pub mod frame_io;
+pub mod fs;
+pub mod group;
+pub mod holder;
+pub mod inherited;
+pub mod link_events;
+pub mod logging;
+pub mod netlink;
+pub mod notify;
+pub mod pages;
+pub mod poll;
+pub mod prefetch;
+pub mod random;
+pub mod sandbox;
+pub mod scm;
+pub mod service;
+pub mod signals;
+pub mod state_dir;
+pub mod tap;
+pub mod tap_io;
+pub mod tap_ring;
+#[cfg(any(test, feature = "test-utils"))]
+pub mod testns;
+pub mod threads;
+pub mod unix_socket;
+pub mod usage;
+pub mod waker;
+pub mod wakeup;
+pub mod watched_dir;
+pub mod xdp;

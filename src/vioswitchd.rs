@@ -1,0 +1,7 @@
+//! vioswitchd: the switch.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    daemon::program::main()
+}
