@@ -29,7 +29,7 @@ fn qemu_takes_the_options_that_findings_print() {
     if Command::new(QEMU).arg("--version").output().is_err() {
         return skip("needs qemu-system-x86_64");
     }
-    let texts = sources::strings_of("diagnosis/of_memory.rs");
+    let texts = sources::strings_of("api/diagnosis/of_memory.rs");
     let one = |words: &str| texts.iter().find(|text| text.contains(words)).expect("a remedy");
     let shared = one("-object memory-backend").replace("SIZE", "64M");
     let is_shared = |arguments: &str| {
