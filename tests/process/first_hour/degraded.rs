@@ -19,7 +19,7 @@ fn one_unusable_path_costs_one_port() {
     command.args([port(dir.path(), "p0"), port(dir.path(), "p1")]);
     command.arg(port(&dir.path().join("none"), "p2")).env("NOTIFY_SOCKET", &notify);
     // What is left out is said whatever is let through.
-    command.env("RUST_LOG", "vioswitchd=warn");
+    command.env("RUST_LOG", "vioswitch_daemon::program=warn");
     let mut d = Process::start(dir, command);
     d.wait_log("ready: 3 ports, 0 taps, degraded, ports left out: 2 (p1, p2)");
     let log = d.log();
