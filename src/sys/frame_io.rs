@@ -1,11 +1,17 @@
-//! Sending and receiving whole frames through a descriptor.
+//! Sending and receiving whole frames through a descriptor. Those that are sent lie in a
+//! [`FrameBatch`] before; a device says how one is flushed.
 //!
 //! Rule: nothing here waits, retries or logs. The caller counts.
 
+use std::fmt;
 use std::os::fd::AsRawFd;
-use std::sync::Mutex;
 
 use rustix::io::Errno;
+
+use base::limits::{BURST_FRAMES, FRAME_BATCH_BYTES};
+
+/// Frames of a batch begin at multiples of it.
+const CACHE_LINE: usize = 64;
 
 /// What sending or receiving one frame came to. Where the word is the kernel's of a TAP, the tests
 /// of [`super::tap_io`] keep it true.
@@ -43,7 +49,7 @@ impl Transfer {
 
     /// What came of writing `len` bytes. A device takes a frame or refuses it; a part that was
     /// taken is some other frame.
-    #[inline(always)]
+    #[inline]
     pub fn whole(self, len: usize) -> Transfer {
         match self {
             Transfer::Done(written) if written != len => Transfer::Rejected(libc::EIO),
@@ -74,17 +80,28 @@ impl Transfer {
 /// Sending and receiving whole frames, each behind its 12-byte virtio-net header. A trait so that
 /// tests can let every call end in every way. `as_raw_fd` is for epoll only.
 pub trait FrameIo: Send + Sync + AsRawFd {
-    /// False if a frame must lie in private memory when it is written: others wait meanwhile, and
-    /// a thread that touches a guest's memory may wait.
+    /// Writes all frames of a batch, in their order, and notes in the batch what came of each.
+    fn flush(&self, batch: &mut FrameBatch);
+
+    /// True if a long frame is written from where it lies.
     fn gathers(&self) -> bool {
-        true
+        false
     }
 
-    /// Where this worker collects frames that go out together, if it has about so many; none if
-    /// each goes by itself. Frames written meanwhile by the functions below overtake those
-    /// collected.
-    fn batch(&self, worker: usize, frames: usize) -> Option<&Mutex<dyn FrameBatch>> {
-        let _ = (worker, frames);
+    /// Writes one frame and its header from at most 1,024 pieces, if the device
+    /// [`gathers`](FrameIo::gathers).
+    ///
+    /// # Safety
+    ///
+    /// Every piece lies in memory that is mapped, or was until another process shortened its file,
+    /// and to which there is no `&mut`. Its bytes may change meanwhile: guest memory does.
+    unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> Transfer {
+        let _ = pieces;
+        Transfer::Rejected(libc::EOPNOTSUPP)
+    }
+
+    /// Why frames go by a system call each, although the administrator wants them to go together.
+    fn failure(&self) -> Option<String> {
         None
     }
 
@@ -105,17 +122,6 @@ pub trait FrameIo: Send + Sync + AsRawFd {
         let _ = mtu;
         false
     }
-
-    /// Writes one frame that lies in one piece, its header included.
-    fn write(&self, bytes: &[u8]) -> Transfer;
-
-    /// Writes one frame, gathered from at most 1,024 pieces.
-    ///
-    /// # Safety
-    ///
-    /// Every piece lies in memory that is mapped, or was until another process shortened its file,
-    /// and to which there is no `&mut`. Its bytes may change meanwhile: guest memory does.
-    unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> Transfer;
 
     /// Reads one frame. If `buffer` is too short for it the rest is lost without a sign.
     fn read(&self, buffer: &mut [u8]) -> Transfer;
@@ -138,24 +144,122 @@ pub trait FrameInbox {
     fn take(&self, each: &mut dyn FnMut(*mut u8, u32) -> bool) -> Taken;
 }
 
-/// Frames that go to a device together, at the latest when the burst ends that they are part of.
-pub trait FrameBatch: Send {
-    /// Begins a batch. What a thread that panicked left is forgotten.
-    fn begin(&mut self);
+/// Frames on their way to one device, in private memory, each behind its header: no guest changes
+/// or takes away what the device is given, and no device waits for a guest's memory.
+pub struct FrameBatch {
+    bytes: Box<[u8]>,
+    /// Where each frame begins, and its length.
+    places: [(usize, usize); BURST_FRAMES],
+    /// What came of each.
+    answers: [Option<Transfer>; BURST_FRAMES],
+    len: usize,
+    /// Where the next frame begins.
+    end: usize,
+}
 
-    /// Private memory for the next frame and the header before it, at least
-    /// [`TAP_BATCH_ROOM`](base::limits::TAP_BATCH_ROOM) bytes; none if the batch is full.
-    fn room(&mut self) -> Option<&mut [u8]>;
+impl Default for FrameBatch {
+    fn default() -> FrameBatch {
+        FrameBatch {
+            bytes: vec![0; FRAME_BATCH_BYTES].into_boxed_slice(),
+            places: [(0, 0); BURST_FRAMES],
+            answers: [None; BURST_FRAMES],
+            len: 0,
+            end: 0,
+        }
+    }
+}
+
+impl fmt::Debug for FrameBatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FrameBatch").field("len", &self.len).finish()
+    }
+}
+
+impl FrameBatch {
+    /// Forgets all frames.
+    #[inline]
+    pub fn clear(&mut self) {
+        (self.len, self.end) = (0, 0);
+    }
+
+    /// Frames in the batch.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True without a frame.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Memory for the next frame and the header before it: all that is left, and none if that is
+    /// less than `len` bytes. An empty batch has room for the longest frame.
+    #[inline]
+    pub fn room(&mut self, len: usize) -> Option<&mut [u8]> {
+        let room = self.bytes.get_mut(self.end..)?;
+        (self.len < BURST_FRAMES && len <= room.len()).then_some(room)
+    }
 
     /// Adds the frame that lies in the first `len` bytes of the room.
-    fn add(&mut self, len: usize);
+    #[inline]
+    pub fn add(&mut self, len: usize) {
+        if let Some(place) = self.places.get_mut(self.len) {
+            *place = (self.end, len);
+            self.answers[self.len] = None;
+            self.len += 1;
+            self.end += len.next_multiple_of(CACHE_LINE);
+        }
+    }
 
-    /// Writes all frames in the order in which they were added, and calls `done` with the result
-    /// of each.
-    fn flush(&mut self, done: &mut dyn FnMut(Transfer));
+    /// The `index`-th frame and its header; without a byte if there is none.
+    #[inline]
+    pub fn frame(&self, index: usize) -> &[u8] {
+        let place = self.places[..self.len].get(index);
+        place.and_then(|&(at, len)| self.bytes.get(at..at + len)).unwrap_or_default()
+    }
 
-    /// Why frames go by a system call each nevertheless.
-    fn failure(&self) -> Option<String>;
+    /// Notes what came of the `index`-th frame.
+    #[inline]
+    pub fn answer(&mut self, index: usize, answer: Transfer) {
+        if let (Some(noted), Some((_, len))) = (self.answers.get_mut(index), self.places.get(index))
+        {
+            *noted = Some(answer.whole(*len));
+        }
+    }
+
+    /// What came of the `index`-th frame.
+    #[inline]
+    pub fn answered(&self, index: usize) -> Transfer {
+        self.answers.get(index).copied().flatten().unwrap_or(Transfer::WouldBlock)
+    }
+
+    /// Has `write` write each frame that has no answer yet. What is down or gone for one is so for
+    /// those behind it.
+    pub fn write_each(&mut self, mut write: impl FnMut(&[u8]) -> Transfer) {
+        let mut end = None;
+        for index in 0..self.len {
+            if self.answers[index].is_none() {
+                let answer = end.unwrap_or_else(|| write(self.frame(index)));
+                end = Some(answer).filter(|end| matches!(end, Transfer::Down | Transfer::Gone));
+                self.answer(index, answer);
+            }
+        }
+    }
+}
+
+#[cfg(any(test, feature = "test-utils"))]
+impl FrameBatch {
+    /// What `device` answers to frames, each behind its header, that it is given together.
+    pub fn flushed(device: &dyn FrameIo, frames: &[Vec<u8>]) -> Vec<Transfer> {
+        let mut batch = FrameBatch::default();
+        for frame in frames {
+            batch.room(frame.len()).unwrap()[..frame.len()].copy_from_slice(frame);
+            batch.add(frame.len());
+        }
+        device.flush(&mut batch);
+        (0..frames.len()).map(|index| batch.answered(index)).collect()
+    }
 }
 
 impl From<Result<usize, Errno>> for Transfer {
@@ -165,5 +269,45 @@ impl From<Result<usize, Errno>> for Transfer {
             Ok(len) => Transfer::Done(len),
             Err(error) => Transfer::from_errno(error.raw_os_error()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use base::frame::VNET_HDR_LEN;
+    use base::frame::ethernet::VLAN_TAG_LEN;
+    use base::limits::MAX_FRAME_LEN;
+
+    #[test]
+    fn a_batch_has_room_for_a_burst_or_the_longest_frame() {
+        let mut batch = FrameBatch::default();
+        let longest = VNET_HDR_LEN + MAX_FRAME_LEN as usize + VLAN_TAG_LEN;
+        assert!(batch.room(longest).is_some());
+        for _ in 0..BURST_FRAMES {
+            assert!(batch.room(VNET_HDR_LEN + 1_518).is_some());
+            batch.add(VNET_HDR_LEN + 1_518);
+        }
+        assert!(batch.room(0).is_none());
+        batch.add(60);
+        assert_eq!(batch.len(), BURST_FRAMES);
+        batch.clear();
+        batch.add(longest);
+        assert!(batch.room(FRAME_BATCH_BYTES - longest).is_none());
+        assert!(batch.frame(0).len() == longest && batch.frame(1).is_empty());
+    }
+
+    #[test]
+    fn what_is_not_answered_is_written_until_the_device_is_gone() {
+        let mut batch = FrameBatch::default();
+        (0..5).for_each(|_| batch.add(72));
+        batch.answer(1, Transfer::Done(72));
+        assert_eq!(batch.answered(0), Transfer::WouldBlock);
+        let answers = [Transfer::Done(71), Transfer::Fault, Transfer::Down];
+        let mut next = answers.into_iter();
+        batch.write_each(|_| next.next().unwrap());
+        let answered: Vec<_> = (0..5).map(|index| batch.answered(index)).collect();
+        let (short, done) = (Transfer::Rejected(libc::EIO), Transfer::Done(72));
+        assert_eq!(answered, [short, done, Transfer::Fault, Transfer::Down, Transfer::Down]);
     }
 }

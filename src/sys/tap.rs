@@ -336,7 +336,7 @@ fn flags_in(request: &libc::ifreq) -> libc::c_int {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frame_io::{FrameIo, Transfer};
+    use crate::frame_io::{FrameBatch, Transfer};
     use crate::testns;
 
     /// Makes a persistent interface, as `ip tuntap add` does. It goes with the namespace.
@@ -419,7 +419,7 @@ mod tests {
             let done = unsafe { ioctl_with_ref(&tap.queues[1], ioctls::TUNSETQUEUE(), &request) };
             assert_eq!(done, 0);
             for queue in &tap.queues {
-                assert_eq!(queue.write(&[0; 72]), Transfer::Done(72));
+                assert_eq!(FrameBatch::flushed(queue, &[vec![0; 72]]), [Transfer::Done(72)]);
             }
         });
     }

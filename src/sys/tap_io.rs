@@ -25,7 +25,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::{Arc, Mutex};
+use std::sync::{Mutex, PoisonError, TryLockError};
 
 use super::frame_io::{FrameBatch, FrameIo, Transfer};
 use super::tap_ring::{Refused, TapRing};
@@ -34,19 +34,19 @@ use base::limits::TAP_BATCH_LEAST;
 /// One attached queue; detached on drop.
 #[derive(Debug)]
 pub struct TapQueue {
-    fd: Arc<OwnedFd>,
+    fd: OwnedFd,
     ring: Option<Mutex<TapRing>>,
 }
 
 impl TapQueue {
     /// Around a descriptor that is attached and non-blocking.
     pub(super) fn new(fd: OwnedFd) -> TapQueue {
-        TapQueue { fd: Arc::new(fd), ring: None }
+        TapQueue { fd, ring: None }
     }
 
     /// Writes several frames by one system call from now on.
     pub fn use_ring(&mut self) -> Result<(), Refused> {
-        self.ring = Some(Mutex::new(TapRing::new(Arc::clone(&self.fd))?));
+        self.ring = Some(Mutex::new(TapRing::new(self.fd.as_fd())?));
         Ok(())
     }
 
@@ -69,13 +69,18 @@ impl AsFd for TapQueue {
 }
 
 impl FrameIo for TapQueue {
-    fn batch(&self, _: usize, frames: usize) -> Option<&Mutex<dyn FrameBatch>> {
-        let ring = self.ring.as_ref().filter(|_| frames >= TAP_BATCH_LEAST)?;
-        Some(ring as &Mutex<dyn FrameBatch>)
+    fn flush(&self, batch: &mut FrameBatch) {
+        // One that stands still keeps the ring, and others write without it.
+        if batch.len() >= TAP_BATCH_LEAST
+            && let Some(mut ring) = self.ring.as_ref().and_then(|ring| ring.try_lock().ok())
+        {
+            ring.submit(batch);
+        }
+        batch.write_each(|frame| rustix::io::write(self, frame).into());
     }
 
-    fn write(&self, bytes: &[u8]) -> Transfer {
-        rustix::io::write(self, bytes).into()
+    fn gathers(&self) -> bool {
+        true
     }
 
     unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> Transfer {
@@ -87,6 +92,15 @@ impl FrameIo for TapQueue {
         let result = unsafe { libc::writev(self.as_raw_fd(), pieces.as_ptr(), count) };
         let errno = if result < 0 { io::Error::last_os_error().raw_os_error() } else { None };
         Transfer::from_result(result, errno.unwrap_or(0))
+    }
+
+    fn failure(&self) -> Option<String> {
+        // One that is in use works.
+        match self.ring.as_ref()?.try_lock() {
+            Ok(ring) => ring.failure(),
+            Err(TryLockError::WouldBlock) => None,
+            Err(TryLockError::Poisoned(error)) => Some(PoisonError::to_string(&error)),
+        }
     }
 
     fn read(&self, buffer: &mut [u8]) -> Transfer {
@@ -130,6 +144,10 @@ mod tests {
     fn write(queue: &TapQueue, header: &[u8], frame: &[u8]) -> Transfer {
         // SAFETY: both pieces are borrowed across the call.
         unsafe { queue.write_pieces(&[piece(header), piece(frame)]) }
+    }
+
+    fn alone(queue: &TapQueue, bytes: &[u8]) -> Transfer {
+        FrameBatch::flushed(queue, &[bytes.to_vec()])[0]
     }
 
     /// Reads until there is nothing left; the last result, and the frames of our type.
@@ -176,7 +194,7 @@ mod tests {
             let tap = new_tap(1);
             let queue = &tap.queues[0];
             let both = |frame: &[u8]| {
-                let one = queue.write(&[&HEADER, frame].concat());
+                let one = alone(queue, &[&HEADER, frame].concat());
                 assert_eq!(write(queue, &HEADER, frame), one, "{} bytes", frame.len());
                 one
             };
@@ -189,9 +207,9 @@ mod tests {
                 assert_eq!(host.receive().unwrap(), frame(len));
             }
             assert_eq!(both(&frame(60)[..13]), Transfer::Rejected(libc::EINVAL));
-            assert_eq!(queue.write(&[0, 99]), Transfer::Rejected(libc::EINVAL));
+            assert_eq!(alone(queue, &[0, 99]), Transfer::Rejected(libc::EINVAL));
             // Two empty pieces never reach the driver; one empty buffer does.
-            assert_eq!(queue.write(&[]), Transfer::Rejected(libc::EINVAL));
+            assert_eq!(alone(queue, &[]), Transfer::Rejected(libc::EINVAL));
             modify(libc::RTM_DELLINK, tap.link.index, None, &[]).unwrap();
             assert_eq!(both(&frame(60)), Transfer::Gone);
         });
@@ -375,6 +393,35 @@ mod tests {
         }
         assert_eq!(Transfer::from_result(0, 0), Transfer::Eof);
         assert_eq!(Transfer::from_result(72, libc::EIO), Transfer::Done(72), "errno is stale then");
+    }
+
+    /// Whoever keeps the ring, as it stands still or has panicked, costs others calls and no frame.
+    #[test]
+    fn frames_go_without_a_ring_that_another_thread_keeps() {
+        testns::run(|| {
+            let mut tap = new_tap(1);
+            up(&tap, true);
+            tap.queues[0].use_ring().unwrap();
+            let (queue, host) = (&tap.queues[0], Packets::open(tap.link.index, TYPE));
+            let frames = vec![[&HEADER[..], &frame(60)].concat(); 9];
+            let sent = || {
+                assert_eq!(FrameBatch::flushed(queue, &frames), [Transfer::Done(72); 9]);
+                (0..9).for_each(|_| assert_eq!(host.receive().unwrap(), frame(60)));
+            };
+            let held = queue.ring.as_ref().unwrap().lock().unwrap();
+            sent();
+            assert_eq!(queue.failure(), None);
+            drop(held);
+            std::thread::scope(|scope| {
+                let burst = scope.spawn(|| {
+                    let _held = queue.ring.as_ref().unwrap().lock().unwrap();
+                    panic!("injected: with the ring");
+                });
+                assert!(burst.join().is_err());
+            });
+            sent();
+            assert!(queue.failure().is_some());
+        });
     }
 
     #[test]

@@ -1,11 +1,8 @@
 //! Several frames to one queue of a TAP by one system call, io_uring_enter(2).
 //!
-//! * Frames lie in memory of our own, which the kernel holds from the start: no guest's memory is
-//!   read after its buffer was given back.
 //! * One ring for each queue. Its file is registered, so that the ring may be restricted to writing
-//!   from that memory to that file, and any thread may use it, under the lock of its owner: one
-//!   that stands still keeps the ring, and others write without it.
-//! * [`TapRing::flush`] returns when the kernel has answered for each frame. A TAP is written
+//!   to that file, and any thread may use it, under the lock of its owner.
+//! * [`TapRing::submit`] returns when the kernel has answered for each frame. A TAP is written
 //!   within the call that submits ([`TapRing::new`] tries that), so nothing is under way between
 //!   two calls.
 //! * If the kernel refuses the call itself, the frames that it did not take go by `write`, in
@@ -13,21 +10,18 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use io_uring::register::Restriction;
 use io_uring::{IoUring, opcode, squeue, types};
 
 use super::frame_io::{FrameBatch, Transfer};
-use base::limits::{BURST_FRAMES, TAP_BATCH_LEAST, TAP_BATCH_ROOM};
+use base::limits::BURST_FRAMES;
 
 /// Removes the registered files: what io_uring_register(2) may be asked for later.
 const UNREGISTER_FILES: u8 = 3;
-/// Frames begin at multiples of it.
-const CACHE_LINE: usize = 64;
-/// A result that is not there yet. The kernel's are lengths and errnos.
-const MISSING: i32 = i32::MIN;
+/// What is too short for a frame.
+static NO_FRAME: [u8; 1] = [0];
 
 base::words! {
     /// How frames are written to a TAP.
@@ -56,50 +50,39 @@ fn refused(call: &'static str) -> impl Fn(io::Error) -> Refused {
     move |error| Refused::Call(call, error.raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// The ring of one queue and the frames for it.
+/// The ring of one queue.
 pub struct TapRing {
     /// None after the kernel refused a call.
     ring: Option<IoUring>,
     why: Option<Refused>,
-    tap: Arc<OwnedFd>,
-    frames: Box<[u8]>,
-    /// Where each frame that was added begins, and its length.
-    places: [(usize, usize); BURST_FRAMES],
-    added: usize,
 }
 
 impl fmt::Debug for TapRing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TapRing").field("why", &self.why).field("added", &self.added).finish()
+        f.debug_struct("TapRing").field("why", &self.why).finish()
     }
 }
 
 impl TapRing {
     /// A ring that can do nothing but write to `tap`, if the kernel permits it and writes at once.
-    pub fn new(tap: Arc<OwnedFd>) -> Result<TapRing, Refused> {
+    pub fn new(tap: BorrowedFd<'_>) -> Result<TapRing, Refused> {
         let ring = IoUring::builder()
             .dontfork()
             .setup_r_disabled()
             .setup_submit_all()
             .build(BURST_FRAMES as u32)
             .map_err(refused("io_uring_setup"))?;
-        let mut frames = vec![0; BURST_FRAMES * TAP_BATCH_ROOM].into_boxed_slice();
         let submitter = ring.submitter();
-        let memory = libc::iovec { iov_base: frames.as_mut_ptr().cast(), iov_len: frames.len() };
-        // SAFETY: the memory is the ring's for as long as it lives, and the kernel holds its pages
-        // beyond that.
-        unsafe { submitter.register_buffers(&[memory]) }.map_err(refused("register buffers"))?;
         submitter.register_files(&[tap.as_raw_fd()]).map_err(refused("register files"))?;
         submitter
             .register_restrictions(&mut [
-                Restriction::sqe_op(opcode::WriteFixed::CODE),
+                Restriction::sqe_op(opcode::Write::CODE),
                 Restriction::sqe_flags_required(squeue::Flags::FIXED_FILE.bits()),
                 Restriction::register_op(UNREGISTER_FILES),
             ])
             .map_err(refused("register restrictions"))?;
         submitter.register_enable_rings().map_err(refused("enable"))?;
-        let places = [(0, 0); BURST_FRAMES];
-        let mut made = TapRing { ring: Some(ring), why: None, tap, frames, places, added: 0 };
+        let mut made = TapRing { ring: Some(ring), why: None };
         made.try_out()?;
         Ok(made)
     }
@@ -108,7 +91,8 @@ impl TapRing {
     /// that does not wait for it.
     fn try_out(&mut self) -> Result<(), Refused> {
         let Some(ring) = &mut self.ring else { return Err(Refused::SelfTest) };
-        push(ring, &self.frames, &[(0, 1)]);
+        // SAFETY: the byte is there for ever.
+        unsafe { push(ring, [&NO_FRAME[..]].into_iter()) };
         ring.submit().map_err(refused("io_uring_enter"))?;
         let answer = ring.completion().next().map(|done| done.result());
         match answer.map(Transfer::from_answer) {
@@ -117,26 +101,30 @@ impl TapRing {
         }
     }
 
-    /// Submits all frames and collects the kernel's answers.
-    fn submit(&mut self, answers: &mut [i32; BURST_FRAMES]) -> Result<(), Refused> {
-        let Some(ring) = &mut self.ring else { return Ok(()) };
-        push(ring, &self.frames, &self.places[..self.added]);
-        let mut missing = self.added;
+    /// Submits all frames and notes the kernel's answers; none for those that it did not take.
+    pub fn submit(&mut self, batch: &mut FrameBatch) {
+        let Some(ring) = &mut self.ring else { return };
+        // SAFETY: the frames stay in the batch until all are answered, or the ring is no more.
+        unsafe { push(ring, (0..batch.len()).map(|index| batch.frame(index))) };
+        let mut missing = batch.len();
         while missing > 0 {
-            match ring.submit_and_wait(missing) {
+            let submitted = ring.submit_and_wait(missing);
+            for done in ring.completion() {
+                batch.answer(done.user_data() as usize, Transfer::from_answer(done.result()));
+                missing = missing.saturating_sub(1);
+            }
+            match submitted {
                 Err(error) if error.raw_os_error() != Some(libc::EINTR) => {
-                    collect(ring, answers);
-                    return Err(refused("io_uring_enter")(error));
+                    return self.retire(refused("io_uring_enter")(error));
                 }
-                _ => missing -= collect(ring, answers).min(missing),
+                _ => {}
             }
         }
-        Ok(())
     }
 
-    /// Where the last frame that was added ends.
-    fn end(&self) -> usize {
-        self.places[..self.added].last().map_or(0, |(at, len)| at + len)
+    /// Why frames go by a system call each nevertheless.
+    pub fn failure(&self) -> Option<String> {
+        self.why.map(|why| why.to_string())
     }
 
     /// Does without the ring from here on.
@@ -150,68 +138,17 @@ impl TapRing {
 }
 
 /// Queues a write of each of the frames.
-fn push(ring: &mut IoUring, frames: &[u8], places: &[(usize, usize)]) {
+///
+/// # Safety
+/// Their bytes stay until the kernel has answered.
+unsafe fn push<'a>(ring: &mut IoUring, frames: impl Iterator<Item = &'a [u8]>) {
     let mut submission = ring.submission();
-    for (index, &(at, len)) in places.iter().enumerate() {
-        let frame = &frames[at..at + len];
-        let write = opcode::WriteFixed::new(types::Fixed(0), frame.as_ptr(), len as u32, 0);
+    for (index, frame) in frames.enumerate() {
+        let write = opcode::Write::new(types::Fixed(0), frame.as_ptr(), frame.len() as u32);
         let entry = write.build().user_data(index as u64);
-        // SAFETY: the frame lies in the registered memory, which lives as long as the ring. The
-        // queue has room: it is as long as a batch, and empty before.
+        // SAFETY: the caller's promise. The queue has room: it is as long as a batch, and empty
+        // before.
         let _ = unsafe { submission.push(&entry) };
-    }
-}
-
-/// Notes the answers that are there; how many.
-fn collect(ring: &mut IoUring, answers: &mut [i32; BURST_FRAMES]) -> usize {
-    let mut count = 0;
-    for done in ring.completion() {
-        if let Some(answer) = answers.get_mut(done.user_data() as usize) {
-            *answer = done.result();
-        }
-        count += 1;
-    }
-    count
-}
-
-impl FrameBatch for TapRing {
-    fn begin(&mut self) {
-        self.added = 0;
-    }
-
-    fn room(&mut self) -> Option<&mut [u8]> {
-        (self.added < BURST_FRAMES).then_some(())?;
-        let at = self.end().next_multiple_of(CACHE_LINE);
-        self.frames.get_mut(at..).filter(|room| room.len() >= TAP_BATCH_ROOM)
-    }
-
-    fn add(&mut self, len: usize) {
-        let at = self.end().next_multiple_of(CACHE_LINE);
-        if let Some(place) = self.places.get_mut(self.added) {
-            *place = (at, len.min(self.frames.len() - at));
-            self.added += 1;
-        }
-    }
-
-    fn flush(&mut self, done: &mut dyn FnMut(Transfer)) {
-        let mut answers = [MISSING; BURST_FRAMES];
-        if self.added >= TAP_BATCH_LEAST
-            && let Err(why) = self.submit(&mut answers)
-        {
-            self.retire(why);
-        }
-        for (&(at, len), answer) in self.places[..self.added].iter().zip(answers) {
-            let result = match answer {
-                MISSING => rustix::io::write(&*self.tap, &self.frames[at..at + len]).into(),
-                answer => Transfer::from_answer(answer),
-            };
-            done(result.whole(len));
-        }
-        self.added = 0;
-    }
-
-    fn failure(&self) -> Option<String> {
-        self.why.map(|why| why.to_string())
     }
 }
 
@@ -229,15 +166,14 @@ impl Drop for TapRing {
 mod tests {
     use super::*;
     use std::os::fd::{AsFd, OwnedFd};
-    use std::sync::Mutex;
     use std::time::Duration;
 
     use crate::frame_io::FrameIo;
     use crate::netlink::modify;
     use crate::tap::{self, Missing, TapQueue};
-    use crate::tap_io;
     use crate::testns::{self, Packets};
     use base::frame::Offloads;
+    use base::limits::TAP_BATCH_LEAST;
 
     /// IEEE Std 802 local experimental EtherType 2.
     const TYPE: u16 = 0x88b6;
@@ -265,19 +201,7 @@ mod tests {
     }
 
     fn write(queue: &TapQueue, frames: &[Vec<u8>]) -> Vec<Transfer> {
-        write_to(queue.batch(0, BURST_FRAMES).unwrap(), frames)
-    }
-
-    fn write_to(batch: &Mutex<dyn FrameBatch>, frames: &[Vec<u8>]) -> Vec<Transfer> {
-        let mut batch = batch.lock().unwrap();
-        batch.begin();
-        for frame in frames {
-            batch.room().unwrap()[..frame.len()].copy_from_slice(frame);
-            batch.add(frame.len());
-        }
-        let mut results = vec![];
-        batch.flush(&mut |result| results.push(result));
-        results
+        FrameBatch::flushed(queue, frames)
     }
 
     /// The marks of the frames that came to the host.
@@ -296,34 +220,16 @@ mod tests {
                 frames[0].truncate(25);
                 frames[count / 2][0] = 1;
                 frames[count / 2][6..10].fill(0xff);
-                frames[count - 1].resize(TAP_BATCH_ROOM, count as u8 - 1);
-                let one_by_one: Vec<_> = frames.iter().map(|frame| queue.write(frame)).collect();
+                frames[count - 1].resize(60_000, count as u8 - 1);
+                let alone = |frame: &Vec<u8>| write(&queue, std::slice::from_ref(frame))[0];
+                let one_by_one: Vec<_> = frames.iter().map(alone).collect();
                 let alone = one_by_one.iter().filter(|of| matches!(of, Transfer::Done(_))).count();
                 let first = marks(&host, alone);
                 assert_eq!(write(&queue, &frames), one_by_one, "{count} frames");
                 assert_eq!(marks(&host, alone), first);
                 assert!(first.is_sorted(), "{first:?}");
             }
-            assert_eq!(queue.batch(0, BURST_FRAMES).unwrap().lock().unwrap().failure(), None);
-        });
-    }
-
-    #[test]
-    fn a_full_batch_has_no_room() {
-        testns::run(|| {
-            let (_, queue) = open(true);
-            let mut batch = queue.batch(0, BURST_FRAMES).unwrap().lock().unwrap();
-            (0..BURST_FRAMES).for_each(|_| batch.add(60));
-            assert!(batch.room().is_none());
-            batch.add(60);
-            let mut results = 0;
-            batch.flush(&mut |_| results += 1);
-            assert_eq!(results, BURST_FRAMES);
-            // What was left by a thread that panicked is not written.
-            batch.add(60);
-            batch.begin();
-            batch.flush(&mut |_| results += 1);
-            assert_eq!(results, BURST_FRAMES);
+            assert_eq!(queue.failure(), None);
         });
     }
 
@@ -383,18 +289,17 @@ mod tests {
     fn the_ring_can_do_nothing_else() {
         testns::run(|| {
             let (_, queue) = open(true);
-            let other: OwnedFd = queue.as_fd().try_clone_to_owned().unwrap();
-            let mut made = TapRing::new(Arc::new(other)).unwrap();
-            let memory = made.frames.as_ptr();
+            let mut made = TapRing::new(queue.as_fd()).unwrap();
+            let memory = [0; 72];
             let ring = made.ring.as_mut().unwrap();
             let plain = types::Fd(queue.as_raw_fd());
             for entry in [
                 opcode::Nop::new().build().flags(squeue::Flags::FIXED_FILE),
                 opcode::Close::new(plain).build(),
-                opcode::Write::new(types::Fixed(0), memory, 72).build(),
-                opcode::WriteFixed::new(plain, memory, 72, 0).build(),
+                opcode::WriteFixed::new(types::Fixed(0), memory.as_ptr(), 72, 0).build(),
+                opcode::Write::new(plain, memory.as_ptr(), 72).build(),
             ] {
-                // SAFETY: the memory is the ring's.
+                // SAFETY: the memory lives here.
                 unsafe { ring.submission().push(&entry) }.unwrap();
                 ring.submit_and_wait(1).unwrap();
                 assert_eq!(ring.completion().next().unwrap().result(), -libc::EACCES);
@@ -437,8 +342,7 @@ mod tests {
             let mut tap = tap::open("t0", 1, Offloads::NONE, Missing::Create).unwrap();
             refuse(libc::SYS_io_uring_register);
             let why = tap.queues[0].use_ring().unwrap_err();
-            assert_eq!(why, Refused::Call("register buffers", libc::EPERM));
-            assert!(tap.queues[0].batch(0, BURST_FRAMES).is_none());
+            assert_eq!(why, Refused::Call("register files", libc::EPERM));
         });
     }
 
@@ -453,8 +357,10 @@ mod tests {
                 let frames: Vec<_> = (0..9).map(|n| frame(n, 60)).collect();
                 assert_eq!(write(&queue, &frames), [Transfer::Done(72); 9]);
                 assert_eq!(marks(&host, 9), (0..9).collect::<Vec<u8>>());
-                let why = queue.batch(0, BURST_FRAMES).unwrap().lock().unwrap().failure().unwrap();
-                assert_eq!(why, "io_uring_enter: Operation not permitted (os error 1)");
+                assert_eq!(
+                    queue.failure().unwrap(),
+                    "io_uring_enter: Operation not permitted (os error 1)"
+                );
             }
         });
     }
@@ -462,15 +368,14 @@ mod tests {
     #[test]
     fn a_file_that_answers_otherwise_is_refused() {
         let null = std::fs::OpenOptions::new().write(true).open("/dev/null").unwrap();
-        let refused = TapRing::new(Arc::new(null.into())).unwrap_err();
+        let refused = TapRing::new(null.as_fd()).unwrap_err();
         assert_eq!(refused, Refused::SelfTest);
         // A write that has to wait: the pipe is full.
         let (_reader, writer) = io::pipe().unwrap();
-        let writer = Arc::new(OwnedFd::from(writer));
-        let fill = tap_io::TapQueue::new(writer.as_fd().try_clone_to_owned().unwrap());
+        let writer = OwnedFd::from(writer);
         crate::descriptor::set_nonblocking(writer.as_fd()).unwrap();
-        while matches!(fill.write(&[0; 4096]), Transfer::Done(_)) {}
+        while rustix::io::write(&writer, &[0; 4096]).is_ok() {}
         rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::empty()).unwrap();
-        assert_eq!(TapRing::new(writer).unwrap_err(), Refused::SelfTest);
+        assert_eq!(TapRing::new(writer.as_fd()).unwrap_err(), Refused::SelfTest);
     }
 }

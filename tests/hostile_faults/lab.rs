@@ -18,7 +18,7 @@ use datapath::vhost_user::codec::Connection;
 use datapath::vhost_user::session::{Account, Context, Ledger, Session};
 use datapath::worker::{Shared, Token, Workers};
 use switch::{Fdb, FdbConfig, Rules};
-use sys::frame_io::{FrameIo, Transfer};
+use sys::frame_io::{FrameBatch, FrameIo, Transfer};
 use vmm_sys_util::eventfd::EventFd;
 
 use testkit::frontend::Frontend;
@@ -119,7 +119,7 @@ impl AsRawFd for Fake {
     }
 }
 
-impl FrameIo for Fake {
+impl Fake {
     fn write(&self, bytes: &[u8]) -> Transfer {
         self.write_calls.fetch_add(1, Ordering::Relaxed);
         let answer = lock(&self.write).clone();
@@ -133,16 +133,11 @@ impl FrameIo for Fake {
             Answer::Panic => panic!("injected: write"),
         }
     }
+}
 
-    unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> Transfer {
-        let mut bytes = Vec::new();
-        for piece in pieces {
-            // SAFETY: the caller's promise for `pieces`.
-            bytes.extend_from_slice(unsafe {
-                std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), piece.iov_len)
-            });
-        }
-        self.write(&bytes)
+impl FrameIo for Fake {
+    fn flush(&self, batch: &mut FrameBatch) {
+        batch.write_each(|frame| self.write(frame));
     }
 
     fn read(&self, buffer: &mut [u8]) -> Transfer {

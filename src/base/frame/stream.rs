@@ -80,21 +80,21 @@ impl Default for Packer {
 }
 
 impl Packer {
-    /// Puts a frame of `len` bytes, which `fill` writes, behind those that are there. False without
-    /// room for it; if nothing is there, the frame is longer than any.
-    pub fn push(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> bool {
+    /// Puts a frame behind those that are there. False without room for it; if nothing is there,
+    /// the frame is longer than any.
+    pub fn push(&mut self, frame: &[u8]) -> bool {
         if self.is_empty() {
             (self.from, self.to) = (0, 0);
         }
         let room = self.bytes[self.to..].split_first_chunk_mut();
-        let Some((length, frame)) =
-            room.and_then(|(length, room)| Some((length, room.get_mut(..len)?)))
+        let Some((length, room)) =
+            room.and_then(|(length, room)| Some((length, room.get_mut(..frame.len())?)))
         else {
             return false;
         };
-        fill(frame);
-        *length = (len as u32).to_be_bytes();
-        self.to += LENGTH_LEN + len;
+        room.copy_from_slice(frame);
+        *length = (frame.len() as u32).to_be_bytes();
+        self.to += LENGTH_LEN + frame.len();
         true
     }
 
@@ -211,7 +211,7 @@ mod tests {
         for first in 0..=all.len() {
             let mut packer = Packer::default();
             for frame in &frames {
-                assert!(packer.push(frame.len(), |to| to.copy_from_slice(frame)));
+                assert!(packer.push(frame));
             }
             let mut gone = packer.rest()[..first].to_vec();
             packer.sent(first);
@@ -225,15 +225,16 @@ mod tests {
     #[test]
     fn there_is_room_for_the_longest_frame_or_many_short_ones() {
         let (mut packer, longest) = (Packer::default(), MAX_FRAME_LEN as usize);
+        let bytes = vec![7; longest + 1];
         for _ in 0..2 {
-            assert!(!packer.push(longest + 1, |_| panic!("written")));
-            assert!(packer.push(longest, |_| {}));
-            assert!(!packer.push(0, |_| panic!("written")));
+            assert!(!packer.push(&bytes));
+            assert!(packer.push(&bytes[..longest]));
+            assert!(!packer.push(&[]));
             packer.sent(1);
-            assert!(!packer.push(0, |_| panic!("written")), "in the middle of a frame");
+            assert!(!packer.push(&[]), "in the middle of a frame");
             packer.sent(longest + LENGTH_LEN);
             let mut short = 0;
-            while packer.push(60, |_| {}) {
+            while packer.push(&bytes[..60]) {
                 short += 1;
             }
             assert_eq!(short, (longest + LENGTH_LEN) / (60 + LENGTH_LEN));

@@ -24,10 +24,6 @@ pub const XDP_RECEIVE_FRAMES: u32 = 2_048;
 /// 10 MiB of locked memory for a queue (`RLIMIT_MEMLOCK`).
 pub const XDP_SEND_FRAMES: u32 = 512;
 
-/// Tuning: workers that collect frames for one XDP queue at once. Others of them send each frame by
-/// itself.
-pub const XDP_LANES: usize = 4;
-
 /// Tuning: calls after which the kernel has sent nothing more of what is in an XDP queue's ring;
 /// the rest waits there.
 pub const XDP_IDLE_CALLS: u32 = 4;

@@ -28,7 +28,6 @@ use super::signals::Signals;
 use super::stalls::{At, Stalls};
 use crate::capture::outcomes::Outcomes;
 use crate::events::{What, reason};
-use crate::port::device::FrameWriter;
 use crate::port::{DevicePort, Endpoint, Eviction, GuestPort, Port, Queue, Rx, RxState};
 use crate::ring::{Burst, Cut, Delivered, RingError, RxScratch};
 use base::frame::flow_hash;
@@ -37,6 +36,7 @@ use base::limits::{
 };
 use base::stats::{DropReason, Drops, WorkerStats};
 use sys::clock;
+use sys::frame_io::FrameBatch;
 
 /// Which try of a run it is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -83,8 +83,8 @@ impl<'p> Egress<'p> {
 pub struct Room {
     /// For the receive rings' general path.
     pub scratch: RxScratch,
-    /// For writing to a TAP.
-    pub writer: FrameWriter,
+    /// For frames to a device.
+    pub batch: FrameBatch,
 }
 
 /// What delivering needs besides the burst.
@@ -455,8 +455,8 @@ impl Delivery<'_> {
         let from = if self.stalls.is_watching() { At::NOTHING } else { self.sender() };
         self.signals.slot().at(from.and(port.id).0);
         let frames = (self.backpressure.from, frames);
-        let writer = &mut self.room.writer;
-        device.send(self.worker, burst, frames, writer, (port, self.outcomes), settled);
+        let batch = &mut self.room.batch;
+        device.send(self.worker, burst, frames, batch, (port, self.outcomes), settled);
         self.signals.slot().at(self.sender().0);
     }
 

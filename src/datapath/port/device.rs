@@ -1,8 +1,8 @@
 //! A port behind descriptors that take and give whole frames: the queues of a TAP interface, or of
 //! one that is reached by XDP, or a [`stream`].
 //!
-//! Writing goes straight from the guests' buffers ([`writer`]), one system call a frame, by any
-//! worker; the kernel serializes. Reading goes into a worker's own staging, as the destination is
+//! Frames that leave are copied to the [`FrameBatch`] of any worker ([`writer`]), and the device
+//! takes that. Reading goes into a worker's own staging, as the destination is
 //! unknown before and no system call may run under a receive lock; frames of XDP lie in memory of
 //! the device, and are delivered from there. Every result of the kernel is
 //! an outcome with a counter: a TAP that is down, full or deleted costs frames, never time. A queue
@@ -12,7 +12,7 @@ mod behind;
 mod segments;
 pub mod stream;
 mod together;
-pub mod writer;
+mod writer;
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -31,12 +31,13 @@ use base::limits::{BURST_BYTES, BURST_FRAMES, CLOSE_TIMEOUT_MILLIS, MAX_FRAME_LE
 use base::stats::{DropReason, QueueStats};
 use switch::{Booking, PortKind, Room, SourceMemo};
 use sys::clock;
+#[cfg(doc)]
+use sys::frame_io::FrameBatch;
 use sys::frame_io::{FrameInbox, FrameIo, Transfer};
 use sys::tap_ring::Io;
 use sys::xdp::Mode;
 
 pub use behind::{Behind, Writes};
-pub use writer::FrameWriter;
 
 use behind::Reasons;
 
@@ -159,9 +160,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl DeviceQueue {
-    /// Why frames are not written together any more. A batch that is in use works.
-    fn batch_failure(&self) -> Option<String> {
-        self.attached().as_deref()?.batch(0, BURST_FRAMES)?.try_lock().ok()?.failure()
+    /// Why frames are not written together any more.
+    fn failure(&self) -> Option<String> {
+        self.attached().as_deref()?.failure()
     }
 
     /// The attached device. Nobody waits for another thread here, and the device stays open while
@@ -373,7 +374,7 @@ impl DevicePort {
     /// stream.
     pub fn writes(&self) -> Option<Writes> {
         let refused = || lock(&self.refused).clone();
-        let failure = || self.queues.iter().find_map(DeviceQueue::batch_failure);
+        let failure = || self.queues.iter().find_map(DeviceQueue::failure);
         self.behind.writes(self.io, self.is_up(), || refused().or_else(failure))
     }
 
@@ -537,6 +538,8 @@ mod batch_tests;
 pub mod fake;
 #[cfg(test)]
 mod lent_tests;
+#[cfg(test)]
+mod offload_tests;
 #[cfg(test)]
 mod packet_tests;
 #[cfg(test)]

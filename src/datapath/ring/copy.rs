@@ -151,16 +151,8 @@ impl<'a> EgressFrame<'a> {
         self.reader().read(out)
     }
 
-    /// Copies it to private memory in two parts, which together have as many bytes; their sum.
-    pub fn copy_summed(self, parts: [&mut [u8]; 2]) -> Sum {
-        let len = parts[0].len() + parts[1].len();
-        let pieces = parts.map(|part| Piece { at: part.as_mut_ptr(), len: part.len() as u32 });
-        let used = usize::from(pieces[0].len == 0);
-        Writer::new(&pieces[used..]).write_summed(&mut self.reader(), len)
-    }
-
-    /// At its first byte.
-    pub(super) fn reader(self) -> Reader<'a> {
+    /// Reads it from its first byte on.
+    pub fn reader(self) -> Reader<'a> {
         let EgressFrame { burst, frame, .. } = self;
         let head = self.head();
         let snapshot = Piece { at: head.as_ptr().cast_mut(), len: head.len() as u32 };
@@ -273,7 +265,7 @@ impl<'a> Writer<'a> {
 }
 
 /// Reads the bytes of a frame one after another.
-pub(super) struct Reader<'a> {
+pub struct Reader<'a> {
     snapshot: Piece,
     rest: Piece,
     more: &'a [Piece],
@@ -305,7 +297,7 @@ impl Reader<'_> {
     }
 
     /// Copies the next bytes into private memory; fills all of `out` unless the frame is shorter.
-    pub(super) fn read(&mut self, out: &mut [u8]) -> usize {
+    pub fn read(&mut self, out: &mut [u8]) -> usize {
         let mut filled = 0;
         while filled < out.len() {
             let Some((at, n)) = self.bytes(out.len() - filled) else { break };
@@ -315,6 +307,12 @@ impl Reader<'_> {
             self.passed(n);
         }
         filled
+    }
+
+    /// The same; the sum of the bytes, which are summed on their way: that costs less than later.
+    pub fn read_summed(&mut self, out: &mut [u8]) -> Sum {
+        let room = [Piece { at: out.as_mut_ptr(), len: out.len() as u32 }];
+        Writer::new(&room).write_summed(self, out.len())
     }
 }
 

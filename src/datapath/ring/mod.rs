@@ -35,6 +35,6 @@ pub(crate) mod tests;
 pub use crate::guard::CallFd;
 pub use burst::{Burst, Frame, KeptFrames};
 pub use chain::{ChainError, Piece, PieceBuf};
-pub use copy::EgressFrame;
+pub use copy::{EgressFrame, Reader};
 pub use rx::{Cut, Delivered, RxScratch};
 pub use split::{Position, RingConfig, RingError, SplitRing};

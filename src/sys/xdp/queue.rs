@@ -45,7 +45,7 @@ use crate::prefetch;
 use crate::threads::lock;
 use base::frame::VNET_HDR_LEN;
 use base::limits::{
-    BURST_FRAMES, MAX_XDP_MTU, XDP_FETCH_AHEAD, XDP_FETCH_BYTES, XDP_IDLE_CALLS, XDP_LANES,
+    BURST_FRAMES, MAX_XDP_MTU, XDP_FETCH_AHEAD, XDP_FETCH_BYTES, XDP_IDLE_CALLS,
     XDP_RECEIVE_FRAMES, XDP_SEND_FRAMES,
 };
 
@@ -54,15 +54,13 @@ use base::limits::{
 pub struct XdpQueue {
     /// The socket that frames come to.
     receiver: OwnedFd,
-    shared: Arc<Shared>,
+    shared: Shared,
     inbox: Mutex<Inbox>,
-    /// Where workers collect frames, each in its own.
-    lanes: Box<[Mutex<Lane>]>,
     /// The program that gives us the frames, for as long as a queue is there.
     attachment: Option<Arc<Attachment>>,
 }
 
-/// What senders share.
+/// What sending workers share.
 #[derive(Debug)]
 struct Shared {
     /// The socket that frames leave by.
@@ -112,9 +110,8 @@ impl XdpQueue {
         let address = SocketAddrXdpWithSharedUmem { addr, shared_umem_fd: receiver.as_fd() };
         rustix::net::bind(&sender, &address).map_err(XdpError::of("bind"))?;
         let outlet = Mutex::new(outlet);
-        let shared = Arc::new(Shared { sender, memory, outlet, left: AtomicBool::new(false) });
-        let lanes = (0..XDP_LANES).map(|_| Mutex::new(Lane::new(&shared))).collect();
-        Ok(XdpQueue { receiver, shared, inbox: Mutex::new(inbox), lanes, attachment: None })
+        let shared = Shared { sender, memory, outlet, left: AtomicBool::new(false) };
+        Ok(XdpQueue { receiver, shared, inbox: Mutex::new(inbox), attachment: None })
     }
 
     /// Frames come as long as this is held.
@@ -173,6 +170,7 @@ fn rings(
         transmit: Producer(Ring::map(sender.as_fd(), tx_at, tx, send).map_err(failed)?),
         done: Consumer(Ring::map(fd, done_at, cr, send).map_err(failed)?),
         free: (receive..receive + send).collect(),
+        frames: Vec::with_capacity(BURST_FRAMES),
     };
     Ok((inbox, outlet))
 }
@@ -282,6 +280,8 @@ struct Outlet {
     done: Consumer<u64>,
     /// Chunks without a frame.
     free: Vec<u32>,
+    /// Frames in chunks that the kernel is about to be told of.
+    frames: Vec<xdp_desc>,
 }
 
 /// What came of frames.
@@ -320,24 +320,35 @@ impl Outlet {
         self.done.release();
     }
 
-    fn lend_one(&mut self) -> Option<u32> {
-        self.reclaim(1);
-        self.free.pop()
+    /// Copies frames to chunks, from the `first`-th on as many as fit and have a chunk.
+    fn fill(&mut self, batch: &FrameBatch, first: usize) {
+        self.reclaim(batch.len() - first);
+        self.frames.clear();
+        for index in first..batch.len() {
+            let frame = batch.frame(index).get(VNET_HDR_LEN..).unwrap_or_default();
+            if !self.fits(frame.len()) {
+                break;
+            }
+            let Some(chunk) = self.free.pop() else { break };
+            let to = self.memory.chunk(chunk).as_ptr();
+            // SAFETY: the chunk is as long, and ours until its descriptor is in the ring.
+            unsafe { std::ptr::copy_nonoverlapping(frame.as_ptr(), to, frame.len()) };
+            let addr = self.memory.address(chunk);
+            self.frames.push(xdp_desc { addr, len: frame.len() as u32, options: 0 });
+        }
     }
 
-    /// Lends up to `count` chunks.
-    fn lend(&mut self, count: usize, to: &mut Vec<u32>) {
-        self.reclaim(count);
-        let first = self.free.len().saturating_sub(count);
-        to.extend(self.free.drain(first..));
+    /// True of the length of a frame that fits a chunk, its header included.
+    fn fits(&self, len: usize) -> bool {
+        (1..=self.memory.chunk_bytes() - VNET_HDR_LEN).contains(&len)
     }
 
-    /// Has the kernel send these frames, and what an earlier call left before them.
-    fn send(&mut self, socket: BorrowedFd<'_>, frames: &[xdp_desc]) -> Outcome {
+    /// Has the kernel send the frames in chunks, and what an earlier call left before them.
+    fn send(&mut self, socket: BorrowedFd<'_>) -> Outcome {
         let mut outcome = Outcome { dropped: 0, others: None };
         let before = self.transmit.pending() as usize;
         // There is room for all: the ring is as long as there are chunks.
-        let pushed = frames.iter().filter(|frame| self.transmit.push(**frame)).count();
+        let pushed = self.frames.iter().filter(|frame| self.transmit.push(**frame)).count();
         self.transmit.publish();
         let all = before + pushed;
         let (mut left, mut dropped, mut taken, mut idle) = (all, 0, 0, 0);
@@ -360,7 +371,8 @@ impl Outlet {
                 Err(Errno::NETDOWN) => {
                     if !looked {
                         self.transmit.take_back(pushed as u32);
-                        self.free.extend(frames.iter().map(|frame| self.memory.number(frame.addr)));
+                        let frames = self.frames.iter();
+                        self.free.extend(frames.map(|frame| self.memory.number(frame.addr)));
                         outcome.others = Some(Transfer::Down);
                     }
                     break;
@@ -378,9 +390,9 @@ impl Outlet {
 }
 
 impl Shared {
-    /// Has the kernel send frames; what came of each.
-    fn send(&self, outlet: &mut Outlet, frames: &[xdp_desc]) -> Outcome {
-        let outcome = outlet.send(self.sender.as_fd(), frames);
+    /// Has the kernel send frames; what came of them.
+    fn send(&self, outlet: &mut Outlet) -> Outcome {
+        let outcome = outlet.send(self.sender.as_fd());
         self.left.store(outlet.transmit.pending() > 0, Ordering::Relaxed);
         outcome
     }
@@ -390,86 +402,24 @@ impl Shared {
         if self.left.load(Ordering::Relaxed)
             && let Ok(mut outlet) = self.outlet.try_lock()
         {
-            self.send(&mut outlet, &[]);
+            outlet.frames.clear();
+            self.send(&mut outlet);
         }
     }
 
-    /// The descriptor of a frame behind its header in a chunk.
-    fn describe(&self, chunk: u32, len: usize) -> xdp_desc {
-        let addr = self.memory.address(chunk) + VNET_HDR_LEN as u64;
-        xdp_desc { addr, len: (len - VNET_HDR_LEN) as u32, options: 0 }
-    }
-
-    /// Sends one frame of `len` bytes with its header, which `fill` writes.
-    fn send_one(&self, len: usize, fill: impl FnOnce(*mut u8)) -> Transfer {
-        if !(VNET_HDR_LEN..=self.memory.chunk_bytes()).contains(&len) {
-            return Transfer::Rejected(libc::EMSGSIZE);
+    /// Sends frames of a batch, from the `first`-th on; where it goes on.
+    fn send_from(&self, outlet: &mut Outlet, batch: &mut FrameBatch, first: usize) -> usize {
+        if !outlet.fits(batch.frame(first).len().saturating_sub(VNET_HDR_LEN)) {
+            batch.answer(first, Transfer::Rejected(libc::EMSGSIZE));
+            return first + 1;
         }
-        let mut outlet = lock(&self.outlet);
-        let Some(chunk) = outlet.lend_one() else {
-            self.send(&mut outlet, &[]);
-            return Transfer::WouldBlock;
-        };
-        fill(self.memory.chunk(chunk).as_ptr());
-        self.send(&mut outlet, &[self.describe(chunk, len)]).of(0, len)
-    }
-}
-
-/// Frames that a worker collects.
-#[derive(Debug)]
-struct Lane {
-    shared: Arc<Shared>,
-    /// Chunks for those to come.
-    chunks: Vec<u32>,
-    frames: Vec<xdp_desc>,
-}
-
-impl Lane {
-    fn new(shared: &Arc<Shared>) -> Lane {
-        let (chunks, frames) = (Vec::with_capacity(BURST_FRAMES), Vec::with_capacity(BURST_FRAMES));
-        Lane { shared: Arc::clone(shared), chunks, frames }
-    }
-}
-
-impl FrameBatch for Lane {
-    fn begin(&mut self) {
-        let memory = &self.shared.memory;
-        self.chunks.extend(self.frames.drain(..).map(|frame| memory.number(frame.addr)));
-    }
-
-    fn room(&mut self) -> Option<&mut [u8]> {
-        let missing = BURST_FRAMES - self.frames.len();
-        if self.chunks.is_empty() && missing > 0 {
-            lock(&self.shared.outlet).lend(missing, &mut self.chunks);
+        outlet.fill(batch, first);
+        let (outcome, sent) = (self.send(outlet), outlet.frames.len());
+        for index in 0..sent {
+            batch.answer(first + index, outcome.of(index, batch.frame(first + index).len()));
         }
-        let memory = &self.shared.memory;
-        let at = memory.chunk(*self.chunks.last()?);
-        // SAFETY: the chunk is this lane's alone until its frame is sent.
-        Some(unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), memory.chunk_bytes()) })
-    }
-
-    fn add(&mut self, len: usize) {
-        if let Some(chunk) = self.chunks.pop() {
-            let len = len.clamp(VNET_HDR_LEN, self.shared.memory.chunk_bytes());
-            self.frames.push(self.shared.describe(chunk, len));
-        }
-    }
-
-    fn flush(&mut self, done: &mut dyn FnMut(Transfer)) {
-        if self.frames.is_empty() && self.chunks.is_empty() {
-            return;
-        }
-        let mut outlet = lock(&self.shared.outlet);
-        outlet.free.append(&mut self.chunks);
-        let outcome = self.shared.send(&mut outlet, &self.frames);
-        drop(outlet);
-        for (index, frame) in self.frames.drain(..).enumerate() {
-            done(outcome.of(index, VNET_HDR_LEN + frame.len as usize));
-        }
-    }
-
-    fn failure(&self) -> Option<String> {
-        None
+        // Without a chunk nothing more goes.
+        if sent == 0 { batch.len() } else { first + sent }
     }
 }
 
@@ -486,13 +436,11 @@ impl AsFd for XdpQueue {
 }
 
 impl FrameIo for XdpQueue {
-    fn gathers(&self) -> bool {
-        false
-    }
-
-    fn batch(&self, worker: usize, _: usize) -> Option<&Mutex<dyn FrameBatch>> {
-        let lane = self.lanes.get(worker % self.lanes.len())?;
-        Some(lane as &Mutex<dyn FrameBatch>)
+    fn flush(&self, batch: &mut FrameBatch) {
+        let (mut outlet, mut at) = (lock(&self.shared.outlet), 0);
+        while at < batch.len() {
+            at = self.shared.send_from(&mut outlet, batch, at);
+        }
     }
 
     fn inbox(&self) -> Option<&dyn FrameInbox> {
@@ -505,26 +453,6 @@ impl FrameIo for XdpQueue {
 
     fn is_outgrown(&self, mtu: u32) -> bool {
         mtu > self.shared.memory.mtu() && u64::from(mtu) <= MAX_XDP_MTU
-    }
-
-    fn write(&self, bytes: &[u8]) -> Transfer {
-        self.shared.send_one(bytes.len(), |to| {
-            // SAFETY: the chunk is as long, and ours until it is sent.
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
-        })
-    }
-
-    unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> Transfer {
-        let len = pieces.iter().fold(0usize, |sum, piece| sum.saturating_add(piece.iov_len));
-        self.shared.send_one(len, |mut to| {
-            for piece in pieces {
-                // SAFETY: the pieces are the caller's promise, and together no longer than a chunk.
-                to = unsafe {
-                    std::ptr::copy_nonoverlapping(piece.iov_base.cast::<u8>(), to, piece.iov_len);
-                    to.add(piece.iov_len)
-                };
-            }
-        })
     }
 
     fn read(&self, buffer: &mut [u8]) -> Transfer {

@@ -133,9 +133,7 @@ fn any_frames(input: &mut Input<'_>) {
     let (mut wire, mut sent) = (Vec::new(), Vec::new());
     while !input.is_empty() && wire.len() < MOST_BYTES {
         let (len, empty) = (length(input) as usize, packer.is_empty());
-        let fits = packer.push(len, |frame| {
-            frame.iter_mut().zip(filler(len)).for_each(|(to, byte)| *to = byte);
-        });
+        let fits = packer.push(&filler(len).collect::<Vec<_>>());
         assert!(!empty || fits == (len <= MAX_FRAME_LEN as usize), "{len}");
         if fits {
             sent.push(filler(len).collect::<Vec<u8>>());

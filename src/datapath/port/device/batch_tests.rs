@@ -1,6 +1,7 @@
 //! An uplink whose frames go out together: how each is counted, in which order they go, and what
 //! another thread or a guest may do meanwhile.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering;
@@ -12,7 +13,7 @@ use super::fake::Fake;
 use super::tests::{Sender, pattern, send, send_frames, small_burst, tap, uplink};
 use super::*;
 use crate::port::{Endpoint, Port};
-use base::limits::{SNAPSHOT_LEN, TAP_BATCH_LEAST, TAP_BATCH_ROOM};
+use base::limits::{FRAME_BATCH_BYTES, SNAPSHOT_LEN, TAP_LONG_FRAME};
 use sys::frame_io::FrameBatch;
 use sys::tap_ring::Refused;
 
@@ -23,57 +24,13 @@ pub(super) enum Given {
     Alone(Vec<u8>),
 }
 
-/// Frames that wait, and the kernel's answers to each that it is given.
-pub(super) struct Batch {
-    frames: Vec<Vec<u8>>,
-    room: Vec<u8>,
-    answers: Vec<Transfer>,
-    given: Arc<Mutex<Vec<Given>>>,
-    /// This file is emptied when so many frames wait.
-    vanishes: Option<(usize, File)>,
-}
-
-impl FrameBatch for Batch {
-    fn begin(&mut self) {
-        self.frames.clear();
-    }
-
-    fn room(&mut self) -> Option<&mut [u8]> {
-        (self.frames.len() < BURST_FRAMES).then_some(&mut self.room[..])
-    }
-
-    fn add(&mut self, len: usize) {
-        self.frames.push(self.room[..len].to_vec());
-        if let Some((_, file)) = self.vanishes.take_if(|(at, _)| *at == self.frames.len()) {
-            file.set_len(0).unwrap();
-        }
-    }
-
-    fn flush(&mut self, done: &mut dyn FnMut(Transfer)) {
-        let frames = std::mem::take(&mut self.frames);
-        if frames.is_empty() {
-            return;
-        }
-        for frame in &frames {
-            done(match self.answers.is_empty() {
-                true => Transfer::Done(frame.len()),
-                false => self.answers.remove(0),
-            });
-        }
-        lock(&self.given).push(Given::Together(frames));
-    }
-
-    fn failure(&self) -> Option<String> {
-        Some("injected".to_owned())
-    }
-}
-
-/// A device that takes frames together.
+/// A device that takes frames together, and long ones from where they lie.
 pub(super) struct Together {
-    pub(super) batch: Mutex<Batch>,
-    /// With fewer frames each goes by itself.
-    least: usize,
-    given: Arc<Mutex<Vec<Given>>>,
+    /// The kernel's answers to each that it is given.
+    answers: Mutex<VecDeque<Transfer>>,
+    given: Mutex<Vec<Given>>,
+    /// This file is emptied when frames are given.
+    vanishes: Mutex<Option<File>>,
 }
 
 impl Together {
@@ -86,19 +43,20 @@ impl Together {
         Together::attach_with(port, &[], Offloads::NONE)
     }
 
-    fn attach_with(port: &Port, answers: &[Transfer], offloads: Offloads) -> Arc<Together> {
-        let given = Arc::default();
-        let batch = Batch {
-            frames: vec![],
-            room: vec![0; BURST_FRAMES * TAP_BATCH_ROOM],
-            answers: answers.to_vec(),
-            given: Arc::clone(&given),
-            vanishes: None,
-        };
-        let least = if offloads.is_empty() { 1 } else { TAP_BATCH_LEAST };
-        let device = Arc::new(Together { batch: Mutex::new(batch), least, given });
+    pub(super) fn attach_with(
+        port: &Port,
+        answers: &[Transfer],
+        offloads: Offloads,
+    ) -> Arc<Together> {
+        let answers = Mutex::new(answers.iter().copied().collect());
+        let device =
+            Arc::new(Together { answers, given: Mutex::default(), vanishes: Mutex::default() });
         tap(port).attach(vec![Arc::clone(&device) as Device], offloads);
         device
+    }
+
+    fn answer(&self, len: usize) -> Transfer {
+        lock(&self.answers).pop_front().unwrap_or(Transfer::Done(len))
     }
 
     pub(super) fn given(&self) -> Vec<Given> {
@@ -122,14 +80,20 @@ impl AsRawFd for Together {
 }
 
 impl FrameIo for Together {
-    fn batch(&self, _: usize, frames: usize) -> Option<&Mutex<dyn FrameBatch>> {
-        let batch: &Mutex<dyn FrameBatch> = &self.batch;
-        (self.least <= frames).then_some(batch)
+    fn flush(&self, batch: &mut FrameBatch) {
+        assert!(!batch.is_empty());
+        let frames = (0..batch.len()).map(|index| batch.frame(index).to_vec()).collect();
+        for index in 0..batch.len() {
+            batch.answer(index, self.answer(batch.frame(index).len()));
+        }
+        lock(&self.given).push(Given::Together(frames));
+        if let Some(file) = lock(&self.vanishes).take() {
+            file.set_len(0).unwrap();
+        }
     }
 
-    fn write(&self, bytes: &[u8]) -> Transfer {
-        lock(&self.given).push(Given::Alone(bytes.to_vec()));
-        Transfer::Done(bytes.len())
+    fn gathers(&self) -> bool {
+        true
     }
 
     unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> Transfer {
@@ -140,7 +104,13 @@ impl FrameIo for Together {
                 std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), piece.iov_len)
             });
         }
-        self.write(&bytes)
+        let answer = self.answer(bytes.len());
+        lock(&self.given).push(Given::Alone(bytes));
+        answer
+    }
+
+    fn failure(&self) -> Option<String> {
+        Some("injected".to_owned())
     }
 
     fn read(&self, _: &mut [u8]) -> Transfer {
@@ -173,7 +143,7 @@ fn each_frame_of_a_batch_is_counted_by_its_answer() {
     for (answers, expected) in table {
         let port = uplink(1);
         let device = Together::attach(&port, &answers);
-        send(&port, &small_burst(8), &mut FrameWriter::default());
+        send(&port, &small_burst(8), &mut FrameBatch::default());
         assert_eq!(books(&port, [TapFull, TapRejected, TapDown, TapGone]), expected);
         assert_eq!(device.counts(), [8]);
         assert_eq!(tap(&port).is_lost(), answers.contains(&Gone), "{answers:?}");
@@ -185,7 +155,7 @@ fn each_frame_of_a_batch_is_counted_by_its_answer() {
 fn frames_leave_in_the_order_in_which_they_came() {
     let port = uplink(1);
     let device = Together::attach(&port, &[]);
-    let lens = [60, 61, TAP_BATCH_ROOM - 12, TAP_BATCH_ROOM - 11, 9000, 62, 63, 60_000];
+    let lens = [60, 61, TAP_LONG_FRAME, TAP_LONG_FRAME + 1, 62, 63, 60_000];
     let mut frames: Vec<_> = lens.iter().map(|&len| pattern(len)).collect();
     let mut burst = Burst::default();
     for frame in &mut frames {
@@ -194,13 +164,13 @@ fn frames_leave_in_the_order_in_which_they_came() {
             burst.push_private(VnetHdr::plain(0), frame.as_mut_ptr(), frame.len() as u32)
         });
     }
-    send(&port, &burst, &mut FrameWriter::default());
+    send(&port, &burst, &mut FrameBatch::default());
     let sent = |range: std::ops::Range<usize>| {
         frames[range].iter().map(|frame| [&[0; 12][..], frame].concat()).collect::<Vec<_>>()
     };
     let alone = |at: usize| Given::Alone(sent(at..at + 1).remove(0));
     let together = |range| Given::Together(sent(range));
-    assert!(device.given() == [together(0..3), alone(3), alone(4), together(5..7), alone(7)]);
+    assert!(device.given() == [together(0..3), alone(3), together(4..6), alone(6)]);
 }
 
 /// What is down or gone for a batch is so for the frame that had to wait for it, and all others.
@@ -212,73 +182,66 @@ fn nothing_is_written_after_a_batch_that_found_the_device_gone() {
         let port = uplink(1);
         let device = Together::attach(&port, &[answer; 3]);
         let (mut frames, mut burst) = (vec![pattern(60); 8], Burst::default());
-        frames[3] = pattern(5000);
+        frames[3] = pattern(TAP_LONG_FRAME + 1);
         for frame in &mut frames {
             // SAFETY: the frames outlive the burst's use.
             assert!(unsafe {
                 burst.push_private(VnetHdr::plain(0), frame.as_mut_ptr(), frame.len() as u32)
             });
         }
-        send(&port, &burst, &mut FrameWriter::default());
+        send(&port, &burst, &mut FrameBatch::default());
         assert_eq!(device.counts(), [3]);
         let output = &tap(&port).queues()[0].output;
         assert_eq!((output.frames.get(), output.drops.get(reason)), (0, 8));
     }
 }
 
+/// What does not fit goes with a later call, in order, and fills each batch as far as it can.
 #[test]
-fn few_frames_go_by_themselves() {
-    let (port, mut writer) = (uplink(1), FrameWriter::default());
+fn a_full_batch_leaves_before_the_next_frame() {
+    let port = uplink(1);
     let device = Together::attach(&port, &[]);
-    send(&port, &small_burst(TAP_BATCH_LEAST as u64 - 1), &mut writer);
-    assert_eq!(device.counts(), [1; TAP_BATCH_LEAST - 1]);
-    send(&port, &small_burst(TAP_BATCH_LEAST as u64), &mut writer);
-    assert_eq!(device.counts(), [TAP_BATCH_LEAST]);
+    let mut frames: Vec<_> = (0..40).map(|n| pattern(4_000 + n)).collect();
+    let mut burst = Burst::default();
+    for frame in &mut frames {
+        let (at, len) = (frame.as_mut_ptr(), frame.len() as u32);
+        // SAFETY: the frames outlive the burst's use.
+        assert!(unsafe { burst.push_private(VnetHdr::plain(0), at, len) });
+    }
+    send(&port, &burst, &mut FrameBatch::default());
+    let given = device.given();
+    let [Given::Together(first), Given::Together(last)] = &given[..] else {
+        panic!("{} times", given.len())
+    };
+    let bytes: usize = first.iter().map(Vec::len).sum();
+    assert!(bytes > FRAME_BATCH_BYTES - 2 * 4_096 && bytes <= FRAME_BATCH_BYTES, "{bytes}");
+    let sent = first.iter().chain(last).map(|frame| &frame[12..]);
+    assert!(sent.eq(frames.iter().map(|frame| &frame[..])));
 }
 
-/// One that stands still with the batch in its hands costs others calls and no frame; of one that
-/// panicked, what it left is not sent.
+/// A guest takes its memory away between two batches: the frames of the first arrive as they were,
+/// those of the second without what was not copied yet.
 #[test]
-fn a_thread_that_keeps_the_batch_costs_others_no_frame() {
-    let (port, mut writer) = (uplink(1), FrameWriter::default());
-    let device = Together::attach(&port, &[]);
-    let held = device.batch.lock().unwrap();
-    send(&port, &small_burst(8), &mut writer);
-    assert_eq!(device.counts(), [1; 8]);
-    drop(held);
-    std::thread::scope(|scope| {
-        let burst = scope.spawn(|| {
-            let mut batch = device.batch.lock().unwrap();
-            batch.add(60);
-            panic!("injected: in a batch");
-        });
-        assert!(burst.join().is_err());
-    });
-    assert!(device.batch.is_poisoned());
-    send(&port, &small_burst(8), &mut writer);
-    assert_eq!(device.counts(), [8]);
-}
-
-/// A guest takes its memory away while some of its frames wait: these arrive as they were, those
-/// behind them without what was not copied yet.
-#[test]
-fn memory_that_vanishes_costs_no_frame_that_waits() {
-    let (port, frame) = (uplink(1), pattern(1514));
+fn memory_that_vanishes_costs_no_frame() {
+    let (port, frame) = (uplink(1), pattern(4_000));
     let device = Together::attach(&port, &[]);
     let mut sender = Sender::new();
     sender.take(&frame, 1);
     let region = sender.memory.find_region(GuestAddress(0)).unwrap();
     let file = region.file_offset().unwrap().file().try_clone().unwrap();
-    lock(&device.batch).vanishes = Some((3, file));
-    send_frames(&port, &sender.burst, &[0; 8], &mut FrameWriter::default());
-    let [Given::Together(frames)] = &device.given()[..] else { panic!("not together") };
-    assert!(frames[..3].iter().all(|got| got[12..] == frame));
-    for got in &frames[3..] {
+    *lock(&device.vanishes) = Some(file);
+    send_frames(&port, &sender.burst, &[0; 40], &mut FrameBatch::default());
+    let given = device.given();
+    let [Given::Together(first), Given::Together(last)] = &given[..] else {
+        panic!("{} times", given.len())
+    };
+    assert!(first.iter().all(|got| got[12..] == frame));
+    for got in last {
         assert_eq!(got[12..12 + SNAPSHOT_LEN], frame[..SNAPSHOT_LEN]);
-        assert!(got[12 + SNAPSHOT_LEN..] == vec![0; 1514 - SNAPSHOT_LEN]);
+        assert!(got[12 + SNAPSHOT_LEN..] == vec![0; 4_000 - SNAPSHOT_LEN]);
     }
     assert!(sender.truncated.load(Ordering::Relaxed), "the ring's owner is told");
-    assert_eq!(tap(&port).queues()[0].output.frames.get(), 8);
+    assert_eq!(tap(&port).queues()[0].output.frames.get(), 40);
 }
 
 /// How frames are written now, and why not otherwise, is known of the port.

@@ -11,7 +11,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{Device, DevicePort, lock};
 use base::frame::{Offloads, VNET_HDR_LEN};
-use sys::frame_io::{FrameInbox, FrameIo, Taken, Transfer};
+use sys::frame_io::{FrameBatch, FrameInbox, FrameIo, Taken, Transfer};
 
 /// What stands for a descriptor: nothing here watches it.
 static NULL: LazyLock<File> = LazyLock::new(|| File::open("/dev/null").unwrap());
@@ -113,11 +113,16 @@ impl FrameIo for Fake {
         self.lends.then_some(self)
     }
 
-    fn write(&self, bytes: &[u8]) -> Transfer {
-        let piece =
-            libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        // SAFETY: the piece is borrowed across the call.
-        unsafe { self.write_pieces(&[piece]) }
+    fn flush(&self, batch: &mut FrameBatch) {
+        batch.write_each(|frame| {
+            let piece = frame.as_ptr().cast_mut().cast();
+            // SAFETY: the piece is borrowed across the call.
+            unsafe { self.write_pieces(&[libc::iovec { iov_base: piece, iov_len: frame.len() }]) }
+        });
+    }
+
+    fn gathers(&self) -> bool {
+        true
     }
 
     unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> Transfer {
@@ -175,12 +180,8 @@ impl AsRawFd for Lost {
 }
 
 impl FrameIo for Lost {
-    fn write(&self, _: &[u8]) -> Transfer {
-        Transfer::Gone
-    }
-
-    unsafe fn write_pieces(&self, _: &[libc::iovec]) -> Transfer {
-        Transfer::Gone
+    fn flush(&self, batch: &mut FrameBatch) {
+        batch.write_each(|_| Transfer::Gone);
     }
 
     fn read(&self, _: &mut [u8]) -> Transfer {

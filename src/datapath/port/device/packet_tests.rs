@@ -6,6 +6,7 @@ use super::tests::{send, tap, uplink};
 use super::*;
 use crate::port::Port;
 use base::frame::samples::segments;
+use sys::frame_io::FrameBatch;
 
 /// A burst of frames that outlive it.
 fn burst_of(frames: &mut [Vec<u8>]) -> Burst {
@@ -21,7 +22,7 @@ fn burst_of(frames: &mut [Vec<u8>]) -> Burst {
 /// What the device is given of frames.
 fn given(port: &Port, answers: &[Transfer], frames: &[Vec<u8>]) -> Vec<Given> {
     let device = Together::attach(port, answers);
-    send(port, &burst_of(&mut frames.to_vec()), &mut FrameWriter::default());
+    send(port, &burst_of(&mut frames.to_vec()), &mut FrameBatch::default());
     device.given()
 }
 
@@ -58,29 +59,19 @@ fn segments_of_streams_that_take_turns_leave_as_packets() {
 }
 
 #[test]
-fn few_segments_and_those_without_a_batch_leave_as_packets_too() {
-    let all = segments(1, 8, 1448);
-    let port = uplink(1);
-    let [Given::Alone(two)] = &given(&port, &[], &all[..2])[..] else { panic!("not one") };
-    check_packet(two, &all[..2]);
-    assert_eq!(counted(&port), (2, 2 * 1514, 2));
-    let device = Together::attach(&port, &[]);
-    let held = device.batch.lock().unwrap();
-    let mut writer = FrameWriter::default();
-    send(&port, &burst_of(&mut all.clone()), &mut writer);
-    drop(held);
-    let [Given::Alone(packet)] = &device.given()[..] else { panic!("not one") };
+fn two_segments_leave_as_a_packet() {
+    let (all, port) = (segments(1, 2, 1448), uplink(1));
+    let [Given::Together(packets)] = &given(&port, &[], &all)[..] else { panic!("not together") };
+    let [packet] = &packets[..] else { panic!("not one") };
     check_packet(packet, &all);
-    // What comes next has a header of its own.
-    send(&port, &burst_of(&mut [vec![7; 60]]), &mut writer);
-    assert!(device.given() == [Given::Alone(plain(&[7; 60]))]);
+    assert_eq!(counted(&port), (2, 2 * 1514, 2));
 }
 
 #[test]
 fn what_is_around_segments_stays_as_it_is() {
     let (mut frames, port) = (segments(1, 4, 1448), uplink(1));
     frames.insert(0, vec![0xff; 60]);
-    frames.insert(3, vec![0xee; 9000]);
+    frames.insert(3, vec![0xee; 9001]);
     frames.push(vec![0xdd; 61]);
     let found = given(&port, &[], &frames);
     let [Given::Together(first), Given::Alone(long), Given::Together(last)] = &found[..] else {
@@ -99,10 +90,12 @@ fn a_packet_that_is_refused_leaves_as_its_segments() {
     let port = uplink(1);
     let refused = Transfer::Rejected(libc::EINVAL);
     let found = given(&port, &[refused, Transfer::Done(12 + 66 + 10 * 1448)], &frames);
-    let alone: Vec<_> = frames[..10].iter().map(|frame| Given::Alone(plain(frame))).collect();
-    assert!(found[..10] == alone);
-    let [Given::Together(packets)] = &found[10..] else { panic!("not together") };
+    let alone: Vec<_> = frames[..10].iter().map(|frame| plain(frame)).collect();
+    let [Given::Together(packets), Given::Together(segments)] = &found[..] else {
+        panic!("{} times", found.len())
+    };
     check_packet(&packets[1], &frames[10..]);
+    assert!(*segments == alone);
     assert_eq!(counted(&port), (20, 20 * 1514, 10));
 }
 
@@ -132,7 +125,7 @@ fn segments_go_by_themselves_where_they_have_to() {
     let device = Together::attach(&port, &[]);
     for takes in [Offloads::NONE, Offloads::CSUM, Offloads::CSUM.or(Offloads::TSO4)] {
         tap(&port).takes.store(takes.to_bits(), Ordering::Relaxed);
-        send(&port, &burst_of(&mut frames.clone()), &mut FrameWriter::default());
+        send(&port, &burst_of(&mut frames.clone()), &mut FrameBatch::default());
         assert!(device.given() == [Given::Together(each.clone())]);
     }
     assert_eq!(counted(&port).2, 0);

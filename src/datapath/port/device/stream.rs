@@ -8,7 +8,7 @@
 //! * Writing: frames that the socket has no room for are kept, up to [`Packer`]'s bytes, and then
 //!   dropped. The rest of one that it took in part goes before anything else, so no frame is ever
 //!   torn. The worker that reads tries that too, when the socket tells of room.
-//! * Several workers write, one at a time. One that finds another writing leaves its frame with
+//! * Several workers write, one at a time. One that finds another writing leaves its frames with
 //!   it, so that a writer that lost its CPU, as those do that wake the peer, costs no frame.
 //! * Descriptors that come with the bytes are never closed by a worker, since the last close of a
 //!   file may last for ever ([`crate::guard::disposal`]). They end the connection.
@@ -31,7 +31,7 @@ use base::limits::{
     EXPENSIVE_SIGNAL_MICROS, MAX_FRAME_LEN, STREAM_LOCK_NANOS, STREAM_READS, STREAM_ROUNDS,
 };
 use sys::clock;
-use sys::frame_io::{FrameIo, Transfer};
+use sys::frame_io::{FrameBatch, FrameIo, Transfer};
 use sys::scm;
 use sys::usage::cpu_micros;
 
@@ -210,16 +210,11 @@ impl Connection {
         Transfer::Done(0)
     }
 
-    /// Writes a frame of `len` bytes, which `fill` puts in its place.
-    fn send(&self, len: usize, fill: impl FnOnce(&mut [u8])) -> Transfer {
-        if self.end.get().is_some() {
-            return Transfer::Gone;
-        }
-        if len > MAX_FRAME_LEN as usize {
-            return Transfer::Rejected(libc::EMSGSIZE);
-        }
+    /// Leaves frames of a batch, from the `first`-th on as many as there is room for, and writes
+    /// unless another worker does; where it goes on.
+    fn send(&self, batch: &mut FrameBatch, first: usize) -> usize {
         if self.pauses() {
-            return Transfer::WouldBlock;
+            return batch.len();
         }
         let mut waiting = lock(&self.waiting);
         let mut output = self.output();
@@ -230,16 +225,25 @@ impl Connection {
             output = soon.or_else(|| self.output());
         }
         let open = output.is_some() || !waiting.closed;
-        let left = open && waiting.frames.push(len, fill);
-        if left {
+        let mut next = first;
+        while open && next < batch.len() && waiting.frames.push(frame_of(batch, next)) {
+            next += 1;
+        }
+        if next > first {
             self.sending.store(true, Ordering::SeqCst);
         }
         drop(waiting);
-        match output.map(|output| self.flush(output)) {
-            Some(Transfer::Gone) => Transfer::Gone,
-            _ if left => Transfer::Done(VNET_HDR_LEN + len),
-            _ => Transfer::WouldBlock,
+        let flushed = output.map(|output| self.flush(output));
+        // What has no room now is dropped.
+        let end = next.max(first + 1);
+        if flushed == Some(Transfer::Gone) {
+            (first..end).for_each(|index| batch.answer(index, Transfer::Gone));
+            return end;
         }
+        for index in first..next {
+            batch.answer(index, Transfer::Done(batch.frame(index).len()));
+        }
+        end
     }
 
     /// Receives once, or why nothing came.
@@ -284,38 +288,25 @@ impl AsRawFd for Connection {
     }
 }
 
+/// The `index`-th frame of a batch without its header.
+fn frame_of(batch: &FrameBatch, index: usize) -> &[u8] {
+    batch.frame(index).get(VNET_HDR_LEN..).unwrap_or_default()
+}
+
 impl FrameIo for Connection {
-    fn gathers(&self) -> bool {
-        false
-    }
-
-    fn write(&self, bytes: &[u8]) -> Transfer {
-        let Some(frame) = bytes.get(VNET_HDR_LEN..) else {
-            return Transfer::Rejected(libc::EINVAL);
-        };
-        self.send(frame.len(), |to| to.copy_from_slice(frame))
-    }
-
-    unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> Transfer {
-        let all: usize = pieces.iter().map(|piece| piece.iov_len).sum();
-        let Some(len) = all.checked_sub(VNET_HDR_LEN) else {
-            return Transfer::Rejected(libc::EINVAL);
-        };
-        self.send(len, |to| {
-            let (mut skip, mut filled) = (VNET_HDR_LEN, 0);
-            for piece in pieces {
-                let skipped = skip.min(piece.iov_len);
-                skip -= skipped;
-                let n = (piece.iov_len - skipped).min(to.len() - filled);
-                // SAFETY: the caller's promise for `pieces`, of which `n` bytes are left behind
-                // those that are skipped; `to` is private and has room for as many.
-                unsafe {
-                    let from = piece.iov_base.cast::<u8>().add(skipped);
-                    std::ptr::copy_nonoverlapping(from, to.as_mut_ptr().add(filled), n);
-                }
-                filled += n;
+    fn flush(&self, batch: &mut FrameBatch) {
+        let mut at = 0;
+        while at < batch.len() {
+            if self.end.get().is_some() {
+                batch.answer(at, Transfer::Gone);
+            } else if frame_of(batch, at).len() > MAX_FRAME_LEN as usize {
+                batch.answer(at, Transfer::Rejected(libc::EMSGSIZE));
+            } else {
+                at = self.send(batch, at);
+                continue;
             }
-        })
+            at += 1;
+        }
     }
 
     fn read(&self, buffer: &mut [u8]) -> Transfer {

@@ -18,9 +18,9 @@ use crate::capture::outcomes::Outcomes;
 use crate::memory::{Mapping, MemTable, Region};
 use crate::port::Port;
 use crate::ring::{RingConfig, SplitRing};
-use base::limits::{SNAPSHOT_LEN, TAP_COPY_BYTES, TAP_GATHER_PIECES};
+use base::limits::{SNAPSHOT_LEN, TAP_GATHER_PIECES, TAP_LONG_FRAME};
 use base::stats::Counter;
-use sys::frame_io::Transfer;
+use sys::frame_io::{FrameBatch, Transfer};
 use sys::fs::memfd;
 
 /// Repetitions of each answer.
@@ -53,15 +53,15 @@ pub(super) fn small_burst(frames: u64) -> Burst {
 }
 
 /// Sends the whole burst from worker 0.
-pub(super) fn send(port: &Port, burst: &Burst, writer: &mut FrameWriter) {
+pub(super) fn send(port: &Port, burst: &Burst, batch: &mut FrameBatch) {
     let all: Vec<u8> = (0..burst.frames().len() as u8).collect();
-    send_frames(port, burst, &all, writer);
+    send_frames(port, burst, &all, batch);
 }
 
 /// Sends frames from worker 0; all of them are settled.
-pub(super) fn send_frames(port: &Port, burst: &Burst, frames: &[u8], writer: &mut FrameWriter) {
+pub(super) fn send_frames(port: &Port, burst: &Burst, frames: &[u8], batch: &mut FrameBatch) {
     let (mut settled, outcomes) = (0, &mut Outcomes::default());
-    tap(port).send(0, burst, (1, frames), writer, (port, outcomes), &mut |count| settled += count);
+    tap(port).send(0, burst, (1, frames), batch, (port, outcomes), &mut |count| settled += count);
     assert_eq!(settled, frames.len());
 }
 
@@ -101,12 +101,12 @@ fn each_refused_write_is_counted_under_its_reason() {
         (refused(-1, libc::EFAULT), TapRejected, FRAMES),
         (refused(0, 0), TapRejected, FRAMES),
     ];
-    let (burst, mut writer) = (small_burst(FRAMES), FrameWriter::default());
+    let (burst, mut batch) = (small_burst(FRAMES), FrameBatch::default());
     for (answer, reason, calls) in table {
         let (port, device) = (uplink(1), Fake::new(answer));
         attach(&port, &device);
         for _ in 0..TIMES {
-            send(&port, &burst, &mut writer);
+            send(&port, &burst, &mut batch);
         }
         assert_eq!(device.counts(), (0, calls * TIMES), "{answer:?}");
         assert_drops(&port, reason, FRAMES * TIMES, 0);
@@ -115,7 +115,7 @@ fn each_refused_write_is_counted_under_its_reason() {
         assert!(tap(&port).is_up() && !tap(&port).is_lost(), "{answer:?} is no loss");
         // Nothing of it lasts.
         *lock(&device.answer) = Transfer::Done(0);
-        send(&port, &burst, &mut writer);
+        send(&port, &burst, &mut batch);
         assert_eq!((output.frames.get(), output.bytes.get()), (FRAMES, 60 * FRAMES));
         assert_drops(&port, reason, FRAMES * TIMES, 0);
     }
@@ -125,10 +125,10 @@ fn each_refused_write_is_counted_under_its_reason() {
 #[test]
 fn a_write_to_a_deleted_interface_loses_it_once() {
     let (port, device) = (uplink(1), Fake::errno(libc::EBADFD));
-    let (burst, mut writer) = (small_burst(FRAMES), FrameWriter::default());
+    let (burst, mut batch) = (small_burst(FRAMES), FrameBatch::default());
     attach(&port, &device);
     for _ in 0..TIMES {
-        send(&port, &burst, &mut writer);
+        send(&port, &burst, &mut batch);
     }
     assert_eq!(device.counts(), (0, 1));
     assert_drops(&port, DropReason::TapGone, FRAMES, FRAMES * (TIMES - 1));
@@ -137,8 +137,7 @@ fn a_write_to_a_deleted_interface_loses_it_once() {
 
 #[test]
 fn each_loss_is_told_and_mended() {
-    let (port, mut writer, mut reader) =
-        (uplink(1), FrameWriter::default(), FrameReader::default());
+    let (port, mut batch, mut reader) = (uplink(1), FrameBatch::default(), FrameReader::default());
     let (burst, mut received) = (small_burst(FRAMES), Burst::default());
     let tap = tap(&port);
     for i in 0..TIMES {
@@ -147,7 +146,7 @@ fn each_loss_is_told_and_mended() {
         attach(&port, &device);
         assert!(tap.is_up() && !tap.is_lost());
         if i % 4 == 0 {
-            send(&port, &burst, &mut writer);
+            send(&port, &burst, &mut batch);
             assert_eq!(device.counts(), (0, 1));
         } else {
             let state = tap.queues()[0].receive(&mut reader, &mut received, tap, Bounds::default());
@@ -168,17 +167,17 @@ fn each_loss_is_told_and_mended() {
 #[test]
 fn a_short_write_is_a_drop() {
     let (port, device) = (uplink(1), Fake::new(Transfer::Done(0)));
-    let (burst, mut writer) = (small_burst(FRAMES), FrameWriter::default());
+    let (burst, mut batch) = (small_burst(FRAMES), FrameBatch::default());
     attach(&port, &device);
     for short in [1, 12, 60, 71] {
         device.short.store(short, Ordering::Relaxed);
-        (0..TIMES).for_each(|_| send(&port, &burst, &mut writer));
+        (0..TIMES).for_each(|_| send(&port, &burst, &mut batch));
     }
     assert_eq!(device.counts(), (0, 4 * FRAMES * TIMES), "one call a frame");
     assert_drops(&port, DropReason::TapRejected, 4 * FRAMES * TIMES, 0);
     assert!(tap(&port).is_up() && !tap(&port).is_lost());
     device.short.store(0, Ordering::Relaxed);
-    send(&port, &burst, &mut writer);
+    send(&port, &burst, &mut batch);
     assert_eq!(tap(&port).queues()[0].output.frames.get(), FRAMES);
 }
 
@@ -348,14 +347,14 @@ fn losing_and_attaching_do_not_mix() {
 #[test]
 fn whoever_waits_for_a_loss_is_woken() {
     let (port, device) = (uplink(1), Fake::errno(libc::EBADFD));
-    let (burst, mut writer) = (small_burst(1), FrameWriter::default());
+    let (burst, mut batch) = (small_burst(1), FrameBatch::default());
     let stopped = AtomicBool::new(false);
     let tap = tap(&port);
     for _ in 0..100 {
         attach(&port, &device);
         thread::scope(|scope| {
             let waiter = scope.spawn(|| tap.wait_lost(|| false));
-            send(&port, &burst, &mut writer);
+            send(&port, &burst, &mut batch);
             waiter.join().unwrap();
         });
         // The same without a loss, by whoever stops the process.
@@ -465,29 +464,28 @@ pub(super) fn pattern(len: usize) -> Vec<u8> {
 
 #[test]
 fn frames_in_pieces_arrive_whole_and_many_pieces_as_one() {
-    let (port, device, mut writer) =
-        (uplink(1), Fake::new(Transfer::Done(0)), FrameWriter::default());
+    let (port, device, mut batch) =
+        (uplink(1), Fake::new(Transfer::Done(0)), FrameBatch::default());
     attach(&port, &device);
     let mut sender = Sender::new();
     let gather = TAP_GATHER_PIECES;
     let counts = [1, 2, 3, gather - 1, gather, gather + 1, gather + 2, gather + 3, 200, 1000];
-    let copy = TAP_COPY_BYTES;
+    let copy = TAP_LONG_FRAME;
     for len in
         [14, 63, 64, 65, 66, 100, 1_514, copy, copy + 1, 9_014, 65_549, MAX_FRAME_LEN as usize]
     {
         let frame = pattern(len);
         for &count in counts.iter().filter(|&&count| count <= len) {
             sender.take(&frame, count);
-            send_frames(&port, &sender.burst, &[0], &mut writer);
+            send_frames(&port, &sender.burst, &[0], &mut batch);
             let (written, pieces) = (lock(&device.written), lock(&device.pieces));
             // Not the sender's header, but ours.
             assert_eq!(written[..12], [0; 12], "{len} in {count}");
             assert_eq!(written[12..], frame, "{len} in {count}");
-            let more = sender.burst.more(&sender.burst.frames()[0]).len();
-            // Short or in many pieces: copied together. Else header and snapshot are one piece.
-            let copied = len <= TAP_COPY_BYTES || more > gather;
-            let expected = if copied { 1..=1 } else { 2..=2 + more };
-            assert!(expected.contains(&pieces.len()), "{len} in {count}: {}", pieces.len());
+            let payload = sender.burst.egress(0).payload().count();
+            // Short or in many pieces: copied together.
+            let copied = len <= TAP_LONG_FRAME || payload > gather;
+            assert_eq!(pieces.len(), if copied { 1 } else { 2 + payload }, "{len} in {count}");
             assert!(pieces.iter().all(|&len| len > 0));
             drop((written, pieces));
             sender.ring.complete(&sender.burst);
@@ -500,15 +498,15 @@ fn frames_in_pieces_arrive_whole_and_many_pieces_as_one() {
 /// copy costs the frame its bytes and nobody anything else.
 #[test]
 fn memory_that_is_gone_under_a_copy_is_survived() {
-    let (port, device, mut writer) =
-        (uplink(1), Fake::new(Transfer::Done(0)), FrameWriter::default());
+    let (port, device, mut batch) =
+        (uplink(1), Fake::new(Transfer::Done(0)), FrameBatch::default());
     attach(&port, &device);
-    for (len, pieces) in [(TAP_COPY_BYTES, 1), (60_000, 200)] {
+    for (len, pieces) in [(TAP_LONG_FRAME, 1), (60_000, 200)] {
         let (mut sender, frame) = (Sender::new(), pattern(len));
         sender.take(&frame, pieces);
         let region = sender.memory.find_region(GuestAddress(0)).unwrap();
         region.file_offset().unwrap().file().set_len(0).unwrap();
-        send_frames(&port, &sender.burst, &[0], &mut writer);
+        send_frames(&port, &sender.burst, &[0], &mut batch);
         let written = lock(&device.written);
         assert_eq!(written[12..12 + SNAPSHOT_LEN], frame[..SNAPSHOT_LEN], "copied before");
         assert!(written[12 + SNAPSHOT_LEN..] == vec![0; len - SNAPSHOT_LEN], "{len} in {pieces}");
@@ -520,7 +518,7 @@ fn memory_that_is_gone_under_a_copy_is_survived() {
 #[test]
 fn frames_of_every_length_cross_unchanged() {
     let (port, device) = (uplink(1), Fake::new(Transfer::Done(0)));
-    let (mut writer, mut reader) = (FrameWriter::default(), FrameReader::default());
+    let (mut batch, mut reader) = (FrameBatch::default(), FrameReader::default());
     attach(&port, &device);
     let mut frame = pattern(MAX_FRAME_LEN as usize);
     let mut burst = Burst::default();
@@ -530,7 +528,7 @@ fn frames_of_every_length_cross_unchanged() {
         // SAFETY: `frame` is longer, and neither moved nor written while the burst is used.
         let taken = unsafe { burst.push_private(VnetHdr::plain(9), frame.as_mut_ptr(), len) };
         assert!(taken, "{len}");
-        send_frames(&port, &burst, &[0], &mut writer);
+        send_frames(&port, &burst, &[0], &mut batch);
         let written = std::mem::take(&mut *lock(&device.written));
         assert_eq!(written[..12], [0; 12], "{len}");
         assert!(written[12..] == frame[..len as usize], "{len}: bytes to the TAP");

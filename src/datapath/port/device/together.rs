@@ -1,14 +1,14 @@
-//! Frames collected in private memory, to go to a device together or as one packet.
+//! Frames as they are copied for a device: as they are, with what it lacks done, or several as one
+//! packet.
 
 use crate::ring::{Burst, EgressFrame};
 use base::frame::checksum::Sum;
 use base::frame::coalesce::{Order, Packet, Written};
 use base::frame::offload::{NEEDS_CSUM, Request};
 use base::frame::{Offloads, VNET_HDR_LEN, VnetHdr};
-use base::limits::{BURST_FRAMES, TAP_BATCH_ROOM};
 use base::stats::Fallbacks;
 
-/// What one write to a device takes.
+/// Frames of a run that became one frame of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Collected {
     /// Bytes, the header included.
@@ -49,35 +49,67 @@ impl<'a> Run<'a> {
         self.order.as_ref().map_or(self.frames, Order::frames)
     }
 
-    /// From the `at`-th on those that may become one packet.
-    fn stream(&self, at: usize) -> &[u8] {
-        match &self.order {
-            Some(order) => order.stream(at),
-            None => self.frames.get(at..=at).unwrap_or_default(),
+    /// The `at`-th frame.
+    pub(super) fn frame(&self, at: usize) -> EgressFrame<'a> {
+        self.burst.egress(self.frames()[at])
+    }
+
+    /// The frames behind the `at`-th that may become one packet with it.
+    fn others(&self, at: usize) -> &[u8] {
+        self.order.as_ref().and_then(|order| order.stream(at).get(1..)).unwrap_or_default()
+    }
+
+    /// The header that a frame leaves with; none if the device does not take the frame as it is.
+    #[inline]
+    pub(super) fn header(&self, frame: EgressFrame<'_>) -> Option<VnetHdr> {
+        if !self.burst.needs_offloads() {
+            return Some(VnetHdr::plain(0));
         }
+        let taken = self.takes.has(frame.needs());
+        taken.then(|| VnetHdr { num_buffers: [0; 2], ..frame.header() })
     }
 
-    /// True if the `at`-th frame may become a packet with others.
-    pub(super) fn may_join(&self, at: usize) -> bool {
-        self.order.as_ref().is_some_and(|order| order.stream(at).len() > 1)
+    /// True if the device takes a frame only as segments.
+    pub(super) fn cuts(&self, frame: EgressFrame<'_>) -> bool {
+        self.header(frame).is_none() && frame.request().is_gso()
     }
 
-    /// Copies the `at`-th frame, and those behind it that become one packet with it, to `room`.
-    /// None if it has to go by itself: it is long, or lacks an offload there.
+    /// Copies the `at`-th frame, and those behind it that become one packet with it, to `room`,
+    /// which is long enough for the one.
+    #[inline]
     pub(super) fn collect(&self, at: usize, room: &mut [u8]) -> Option<Collected> {
-        let (&first, others) = self.stream(at).split_first()?;
+        let (frame, others) = (self.frame(at), self.others(at));
+        if others.is_empty() {
+            return self.collect_one(frame, room);
+        }
+        self.collect_packet(frame, others, room).or_else(|| self.collect_one(frame, room))
+    }
+
+    /// Copies one frame.
+    #[inline]
+    pub(super) fn collect_one(&self, frame: EgressFrame<'_>, room: &mut [u8]) -> Option<Collected> {
         let (header, bytes) = room.split_first_chunk_mut::<VNET_HDR_LEN>()?;
-        let (mut collected, asked) = if others.is_empty() {
-            let (len, asked) = self.copy(self.burst.egress(first), bytes)?;
-            (Collected { len, frames: 1 }, asked)
-        } else {
-            let segment = self.copy_segment(self.burst.egress(first), &mut [], bytes)?;
-            let alone = (Collected { len: segment.len, frames: 1 }, segment.header);
-            let packet = Packet::begin(bytes, segment);
-            packet.and_then(|packet| self.join(packet, others, bytes)).unwrap_or(alone)
-        };
+        let bytes = bytes.get_mut(..frame.len() as usize)?;
+        frame.copy_beginning(bytes);
+        let asked = self.header(frame).unwrap_or_else(|| {
+            self.finish(&frame.request(), bytes);
+            VnetHdr::plain(0)
+        });
         *header = asked.to_bytes();
-        collected.len += VNET_HDR_LEN;
+        Some(Collected { len: VNET_HDR_LEN + bytes.len(), frames: 1 })
+    }
+
+    /// Copies a frame and those behind it that become one packet with it; none if none does.
+    fn collect_packet(
+        &self,
+        frame: EgressFrame<'_>,
+        others: &[u8],
+        room: &mut [u8],
+    ) -> Option<Collected> {
+        let (header, bytes) = room.split_first_chunk_mut::<VNET_HDR_LEN>()?;
+        let segment = self.copy_segment(frame, &mut [], bytes)?;
+        let (collected, asked) = self.join(Packet::begin(bytes, segment)?, others, bytes)?;
+        *header = asked.to_bytes();
         Some(collected)
     }
 
@@ -97,28 +129,12 @@ impl<'a> Run<'a> {
                 break;
             }
         }
-        let (len, frames) = (packet.len(), packet.segments() as u8);
+        let (len, frames) = (VNET_HDR_LEN + packet.len(), packet.segments() as u8);
         (frames > 1).then(|| (Collected { len, frames }, packet.finish(bytes)))
     }
 
-    /// Copies a frame to `room`; its length and header. None if it has to go by itself.
-    #[inline]
-    fn copy(&self, frame: EgressFrame<'_>, room: &mut [u8]) -> Option<(usize, VnetHdr)> {
-        let len = frame.len() as usize;
-        let room = room.get_mut(..len).filter(|_| len <= TAP_BATCH_ROOM - VNET_HDR_LEN)?;
-        if !self.burst.needs_offloads() {
-            return Some((frame.copy_beginning(room), VnetHdr::plain(0)));
-        }
-        if self.takes.has(frame.needs()) {
-            let header = VnetHdr { num_buffers: [0; 2], ..frame.header() };
-            return Some((frame.copy_beginning(room), header));
-        }
-        self.copy_finished(frame, room)
-    }
-
-    /// Copies the first bytes of a segment to `front`, which they fill, and the others to `room`,
-    /// and sums them on their way, which costs less than to do so later. None if it has to go by
-    /// itself.
+    /// Copies the first bytes of a segment to `front`, which they fill, and the others to `room`.
+    /// None if there is no room, or the device does not take it as it is.
     #[inline]
     fn copy_segment(
         &self,
@@ -128,67 +144,23 @@ impl<'a> Run<'a> {
     ) -> Option<Written> {
         let len = frame.len() as usize;
         let room = room.get_mut(..len.checked_sub(front.len())?)?;
-        if len > TAP_BATCH_ROOM - VNET_HDR_LEN {
-            return None;
-        }
-        let mut header = VnetHdr::plain(0);
-        if self.burst.needs_offloads() {
-            header = VnetHdr { num_buffers: [0; 2], ..frame.header() };
-            self.takes.has(frame.needs()).then_some(())?;
-        }
-        Some(Written { len, header, sum: frame.copy_summed([front, room]) })
+        let header = self.header(frame)?;
+        let (mut reader, odd) = (frame.reader(), !front.len().is_multiple_of(2));
+        let sum = reader.read_summed(front);
+        Some(Written { len, header, sum: sum.plus_at(reader.read_summed(room), odd) })
     }
 
-    /// The same of a frame whose checksum the device does not finish.
+    /// Finishes the checksum that a frame asks for, if it does.
     #[inline(never)]
-    fn copy_finished(&self, frame: EgressFrame<'_>, room: &mut [u8]) -> Option<(usize, VnetHdr)> {
-        let request = frame.request();
-        if request.is_gso() {
-            return None;
+    fn finish(&self, request: &Request, frame: &mut [u8]) {
+        if request.header.flags & NEEDS_CSUM == 0 {
+            return;
         }
-        let len = frame.copy_beginning(room);
-        if request.header.flags & NEEDS_CSUM != 0 {
-            finish_checksum(&request, &mut room[..len]);
-            self.fallbacks.checksummed.add_shared(1);
+        let (start, at) = (request.csum_start(), request.csum_at());
+        let sum = frame.get(start..).map(Sum::of).unwrap_or_default();
+        if let Some(field) = frame.get_mut(at..at + 2) {
+            field.copy_from_slice(&sum.checksum());
         }
-        Some((len, VnetHdr::plain(0)))
-    }
-}
-
-/// Finishes the checksum that a frame asks for.
-pub(super) fn finish_checksum(request: &Request, frame: &mut [u8]) {
-    let (start, at) = (request.csum_start(), request.csum_at());
-    let sum = frame.get(start..).map(Sum::of).unwrap_or_default();
-    if let Some(field) = frame.get_mut(at..at + 2) {
-        field.copy_from_slice(&sum.checksum());
-    }
-}
-
-/// How many frames each entry of a batch stands for.
-#[derive(Debug)]
-pub(super) struct Entries {
-    frames: [u8; BURST_FRAMES],
-    count: usize,
-}
-
-impl Default for Entries {
-    fn default() -> Entries {
-        Entries { frames: [0; BURST_FRAMES], count: 0 }
-    }
-}
-
-impl Entries {
-    /// Notes one more entry.
-    pub(super) fn add(&mut self, frames: u8) {
-        if let Some(place) = self.frames.get_mut(self.count) {
-            *place = frames;
-            self.count += 1;
-        }
-    }
-
-    /// All entries, which are forgotten.
-    pub(super) fn take(&mut self) -> impl Iterator<Item = u8> + use<> {
-        let count = std::mem::take(&mut self.count);
-        self.frames.into_iter().take(count)
+        self.fallbacks.checksummed.add_shared(1);
     }
 }

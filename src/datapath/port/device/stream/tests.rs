@@ -22,8 +22,16 @@ fn with_length(frame: &[u8]) -> Vec<u8> {
     [&(frame.len() as u32).to_be_bytes()[..], frame].concat()
 }
 
-fn with_header(frame: &[u8]) -> Vec<u8> {
-    [&[0; VNET_HDR_LEN][..], frame].concat()
+/// Writes a frame.
+fn write(connection: &Connection, frame: &[u8]) -> Transfer {
+    write_all(connection, &[frame])[0]
+}
+
+/// Writes frames together.
+fn write_all(connection: &Connection, frames: &[&[u8]]) -> Vec<Transfer> {
+    let frames: Vec<_> =
+        frames.iter().map(|frame| [&[0; VNET_HDR_LEN][..], frame].concat()).collect();
+    FrameBatch::flushed(connection, &frames)
 }
 
 /// Reads until nothing more comes; the frames, and why it ended.
@@ -56,11 +64,7 @@ fn frames_pass_both_ways() {
         });
         assert!(got == [frame.clone()], "{len} bytes in");
         let (wanted, mut got) = (with_length(&frame), vec![0; 4 + len]);
-        let write = |connection: &Connection| match connection.write(&with_header(&frame)) {
-            Transfer::Done(done) => assert_eq!(done, VNET_HDR_LEN + len),
-            other => panic!("{other:?}"),
-        };
-        write(&connection);
+        assert_eq!(write(&connection, &frame), Transfer::Done(VNET_HDR_LEN + len));
         std::thread::scope(|scope| {
             let flusher = scope.spawn(|| {
                 while connection.sending.load(Ordering::SeqCst) {
@@ -75,28 +79,6 @@ fn frames_pass_both_ways() {
     assert_eq!(connection.end(), None);
 }
 
-#[test]
-fn pieces_are_put_together() {
-    let (connection, mut far) = pair();
-    let (whole, mut got) = (frame(100, 1), [0; 104]);
-    let all = with_header(&whole);
-    for at in [0, 5, 12, 13, 60, 112] {
-        let piece = |bytes: &[u8]| libc::iovec {
-            iov_base: bytes.as_ptr().cast_mut().cast(),
-            iov_len: bytes.len(),
-        };
-        let pieces = [piece(&all[..at]), piece(&[]), piece(&all[at..])];
-        // SAFETY: all pieces are borrowed from here.
-        let result = unsafe { connection.write_pieces(&pieces) };
-        assert_eq!(result, Transfer::Done(112));
-        far.read_exact(&mut got).unwrap();
-        assert_eq!(got[..], with_length(&whole), "{at}");
-    }
-    // SAFETY: no piece.
-    assert!(matches!(unsafe { connection.write_pieces(&[]) }, Transfer::Rejected(_)));
-    assert!(matches!(connection.write(&[0; 11]), Transfer::Rejected(_)));
-}
-
 /// The peer reads in parts of all sizes while frames are written as fast as they go; what it gets
 /// are whole frames, those that were taken, in their order.
 #[test]
@@ -108,7 +90,7 @@ fn no_frame_is_torn_under_back_pressure() {
         let mut buffer = vec![0; part];
         for n in 0..2_000u32 {
             let len = 14 + (n * 7919 % 60_000) as usize;
-            match connection.write(&with_header(&frame(len, n as u8))) {
+            match write(&connection, &frame(len, n as u8)) {
                 Transfer::Done(_) => taken.extend(with_length(&frame(len, n as u8))),
                 Transfer::WouldBlock => refused += 1,
                 other => panic!("{other:?}"),
@@ -133,6 +115,42 @@ fn no_frame_is_torn_under_back_pressure() {
         }
         assert!(got == taken, "{part}");
     }
+}
+
+/// They go by few calls, those that the socket and the memory have no room for are dropped.
+#[test]
+fn frames_that_come_together_go_together() {
+    let (connection, mut far) = pair();
+    let (short, long) = (frame(1_514, 1), frame(MAX_FRAME_LEN as usize, 2));
+    let too_long = frame(MAX_FRAME_LEN as usize + 1, 3);
+    let mut wanted = Vec::new();
+    for frames in [vec![&short[..]; 64], vec![&short, &too_long], vec![&short, &long]] {
+        for (frame, answer) in frames.iter().zip(write_all(&connection, &frames)) {
+            match answer {
+                Transfer::Done(len) => {
+                    assert_eq!(len, VNET_HDR_LEN + frame.len());
+                    wanted.extend(with_length(frame));
+                }
+                Transfer::Rejected(libc::EMSGSIZE) => assert_eq!(frame.len(), too_long.len()),
+                other => panic!("{other:?}"),
+            }
+        }
+        let mut got = vec![0; wanted.len()];
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| far.read_exact(&mut got).unwrap());
+            while !reader.is_finished() {
+                read_all(&connection);
+            }
+        });
+        assert!(got == std::mem::take(&mut wanted));
+    }
+    // A full socket, and frames that wait behind: what comes has no room, unless it is short.
+    while write(&connection, &long) != Transfer::WouldBlock {}
+    let answers = write_all(&connection, &[&long, &short[..60]]);
+    assert_eq!(answers[0], Transfer::WouldBlock);
+    drop(far);
+    assert_eq!(write_all(&connection, &[&short, &short]), [Transfer::Gone; 2]);
+    assert_eq!(connection.end(), Some(&End::Left));
 }
 
 #[test]
@@ -175,11 +193,11 @@ fn every_end_has_its_reason() {
         assert_eq!((frames.len(), result), (usize::from(end == End::Left), Transfer::Gone));
         assert_eq!(connection.end(), Some(&end));
         assert_eq!(read_all(&connection).1, Transfer::Gone);
-        assert_eq!(connection.write(&[0; 100]), Transfer::Gone);
+        assert_eq!(write(&connection, &[0; 88]), Transfer::Gone);
     }
     let (connection, far) = pair();
     drop(far);
-    assert_eq!(connection.write(&[0; 100]), Transfer::Gone);
+    assert_eq!(write(&connection, &[0; 88]), Transfer::Gone);
     assert_eq!(connection.end(), Some(&End::Left));
 }
 
@@ -247,14 +265,14 @@ fn a_peer_whose_socket_is_expensive_has_to_wait_and_goes() {
     let now = clock::cycles();
     assert!(!connection.cost.took(100_000, clock::cycles_in(100_000_000), now));
     assert!(connection.pauses());
-    assert_eq!(connection.write(&[0; 100]), Transfer::WouldBlock);
+    assert_eq!(write(&connection, &[0; 88]), Transfer::WouldBlock);
     assert_eq!(connection.read(&mut [0; 100]), Transfer::NoBuffers);
     // What was found out about one connection counts for the next.
     let (near, _far) = UnixStream::pair().unwrap();
     assert!(Connection::new(near, Arc::clone(&connection.cost)).pauses());
     connection.over(End::Waiters);
     assert!(connection.end().unwrap().is_harmful());
-    assert_eq!(connection.write(&[0; 100]), Transfer::Gone);
+    assert_eq!(write(&connection, &[0; 88]), Transfer::Gone);
 }
 
 /// Two write while the peer reads slowly; each frame that was taken arrives whole.
@@ -266,7 +284,7 @@ fn writers_do_not_mix_their_frames() {
         for n in 0..20_000usize {
             let len = 60 + n % 1_400;
             let frame = vec![mark; len];
-            taken += u64::from(matches!(connection.write(&with_header(&frame)), Transfer::Done(_)));
+            taken += u64::from(matches!(write(&connection, &frame), Transfer::Done(_)));
         }
         taken
     };
@@ -287,7 +305,7 @@ fn writers_do_not_mix_their_frames() {
             }
         });
         let taken = writers.map(|writer| writer.join().unwrap());
-        while connection.write(&with_header(&[0; 60])) == Transfer::WouldBlock {}
+        while write(&connection, &[0; 60]) == Transfer::WouldBlock {}
         // The last one may be there in part.
         while connection.sending.load(Ordering::SeqCst) {
             read_all(&connection);
@@ -305,15 +323,15 @@ fn frames_are_left_with_whoever_writes() {
     let mut wanted = Vec::new();
     for n in 0..20 {
         let frame = frame(1_514, n);
-        assert_eq!(connection.write(&with_header(&frame)), Transfer::Done(1_526));
+        assert_eq!(write(&connection, &frame), Transfer::Done(1_526));
         wanted.extend(with_length(&frame));
     }
     // There is an end to it.
-    let longest = with_header(&frame(MAX_FRAME_LEN as usize, 1));
-    assert_eq!(connection.write(&longest), Transfer::WouldBlock);
+    let longest = frame(MAX_FRAME_LEN as usize, 1);
+    assert_eq!(write(&connection, &longest), Transfer::WouldBlock);
     // Nor does one worker send for all others without a limit.
     lock(&connection.waiting).closed = true;
-    assert_eq!(connection.write(&with_header(&frame(60, 1))), Transfer::WouldBlock);
+    assert_eq!(write(&connection, &frame(60, 1)), Transfer::WouldBlock);
     assert_eq!(connection.flush(output), Transfer::Done(0));
     assert!(!lock(&connection.waiting).closed);
     let mut got = vec![0; wanted.len()];
@@ -336,7 +354,7 @@ fn no_frame_is_left_behind() {
             for n in 0..FRAMES {
                 let mut frame = frame(60, 0);
                 (frame[0], frame[1]) = (mark, n);
-                assert!(matches!(connection.write(&with_header(&frame)), Transfer::Done(_)));
+                assert!(matches!(write(&connection, &frame), Transfer::Done(_)));
             }
         };
         std::thread::scope(|scope| {
