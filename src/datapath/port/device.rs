@@ -1,7 +1,7 @@
 //! A port behind descriptors that take and give whole frames: the queues of a TAP interface, or of
 //! one that is reached by XDP, or a [`stream`].
 //!
-//! Frames that leave are copied to the [`FrameBatch`] of any worker ([`writer`]), and the device
+//! Frames that leave are copied to the [`FrameBatch`] of any worker (`writer`), and the device
 //! takes that. Reading goes into a worker's own staging, as the destination is
 //! unknown before and no system call may run under a receive lock; frames of XDP lie in memory of
 //! the device, and are delivered from there. Every result of the kernel is
