@@ -136,13 +136,13 @@ fn no_wall_clock_decides() {
     const TOLD: [&str; 9] = [
         "sys/clock.rs: ClockId::Realtime",
         "sys/clock.rs: wall_nanos",
-        "events.rs: wall_nanos",
-        "daemon/mod.rs: wall_nanos",
+        "datapath/events.rs: wall_nanos",
+        "daemon/lib.rs: wall_nanos",
         "daemon/degraded.rs: wall_nanos",
         "daemon/removing.rs: wall_nanos",
-        "bin/vioswitchctl/doctor/watch.rs: SystemTime",
-        "bin/vioswitchctl/doctor/watch.rs: UNIX_EPOCH",
-        "pipeline/burst/capture.rs: wall_nanos",
+        "ctl/doctor/watch.rs: SystemTime",
+        "ctl/doctor/watch.rs: UNIX_EPOCH",
+        "datapath/pipeline/burst/capture.rs: wall_nanos",
     ];
     const WALL: [&str; 11] = [
         "wall_nanos",
