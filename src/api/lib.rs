@@ -1,4 +1,5 @@
-//! What people and programs tell the switch, and what they hear of it.
+//! Configuration, findings and control messages: everything that an operator or a client exchanges
+//! with the switch.
 //!
 //! | module | room for |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! What all crates of vioswitch use: limits, frames as bytes, counters and words. No I/O, no clock.
+//! Limits, frames as bytes, counters and words, for all crates of vioswitch. No I/O, no clock.
 
 #![forbid(unsafe_code)]
 

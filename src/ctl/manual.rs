@@ -48,7 +48,7 @@ fn the_page_is_made_from_the_command_line() {
     let mut known = HashMap::new();
     each_command(&command, "", &mut |name, inner| describe(&mut text, &mut known, name, inner));
     text += END;
-    hold_page(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."), "docs/man/vioswitchctl.8", &text);
+    hold_page("docs/man/vioswitchctl.8", &text);
 }
 
 /// Groups with the commands of `port`, for ports of a kind alone.

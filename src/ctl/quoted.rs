@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::Path;
 
+use testkit::manual::ROOT;
+
 use crate::args;
 
 /// Mark of a part that the reader fills in, or that is left out.
@@ -75,7 +77,7 @@ fn commands(line: &str) -> Vec<Vec<String>> {
 
 #[test]
 fn quoted_commands_are_parsed() {
-    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let root = Path::new(ROOT);
     let pages = fs::read_dir(root.join("docs")).expect("docs").map(|page| page.unwrap().path());
     let pages = pages.filter(|page| page.extension().is_some_and(|ending| ending == "md"));
     let (mut found, mut wrong) = (0, Vec::new());

@@ -48,6 +48,15 @@ pub enum Acceptor {
     Connection(Guarded<UnixStream>, FrontEnd),
 }
 
+/// The file of a listening socket that this process made.
+#[derive(Debug)]
+pub struct SocketFile {
+    /// Where the file is.
+    pub place: Place,
+    /// The file stays when the socket is closed; otherwise the listener removes it.
+    pub stays: bool,
+}
+
 impl Acceptor {
     /// Opens the configured endpoint of port number `port`, which the process before may have left.
     pub fn open(
@@ -81,20 +90,10 @@ impl Acceptor {
         }
     }
 
-    /// The socket's file, if this removes it when it ends.
-    pub fn file_that_goes(&self) -> Option<Place> {
-        match self {
-            Acceptor::Listener(listener) if listener.removes_file() => listener.made().cloned(),
-            _ => None,
-        }
-    }
-
-    /// The socket's file, if it stays when this ends although we made it.
-    pub fn file_that_stays(&self) -> Option<Place> {
-        match self {
-            Acceptor::Listener(listener) if !listener.removes_file() => listener.made().cloned(),
-            _ => None,
-        }
+    /// The socket's file, if this process made it.
+    pub fn file(&self) -> Option<SocketFile> {
+        let Acceptor::Listener(listener) = self else { return None };
+        Some(SocketFile { place: listener.made()?.clone(), stays: !listener.removes_file() })
     }
 
     /// Serves front-ends on behalf of a port until it is stopped. A panic outside a session

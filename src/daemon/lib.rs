@@ -467,8 +467,11 @@ impl Daemon {
         }
         let removing = self.removing.drain(..).map(Removing::into_serving);
         let mut all: Vec<Serving> = self.serving.drain(..).chain(removing).collect();
-        while !all.is_empty() && Instant::now() < end {
+        while Instant::now() < end {
             all.retain_mut(|serving| !serving.has_ended());
+            if all.is_empty() {
+                break;
+            }
             std::thread::sleep(REMOVE_STEP);
         }
         join_until(&mut self.helpers, end);

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::front_end::{Acceptor, PortThread};
+use super::front_end::{Acceptor, PortThread, SocketFile};
 use super::handover::{Handover, Received};
 use super::running_port::RunningPort;
 use super::uplink::{self, UplinkError};
@@ -65,20 +65,17 @@ impl Opened {
         }
     }
 
-    /// The socket's file, if the thread that serves it removes it at its end.
-    fn file_that_goes(&self) -> Option<Place> {
+    /// The socket's file, if this process made it.
+    fn file(&self) -> Option<SocketFile> {
         match self {
-            Opened::Socket(acceptor) => acceptor.file_that_goes(),
+            Opened::Socket(acceptor) => acceptor.file(),
             Opened::Interface(_) => None,
         }
     }
 
-    /// The socket's file, if it stays when this ends although we made it.
+    /// The socket's file, if this process made it and it stays when the socket is closed.
     pub fn file_that_stays(&self) -> Option<Place> {
-        match self {
-            Opened::Socket(acceptor) => acceptor.file_that_stays(),
-            Opened::Interface(_) => None,
-        }
+        self.file().filter(|file| file.stays).map(|file| file.place)
     }
 }
 
@@ -101,10 +98,8 @@ pub struct Serving {
     pub(super) addresses: BTreeSet<MacAddr>,
     /// None if what it is served with cannot be had.
     thread: Option<Thread>,
-    /// Its socket's file, where that stays when the thread ends.
-    file: Option<Place>,
-    /// Its socket's file, where the thread removes that at its end.
-    own_file: Option<Place>,
+    /// Its socket's file.
+    file: Option<SocketFile>,
 }
 
 impl Serving {
@@ -152,7 +147,7 @@ impl Serving {
 
     /// Its socket's file, where that stays when the thread ends.
     pub fn file(&self) -> Option<&Place> {
-        self.file.as_ref()
+        self.file.as_ref().filter(|file| file.stays).map(|file| &file.place)
     }
 
     /// Tells its thread to end.
@@ -180,7 +175,7 @@ impl Serving {
     /// Removes the socket's file in place of the thread, which did not end in time. The socket
     /// still listens, so no other daemon has replaced the file.
     pub(super) fn remove_file(&self) {
-        self.own_file.iter().for_each(Place::remove);
+        self.file.iter().filter(|file| !file.stays).for_each(|file| file.place.remove());
     }
 
     /// True if its thread has ended, or there is none.
@@ -210,7 +205,7 @@ impl Daemon {
     /// Has a thread serve a port that is wanted with what was opened for it.
     pub(super) fn serve(&mut self, port: &Arc<Port>, opened: Opened) -> Result<(), PortError> {
         let mut serving = self.served(port)?;
-        (serving.file, serving.own_file) = (opened.file_that_stays(), opened.file_that_goes());
+        serving.file = opened.file();
         serving.thread = Some(self.start_thread(&serving.running, opened)?);
         self.serving.push(serving);
         Ok(())
@@ -236,12 +231,12 @@ impl Daemon {
         running: &Arc<RunningPort>,
         opened: Opened,
     ) -> Result<(), PortError> {
-        let (file, own_file) = (opened.file_that_stays(), opened.file_that_goes());
+        let file = opened.file();
         let thread = self.start_thread(running, opened)?;
         let mut all = self.serving.iter_mut();
         let serving = all.find(|serving| Arc::ptr_eq(&serving.running, running));
         let serving = serving.ok_or(PortError::NoSuchPort)?;
-        (serving.thread, serving.file, serving.own_file) = (Some(thread), file, own_file);
+        (serving.thread, serving.file) = (Some(thread), file);
         running.port().left_out.store(false, Ordering::Relaxed);
         Ok(())
     }
@@ -254,14 +249,7 @@ impl Daemon {
         let addresses = given.filter(is_here).collect();
         let running =
             RunningPort::new(port, entry.settings.clone(), &self.view.ports, &self.view.events);
-        Ok(Serving {
-            running: Arc::new(running),
-            entry,
-            addresses,
-            thread: None,
-            file: None,
-            own_file: None,
-        })
+        Ok(Serving { running: Arc::new(running), entry, addresses, thread: None, file: None })
     }
 
     fn start_thread(

@@ -41,10 +41,10 @@ use headers::Sent;
 pub use headers::{Headers, Refused};
 
 use base::frame::MacAddr;
-use base::frame::ethernet::{
+use base::frame::prefix::Prefix;
+use base::frame::protocol::{
     ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_QINQ, ETHERTYPE_RARP, ETHERTYPE_VLAN,
 };
-use base::frame::prefix::Prefix;
 
 /// What a port may send.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -14,10 +14,11 @@
 
 use super::VnetHdr;
 use super::checksum::Sum;
-use super::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, ICMPV6, TCP, UDP, l3_offset};
+use super::ethernet::l3_offset;
 use super::offload::{
     GSO_TCPV4, GSO_TCPV6, IPV4_HEADER, IPV6_HEADER, NEEDS_CSUM, TCP_CSUM, TCP_HEADER,
 };
+use super::protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, ICMPV6, TCP, UDP};
 use crate::limits::{BURST_FRAMES, MIN_TCP_GSO_SIZE, TAP_PACKET_HEADERS};
 
 const ICMP: u8 = 1;

@@ -6,13 +6,10 @@
 
 use super::MacAddr;
 use super::fold::{PI, fold};
-use crate::limits::SNAPSHOT_LEN;
-
-pub(crate) use super::protocol::TCP;
-pub use super::protocol::{
-    DESTINATION_OPTIONS, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_QINQ,
-    ETHERTYPE_RARP, ETHERTYPE_VLAN, FRAGMENT, HOP_BY_HOP, ICMPV6, ROUTING, UDP,
+use super::protocol::{
+    ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_QINQ, ETHERTYPE_VLAN, TCP, UDP,
 };
+use crate::limits::SNAPSHOT_LEN;
 
 /// First bytes of a frame, zero beyond the frame's end.
 pub type Snapshot = [u8; SNAPSHOT_LEN];

@@ -11,9 +11,10 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::checksum::Sum;
-use super::ethernet::{
+use super::ethernet::{Snapshot, l3_offset};
+use super::protocol::{
     DESTINATION_OPTIONS, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_QINQ, ETHERTYPE_VLAN, FRAGMENT,
-    HOP_BY_HOP, ICMPV6, ROUTING, Snapshot, TCP, UDP, l3_offset,
+    HOP_BY_HOP, ICMPV6, ROUTING, TCP, UDP,
 };
 use crate::limits::{MAX_HEADERS_LEN, MAX_MESSAGE_LEN};
 

@@ -10,9 +10,9 @@
 //! anew; section 5.1.6.2.1 forbids relying on it.
 
 use super::VnetHdr;
-use super::ethernet::{
+use super::ethernet::l3_offset;
+use super::protocol::{
     DESTINATION_OPTIONS, ETHERTYPE_IPV4, ETHERTYPE_IPV6, FRAGMENT, HOP_BY_HOP, ROUTING, TCP, UDP,
-    l3_offset,
 };
 use crate::limits::{MAX_DATAGRAMS, MAX_HEADERS_LEN, MIN_TCP_GSO_SIZE};
 

@@ -1,7 +1,7 @@
 //! The RARP request that announces a migrated guest (RFC 903, opcode 3).
 
 use super::MacAddr;
-use super::ethernet::{ETHERTYPE_IPV4, ETHERTYPE_RARP};
+use super::protocol::{ETHERTYPE_IPV4, ETHERTYPE_RARP};
 
 /// Ethernet minimum without the frame check sequence.
 const LEN: usize = 60;

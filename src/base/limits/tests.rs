@@ -7,6 +7,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use testkit::manual::ROOT;
+
 /// The line behind which this file makes the page.
 const MARK: &str = "<!-- made from src/base/limits.rs: UPDATE_DOCS=1 cargo test --lib limits -->\n";
 
@@ -19,7 +21,7 @@ const TUNING: &str = " Tuning: ";
 /// The files of limits on the page, `limits.rs` first, each with the title of what stands before
 /// its sections.
 fn files() -> Vec<(String, String)> {
-    let src = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("src/base");
+    let src = Path::new(ROOT).join("src/base");
     let mut paths: Vec<PathBuf> =
         fs::read_dir(src.join("limits")).unwrap().map(|entry| entry.unwrap().path()).collect();
     let is_listed = |path: &PathBuf| {
@@ -164,7 +166,7 @@ fn the_page_of_limits_says_what_the_source_says() {
     assert!(made.lines().count() > 200, "the scan is broken:\n{made}");
     let longest = made.lines().map(|line| line.trim_end().chars().count()).max();
     assert!(longest < Some(110), "{longest:?}: what a limit is has to be short");
-    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("docs/limits.md");
+    let path = Path::new(ROOT).join("docs/limits.md");
     let page = fs::read_to_string(&path).unwrap();
     let (head, written) = page.split_once(MARK).expect("the mark");
     if std::env::var_os("UPDATE_DOCS").is_some() {

@@ -4,7 +4,7 @@ use core::net::Ipv4Addr;
 
 use super::dhcp::{self, Datagram};
 use super::{Refused, Rule, Sent};
-use base::frame::ethernet::UDP;
+use base::frame::protocol::UDP;
 
 const SHORTEST_HEADER: usize = 20;
 

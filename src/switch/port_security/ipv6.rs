@@ -7,7 +7,7 @@ use super::dhcpv6;
 use super::ipv4::{self, VRRP};
 use super::{Headers, Refused, Rule, Sent};
 use base::frame::MacAddr;
-use base::frame::ethernet::{DESTINATION_OPTIONS, FRAGMENT, HOP_BY_HOP, ICMPV6, ROUTING, UDP};
+use base::frame::protocol::{DESTINATION_OPTIONS, FRAGMENT, HOP_BY_HOP, ICMPV6, ROUTING, UDP};
 
 const HEADER: usize = 40;
 /// Of UDP, the shortest header that is looked at behind those of IPv6.

@@ -7,6 +7,9 @@ use std::sync::Mutex;
 
 use clap_complete::Shell;
 
+/// The top of the repository.
+pub const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
 /// Of the manual pages: that of the release.
 pub const DATE: &str = "2026-11-23";
 
@@ -54,8 +57,8 @@ pub fn filled(page: &str) -> String {
 }
 
 /// Panics unless the file, below the repository, has this text; with UPDATE_DOCS it gets it.
-pub fn hold(root: &str, file: &str, text: &str) {
-    let path = Path::new(root).join(file);
+pub fn hold(file: &str, text: &str) {
+    let path = Path::new(ROOT).join(file);
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::write(&path, text).expect("write");
     }
@@ -64,21 +67,21 @@ pub fn hold(root: &str, file: &str, text: &str) {
 }
 
 /// Holds the table of a page that stands behind a mark, up to an empty line or the end.
-pub fn hold_table(root: &str, file: &str, mark: &str, table: &str) {
+pub fn hold_table(file: &str, mark: &str, table: &str) {
     // Other tests of the process may write the same page.
     static WRITING: Mutex<()> = Mutex::new(());
     let _one = WRITING.lock();
-    let page = std::fs::read_to_string(Path::new(root).join(file)).expect(file);
+    let page = std::fs::read_to_string(Path::new(ROOT).join(file)).expect(file);
     let (head, rest) = page.split_once(mark).unwrap_or_else(|| panic!("{file}: no {mark}"));
     let rest = rest.trim_start_matches('\n');
     let end = rest.find("\n\n").map_or("", |at| &rest[at + 1..]);
-    hold(root, file, &format!("{head}{mark}\n\n{table}{end}"));
+    hold(file, &format!("{head}{mark}\n\n{table}{end}"));
 }
 
 /// Holds a manual page, of which mandoc has nothing to say either.
-pub fn hold_page(root: &str, file: &str, page: &str) {
-    hold(root, file, &filled(page));
-    let mandoc = Command::new("mandoc").arg("-Tlint").arg(Path::new(root).join(file)).output();
+pub fn hold_page(file: &str, page: &str) {
+    hold(file, &filled(page));
+    let mandoc = Command::new("mandoc").arg("-Tlint").arg(Path::new(ROOT).join(file)).output();
     match mandoc {
         Ok(lint) => {
             let said = [lint.stdout, lint.stderr].concat();
@@ -89,7 +92,7 @@ pub fn hold_page(root: &str, file: &str, page: &str) {
 }
 
 /// Holds the completions of a program for each shell.
-pub fn hold_completions(root: &str, command: &clap::Command) {
+pub fn hold_completions(command: &clap::Command) {
     let name = command.get_name().to_owned();
     for (shell, file) in [
         (Shell::Bash, format!("{name}.bash")),
@@ -99,6 +102,6 @@ pub fn hold_completions(root: &str, command: &clap::Command) {
         let mut text = Vec::new();
         clap_complete::generate(shell, &mut command.clone(), &name, &mut text);
         let text = String::from_utf8(text).expect("UTF-8");
-        hold(root, &format!("scripts/completions/{file}"), &text);
+        hold(&format!("scripts/completions/{file}"), &text);
     }
 }

@@ -3,11 +3,9 @@
 
 use std::fmt::Write;
 
-use testkit::manual::{hold, hold_table};
+use testkit::manual::{ROOT, hold, hold_table};
 
 use super::*;
-
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 fn read(file: &str) -> String {
     std::fs::read_to_string(format!("{ROOT}/{file}")).expect(file)
@@ -76,7 +74,7 @@ fn the_commented_example_has_every_key() {
     ] {
         text = with(&text, header, "\n\n", commented(kind).trim_end());
     }
-    hold(ROOT, file, &(text.trim_end().to_owned() + "\n"));
+    hold(file, &(text.trim_end().to_owned() + "\n"));
 }
 
 /// Kinds of entries, as tables call them.
@@ -125,7 +123,7 @@ fn the_page_of_the_configuration_says_when_changes_take_effect() {
         _ => format!("{effect} | {}\n", names.join(", ")),
     });
     let table = rows.collect::<String>();
-    hold_table(ROOT, file, mark, &format!("takes effect | keys\n---|---\n{table}"));
+    hold_table(file, mark, &format!("takes effect | keys\n---|---\n{table}"));
 }
 
 /// Lines of code that name a key, with their files: as a text, a field, or a type.

@@ -11,7 +11,6 @@ use super::super::scalars::SCALAR_KEYS;
 use super::documents::by_kind;
 use super::{KEYS, Kind};
 
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const EXAMPLE: &str = include_str!("../../../../scripts/systemd/vioswitch.toml");
 
 /// Part of the manual page that no option has.
@@ -140,7 +139,7 @@ fn the_daemons_page_has_every_option() {
     let status = escape(status);
     let signals = escape(&signals.replace('\n', " "));
     let _ = writeln!(page, ".SH SIGNALS\n{signals}\n.SH EXIT STATUS\n{status}");
-    hold_page(ROOT, "docs/man/vioswitchd.8", &(page + DAEMON_END));
+    hold_page("docs/man/vioswitchd.8", &(page + DAEMON_END));
 }
 
 /// Settings outside of any entry, as files have them: those of the example, and the others.
@@ -202,7 +201,7 @@ fn the_files_page_has_every_key() {
         writeln!(page, ".SH SETTINGS\nThese options of\n.BR vioswitchd (8)\nare keys: {names}.");
     page += ENTRIES;
     keys_of_entries(&mut page);
-    hold_page(ROOT, "docs/man/vioswitch.toml.5", &(page + FILE_END));
+    hold_page("docs/man/vioswitch.toml.5", &(page + FILE_END));
 }
 
 #[test]
@@ -215,5 +214,5 @@ fn every_setting_is_an_option() {
 
 #[test]
 fn completions_are_made_from_the_options() {
-    hold_completions(ROOT, &args::command());
+    hold_completions(&args::command());
 }

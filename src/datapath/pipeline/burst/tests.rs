@@ -209,8 +209,8 @@ fn frames_that_may_not_wait_are_dropped() {
     }
 }
 
-/// What waits for its receiver has not passed by the sender's rate, nor have chains behind it that
-/// are no frames.
+/// Frames that go back to their ring to wait for their receiver cost no rate, nor do the rejected
+/// chains behind these frames.
 #[test]
 fn frames_that_go_back_to_their_ring_are_not_charged() {
     let rate = Rate { bits: 0, packets: 1 };

@@ -196,7 +196,7 @@ fn nothing_is_written_after_a_batch_that_found_the_device_gone() {
     }
 }
 
-/// What does not fit goes with a later call, in order, and fills each batch as far as it can.
+/// Frames that do not fit into a batch leave in order with the next one, and each batch is full.
 #[test]
 fn a_full_batch_leaves_before_the_next_frame() {
     let port = uplink(1);

@@ -89,6 +89,30 @@ fn a_device_that_cannot_gets_complete_frames() {
     }
 }
 
+/// Segments of a dropped packet are no lost segments, although the next packet's first segment is
+/// in the same batch.
+#[test]
+fn a_dropped_packet_loses_no_segments() {
+    let port = uplink(1);
+    let segment = |len: usize| Transfer::Done(12 + 66 + len);
+    let answers = [&[Transfer::NoBuffers; 120][..], &[segment(500); 2]].concat();
+    Together::attach_with(&port, &answers, Offloads::NONE);
+    let (mut long, mut short) = (tcp(false, 60_000), tcp(false, 1_000));
+    let mut burst = Burst::default();
+    for packet in [&mut long, &mut short] {
+        let len = packet.len() as u32;
+        // SAFETY: both packets outlive the burst's use.
+        assert!(unsafe { burst.push_private(asking(false, 500), packet.as_mut_ptr(), len) });
+    }
+    burst.examine(Offloads::ALL, false);
+    send(&port, &burst, &mut FrameBatch::default());
+    let output = &tap(&port).queues()[0].output;
+    let done = &output.fallbacks;
+    let counters = [&done.segmented, &done.segments, &done.segments_lost, &output.frames];
+    assert_eq!(counters.map(Counter::get), [1, 2, 0, 1]);
+    assert_eq!(output.drops.total(), 1);
+}
+
 /// A packet whose segments need several batches arrives whole.
 #[test]
 fn more_segments_than_a_batch_has_room_for() {

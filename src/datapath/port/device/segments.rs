@@ -34,9 +34,14 @@ impl Sending<'_> {
             self.add(len, if made == 0 { Entry::First(at as u8) } else { Entry::Segment });
             made += 1;
         }
-        match made {
-            0 => self.drop(at, 1, self.end.unwrap_or(self.reasons.rejected)),
-            _ => self.lose_segments(all - made + segmenter.surplus()),
+        match all - made + segmenter.surplus() {
+            _ if made == 0 => self.drop(at, 1, self.end.unwrap_or(self.reasons.rejected)),
+            0 => {}
+            lost => {
+                // The answer for the first segment tells whether the frame is delivered.
+                self.flush();
+                self.lose_segments(lost);
+            }
         }
     }
 }

@@ -234,7 +234,7 @@ impl Connection {
         }
         drop(waiting);
         let flushed = output.map(|output| self.flush(output));
-        // What has no room now is dropped.
+        // A frame without room is dropped: its batch entry gets no answer.
         let end = next.max(first + 1);
         if flushed == Some(Transfer::Gone) {
             (first..end).for_each(|index| batch.answer(index, Transfer::Gone));

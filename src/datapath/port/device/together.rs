@@ -20,9 +20,9 @@ pub(super) struct Collected {
 /// The frames of a run to a device, in the order in which they leave.
 pub(super) struct Run<'a> {
     pub(super) burst: &'a Burst,
-    /// What the device takes.
+    /// Offloads that the device takes.
     pub(super) takes: Offloads,
-    /// Where it is counted what is done in its stead.
+    /// Counters of the offloads that this side does because the device takes none of them.
     pub(super) fallbacks: &'a Fallbacks,
     frames: &'a [u8],
     order: Option<Order>,

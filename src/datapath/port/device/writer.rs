@@ -82,7 +82,7 @@ pub(super) struct Sending<'a> {
     sent: Sent<'a>,
     /// Bits of frames of packets that the device refused, which leave one by one.
     refused: u64,
-    /// The first segment of the frame that was cut last was not dropped.
+    /// The device took the first segment of the last frame whose first segment was flushed.
     first_went: bool,
     /// Why the device takes no more.
     pub(super) end: Option<DropReason>,
@@ -170,11 +170,10 @@ impl Sending<'_> {
     pub(super) fn add(&mut self, len: usize, entry: Entry) {
         self.entries[self.batch.len()] = entry;
         self.batch.add(len);
-        self.first_went |= matches!(entry, Entry::First(_));
     }
 
     /// Has the device take what is in the batch, and counts what came of it.
-    fn flush(&mut self) {
+    pub(super) fn flush(&mut self) {
         if self.batch.is_empty() {
             return;
         }
@@ -202,7 +201,7 @@ impl Sending<'_> {
         }
     }
 
-    /// Counts segments that were not sent of the frame that was cut last.
+    /// Counts segments of that frame that were not sent.
     pub(super) fn lose_segments(&self, count: u32) {
         if self.first_went {
             self.sent.output.fallbacks.segments_lost.add_shared(count.into());
