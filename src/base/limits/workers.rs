@@ -156,6 +156,10 @@ pub const SPIN_OFF_NANOS: u64 = 100_000_000;
 /// See [`SPIN_OFF_NANOS`].
 pub const SPIN_OFF_MAX_NANOS: u64 = 1_600_000_000;
 
+/// Tuning: a worker that works for a smaller part of the time, one in so many, is not busy: no ring
+/// leaves it. A ring that takes nothing counts as such a part when workers are chosen.
+pub const BALANCE_IDLE_PARTS: u64 = 100;
+
 /// Rings that may move to another worker in a second for their load: enough to spread a worker's
 /// share in the time its load is known, too few to help an attacker.
 pub const BALANCE_MOVES: usize = 4;

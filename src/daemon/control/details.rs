@@ -19,6 +19,7 @@ use base::limits::{CONTROL_INSPECT_TIMEOUT, CONTROL_LOOK_TIMEOUT};
 use base::stats::{Direction, DropReason, QueueStats};
 use datapath::port::{Port, RegionFacts, RingFacts, SessionFacts};
 use datapath::vhost_user::features;
+use datapath::worker::Token;
 use switch::mirror::Mirror;
 use sys::blocking::{NotBegun, Task};
 use sys::clock;
@@ -139,14 +140,16 @@ fn details(
     View { samples, workers, .. }: &View,
 ) -> PortDetails {
     let (mut rings, now) = (Vec::new(), clock::coarse_seconds());
-    let served = workers.rings().of_port(port.id);
     // Those of a TAP or stream have the indices that a guest's would.
     port.each_queue(&mut |direction, queue, stats| {
         let index = 2 * queue + usize::from(direction == Direction::In);
         let facts = facts.and_then(|facts| facts.rings.get(index));
         let idle = samples.idle(port, (direction, queue), stats.frames.get(), now).map(u64::from);
-        let of = served.iter().find(|of| (of.0, of.1) == (direction, queue));
-        let worker = of.map(|of| of.2);
+        let token = match direction {
+            Direction::In => Token::Transmit(port.id, queue as u16),
+            Direction::Out => Token::Receive(port.id, queue as u16),
+        };
+        let worker = workers.rings().worker_of(token);
         rings.push(Ring { index, queue, direction, idle, worker, ..ring(stats, facts) });
     });
     rings.sort_by_key(|ring| ring.index);

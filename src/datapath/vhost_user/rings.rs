@@ -419,7 +419,7 @@ impl<'a> Rings<'a> {
         queue.renew(vring, |vring| open_receive(vring, self.guest, index));
         self.rings[index].life = Life::Running { features };
         if let Err(error) = self.workers.rings().serve(self.token(index), self.kick_fd(index)) {
-            self.stop_ring(index as u32)?;
+            self.stop(index as u32)?;
             return Err(error.into());
         }
         self.reconsider(index ^ 1);
@@ -429,12 +429,6 @@ impl<'a> Rings<'a> {
 
     /// `GET_VRING_BASE`: stops a ring, started or not, and returns its next index.
     pub fn stop(&mut self, index: u32) -> Result<u32, Refusal> {
-        let base = self.stop_ring(index)?;
-        self.workers.rings().rebalance();
-        Ok(base)
-    }
-
-    fn stop_ring(&mut self, index: u32) -> Result<u32, Refusal> {
         self.ring(index)?;
         let index = index as usize;
         self.workers.rings().release(self.token(index));
@@ -478,7 +472,7 @@ impl<'a> Rings<'a> {
     pub fn stop_all(&mut self) {
         let count = self.rings.len();
         for index in (1..count).step_by(2).chain((0..count).step_by(2)) {
-            let _ = self.stop_ring(index as u32);
+            let _ = self.stop(index as u32);
             if let Some(queue) = self.guest.queue(index) {
                 queue.renew(Vring::default(), |_| ());
             }
@@ -486,7 +480,6 @@ impl<'a> Rings<'a> {
             self.retire(call);
             self.retire(err);
         }
-        self.workers.rings().rebalance();
         self.close_retired();
     }
 

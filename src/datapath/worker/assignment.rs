@@ -1,9 +1,8 @@
 //! Which worker serves which ring of a guest, and how a ring moves to another one.
 //!
-//! A ring goes to the worker with the fewest of its direction. When others leave, rings move until
-//! no worker has two more than another, unless that makes a busy worker busier still; and transmit
-//! rings move for their load ([`super::balance`]). The rings of a port for which an operator chose
-//! a worker go there and stay, whatever the load.
+//! A ring starts at the worker with the least to do, and transmit rings move for their load later
+//! ([`super::balance`]). The rings of a port for which an operator chose a worker go there and
+//! stay, whatever the load.
 //!
 //! A transmit ring's state names its owner ([`Vring::owner`]); a worker that finds another
 //! name there under the ring's lock lets go of the ring. A move is therefore safe at any moment:
@@ -24,7 +23,6 @@
 //! kick descriptor takes is its session's alone ([`super::kick`]), and a ring whose lock is not to
 //! be had, as its guest's memory keeps a worker waiting, does not move.
 
-use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -35,9 +33,8 @@ use super::balance::{Move, Sample};
 use super::handle::{Token, WorkerHandle};
 use super::kick::KickFd;
 use crate::port::{Discard, Port, Ports, QueueRef};
-use base::limits::LOCK_WAIT_NANOS;
-use base::stats::Direction;
-use switch::PortId;
+use base::limits::{BALANCE_IDLE_PARTS, LOCK_WAIT_NANOS};
+use sys::clock;
 
 #[cfg(doc)]
 use crate::port::Vring;
@@ -49,7 +46,7 @@ struct Served {
     kick: Option<Arc<KickFd>>,
     /// Its session changes it, with the lock released: it does not move.
     changing: bool,
-    /// Cycles that it took in a second, as far as is known.
+    /// Cycles that the ring's bursts took in the last second, as far as is known.
     cycles: u64,
 }
 
@@ -57,25 +54,23 @@ struct Served {
 #[derive(Default)]
 struct Spread {
     rings: HashMap<Token, Served>,
-    /// Receive and transmit rings of each worker. Counted apart, as the work is with the transmit
-    /// rings: rings start in turn, receive and transmit, so counted together all of one kind would
-    /// go to every second worker.
-    load: Vec<[usize; 2]>,
-    /// Cycles that each worker's sources took in a second, as far as is known.
-    cycles: Vec<u64>,
+    /// Cycles that each worker's devices took in the last second, as far as is known.
+    devices: Vec<u64>,
 }
 
 impl Spread {
-    /// Counts a ring of worker `from`, if it had one, for worker `to`, if it has one now.
-    fn count(&mut self, kind: usize, cycles: u64, from: Option<usize>, to: Option<usize>) {
-        if let Some(from) = from {
-            self.load[from][kind] -= 1;
-            self.cycles[from] = self.cycles[from].saturating_sub(cycles);
+    /// The worker with the least to do, for a ring that starts. Each ring of its direction counts
+    /// as little work even if it took nothing, so that idle rings are spread by their number. The
+    /// directions count apart: rings start in turn, receive and transmit, so counted together all
+    /// of one direction would go to every second worker.
+    fn least_loaded(&self, ring: Token) -> usize {
+        let little = clock::cycles_per_second() / BALANCE_IDLE_PARTS;
+        let mut loads = self.devices.clone();
+        for (&other, served) in &self.rings {
+            let same_direction = is_transmit(other) == is_transmit(ring);
+            loads[served.worker] += served.cycles + if same_direction { little } else { 0 };
         }
-        if let Some(to) = to {
-            self.load[to][kind] += 1;
-            self.cycles[to] += cycles;
-        }
+        (0..loads.len()).min_by_key(|&worker| loads[worker]).unwrap_or(0)
     }
 }
 
@@ -89,8 +84,8 @@ pub struct Assignment {
 impl Assignment {
     /// No ring is served yet.
     pub fn new(workers: Vec<Arc<WorkerHandle>>, ports: Arc<Ports>) -> Assignment {
-        let (load, cycles) = (vec![[0; 2]; workers.len()], vec![0; workers.len()]);
-        let spread = Mutex::new(Spread { load, cycles, ..Spread::default() });
+        let devices = vec![0; workers.len()];
+        let spread = Mutex::new(Spread { devices, ..Spread::default() });
         Assignment { workers, ports, spread }
     }
 
@@ -115,9 +110,8 @@ impl Assignment {
         let ports = self.ports.present();
         let port = ring.port().and_then(|id| ports.shared(id)).ok_or(io::ErrorKind::NotFound)?;
         let mut spread = self.spread();
-        let kind = kind(ring);
-        let worker = choose(port.worker.get(self.workers.len()), &spread.load, kind);
-        spread.count(kind, 0, None, Some(worker));
+        let fixed = port.worker.get(self.workers.len());
+        let worker = fixed.unwrap_or_else(|| spread.least_loaded(ring));
         let (port, kept) = (Arc::clone(port), kick.clone());
         let served = Served { port, worker, kick: kept, changing: true, cycles: 0 };
         spread.rings.insert(ring, served);
@@ -157,19 +151,9 @@ impl Assignment {
         watched
     }
 
-    /// The rings of a port that are served: direction, number of the queue, worker.
-    pub fn of_port(&self, port: PortId) -> Vec<(Direction, usize, usize)> {
-        let spread = self.spread();
-        let rings = spread.rings.iter().filter_map(|(ring, served)| match *ring {
-            Token::Transmit(of, queue) if of == port => {
-                Some((Direction::In, queue.into(), served.worker))
-            }
-            Token::Receive(of, queue) if of == port => {
-                Some((Direction::Out, queue.into(), served.worker))
-            }
-            _ => None,
-        });
-        rings.collect()
+    /// The worker that serves a ring, if one does.
+    pub fn worker_of(&self, ring: Token) -> Option<usize> {
+        self.spread().rings.get(&ring).map(|served| served.worker)
     }
 
     /// Makes a ring's worker look at it once, without waiting for a kick.
@@ -182,32 +166,22 @@ impl Assignment {
     /// A ring stops: no worker watches its kick any more. Its worker may be in a burst; take the
     /// ring's lock to wait for that.
     pub fn release(&self, ring: Token) {
-        let mut spread = self.spread();
-        let Some(served) = spread.rings.remove(&ring) else { return };
-        spread.count(kind(ring), served.cycles, Some(served.worker), None);
-        drop(spread);
-        self.unwatch(served.worker, served.kick.as_deref());
+        let served = self.spread().rings.remove(&ring);
+        if let Some(served) = served {
+            self.unwatch(served.worker, served.kick.as_deref());
+        }
     }
 
     /// Moves rings that their port's worker does not serve to it, as far as that is possible now:
     /// what is left comes with the next look. Waits for the lock of one ring at most, in whose
     /// guest's memory a worker may stand still.
     pub fn settle(&self) {
-        let mut spread = self.spread();
         let end = Instant::now() + Duration::from_nanos(LOCK_WAIT_NANOS);
-        let away = spread.rings.iter_mut().filter_map(|(ring, served)| {
-            let wanted = self.fixed(served).filter(|worker| *worker != served.worker)?;
-            Some((*ring, served, wanted))
-        });
-        let mut moved = Vec::new();
-        for (ring, served, to) in away.take_while(|_| Instant::now() < end) {
-            let (from, cycles) = (served.worker, served.cycles);
-            if self.move_to(ring, served, to) {
-                moved.push((kind(ring), cycles, from, to));
+        for (ring, served) in &mut self.spread().rings {
+            let wanted = self.fixed(served).filter(|worker| *worker != served.worker);
+            if let Some(worker) = wanted.filter(|_| Instant::now() < end) {
+                self.move_to(*ring, served, worker);
             }
-        }
-        for (kind, cycles, from, to) in moved {
-            spread.count(kind, cycles, Some(from), Some(to));
         }
     }
 
@@ -216,34 +190,26 @@ impl Assignment {
         served.port.worker.get(self.workers.len())
     }
 
-    /// Moves rings until no worker has two more of a direction than another.
-    pub fn rebalance(&self) {
-        let mut spread = self.spread();
-        for kind in 0..2 {
-            // Each move lessens the sum of squares, so there is an end.
-            while self.move_one(&mut spread, kind) {}
-        }
-    }
-
     /// What each transmit ring that is served has cost so far.
     pub fn costs(&self) -> Vec<Sample> {
         let spread = self.spread();
         let cost = |(&source, served): (&Token, &Served)| {
-            let queue = queue(&served.port, source).filter(|_| kind(source) == TRANSMIT)?;
+            let queue = queue(&served.port, source).filter(|_| is_transmit(source))?;
             let (worker, may_move) = (served.worker, self.fixed(served).is_none());
-            Some(Sample { source, worker, cycles: queue.stats().cycles.get(), may_move })
+            Some(Sample::new(source, worker, queue.stats().cycles.get(), may_move))
         };
         spread.rings.iter().filter_map(cost).collect()
     }
 
-    /// Notes what sources took in the last second.
-    pub fn note_loads<'a>(&self, loads: impl Iterator<Item = (&'a Sample, u64)>) {
-        let Spread { rings, cycles, .. } = &mut *self.spread();
-        cycles.fill(0);
-        for (Sample { source, worker, .. }, took) in loads {
-            cycles[*worker] += took;
-            if let Some(served) = rings.get_mut(source) {
-                served.cycles = took;
+    /// Notes what sources took in the last second, by which rings that start are placed.
+    pub fn note_loads(&self, samples: &[Sample]) {
+        let Spread { rings, devices } = &mut *self.spread();
+        devices.fill(0);
+        for sample in samples {
+            if let Token::Device(..) = sample.source {
+                devices[sample.worker] += sample.load[0];
+            } else if let Some(served) = rings.get_mut(&sample.source) {
+                served.cycles = sample.load[0];
             }
         }
     }
@@ -252,43 +218,10 @@ impl Assignment {
     /// worker by now, or is to have, is left alone.
     pub fn shift(&self, wish: Move) -> bool {
         let mut spread = self.spread();
-        let stays = |s: &Served| s.worker != wish.from || self.fixed(s).is_some();
-        let Some(served) = spread.rings.get_mut(&wish.ring).filter(|s| !stays(s)) else {
-            return false;
-        };
-        let moved = self.move_to(wish.ring, served, wish.to);
-        if moved {
-            let cycles = served.cycles;
-            spread.count(kind(wish.ring), cycles, Some(wish.from), Some(wish.to));
-        }
-        moved
-    }
-
-    /// Moves one ring to the worker with the fewest, from the one with the most that has a ring to
-    /// give; false if there is no need, or none that can move without making the former the busier.
-    fn move_one(&self, spread: &mut Spread, ring_kind: usize) -> bool {
-        let Spread { rings, load, cycles } = spread;
-        let of = |worker: &usize| load[*worker][ring_kind];
-        let Some(least) = (0..load.len()).min_by_key(of) else { return false };
-        let mut full: Vec<usize> =
-            (0..load.len()).filter(|one| of(one) >= of(&least) + 2).collect();
-        full.sort_by_key(|one| Reverse(of(one)));
-        let fits = |most: usize, took| took == 0 || cycles[least] + took <= cycles[most];
-        let moved = full.into_iter().find_map(|most| {
-            let mut there = rings.iter_mut().filter(|(ring, served)| {
-                served.worker == most
-                    && kind(**ring) == ring_kind
-                    && self.fixed(served).is_none()
-                    && fits(most, served.cycles)
-            });
-            there.find_map(|(ring, served)| {
-                self.move_to(*ring, served, least).then_some((most, served.cycles))
-            })
-        });
-        if let Some((most, cycles)) = moved {
-            spread.count(ring_kind, cycles, Some(most), Some(least));
-        }
-        moved.is_some()
+        spread.rings.get_mut(&wish.ring).is_some_and(|served| {
+            let may_move = served.worker == wish.from && self.fixed(served).is_none();
+            may_move && self.move_to(wish.ring, served, wish.to)
+        })
     }
 
     /// Moves a ring; see the top of the file for the order. False if it stays.
@@ -360,18 +293,8 @@ fn own(queue: QueueRef<'_>, worker: usize, kick: Option<&KickFd>) {
     }
 }
 
-/// The worker of a ring of direction `kind` that starts: the one it is to have, or the one with the
-/// fewest.
-fn choose(fixed: Option<usize>, load: &[[usize; 2]], kind: usize) -> usize {
-    fixed.or_else(|| (0..load.len()).min_by_key(|&worker| load[worker][kind])).unwrap_or(0)
-}
-
-/// Index of transmit rings in a load.
-const TRANSMIT: usize = 1;
-
-/// Index of a ring's direction in a load: receive, transmit.
-fn kind(ring: Token) -> usize {
-    usize::from(matches!(ring, Token::Transmit(..)))
+fn is_transmit(ring: Token) -> bool {
+    matches!(ring, Token::Transmit(..))
 }
 
 /// Events that watching `kick` brings at once.

@@ -1,9 +1,10 @@
 //! Which transmit rings should move to another worker, judged by what they cost.
 //!
-//! Rings are given to workers by number ([`super::assignment`]), which says nothing of their work:
-//! of four guests of which two only send, the senders may all be with one worker. So the cycles
-//! that each ring's bursts take are summed, and once a second a ring moves from a busy worker to
-//! one that has less to do, if that makes the busier of the two clearly less busy.
+//! A worker is chosen for a ring when it starts ([`super::assignment`]), when nobody knows what it
+//! will send: of four guests of which two only send, the senders may all be with one worker; and
+//! guests come and go. So the cycles that each ring's bursts take are summed, and once a second
+//! rings move from a busy worker to one that has less to do, if that makes the busier of the two
+//! clearly less busy.
 //!
 //! A move is cheap and loses nothing, but each costs a moment and a cache, and loads are noisy and
 //! partly an attacker's to choose. So nothing moves
@@ -21,7 +22,10 @@
 use std::collections::HashMap;
 
 use super::handle::Token;
-use base::limits::{BALANCE_MOVES, BALANCE_REST_SECONDS};
+use base::limits::{BALANCE_IDLE_PARTS, BALANCE_MOVES, BALANCE_REST_SECONDS};
+
+/// Cycles in each of the last two seconds, the later one first.
+type Load = [u64; 2];
 
 /// A source of frames as a look at it found it.
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +38,15 @@ pub struct Sample {
     pub cycles: u64,
     /// It may have another worker.
     pub may_move: bool,
+    /// What it took lately, which [`Balance::look`] finds.
+    pub load: Load,
+}
+
+impl Sample {
+    /// The load of `source` is not known yet.
+    pub fn new(source: Token, worker: usize, cycles: u64, may_move: bool) -> Sample {
+        Sample { source, worker, cycles, may_move, load: Load::default() }
+    }
 }
 
 /// A ring that should change its worker.
@@ -47,25 +60,14 @@ pub struct Move {
     pub to: usize,
 }
 
-/// Cycles in each of the last two seconds, the later one first.
-type Load = [u64; 2];
-
 /// A source between two looks.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
     cycles: u64,
-    /// Cycles that it took in each of the last two seconds.
-    recent: Load,
+    /// Cycles that it took in the last second.
+    took: u64,
     /// The look for which it moved last.
     moved: Option<u64>,
-}
-
-/// A source's place and load while moves are being considered.
-struct Placed {
-    source: Token,
-    worker: usize,
-    load: Load,
-    may_move: bool,
 }
 
 /// What is remembered from one look to the next.
@@ -84,12 +86,21 @@ impl Balance {
         Balance { workers, second, last: now, seen: HashMap::new() }
     }
 
-    /// Judges a look at all sources at cycle `now`, about a second after the last one.
-    pub fn look(&mut self, now: u64, samples: &[Sample]) -> Vec<Move> {
+    /// Judges a look at all sources at cycle `now`, about a second after the last one: notes the
+    /// load of each, and returns moves that would have made busy workers less so.
+    pub fn look(&mut self, now: u64, samples: &mut [Sample]) -> Vec<Move> {
         let passed = now.saturating_sub(self.last).max(1);
         self.last = now;
         self.note(passed, samples);
-        self.moves(now, samples)
+        let mut moves = Vec::new();
+        while moves.len() < BALANCE_MOVES
+            && let Some((at, to)) = self.best(samples)
+        {
+            let sample = &mut samples[at];
+            moves.push(Move { ring: sample.source, from: sample.worker, to });
+            (sample.worker, sample.may_move) = (to, false);
+        }
+        moves
     }
 
     /// A ring has moved as it should since the last look, and rests. One that could not, as its new
@@ -100,23 +111,14 @@ impl Balance {
         }
     }
 
-    /// What a source took in the last second.
-    pub fn load(&self, source: Token) -> u64 {
-        self.seen.get(&source).map_or(0, |seen| seen.recent[0])
-    }
-
     /// All workers slept up to cycle `now`: the next look is at what comes from here on.
     pub fn resume(&mut self, now: u64) {
         self.last = now;
     }
 
-    /// Cycles a second below which a worker is not busy.
-    fn least(&self) -> u64 {
-        self.second / 100
-    }
-
-    /// Keeps what each source took since the last look, as for a whole second.
-    fn note(&mut self, passed: u64, samples: &[Sample]) {
+    /// Finds what each source took since the last look, as for a whole second. One that moved a
+    /// short time ago may not move again.
+    fn note(&mut self, passed: u64, samples: &mut [Sample]) {
         let mut seen = HashMap::with_capacity(samples.len());
         for sample in samples {
             let known = self.seen.get(&sample.source);
@@ -125,55 +127,34 @@ impl Balance {
                 known.copied().unwrap_or(Seen { cycles: sample.cycles, ..Seen::default() });
             let took = sample.cycles.saturating_sub(before.cycles).min(passed);
             let took = (u128::from(took) * u128::from(self.second) / u128::from(passed)) as u64;
-            let recent = [took, before.recent[0]];
-            seen.insert(sample.source, Seen { cycles: sample.cycles, recent, ..before });
+            sample.load = [took, before.took];
+            let rest = self.second * BALANCE_REST_SECONDS;
+            sample.may_move &=
+                before.moved.is_none_or(|then| self.last.saturating_sub(then) >= rest);
+            seen.insert(sample.source, Seen { cycles: sample.cycles, took, ..before });
         }
         self.seen = seen;
     }
 
-    /// Moves that would have made busy workers less so.
-    fn moves(&self, now: u64, samples: &[Sample]) -> Vec<Move> {
-        let rest = self.second * BALANCE_REST_SECONDS;
-        let mut placed: Vec<Placed> = samples.iter().map(|s| self.place(s, now, rest)).collect();
-        let mut loads = vec![Load::default(); self.workers];
-        placed.iter().for_each(|one| loads[one.worker] = sum(loads[one.worker], one.load));
-        let mut moves = Vec::new();
-        while moves.len() < BALANCE_MOVES
-            && let Some((at, to)) = self.best(&placed, &loads)
-        {
-            let one = &mut placed[at];
-            loads[one.worker] = without(loads[one.worker], one.load);
-            loads[to] = sum(loads[to], one.load);
-            moves.push(Move { ring: one.source, from: one.worker, to });
-            (one.worker, one.may_move) = (to, false);
-        }
-        moves
-    }
-
-    fn place(&self, sample: &Sample, now: u64, rest: u64) -> Placed {
-        let seen = self.seen.get(&sample.source).copied().unwrap_or_default();
-        let rested = seen.moved.is_none_or(|then| now.saturating_sub(then) >= rest);
-        Placed {
-            source: sample.source,
-            worker: sample.worker,
-            load: seen.recent,
-            may_move: rested && sample.may_move,
-        }
-    }
-
-    /// The move that helps the busiest worker that can be helped: the source's place in `placed`,
+    /// The move that helps the busiest worker that can be helped: the source's place in `samples`,
     /// and its new worker.
-    fn best(&self, placed: &[Placed], loads: &[Load]) -> Option<(usize, usize)> {
-        let both = |load: Load| load[0] + load[1];
-        let mut busy: Vec<usize> = (0..loads.len()).collect();
-        busy.sort_by_key(|&worker| std::cmp::Reverse(both(loads[worker])));
-        let to = *busy.last()?;
-        busy.into_iter().filter(|&from| from != to).find_map(|from| {
-            let mine = placed.iter().enumerate();
-            let mine = mine.filter(|(_, one)| one.worker == from && one.may_move);
-            mine.filter(|(_, one)| self.evens_out(loads[from], loads[to], one.load))
-                .min_by_key(|(_, one)| both(busier(loads[from], loads[to], one.load)))
-                .map(|(at, _)| (at, to))
+    fn best(&self, samples: &[Sample]) -> Option<(usize, usize)> {
+        let mut loads = vec![Load::default(); self.workers];
+        for sample in samples {
+            (0..2).for_each(|i| loads[sample.worker][i] += sample.load[i]);
+        }
+        let mut workers: Vec<usize> = (0..self.workers).collect();
+        workers.sort_by_key(|&worker| loads[worker][0] + loads[worker][1]);
+        let to = *workers.first()?;
+        workers.into_iter().rev().find_map(|from| {
+            let (from_load, to_load) = (loads[from], loads[to]);
+            let candidates = samples.iter().enumerate().filter(|(_, one)| {
+                one.worker == from && one.may_move && self.evens_out(from_load, to_load, one.load)
+            });
+            // The difference between the workers that a move leaves.
+            let left = |i: usize, one: Load| (from_load[i] - to_load[i]).abs_diff(2 * one[i]);
+            let best = candidates.min_by_key(|(_, one)| left(0, one.load) + left(1, one.load));
+            best.map(|(at, _)| (at, to))
         })
     }
 
@@ -181,24 +162,10 @@ impl Balance {
     fn evens_out(&self, from: Load, to: Load, source: Load) -> bool {
         (0..2).all(|i| {
             let more = from[i].saturating_sub(to[i]);
-            let uneven = from[i] >= self.least() && more > from[i] / 4;
+            let uneven = from[i] >= self.second / BALANCE_IDLE_PARTS && more > from[i] / 4;
             uneven && (from[i] / 64..=more - more / 4).contains(&source[i])
         })
     }
-}
-
-fn sum(a: Load, b: Load) -> Load {
-    [a[0] + b[0], a[1] + b[1]]
-}
-
-fn without(a: Load, b: Load) -> Load {
-    [a[0] - b[0], a[1] - b[1]]
-}
-
-/// What the busier of two workers has to do when a source has gone from one to the other.
-fn busier(from: Load, to: Load, source: Load) -> Load {
-    let (from, to) = (without(from, source), sum(to, source));
-    [from[0].max(to[0]), from[1].max(to[1])]
 }
 
 #[cfg(test)]
@@ -226,11 +193,8 @@ mod tests {
         }
 
         fn samples(&self) -> Vec<Sample> {
-            let sample = |(at, &(_, worker, cycles)): (usize, &(u64, usize, u64))| Sample {
-                source: ring(at),
-                worker,
-                cycles,
-                may_move: true,
+            let sample = |(at, &(_, worker, cycles)): (usize, &(u64, usize, u64))| {
+                Sample::new(ring(at), worker, cycles, true)
             };
             self.rings.iter().enumerate().map(sample).collect()
         }
@@ -241,7 +205,7 @@ mod tests {
             for (at, ring) in self.rings.iter_mut().enumerate() {
                 ring.2 += load(at, ring.0);
             }
-            let moves = self.balance.look(self.now, &self.samples());
+            let moves = self.balance.look(self.now, &mut self.samples());
             for one in &moves {
                 let Token::Transmit(at, 0) = one.ring else { panic!("{one:?}") };
                 assert_eq!(self.rings[usize::from(at)].1, one.from);
@@ -374,7 +338,7 @@ mod tests {
         for _ in 0..5 {
             bench.now += SECOND;
             bench.rings.iter_mut().for_each(|ring| ring.2 += ring.0);
-            asked += bench.balance.look(bench.now, &bench.samples()).len();
+            asked += bench.balance.look(bench.now, &mut bench.samples()).len();
         }
         assert_eq!(asked, 3, "moves asked for, by the looks that know two seconds");
         assert_eq!([bench.seconds(1), bench.seconds(60)], [1, 0]);
@@ -388,11 +352,11 @@ mod tests {
     fn one_that_stays(source: Token) {
         let mut balance = Balance::new(2, 0, SECOND);
         let look = |balance: &mut Balance, second: u64, worker: usize| {
-            let samples = [
-                Sample { source, worker: 0, cycles: 700 * second, may_move: false },
-                Sample { source: ring(1), worker, cycles: 300 * second, may_move: true },
+            let mut samples = [
+                Sample::new(source, 0, 700 * second, false),
+                Sample::new(ring(1), worker, 300 * second, true),
             ];
-            balance.look(second * SECOND, &samples)
+            balance.look(second * SECOND, &mut samples)
         };
         look(&mut balance, 1, 0);
         assert_eq!(look(&mut balance, 2, 0), []);

@@ -30,9 +30,9 @@ impl Workers {
         let mut balance = Balance::new(self.handles().len(), clock::cycles(), second);
         while pause(Duration::from_secs(1), stopping) {
             self.rings().settle();
-            let samples = self.samples();
-            let moves = balance.look(clock::cycles(), &samples);
-            self.rings().note_loads(samples.iter().map(|one| (one, balance.load(one.source))));
+            let mut samples = self.samples();
+            let moves = balance.look(clock::cycles(), &mut samples);
+            self.rings().note_loads(&samples);
             for one in moves {
                 let moved = self.answers(one.to) && self.rings().shift(one);
                 log::debug!("{one:?}: {}", if moved { "done" } else { "not possible now" });
@@ -51,11 +51,10 @@ impl Workers {
         let mut samples = self.rings().costs();
         for port in self.rings().ports().present().iter() {
             let Endpoint::Device(device) = &port.endpoint else { continue };
-            samples.extend(device.queues().iter().enumerate().map(|(index, queue)| Sample {
-                source: Token::Device(port.id, index as u16),
-                worker: port.device_worker(index, self.handles().len()),
-                cycles: queue.input.cycles.get(),
-                may_move: false,
+            samples.extend(device.queues().iter().enumerate().map(|(index, queue)| {
+                let worker = port.device_worker(index, self.handles().len());
+                let source = Token::Device(port.id, index as u16);
+                Sample::new(source, worker, queue.input.cycles.get(), false)
             }));
         }
         samples
