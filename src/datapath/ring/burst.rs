@@ -1,11 +1,11 @@
-//! The frames of one turn of one source, and what is known of them.
+//! The frames that one source sends in one turn, and the facts known of each frame.
 //!
-//! A frame's first [`SNAPSHOT_LEN`] bytes and its virtio-net header are private copies: decisions
-//! are made on them and they are what gets delivered, so the sender may rewrite its buffer at any
-//! moment without changing what was checked. Where more of a frame's headers has to be checked, for
-//! an offload ([`Burst::examine`]), the port's security or multicast snooping ([`Burst::headers`],
-//! [`Burst::message`]), these become private too, and are delivered from there. The rest of the
-//! payload stays where it is.
+//! A frame's first [`SNAPSHOT_LEN`] bytes and its virtio-net header are private copies. The switch
+//! decides on these copies and delivers these copies, so a sender that rewrites its buffer does not
+//! change checked bytes. If more of a frame's headers must be checked, for an offload
+//! ([`Burst::examine`]), the port's security or multicast snooping ([`Burst::headers`],
+//! [`Burst::message`]), these headers are copied to private memory too and delivered from there.
+//! The rest of the payload stays in the sender's memory.
 
 mod keep;
 mod private;
@@ -26,49 +26,50 @@ use base::frame::{Load, VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
 use base::limits::{BURST_FRAMES, BURST_PIECES, MAX_HEADERS_LEN, MIN_FRAME_LEN, SNAPSHOT_LEN};
 use base::stats::DropReason;
 
-/// One frame of a burst. The snapshot has a cache line of its own, the rest shares the next.
+/// One frame of a burst. The snapshot fills one cache line, the other fields share the next.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub struct Frame {
-    /// The first bytes; beyond `len` they are the sender's or zero, and mean nothing.
+    /// The frame's first bytes; bytes beyond `len` are the sender's or zero, and mean nothing.
     pub snapshot: Snapshot,
-    /// The virtio-net header: as the sender wrote it, zero-filled to 12 bytes, and from
-    /// [`Burst::examine`] on, if the burst [asks](Burst::needs_offloads), as a receiver may see it.
+    /// The virtio-net header: as the sender wrote it, zero-filled to 12 bytes. After
+    /// [`Burst::examine`], if the burst [asks for offloads](Burst::needs_offloads), as a receiver
+    /// may see it.
     pub header: VnetHdr,
     /// Bytes of the whole frame.
     pub len: u32,
-    /// Payload behind the snapshot: the first piece, which for most frames is all.
+    /// First piece of the payload behind the snapshot; most frames have no other.
     pub rest: Piece,
-    /// Further pieces: start and count in the burst's piece list.
+    /// Further pieces of the payload: start and count in the burst's piece list.
     pub more: (u16, u16),
-    /// Which of the burst's heads this frame came from.
+    /// Index of the frame's head among the heads of the burst.
     pub position: u8,
-    /// Offset of the network header; of a frame that asks for an offload only.
+    /// Offset of the network header; valid only in a frame that asks for an offload.
     pub l3: u8,
-    /// What a receiver must have acknowledged to get the frame with its header; known only if the
-    /// burst asks.
+    /// Offloads that a receiver must have acknowledged to get the frame with its header; valid only
+    /// if the burst asks for offloads.
     pub needs: Offloads,
 }
 
 impl Frame {
-    /// The first bytes, as far as the snapshot and the frame go.
+    /// Returns the snapshot, without the bytes beyond the frame's end.
     #[inline(always)]
     pub fn head(&self) -> &[u8] {
         &self.snapshot[..SNAPSHOT_LEN.min(self.len as usize)]
     }
 
-    /// What says in what VLAN it is.
+    /// Returns the bytes that hold the frame's VLAN tag, if it has one.
     #[inline(always)]
     pub fn tag(&self) -> TagBytes {
         TagBytes::of(&self.snapshot, self.len)
     }
 
-    /// What it is on a wire.
+    /// Returns the frame's load on a wire, segments counted.
     pub fn load(&self) -> Load {
         Load::of(self.header, self.len)
     }
 
-    /// What the frame asks for; only if the burst asks.
+    /// Returns the offloads that the frame asks for; valid only if the burst asks for offloads.
     pub fn request(&self) -> Request {
         Request { needs: self.needs, l3: self.l3, header: self.header }
     }
@@ -92,35 +93,35 @@ pub struct Burst {
     count: usize,
     pub(super) heads: [u16; BURST_FRAMES],
     pub(super) taken: usize,
-    /// Flags and segmentation types of all headers, or'ed.
+    /// Flags and segmentation types of all headers, or'ed; 0 if no frame asks for an offload.
     asks: u16,
     rejected: [(u8, DropReason); BURST_FRAMES],
     rejects: usize,
     pub(super) pieces: PieceBuf,
-    /// First bytes of frames whose headers are longer than a snapshot, by the frame's position: its
-    /// place among the frames changes where another one is rejected.
+    /// First bytes of frames whose headers are longer than a snapshot, by the frame's position: a
+    /// frame's index changes when another frame is rejected, its position does not.
     headers: Box<[[u8; MAX_HEADERS_LEN]; BURST_FRAMES]>,
-    /// All bytes of frames that were looked at as a whole, by the frame's position; none before the
+    /// All bytes of frames that were examined as a whole, by the frame's position; empty before the
     /// first such frame.
     messages: Box<[u8]>,
-    /// Left by the first pass for the second; kept here as clearing it would cost a short burst
-    /// more than its frames.
+    /// Plain buffers that the first pass found for the second pass. Kept here, as clearing this
+    /// memory would cost a short burst more than its frames.
     pub(super) found: Box<[Found; BURST_FRAMES]>,
     /// First descriptors of the chains that the second pass has to walk.
     pub(super) chains: Box<[Descriptor; BURST_FRAMES]>,
-    /// Room for [`Burst::stage`]; none before it was needed.
+    /// Memory for [`Burst::stage`]; allocated at the first use.
     pub(super) staging: Staging,
-    /// Frames that are in private memory already, as bits of their indices.
+    /// Frames whose payload is in private memory already: one bit per index.
     staged: u64,
-    /// Frames that leave with other tags than they came with.
+    /// VLAN tags that frames leave with.
     pub(super) tags: Tags,
-    /// All frames that may go anywhere have the same tag, or none.
+    /// All frames that may be forwarded have the same tag, or none has a tag.
     pub are_alike: bool,
 }
 
 // SAFETY: the pointers in frames and pieces are only dereferenced while the source's lock is held,
-// which keeps the memory table they came from alive, or point into memory of this burst or of
-// frames that were kept, which outlive the delivery.
+// which keeps the memory table behind the pointers alive, or point into memory of this burst or of
+// kept frames, which outlive the delivery.
 unsafe impl Send for Burst {}
 
 impl Default for Burst {
@@ -133,7 +134,7 @@ impl Default for Burst {
             asks: 0,
             rejected: [(0, DropReason::BadChain); BURST_FRAMES],
             rejects: 0,
-            // A frame in one piece needs one more where its headers are copied.
+            // `private::extend` needs one more piece for a frame in one piece.
             pieces: PieceBuf::new(BURST_PIECES + BURST_FRAMES),
             headers: Box::new([[0; MAX_HEADERS_LEN]; BURST_FRAMES]),
             messages: Box::default(),
@@ -169,36 +170,37 @@ impl Burst {
         &self.frames[..self.count]
     }
 
-    /// The frames' memory.
+    /// Returns the memory of all frames, unused ones included.
     #[inline(always)]
     pub(super) fn frames_mut(&mut self) -> &mut [Frame; BURST_FRAMES] {
         &mut self.frames
     }
 
-    /// Heads taken, frames and rejected chains together.
+    /// Returns the number of heads taken: frames and rejected chains.
     pub fn taken(&self) -> usize {
         self.taken
     }
 
-    /// Descriptors of the ring that the heads taken stand for, or more if the burst was cut.
+    /// Returns the number of ring descriptors behind the heads taken; too high if the burst was
+    /// shortened.
     #[inline(always)]
     pub fn slots(&self) -> u32 {
         self.taken as u32 + self.pieces.linked
     }
 
-    /// Chains among the heads taken that are no frames, with the reason.
+    /// Returns the drop reason of each head taken that is not a frame.
     pub fn rejected(&self) -> impl Iterator<Item = DropReason> {
         self.rejected[..self.rejects].iter().map(|&(_, reason)| reason)
     }
 
-    /// The pieces of `frame` behind its snapshot and its first rest piece.
+    /// Returns the pieces of `frame` behind [`Frame::rest`].
     #[inline(always)]
     pub fn more(&self, frame: &Frame) -> &[Piece] {
         let (start, count) = (usize::from(frame.more.0), usize::from(frame.more.1));
         &self.pieces.as_slice()[start..start + count]
     }
 
-    /// Gives frame `index` and everything behind it back to the source, as if never taken.
+    /// Gives frame `index` and every head behind it back to the source, as if never taken.
     pub fn cut(&mut self, index: usize) {
         let Some(frame) = self.frames().get(index) else {
             return;
@@ -208,7 +210,7 @@ impl Burst {
         self.cut_rejected(position);
     }
 
-    /// Gives the heads behind the first `heads` back to the source, as if never taken.
+    /// Gives all heads but the first `heads` back to the source, as if never taken.
     pub fn cut_heads(&mut self, heads: usize) {
         let position = heads.min(self.taken) as u8;
         let count = self.frames().partition_point(|frame| frame.position < position);
@@ -222,7 +224,7 @@ impl Burst {
         }
     }
 
-    /// The load of each head taken, in ring order.
+    /// Returns the load of each head taken, in ring order.
     pub fn loads(&self) -> impl Iterator<Item = Load> {
         let mut frames = self.frames().iter().peekable();
         (0..self.taken).map(move |position| {
@@ -231,15 +233,16 @@ impl Burst {
         })
     }
 
-    /// The load of what was cut off after `frames` frames and `rejects` rejected chains were kept.
+    /// Returns the load of the heads that [`Burst::cut`] gave back from a burst that had `frames`
+    /// frames and `rejects` rejected chains.
     pub fn cut_load(&self, frames: usize, rejects: usize) -> Load {
         let cut = &self.frames[self.count.min(frames)..frames];
         let rejected = repeat_n(Load::NO_FRAME, rejects.saturating_sub(self.rejects));
         cut.iter().map(Frame::load).chain(rejected).sum()
     }
 
-    /// Adds a frame that fits the snapshot; false if the burst is full or the frame too short or
-    /// too long for that.
+    /// Adds a frame that fits the snapshot; false if the burst is full, or the frame is too short
+    /// or longer than a snapshot.
     pub fn push_small(&mut self, header: VnetHdr, bytes: &[u8]) -> bool {
         let fits = (MIN_FRAME_LEN as usize..=SNAPSHOT_LEN).contains(&bytes.len());
         if self.count == BURST_FRAMES || !fits {
@@ -255,8 +258,8 @@ impl Burst {
         true
     }
 
-    /// Adds a frame of another burst, or the beginning of one, that asks for nothing; false if the
-    /// burst is full.
+    /// Adds a frame of another burst, or the beginning of a frame, that asks for no offload; false
+    /// if the burst is full.
     pub(super) fn push_excerpt(&mut self, frame: Frame) -> bool {
         let is_full = self.count == BURST_FRAMES;
         if !is_full {
@@ -267,8 +270,8 @@ impl Burst {
         !is_full
     }
 
-    /// Adds a frame from private memory that stays valid until the burst is cleared: `len` bytes
-    /// at `at`. False if the burst is full or the frame too short.
+    /// Adds a frame of `len` bytes at `at`, in private memory. False if the burst is full or the
+    /// frame too short.
     ///
     /// # Safety
     /// `at` is valid for reads of `len` bytes until the burst is cleared.
@@ -292,8 +295,8 @@ impl Burst {
         true
     }
 
-    /// Copies frames to private memory, those whose bits are set: from here on nothing of theirs is
-    /// read from the sender's. Frames that are there already stay where they are.
+    /// Copies the frames whose bits are set to private memory: from here on no byte of these frames
+    /// is read from the sender's memory. Frames that are in private memory already stay there.
     #[cold]
     pub fn stage(&mut self, frames: u64) {
         let frames = frames & !self.staged;
@@ -302,7 +305,7 @@ impl Burst {
             let (start, count) = (usize::from(frame.more.0), usize::from(frame.more.1));
             let more = &self.pieces.as_slice()[start..start + count];
             let len: usize = more.iter().fold(frame.rest.len as usize, |n, p| n + p.len as usize);
-            // Never: a burst is at most as long, but for the frame that crosses the line.
+            // Never returns here: the staging has room for a whole burst.
             // SAFETY: only this burst's frames refer to the bytes, which `clear` empties.
             let Some(to) = (unsafe { self.staging.take(len) }) else { return };
             let mut filled = gather_one(&mut frame.rest, to);
@@ -315,16 +318,17 @@ impl Burst {
         self.staged |= frames;
     }
 
-    /// True if a frame asks for an offload, so that headers differ from frame to frame; after
-    /// [`Burst::examine`] each is one that a receiver with the features of `needs` may see.
+    /// True if a frame asks for an offload, so that virtio-net headers differ from frame to frame.
+    /// After [`Burst::examine`] a receiver that acknowledged the frame's `needs` may see each
+    /// header.
     #[inline(always)]
     pub fn needs_offloads(&self) -> bool {
         self.asks != 0
     }
 
-    /// Checks what the frames ask for, if any does; `may` is what their sender has acknowledged.
-    /// Frames that ask for nonsense are rejected. That a sum is valid (`DATA_VALID`) is believed
-    /// of the kernel, on a TAP, and of no guest.
+    /// Checks the offloads that the frames ask for, if any does; `may` is the sender's acknowledged
+    /// offloads. Rejects frames with invalid requests. `kernel` is true for frames of a TAP: the
+    /// switch believes the kernel that a checksum is valid (`DATA_VALID`), and believes no guest.
     #[inline(always)]
     pub fn examine(&mut self, may: Offloads, kernel: bool) {
         let known = asks(VnetHdr { flags: offload::NEEDS_CSUM, ..VnetHdr::plain(0) });
@@ -362,7 +366,7 @@ impl Burst {
         self.rejected[..self.rejects].sort_unstable_by_key(|&(position, _)| position);
     }
 
-    /// Checks what frame `index` asks for.
+    /// Checks the offloads that frame `index` asks for.
     fn request_of(&mut self, index: usize, may: Offloads) -> Result<Request, Refused> {
         let Frame { header, len, .. } = self.frames[index];
         match offload::check(header, self.frames[index].head(), len, may) {
@@ -374,7 +378,7 @@ impl Burst {
         }
     }
 
-    /// Counts something that came and is no frame to be forwarded.
+    /// Counts one more head that is not a frame, with its drop reason.
     pub fn refuse(&mut self, reason: DropReason) {
         self.reject(self.taken, reason);
         self.taken += 1;
@@ -386,8 +390,8 @@ impl Burst {
         self.rejects += 1;
     }
 
-    /// A frame in one piece that [`SplitRing::find`] found plain: at least header and snapshot are
-    /// readable there.
+    /// Adds a frame in one piece that [`SplitRing::find`] found plain: at least header and snapshot
+    /// are readable at `found.at`.
     #[inline(always)]
     pub(super) fn push_plain<const HEADER_LEN: usize>(&mut self, position: usize, found: Found) {
         let frame = &mut self.frames[self.count];
@@ -395,8 +399,9 @@ impl Burst {
         let payload = found.at.wrapping_add(HEADER_LEN);
         frame.header = VnetHdr::from_bytes(load_header::<HEADER_LEN>(found.at));
         self.asks |= asks(frame.header);
-        // A fixed-size copy is two vector moves where a variable one is a call. It may read past a
-        // short frame into the sender's own memory; those bytes go nowhere.
+        // A copy of a fixed size is two vector moves; a copy of a variable size is a call. The copy
+        // may read past a short frame into the sender's own memory; the bytes beyond `len` go
+        // nowhere.
         // SAFETY: HEADER_LEN + SNAPSHOT_LEN bytes from `found.at` lie in one mapped region of the
         // sender, as `find` made sure.
         unsafe {
@@ -410,8 +415,8 @@ impl Burst {
         self.count += 1;
     }
 
-    /// A chain whose first piece holds header and snapshot, as those of Linux do: headers there,
-    /// payload in the next pieces. False if it is none.
+    /// Adds a chain whose first piece holds header and snapshot, as Linux sends: headers in the
+    /// first piece, payload in the next pieces. False if the first piece is shorter.
     #[inline(always)]
     pub(super) fn push_headed<const HEADER_LEN: usize>(
         &mut self,
@@ -435,7 +440,7 @@ impl Burst {
         true
     }
 
-    /// A frame spread over the pieces from `start` to the end of the list.
+    /// Adds a frame that is spread over the pieces from `start` to the end of the list.
     pub(super) fn push_pieces(
         &mut self,
         position: usize,
@@ -464,9 +469,9 @@ impl Burst {
     }
 }
 
-/// Clears what an earlier frame, maybe of another guest, left behind a short one. It would not be
-/// sent, but hashed, and the receive queue that a frame with headers cut off ends up on would tell
-/// its sender some bits of it.
+/// Zeroes the bytes that an earlier frame, maybe of another guest, left behind a short frame. These
+/// bytes would not be sent but hashed, and the receive queue that the hash selects would tell the
+/// sender of a frame with truncated headers some bits of them.
 #[inline(always)]
 fn forget(snapshot: &mut Snapshot, from: usize) {
     if from < SNAPSHOT_LEN {
@@ -474,7 +479,7 @@ fn forget(snapshot: &mut Snapshot, from: usize) {
     }
 }
 
-/// Moves as many bytes of `piece` into `out` as it has and fit; returns their number.
+/// Moves bytes of `piece` into `out` until one is used up; returns their number.
 fn gather_one(piece: &mut Piece, out: &mut [u8]) -> usize {
     let n = out.len().min(piece.len as usize);
     // SAFETY: `n` is at most the piece's length, which was translated, and at most that of `out`.
@@ -497,8 +502,8 @@ fn gather(pieces: &mut [Piece], out: &mut [u8]) -> usize {
     used_up
 }
 
-/// The virtio-net header at `at`, zero-filled to 12 bytes. The length is a constant, as a copy of a
-/// variable one would be a call.
+/// Reads the virtio-net header at `at`, zero-filled to 12 bytes. The length is a constant, since a
+/// copy of a variable size would be a call.
 #[inline(always)]
 fn load_header<const HEADER_LEN: usize>(at: *const u8) -> [u8; VNET_HDR_LEN] {
     const { assert!(HEADER_LEN == VNET_HDR_LEN || HEADER_LEN == VNET_HDR_LEN_LEGACY) };
@@ -509,12 +514,12 @@ fn load_header<const HEADER_LEN: usize>(at: *const u8) -> [u8; VNET_HDR_LEN] {
     header
 }
 
-/// What the first pass leaves for the second: one plain buffer.
+/// A head as the first pass found it: one plain buffer, or a chain.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Found {
-    /// Its first byte; null if it is anything else, to be walked.
+    /// The buffer's first byte; null if the head leads to a chain that the second pass walks.
     pub(super) at: *mut u8,
-    /// Its bytes, virtio-net header included.
+    /// The buffer's bytes, virtio-net header included.
     pub(super) len: u32,
 }
 
@@ -524,8 +529,8 @@ impl Found {
 
 #[cfg(test)]
 impl Burst {
-    /// Fills everything that a burst does not clear with `byte`, and pointers with an address that
-    /// nothing is mapped at.
+    /// Fills everything that [`Burst::clear`] does not clear with `byte`, and pointers with an
+    /// address at which nothing is mapped.
     pub(super) fn poison(&mut self, byte: u8) {
         let len = u32::from_ne_bytes([byte; 4]);
         let piece = Piece { at: std::ptr::without_provenance_mut(8), len };
@@ -549,7 +554,7 @@ impl Burst {
     }
 }
 
-/// What a header asks for, as bits that can be or'ed.
+/// Returns the flags and the segmentation type of a header as bits that can be or'ed.
 #[inline(always)]
 fn asks(header: VnetHdr) -> u16 {
     u16::from_le_bytes([header.flags, header.gso_type])

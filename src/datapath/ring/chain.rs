@@ -1,11 +1,11 @@
 //! One descriptor chain as a list of memory pieces, in one pass and without allocation.
 //!
-//! Every descriptor is read once. A chain ends by itself: it may have at most as many descriptors
-//! as the ring (the specification's bound, which also ends loops) and at most
-//! [`MAX_CHAIN_DESCRIPTORS`] in an indirect table. Linux may put more descriptors into an indirect
-//! table than the ring has, so the ring's size does not bound those.
+//! Every descriptor is read once. The length of a chain is bounded: by the size of the ring (the
+//! specification's bound, which also ends loops) and, in an indirect table, by
+//! [`MAX_CHAIN_DESCRIPTORS`]. Linux may put more descriptors into an indirect table than the ring
+//! has, so the ring's size does not bound indirect tables.
 //!
-//! `Gathered` is what several of them make for one frame that is received.
+//! `Gathered` holds the chains that a driver posted to receive one frame.
 
 use virtio_queue::desc::split::Descriptor;
 
@@ -17,7 +17,7 @@ use base::limits::{
 use base::stats::DropReason;
 use sys::clock;
 
-/// Why a chain is no buffer.
+/// Why a chain cannot serve as a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChainError {
     /// A descriptor or indirect table points outside the guest's memory.
@@ -31,7 +31,7 @@ pub enum ChainError {
 }
 
 impl ChainError {
-    /// The counter this error belongs to.
+    /// Returns the drop counter of this error.
     pub fn reason(self) -> DropReason {
         match self {
             ChainError::Address => DropReason::BadAddress,
@@ -44,7 +44,7 @@ impl ChainError {
 /// Contiguous bytes of guest memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Piece {
-    /// First byte; valid while the memory table it came from is held.
+    /// First byte; valid while the memory table that translated the address is held.
     pub at: *mut u8,
     /// Bytes.
     pub len: u32,
@@ -68,10 +68,10 @@ impl Piece {
 pub struct PieceBuf {
     pieces: Box<[Piece]>,
     len: usize,
-    /// Descriptors read so far, empty ones included, and further regions that they reach into: what
-    /// walking cost.
+    /// Descriptors read so far, empty ones included, plus one for each further region that a
+    /// descriptor reaches into: the work of walking chains.
     pub(super) visited: u32,
-    /// Of these, such of the ring itself that another one led to.
+    /// Descriptors of the ring's own table that were reached by another descriptor's `next`.
     pub(super) linked: u32,
 }
 
@@ -80,7 +80,7 @@ pub struct PieceBuf {
 unsafe impl Send for PieceBuf {}
 
 impl PieceBuf {
-    /// Room for `capacity` pieces.
+    /// Makes room for `capacity` pieces.
     pub fn new(capacity: usize) -> PieceBuf {
         PieceBuf {
             pieces: vec![Piece::EMPTY; capacity].into_boxed_slice(),
@@ -96,30 +96,28 @@ impl PieceBuf {
         self.len
     }
 
-    /// True without pieces.
+    /// True if the list holds no piece.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Forgets all pieces from `len` on.
+    /// Forgets all pieces from index `len` on.
     #[inline(always)]
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
-    /// The pieces.
     #[inline(always)]
     pub fn as_slice(&self) -> &[Piece] {
         &self.pieces[..self.len]
     }
 
-    /// The pieces, to change.
     #[inline(always)]
     pub fn as_mut_slice(&mut self) -> &mut [Piece] {
         &mut self.pieces[..self.len]
     }
 
-    /// Adds a piece.
+    /// Adds a piece; fails with [`ChainError::NoRoom`] if the list is full.
     #[inline(always)]
     pub fn push(&mut self, piece: Piece) -> Result<(), ChainError> {
         let slot = self.pieces.get_mut(self.len).ok_or(ChainError::NoRoom)?;
@@ -131,14 +129,14 @@ impl PieceBuf {
 
 #[cfg(test)]
 impl PieceBuf {
-    /// Writes `piece` to every place that is not in use.
+    /// Writes `piece` to every unused place.
     pub(super) fn poison(&mut self, piece: Piece) {
         let len = self.len;
         self.pieces[len..].fill(piece);
     }
 }
 
-/// Which side may touch a buffer.
+/// Which side may access a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// The device reads: a transmit queue.
@@ -148,8 +146,8 @@ pub enum Access {
 }
 
 impl SplitRing {
-    /// Appends the pieces of the chain that starts with `first` (already read, at its head) to
-    /// `out` and returns its bytes. On an error `out` may hold pieces of the chain.
+    /// Appends the pieces of a chain to `out` and returns the chain's bytes. `first` is the
+    /// descriptor at the chain's head. On an error `out` may hold pieces of the chain.
     pub(super) fn walk(
         &mut self,
         first: Descriptor,
@@ -211,7 +209,7 @@ impl SplitRing {
         Err(ChainError::Shape)
     }
 
-    /// Adds one buffer descriptor, in as many pieces as regions it spans.
+    /// Adds one buffer descriptor to `out`: one piece for each region that the buffer spans.
     #[inline]
     fn add(
         &mut self,
@@ -231,15 +229,15 @@ impl SplitRing {
             out.push(Piece { at, len })?;
             left -= len;
             gpa = gpa.checked_add(u64::from(len)).ok_or(ChainError::Address)?;
-            // A front-end may cut memory into hundreds of regions; each costs a search.
+            // A front-end may split memory into hundreds of regions, and each costs a search.
             out.visited = out.visited.wrapping_add(u32::from(left > 0));
         }
         Ok(u64::from(desc.len()))
     }
 }
 
-/// Reads one entry of an indirect table. Tables have no alignment rule, so an unaligned one is read
-/// byte by byte: slow, correct, and not met in practice.
+/// Reads one entry of an indirect table. The specification demands no alignment of tables. An
+/// unaligned entry is read byte by byte, which is slow; no known driver needs this.
 pub(super) fn load_indirect(at: *const u8) -> Descriptor {
     if (at as usize).is_multiple_of(8) {
         // SAFETY: the caller resolved the whole table in one region and bounded the index; the
@@ -260,19 +258,20 @@ pub(super) fn load_indirect(at: *const u8) -> Descriptor {
     )
 }
 
-/// Buffers gathered for one frame by the general path.
+/// Buffers that the general path gathered for one frame.
 #[derive(Debug)]
 pub(super) struct Gathered {
     pub(super) pieces: PieceBuf,
-    /// Head and capacity of each.
+    /// Head and capacity in bytes of each buffer.
     pub(super) buffers: Box<[(u16, u64)]>,
-    /// Descriptors that may be walked for the run: one whole chain, and [`FRAME_DESCRIPTORS`] for
-    /// each frame and segment. What a receiver posts, its sender's worker walks.
+    /// Most descriptors that the run may walk: one whole chain, and [`FRAME_DESCRIPTORS`] for each
+    /// frame and segment. A bound is needed because the sender's worker walks the chains that a
+    /// receiver posts.
     pub(super) most_visited: u32,
-    /// Buffers of the run are touched before they are written to, as some were slow.
+    /// The run was slow, so further buffers of the run are touched before they are written to.
     touches_first: bool,
     touched: Touched,
-    /// When the first frame of the run that lay in several pieces was written; 0 before.
+    /// Cycle at which the run's first frame of the general path was written; 0 before.
     since: u64,
 }
 
@@ -290,7 +289,7 @@ impl Default for Gathered {
 }
 
 impl Gathered {
-    /// Starts a run of so many frames.
+    /// Starts a run of `frames` frames.
     pub(super) fn start(&mut self, frames: usize) {
         self.pieces.visited = 0;
         self.most_visited = MAX_CHAIN_DESCRIPTORS as u32;
@@ -298,18 +297,19 @@ impl Gathered {
         self.allow(FRAME_DESCRIPTORS * frames as u32);
     }
 
-    /// Lets `more` descriptors be walked.
+    /// Permits `more` further descriptors, up to [`MAX_RUN_DESCRIPTORS`].
     pub(super) fn allow(&mut self, more: u32) {
         self.most_visited = self.most_visited.saturating_add(more).min(MAX_RUN_DESCRIPTORS);
     }
 
-    /// True if the run has cost what it may.
+    /// True if the run has walked all descriptors that it may.
     pub(super) fn is_spent(&self) -> bool {
         self.pieces.visited >= self.most_visited
     }
 
-    /// Ends a frame that lay in several pieces: if it was slow so far, the rest of the run is
-    /// touched before it is written to.
+    /// Ends a frame of the general path. If the run's frames of the general path have taken longer
+    /// than [`TOUCH_NANOS`], the buffers of the run's further frames are touched before they are
+    /// written to.
     pub(super) fn end_frame(&mut self) {
         let now = clock::cycles();
         if self.since == 0 {
@@ -318,9 +318,9 @@ impl Gathered {
         self.touches_first |= clock::since(self.since, now) > self.touched.most;
     }
 
-    /// Touches the memory that `need` bytes are to be written to, if the run was slow so far or
-    /// that memory is in more pieces than honest drivers post: each may lie on a page that is not
-    /// there. The cycles that took, if it is not worth going on.
+    /// Touches the memory that `need` bytes are to be written to, if the run was slow so far or the
+    /// memory lies in more pieces than honest drivers post: each piece may lie on a page that is
+    /// not present. Returns the cycles spent as an error if touching took too long.
     pub(super) fn touch(&mut self, need: u64) -> Result<(), u64> {
         if !self.touches_first && self.pieces.as_slice().len() <= FEW_PIECES {
             return Ok(());
@@ -336,13 +336,13 @@ impl Gathered {
     }
 }
 
-/// How long the buffers of a run took to come.
+/// Time that touching the buffers of a run took, and its bounds.
 #[derive(Debug)]
 struct Touched {
     /// [`TOUCH_NANOS`] and [`TOUCH_PIECE_NANOS`] in cycles, computed once.
     most: u64,
     most_of_piece: u64,
-    /// Cycles that touching took since the run began.
+    /// Cycles that touching took since the run began; one piece counts `most_of_piece` at most.
     spent: u64,
 }
 
@@ -357,8 +357,8 @@ impl Default for Touched {
 }
 
 impl Touched {
-    /// Reads the first and last byte of each piece, so that pages that are not there come now. The
-    /// cycles that took since the run began, if it is not worth going on.
+    /// Reads the first and last byte of each piece, so that the kernel provides missing pages now.
+    /// Returns the cycles spent since the run began as an error if they exceed `most`.
     ///
     /// # Safety
     /// The pieces are not empty, and mapped.
@@ -386,7 +386,7 @@ impl Touched {
 mod tests {
     use super::*;
 
-    /// Touches so many pieces, each of which takes so many cycles at least.
+    /// Touches `count` pieces; piece n takes `takes(n)` cycles at least.
     fn touch(count: u64, takes: impl Fn(u64) -> u64) -> Result<(), u64> {
         let mut byte = 0u8;
         let piece = Piece { at: &raw mut byte, len: 1 };
@@ -395,11 +395,12 @@ mod tests {
             while clock::since(start, clock::cycles()) < takes(place) {}
             piece
         });
-        // SAFETY: each piece is that byte.
+        // SAFETY: each piece is `byte`.
         unsafe { Touched::default().touch(pieces) }
     }
 
-    /// A thread that stands without a CPU, or waits for a hole that is being punched, does so once.
+    /// A thread that lacks a CPU, or waits for a hole that is being punched, waits at one piece
+    /// only.
     #[test]
     fn many_slow_pieces_are_slow_memory_and_one_is_not() {
         let Touched { most, most_of_piece, .. } = Touched::default();

@@ -1,10 +1,10 @@
-//! Copies between guests' memories: the frame as it is, and the frame with its checksum.
+//! Copies of frames between guests' memories, without and with a checksum.
 //!
-//! Whatever copies a frame that leaves the switch, to a receive buffer, a device or a capture, does
-//! so through its [`EgressFrame`]: what one becomes on its way out stands there and nowhere else.
+//! All code that copies a frame out of the switch, to a receive buffer, a device or a capture, uses
+//! [`EgressFrame`]: this type alone knows how a frame changes on its way out.
 //!
-//! Guest memory changes under us, so it is only ever touched through raw pointers, once for each
-//! byte: what was summed is what was written.
+//! Guests change their memory during a copy. So guest memory is only accessed through raw pointers,
+//! once for each byte: the summed bytes are the written bytes.
 
 use super::burst::{Burst, Frame};
 use super::chain::Piece;
@@ -21,12 +21,13 @@ use base::limits::SNAPSHOT_LEN;
 pub struct EgressFrame<'a> {
     burst: &'a Burst,
     frame: &'a Frame,
-    /// Its head, if it leaves with another tag.
+    /// The frame's new head, if the frame leaves with another tag.
     retagged: Option<&'a Retagged>,
 }
 
 impl Burst {
-    /// From here on the listed frames leave as `edit` says, and no others leave.
+    /// Lets the listed frames leave as `edit` says. No other frame may leave before the next call
+    /// of `retag` or `keep_tags`.
     pub fn retag(&mut self, frames: &[u8], mut edit: impl FnMut(&Frame) -> TagEdit) {
         let mut edit = |index: &u8| edit(&self.frames[usize::from(*index)]);
         let (same, mut rest) = (frames.first().map(&mut edit), frames.iter().skip(1));
@@ -44,15 +45,15 @@ impl Burst {
         }
     }
 
-    /// From here on frames leave as they came.
+    /// Lets all frames leave as they arrived.
     #[inline(always)]
     pub fn keep_tags(&mut self) {
         self.tags.are_other = false;
     }
 
-    /// Becomes the first `most` bytes of each of these frames of another burst, as they leave
-    /// there, with headers that ask for nothing. To be cleared before the other one is: it may
-    /// have the same memory.
+    /// Becomes the first `most` bytes of each listed frame of burst `of`, as these frames leave,
+    /// with headers that ask for nothing. The caller clears this burst before `of`: both may refer
+    /// to the same memory.
     #[cold]
     pub fn excerpt(&mut self, of: &Burst, frames: &[u8], most: usize) {
         self.clear();
@@ -73,8 +74,9 @@ impl Burst {
         }
     }
 
-    /// Adds the first `most` bytes, a snapshot at least, of another burst's frame without copying
-    /// what is behind its snapshot; false if that is in several pieces, or its head is another one.
+    /// Adds the first `most` bytes, at least a snapshot, of frame `index` of another burst without
+    /// copying the payload. False if these bytes lie in several pieces, or the frame has a new
+    /// head.
     fn push_beginning(&mut self, of: &Burst, index: u8, most: usize) -> bool {
         let whole = &of.frames()[usize::from(index)];
         let behind = most.saturating_sub(SNAPSHOT_LEN) as u32;
@@ -91,7 +93,7 @@ impl Burst {
         })
     }
 
-    /// Frame `index` as it leaves the switch.
+    /// Returns frame `index` as it leaves the switch.
     #[inline(always)]
     pub fn egress(&self, index: u8) -> EgressFrame<'_> {
         let frame = EgressFrame::new(self, &self.frames()[usize::from(index)]);
@@ -100,37 +102,38 @@ impl Burst {
 }
 
 impl<'a> EgressFrame<'a> {
-    /// Of `frame`, which is one of `burst` and leaves as it came.
+    /// Makes the egress frame of `frame`, a frame of `burst` that leaves as it arrived.
     #[inline(always)]
     pub(super) fn new(burst: &'a Burst, frame: &'a Frame) -> EgressFrame<'a> {
         EgressFrame { burst, frame, retagged: None }
     }
 
-    /// Its bytes.
+    /// Returns the frame's bytes.
     #[inline(always)]
     #[expect(clippy::len_without_is_empty, reason = "no frame is empty")]
     pub fn len(self) -> u32 {
         self.retagged.map_or(self.frame.len, |other| other.len)
     }
 
-    /// Its virtio-net header; see [`Frame::header`].
+    /// Returns the frame's virtio-net header; see [`Frame::header`].
     #[inline(always)]
     pub fn header(self) -> VnetHdr {
         self.retagged.map_or(self.frame.header, Retagged::header)
     }
 
-    /// What a receiver must have acknowledged to get it with that; only if the burst asks.
+    /// Returns the offloads that a receiver must have acknowledged to get the frame with
+    /// [`EgressFrame::header`]; valid only if the burst asks for offloads.
     #[inline(always)]
     pub fn needs(self) -> Offloads {
         self.retagged.map_or(self.frame.needs, Retagged::needs)
     }
 
-    /// What it asks for; only if the burst asks.
+    /// Returns the offloads that the frame asks for; valid only if the burst asks for offloads.
     pub fn request(self) -> Request {
         self.retagged.map_or_else(|| self.frame.request(), |other| other.request)
     }
 
-    /// Its first bytes, which are private.
+    /// Returns the frame's first bytes, which are private.
     #[inline(always)]
     pub fn head(self) -> &'a [u8] {
         match self.retagged {
@@ -139,19 +142,19 @@ impl<'a> EgressFrame<'a> {
         }
     }
 
-    /// What is behind these, in the sender's memory or private.
+    /// Returns the pieces behind [`EgressFrame::head`], in the sender's memory or private.
     pub fn payload(self) -> impl Iterator<Item = &'a Piece> {
         let pieces = std::iter::once(&self.frame.rest).chain(self.burst.more(self.frame));
         pieces.filter(|piece| piece.len > 0)
     }
 
-    /// Copies its beginning to private memory: all of `out`, or all there is. Returns how many
-    /// bytes that are.
+    /// Copies the frame's first bytes to private memory: as many as `out` holds or the frame has.
+    /// Returns their number.
     pub fn copy_beginning(self, out: &mut [u8]) -> usize {
         self.reader().read(out)
     }
 
-    /// Reads it from its first byte on.
+    /// Returns a reader at the frame's first byte.
     pub fn reader(self) -> Reader<'a> {
         let EgressFrame { burst, frame, .. } = self;
         let head = self.head();
@@ -159,11 +162,11 @@ impl<'a> EgressFrame<'a> {
         Reader { snapshot, rest: frame.rest, more: burst.more(frame), index: 0, offset: 0 }
     }
 
-    /// Copies it to `to`, where it lies in one piece.
+    /// Copies the frame to `to`, in one piece.
     ///
     /// # Safety
-    /// `to` is valid for writes of as many bytes as it has, and its pieces for reads, which add up
-    /// to that.
+    /// `to` is valid for writes of [`EgressFrame::len`] bytes. The frame's pieces are valid for
+    /// reads, and head and pieces add up to this length.
     #[inline(always)]
     pub(super) unsafe fn copy_to(self, to: *mut u8) {
         let EgressFrame { burst, frame, retagged } = self;
@@ -182,7 +185,7 @@ impl<'a> EgressFrame<'a> {
     }
 }
 
-/// Writes bytes one after another into pieces that are long enough.
+/// Writes bytes one after another into the pieces of receive buffers.
 #[derive(Clone)]
 pub(super) struct Writer<'a> {
     pieces: &'a [Piece],
@@ -191,12 +194,13 @@ pub(super) struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// At the first byte of `pieces`.
+    /// Makes a writer at the first byte of `pieces`.
     pub(super) fn new(pieces: &'a [Piece]) -> Writer<'a> {
         Writer { pieces, index: 0, offset: 0 }
     }
 
-    /// The bytes that can be written at once, at most `most`; none at the end.
+    /// Returns the place of the next bytes that can be written at once, at most `most`; `None` at
+    /// the end.
     fn room(&self, most: usize) -> Option<(*mut u8, usize)> {
         let piece = self.pieces.get(self.index)?;
         Some((piece.at.wrapping_add(self.offset), most.min(piece.len as usize - self.offset)))
@@ -219,7 +223,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Appends `len` bytes from `from`; what does not fit is not written, but the caller gathered
+    /// Appends `len` bytes from `from`. Bytes that do not fit are not written; the caller gathered
     /// enough room.
     pub(super) fn write(&mut self, mut from: *const u8, mut len: usize) {
         while len > 0 {
@@ -234,7 +238,8 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Appends the next `len` bytes of a frame, which the caller gathered room for; their sum.
+    /// Appends the next `len` bytes of a frame and returns their sum. The caller gathered enough
+    /// room.
     pub(super) fn write_summed(&mut self, from: &mut Reader<'_>, mut len: usize) -> Sum {
         let mut sum = Sum::default();
         let mut odd = false;
@@ -253,7 +258,7 @@ impl<'a> Writer<'a> {
         sum
     }
 
-    /// Appends the next `len` bytes of a frame, which the caller gathered room for.
+    /// Appends the next `len` bytes of a frame. The caller gathered enough room.
     pub(super) fn write_from(&mut self, from: &mut Reader<'_>, mut len: usize) {
         while len > 0 {
             let Some((at, n)) = from.bytes(len) else { return };
@@ -269,13 +274,13 @@ pub struct Reader<'a> {
     snapshot: Piece,
     rest: Piece,
     more: &'a [Piece],
-    /// Piece being read, and how much of it has been: 0 is the snapshot, 1 the rest.
+    /// Index of the piece being read: 0 is the snapshot, 1 the rest, then `more`.
     index: usize,
     offset: usize,
 }
 
 impl Reader<'_> {
-    /// The bytes that can be read at once, at most `most`; none at the end.
+    /// Returns the next bytes that can be read at once, at most `most`; `None` at the end.
     fn bytes(&mut self, most: usize) -> Option<(*const u8, usize)> {
         loop {
             let piece = match self.index {
@@ -296,7 +301,8 @@ impl Reader<'_> {
         self.offset += n;
     }
 
-    /// Copies the next bytes into private memory; fills all of `out` unless the frame is shorter.
+    /// Copies the next bytes into private memory and returns their number; fills all of `out`
+    /// unless the frame is shorter.
     pub fn read(&mut self, out: &mut [u8]) -> usize {
         let mut filled = 0;
         while filled < out.len() {
@@ -309,15 +315,16 @@ impl Reader<'_> {
         filled
     }
 
-    /// The same; the sum of the bytes, which are summed on their way: that costs less than later.
+    /// Copies the next bytes into private memory and returns their sum. Summing during the copy
+    /// costs less than a second pass.
     pub fn read_summed(&mut self, out: &mut [u8]) -> Sum {
         let room = [Piece { at: out.as_mut_ptr(), len: out.len() as u32 }];
         Writer::new(&room).write_summed(self, out.len())
     }
 }
 
-/// Copies `len` bytes and sums them in one pass: each is read once, so the sum is that of what was
-/// written whatever the sender does meanwhile.
+/// Copies `len` bytes and sums them in one pass. Each byte is read once, so the sum is that of the
+/// written bytes even if the sender changes its memory meanwhile.
 ///
 /// # Safety
 /// `to` is valid for writes and `from` for reads of `len` bytes, and they do not overlap, or the
@@ -336,16 +343,16 @@ pub(super) unsafe fn copy_summed(to: *mut u8, from: *const u8, len: usize) -> Su
     sum.plus(Sum::of(&tail[..left]))
 }
 
-/// Bytes that [`copy_steps`] moves at a time.
+/// Bytes that [`copy_steps`] moves per round.
 const STEP: usize = 32;
 
-/// As [`copy_summed`], of whole steps. In vectors by hand: left to the compiler this loop stays
-/// scalar and takes 58 ns for 1,448 bytes instead of 34. As in [`Sum::of`] there is no carry to
-/// wait for: the lower halves' sum follows from that of the words and the upper halves', which is
-/// exact below 32 GiB.
+/// Copies and sums whole steps. Written with vector intrinsics: the compiler keeps a plain loop
+/// scalar, which takes 58 ns for 1,448 bytes instead of 34. No addition waits for a carry, as in
+/// [`Sum::of`]: the sum of the lower halves is the sum of the words minus that of the upper halves,
+/// which is exact below 32 GiB.
 ///
 /// # Safety
-/// As for [`copy_summed`]; `len` is a multiple of STEP.
+/// The conditions of [`copy_summed`]; `len` is a multiple of STEP.
 #[cfg(target_arch = "x86_64")]
 unsafe fn copy_steps(to: *mut u8, from: *const u8, len: usize) -> Sum {
     use std::arch::x86_64::{
@@ -375,10 +382,10 @@ unsafe fn copy_steps(to: *mut u8, from: *const u8, len: usize) -> Sum {
     }
 }
 
-/// As [`copy_summed`], of whole steps.
+/// Copies and sums whole steps.
 ///
 /// # Safety
-/// As for [`copy_summed`]; `len` is a multiple of STEP.
+/// The conditions of [`copy_summed`]; `len` is a multiple of STEP.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn copy_steps(to: *mut u8, from: *const u8, len: usize) -> Sum {
     let mut sum = Sum::ZERO;
@@ -394,8 +401,9 @@ unsafe fn copy_steps(to: *mut u8, from: *const u8, len: usize) -> Sum {
     sum
 }
 
-/// Writes the header unless it is already there: receivers like DPDK keep it in the line before
-/// the payload and never touch it, so an equal header stays clean and shared.
+/// Writes the header unless the buffer holds an equal header: drivers like DPDK keep the header in
+/// the cache line before the payload and do not write it, so an equal header stays clean and
+/// shared.
 ///
 /// # Safety
 /// `at` is valid for reads and writes of HEADER_LEN bytes.
@@ -417,10 +425,10 @@ pub(super) unsafe fn store_header<const HEADER_LEN: usize>(
     unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), at, HEADER_LEN) };
 }
 
-/// Copies pieces one behind the other to `to`.
+/// Copies pieces to `to`, one behind the other.
 ///
 /// # Safety
-/// `to` is valid for writes of as many bytes as the pieces have, and they for reads.
+/// `to` is valid for writes of as many bytes as the pieces have; the pieces are valid for reads.
 #[inline(never)]
 unsafe fn copy_pieces(mut to: *mut u8, pieces: &[Piece]) {
     for piece in pieces {
@@ -432,10 +440,10 @@ unsafe fn copy_pieces(mut to: *mut u8, pieces: &[Piece]) {
     }
 }
 
-/// Copies a frame with another head to `to`.
+/// Copies a frame with a new head to `to`.
 ///
 /// # Safety
-/// As for [`EgressFrame::copy_to`].
+/// The conditions of [`EgressFrame::copy_to`].
 #[inline(always)]
 unsafe fn copy_retagged(to: *mut u8, other: &Retagged, frame: EgressFrame<'_>) {
     let EgressFrame { burst, frame, .. } = frame;

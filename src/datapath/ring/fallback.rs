@@ -1,13 +1,13 @@
-//! Frames for a driver that has not acknowledged what they ask for: the checksum is finished, the
-//! packet cut into segments, straight into the receive buffers.
+//! Frames for a driver that has not acknowledged the offloads that the frames ask for: the switch
+//! completes the checksum or cuts the packet into segments, straight into the receive buffers.
 //!
-//! The headers are copied into private memory, once, and written from there with their new fields;
-//! the payload goes from buffer to buffer and is summed on its way, which costs less than the copy
-//! itself. A receiver that has GUEST_CSUM is told that the sum is right.
+//! The headers are copied into private memory once, and written from there with their new fields.
+//! The payload is copied from buffer to buffer and summed during the copy, which costs less than
+//! the copy itself. A receiver that acknowledged GUEST_CSUM is told that the checksum is valid.
 //!
-//! What `offload::check` has read of the headers is private since, if it lay in the snapshot or was
-//! made private then. The rest (TCP's options, say) is read here for the first time, and means
-//! nothing; a header that is another one now is a counted drop.
+//! The headers that `offload::check` has read are private: they lay in the snapshot, or the burst
+//! copied them. The other header bytes (TCP options, for example) are read here for the first time
+//! and decide nothing. A frame whose headers have changed since the check is a counted drop.
 
 use super::chain::Gathered;
 use super::copy::{EgressFrame, Reader, Writer};
@@ -19,16 +19,16 @@ use base::frame::segment::Segmenter;
 use base::frame::vnet::VnetHdr;
 use base::limits::{FRAME_DESCRIPTORS, MAX_EGRESS_HEADERS_LEN, MAX_MERGED_BUFFERS};
 
-/// A packet and how much of it has become segments.
+/// A packet and the number of segments made of it.
 struct Progress<'a> {
     segmenter: Segmenter,
-    /// At the next segment's payload.
+    /// Reads the payload of the next segment.
     payload: Reader<'a>,
     made: u32,
 }
 
 impl SplitRing {
-    /// Delivers a frame that asks for something this driver has not acknowledged.
+    /// Delivers a frame that asks for offloads which this driver has not acknowledged.
     #[inline(never)]
     pub(super) fn put_other(
         &mut self,
@@ -44,7 +44,7 @@ impl SplitRing {
             let bad_buffers = done.bad_buffers;
             let put = self.put_segments(frame, ahead, gathered, done, cut);
             if put.is_err() {
-                // As if nothing had been tried.
+                // Restores the state before the attempt.
                 self.back_to(place, ahead);
                 done.bad_buffers = bad_buffers;
             }
@@ -52,7 +52,7 @@ impl SplitRing {
         } else if request.header.flags & NEEDS_CSUM != 0 {
             self.put_checksummed(frame, ahead, gathered, done)
         } else {
-            // Its checksum is known to be right, which this driver does not want to know.
+            // The checksum is known to be valid, but this driver has not acknowledged GUEST_CSUM.
             self.put(frame, VnetHdr::plain(1), ahead, gathered, done)
         }
     }
@@ -71,7 +71,7 @@ impl SplitRing {
         let mut from = frame.reader();
         let first = from.read(&mut bytes);
         let (start, at) = (request.csum_start(), request.csum_at());
-        // Both lie inside, or the request would have been refused.
+        // `offload::check` refused every request whose offsets lie outside of the headers.
         let Some(covered) = bytes[..first].get(start..) else { return Err(PutError::Changed) };
         let mut to = Writer::new(gathered.pieces.as_slice());
         self.write_header(&mut to, VnetHdr::plain(1), count);
@@ -104,7 +104,8 @@ impl SplitRing {
             return Err(PutError::Changed);
         };
         let all = segmenter.segments();
-        // What can never be delivered as a whole is worth more in part: TCP sends the rest again.
+        // A packet with more segments than the ring has buffers can never be delivered whole. A
+        // part is better than nothing: TCP sends the rest again.
         let (part, wanted) = match cut {
             Cut::Whole => (all > u32::from(self.size()), all),
             Cut::Part(most) => (true, all.min(most)),
@@ -113,10 +114,11 @@ impl SplitRing {
             return Err(PutError::Empty);
         }
         let surplus = all - wanted + segmenter.surplus();
-        // As many buffers as for the packet in one piece, and one for each segment: a receiver
-        // that posts a large ring of tiny buffers must not keep the worker walking it.
+        // Buffers are bounded by those of the packet in one piece plus one for each segment: a
+        // receiver that posts a large ring of tiny buffers must not keep the worker walking the
+        // ring.
         let (start, most) = (self.place().avail, wanted + MAX_MERGED_BUFFERS as u32);
-        // Likewise with descriptors.
+        // Descriptors are bounded for the same reason.
         gathered.allow(FRAME_DESCRIPTORS * wanted);
         let mut progress = Progress { segmenter, payload, made: 0 };
         while progress.made < wanted {

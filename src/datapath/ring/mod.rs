@@ -1,24 +1,24 @@
 //! Split virtqueues (virtio 1.2 section 2.7), from the device's side, on raw pointers.
 //!
-//! * [`split`] the ring in memory: every access to it, suppression of kicks, the second look, and
-//!   when to signal;
+//! * [`split`] is the ring in memory: every access to the ring's fields, suppression of kicks, the
+//!   check for new buffers before a worker sleeps, and the decision to signal;
 //! * [`chain`] walks one descriptor chain, indirect tables included, in one pass;
-//! * [`burst`] the frames of a turn;
-//! * [`tx`] takes a burst of frames from a driver's transmit queue and completes it;
+//! * [`burst`] holds the frames of a turn;
+//! * [`tx`] takes a burst of frames from a driver's transmit queue and completes the burst;
 //! * [`rx`] delivers frames into a driver's receive queue;
-//! * `fallback` the same for frames that ask for more than the driver has acknowledged;
-//! * `copy` a frame as it leaves, from one guest's memory to another's;
-//! * `retag` the same with another VLAN tag.
+//! * `fallback` delivers frames that ask for offloads which the driver has not acknowledged;
+//! * `copy` copies a frame that leaves the switch from one guest's memory to another's;
+//! * `retag` changes the VLAN tag of a frame that leaves the switch.
 //!
-//! Rules. A field of a ring is read exactly once per use: what was checked is what is used. A head
-//! taken goes back exactly once, in ring order, on every path; nothing is half done when a ring's
-//! lock is free. Used elements are written as they come and published once per burst. A ring that
-//! breaks the specification in a way that leaves no valid head to return is *broken*: it is not
-//! touched again until its driver restarts it.
+//! Rules. The device reads a field of a ring exactly once per use, so that the checked value is the
+//! used value. The device returns each head exactly once, in ring order, on every path; no chain is
+//! half done while a ring's lock is free. The device writes used elements one by one and publishes
+//! used.idx once per burst. A ring that breaks the specification and leaves no valid head to return
+//! is *broken*: the device does not touch a broken ring before the driver restarts the ring.
 //!
-//! virtio-queue's `Queue` is not used for the rings themselves: it translates addresses several
-//! times per frame and publishes every element (measured 67–131 ns a frame against 1.4–3 ns
-//! here). Its descriptor type is, and its mock driver in the tests.
+//! virtio-queue's `Queue` does not serve the rings: `Queue` translates addresses several times per
+//! frame and publishes every element (measured 67–131 ns a frame against 1.4–3 ns here).
+//! virtio-queue's descriptor type serves here, and virtio-queue's mock driver serves the tests.
 
 pub mod burst;
 pub mod chain;

@@ -1,40 +1,40 @@
-//! Frames that leave with another VLAN tag than they came with.
+//! Frames that leave with another VLAN tag than they arrived with.
 //!
-//! A frame's head is private, and a tag lies in it. So what leaves is another head of a few bytes
-//! more or less, made once for each port that the frame goes to, in front of the payload where it
-//! lies. What the virtio-net header says of offsets moves with it.
+//! The tag lies in the frame's head, which is a private copy. So the switch makes another head, a
+//! VLAN tag longer or shorter, once for each port that the frame goes to. The payload stays where
+//! it lies. The offsets in the virtio-net header move with the payload.
 
 use base::frame::VnetHdr;
 use base::frame::ethernet::{Snapshot, TagEdit, VLAN_TAG_LEN};
 use base::frame::offload::{NEEDS_CSUM, Offloads, Request};
 use base::limits::{BURST_FRAMES, SNAPSHOT_LEN};
 
-/// Where a tag stands: behind the addresses.
+/// Offset of a VLAN tag in a frame: behind the two addresses.
 const TAG_AT: usize = 12;
 const TAG_END: usize = TAG_AT + VLAN_TAG_LEN;
-/// The type of the tag that is pushed.
+/// EtherType of a pushed tag.
 const TAG_TYPE: [u8; 2] = [0x81, 0];
 
-/// How a frame leaves.
+/// A frame's new head, length and offload request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Retagged {
     bytes: [u8; SNAPSHOT_LEN + VLAN_TAG_LEN],
     head: u8,
     /// Bytes of the whole frame.
     pub(super) len: u32,
-    /// What it asks for.
+    /// Offloads that the frame asks for, with the offsets of the new head.
     pub(super) request: Request,
 }
 
 const NOTHING: Retagged =
     Retagged { bytes: [0; SNAPSHOT_LEN + VLAN_TAG_LEN], head: 0, len: 0, request: Request::NONE };
 
-/// How the frames that are being delivered leave, by the port that they go to now.
+/// The tags that the frames of a burst leave with, at the port that is being served.
 #[derive(Debug)]
 pub(super) struct Tags {
-    /// With other heads than they came with: all of them or none.
+    /// The listed frames leave with the heads in `heads`; false if all leave as they arrived.
     pub(super) are_other: bool,
-    /// These heads, by the number of the frame.
+    /// New heads, by the index of the frame.
     pub(super) heads: Box<[Retagged; BURST_FRAMES]>,
 }
 
@@ -45,7 +45,7 @@ impl Default for Tags {
 }
 
 impl Tags {
-    /// How a frame of these leaves, if not as it came.
+    /// Returns the new head of frame `index`; `None` if the frame leaves as it arrived.
     #[inline(always)]
     pub(super) fn of(&self, index: u8) -> Option<&Retagged> {
         self.are_other.then(|| &self.heads[usize::from(index)])
@@ -53,8 +53,8 @@ impl Tags {
 }
 
 impl Retagged {
-    /// Becomes a frame of `len` bytes that asks for this. Its head is copied in moves of fixed
-    /// sizes, as much as a snapshot has: what is behind the frame's end is not sent.
+    /// Becomes the frame of `len` bytes that begins with `snapshot`, after `edit`. Copies the whole
+    /// snapshot in moves of fixed sizes; bytes behind the frame's end are not sent.
     #[inline(always)]
     pub(super) fn set(
         &mut self,
@@ -91,7 +91,7 @@ impl Retagged {
         }
     }
 
-    /// Everything behind the tag has moved by so many bytes.
+    /// Moves the offsets of everything behind the tag by `by` bytes.
     #[inline(never)]
     fn move_offsets(&mut self, by: i32) {
         let Request { l3, header, .. } = &mut self.request;
@@ -108,7 +108,7 @@ impl Retagged {
         }
     }
 
-    /// Its first bytes.
+    /// Returns the frame's first bytes.
     #[inline(always)]
     pub(super) fn head(&self) -> &[u8] {
         &self.bytes[..usize::from(self.head)]

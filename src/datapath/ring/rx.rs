@@ -1,14 +1,14 @@
-//! Delivering frames into a driver's receive queue: the one copy.
+//! Delivers frames into a driver's receive queue, with one copy.
 //!
-//! The caller holds the ring's lock, which is a leaf: nothing here waits, makes a system call or
-//! takes another lock, and the work is bounded by one burst (64 frames, 64 KiB plus one frame) and
-//! by what may be walked for it (`MAX_RUN_DESCRIPTORS`).
+//! The caller holds the ring's lock, which is a leaf: this code does not wait, makes no system call
+//! and takes no other lock. The work is bounded by one burst (64 frames, 64 KiB plus one frame) and
+//! by `MAX_RUN_DESCRIPTORS` descriptors.
 //!
-//! The common case, a frame that fits one descriptor, is a loop over buffers whose heads,
-//! descriptors and first cache lines were fetched ahead. Everything else (merged buffers, chains,
-//! headers split over descriptors, small buffers) takes the general path, and a frame that asks for
-//! more than the driver has acknowledged that of `fallback`. A frame that finds no room leaves the
-//! ring as it was: positions only advance with a frame's last byte.
+//! The fast path serves a frame that fits one descriptor: a loop over buffers whose heads,
+//! descriptors and first cache lines were prefetched. The general path serves everything else
+//! (merged buffers, chains, headers split over descriptors, small buffers); `fallback` serves a
+//! frame that asks for offloads which the driver has not acknowledged. A frame that finds no room
+//! leaves the ring unchanged: the ring's position advances only with a frame's last byte.
 
 use virtio_queue::desc::split::Descriptor;
 
@@ -21,50 +21,52 @@ use base::frame::{VNET_HDR_LEN, VNET_HDR_LEN_LEGACY};
 use base::limits::{BURST_FRAMES, MAX_MERGED_BUFFERS};
 use sys::prefetch;
 
-/// What became of a run of frames.
+/// Result of delivering a run of frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Delivered {
-    /// Frames of the run that are settled, in order: delivered or dropped for good. The rest
-    /// found the ring without buffers.
+    /// Number of settled frames, in order from the run's first: delivered or dropped for good. The
+    /// frames behind them are not delivered and may be tried again.
     pub settled: usize,
-    /// Of those, frames delivered.
+    /// Settled frames that were delivered.
     pub frames: u64,
-    /// Their bytes.
+    /// Bytes of the delivered frames.
     pub bytes: u64,
-    /// Of the settled, frames that do not fit the ring's buffers, as bits of their places in the
-    /// run.
+    /// Settled frames that do not fit the ring's buffers: one bit per index in the run.
     pub no_fit: u64,
-    /// Likewise those whose headers changed into something that cannot be cut.
+    /// Settled frames whose headers changed so that the frame cannot be segmented or checksummed:
+    /// one bit per index in the run.
     pub bad_offload: u64,
-    /// Buffers given back unused because their chain was invalid.
+    /// Buffers given back unused because of an invalid chain among them.
     pub bad_buffers: u64,
-    /// Of the frames delivered, those whose checksum was finished here.
+    /// Delivered frames whose checksum the switch completed.
     pub checksummed: u64,
-    /// Of the frames delivered, those that were cut into segments here.
+    /// Delivered frames that the switch cut into segments.
     pub segmented: u64,
-    /// These segments.
+    /// Segments of the frames in `segmented` that were delivered.
     pub segments: u64,
-    /// Segments of delivered frames that found no buffer.
+    /// Segments of the frames in `segmented` that were not delivered.
     pub segments_lost: u64,
-    /// Cycles that pages took to come which lay under the pieces of a receiver's chains; 0 if it
-    /// was not long. The frames from `settled` on are not delivered then.
+    /// Cycles spent on missing pages under the receiver's buffers, if so many that the run ended
+    /// early; otherwise 0. The frames from `settled` on are not delivered then.
     pub slow: u64,
-    /// The driver wants to be signalled.
+    /// The driver asks to be signalled.
     pub signal: bool,
     /// The ring was found broken; frames from `settled` on are not delivered.
     pub broken: Option<RingError>,
 }
 
-/// How a frame becomes segments.
+/// How many segments of a frame are delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cut {
-    /// All of them at once: it waits until there are buffers for all, unless there will never be.
+    /// All segments at once: the frame waits until there are buffers for all segments, unless the
+    /// ring is too small for that.
     Whole,
-    /// There is no later try: as many as there are buffers for, and at most so many.
+    /// As many segments as there are buffers for, at most this number: the frame is not tried
+    /// again.
     Part(u32),
 }
 
-/// Room for the general path; allocated once per worker.
+/// Scratch memory of the general path; allocated once per worker.
 #[derive(Debug)]
 pub struct RxScratch {
     ahead: Box<Ahead>,
@@ -86,19 +88,19 @@ impl Default for RxScratch {
 // ring they came from.
 unsafe impl Send for RxScratch {}
 
-/// A buffer looked at but not taken.
+/// A buffer that was read and not taken.
 #[derive(Debug, Clone, Copy)]
 struct Buffer {
     head: u16,
-    /// Bytes at `at` if it is one plain writable descriptor, otherwise 0.
+    /// Bytes at `at` if the buffer is one plain writable descriptor, otherwise 0.
     room: u32,
     at: *mut u8,
     /// First descriptor.
     desc: Descriptor,
 }
 
-/// Buffers fetched ahead, in ring order from the ring's position. Kept by the worker, as clearing
-/// 1.5 KiB would cost a short run more than its copies.
+/// Prefetched buffers, in ring order from the ring's position. The worker keeps this memory:
+/// clearing 1.5 KiB would cost a short run more than its copies.
 #[derive(Debug)]
 pub(super) struct Ahead {
     buffers: [Buffer; BURST_FRAMES],
@@ -107,38 +109,39 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// True if everything that was fetched is taken.
+    /// True if all prefetched buffers are taken.
     pub(super) fn is_used_up(&self) -> bool {
         self.next >= self.count
     }
 }
 
-/// A position of a ring.
+/// A position of a ring, for [`SplitRing::back_to`].
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub(super) avail: u16,
     used: u16,
 }
 
-/// Why no room was found for a frame.
+/// Why a frame was not delivered.
 pub(super) enum PutError {
     /// The driver has posted too few buffers.
     Empty,
-    /// This frame will never fit buffers like these.
+    /// The frame will never fit this driver's buffers.
     NoFit,
-    /// The frame is not what it was when it was examined.
+    /// The frame's headers changed since they were examined.
     Changed,
-    /// The buffers are so small that no frame is worth trying.
+    /// The buffers are so small, or so many are invalid, that no further frame is worth a try.
     TooManyDescriptors,
-    /// The receiver's memory is not there, and to make it come took so many cycles.
+    /// Pages of the receiver's memory were missing, and providing them took this many cycles.
     Slow(u64),
-    /// The ring cannot be read on.
+    /// The ring broke the specification and cannot be read further.
     Broken(RingError),
 }
 
 impl SplitRing {
     /// Delivers the frames of `burst` that `run` lists, until buffers run out, and publishes them
-    /// at once. How frames are cut that the driver wants in segments says `cut`.
+    /// at once. `cut` says how many segments of a frame are delivered if this driver needs
+    /// segments.
     pub fn deliver(
         &mut self,
         burst: &Burst,
@@ -162,8 +165,9 @@ impl SplitRing {
         done
     }
 
-    /// With `OFFLOADS` each frame's own header is delivered, else one that asks for nothing; with
-    /// `TAGS` the head with which it leaves, else that which came.
+    /// Delivers the frames of a run. With `OFFLOADS` each frame's own virtio-net header is
+    /// delivered, otherwise a header that asks for nothing. With `TAGS` the frame's new head is
+    /// delivered, otherwise the head that arrived.
     #[inline(always)]
     fn put_run<const OFFLOADS: bool, const TAGS: bool>(
         &mut self,
@@ -218,7 +222,8 @@ impl SplitRing {
         }
     }
 
-    /// Fetches up to `wanted` buffers from the ring's position, so that their misses overlap.
+    /// Prefetches up to `wanted` buffers from the ring's position, so that their cache misses
+    /// overlap.
     #[inline(always)]
     pub(super) fn look_ahead(&mut self, wanted: usize, ahead: &mut Ahead) -> Result<(), RingError> {
         (ahead.next, ahead.count) = (0, 0);
@@ -240,7 +245,7 @@ impl SplitRing {
             let desc = self.load_descriptor(buffer.head);
             buffer.desc = desc;
             buffer.room = 0;
-            // Exactly WRITE: one plain buffer.
+            // Only the WRITE flag: one plain buffer.
             if desc.flags() == 2
                 && let Some(at) = self.memory.contiguous(desc.addr().0, desc.len())
             {
@@ -253,7 +258,8 @@ impl SplitRing {
         Ok(())
     }
 
-    /// The common case, for as many frames as it lasts: each into one plain buffer.
+    /// The fast path: delivers frames into one plain buffer each, up to the first frame that needs
+    /// the general path.
     #[inline(always)]
     fn put_plain<const HEADER_LEN: usize, const OFFLOADS: bool, const TAGS: bool>(
         &mut self,
@@ -264,7 +270,7 @@ impl SplitRing {
     ) {
         let frames = burst.frames();
         let plain = VnetHdr::plain(1).to_bytes();
-        // The general path may have gone on behind what was fetched.
+        // The general path may have advanced beyond the prefetched buffers.
         let ready = ahead.buffers.get(ahead.next..ahead.count).unwrap_or_default();
         let (mut count, mut bytes) = (0u16, 0u64);
         for (&index, buffer) in run.iter().zip(ready) {
@@ -289,7 +295,7 @@ impl SplitRing {
             count += 1;
             bytes += u64::from(frame.len());
         }
-        // After the loop, where a look for each frame would cost all frames for good.
+        // Behind the loop, since a check in the loop would slow down all frames.
         if self.log.is_some() {
             let written = ready[..usize::from(count)].iter().zip(run);
             self.mark_frames(written.map(|(buffer, &index)| {
@@ -304,14 +310,14 @@ impl SplitRing {
         done.bytes += bytes;
     }
 
-    /// Marks what was written, by where it begins and its length.
+    /// Marks the written bytes in the dirty log: start address and length of each frame.
     #[cold]
     fn mark_frames(&self, written: impl Iterator<Item = (*mut u8, u32)>) {
         written.for_each(|(at, len)| self.mark_payload(at, u64::from(len)));
     }
 
-    /// The general path: gathers buffers for one frame, writes it behind `header` and returns them
-    /// in order.
+    /// The general path: gathers buffers for one frame, writes the header and the frame, and
+    /// returns the buffers in order.
     #[inline(never)]
     pub(super) fn put(
         &mut self,
@@ -330,14 +336,14 @@ impl SplitRing {
         Ok(())
     }
 
-    /// Writes the virtio-net header of a frame in `count` buffers.
+    /// Writes the virtio-net header of a frame that lies in `count` buffers.
     pub(super) fn write_header(&self, to: &mut Writer<'_>, header: VnetHdr, count: usize) {
         let merged = if self.mergeable { count as u16 } else { 1 };
         let header = VnetHdr { num_buffers: merged.to_le_bytes(), ..header };
         to.write(header.to_bytes().as_ptr(), usize::from(self.header_len));
     }
 
-    /// Returns gathered buffers as used, the first `need` bytes of which were written.
+    /// Returns the first `count` gathered buffers as used; their first `need` bytes were written.
     pub(super) fn take_gathered(
         &mut self,
         need: u64,
@@ -357,7 +363,7 @@ impl SplitRing {
         self.advance(count, ahead);
     }
 
-    /// Gathers buffers for `need` bytes; returns their number.
+    /// Gathers valid buffers for `need` bytes and returns their number. Gives invalid buffers back.
     pub(super) fn gather_good(
         &mut self,
         need: u64,
@@ -372,9 +378,9 @@ impl SplitRing {
                     return Ok(count);
                 }
                 Err(Gather::NoRoom(reason)) => return Err(reason),
-                // A buffer that can never be used goes back unused, with those gathered before it,
-                // as merged buffers must be consecutive. Each round consumes a buffer, so the
-                // loop ends with the ring.
+                // An invalid buffer goes back unused, together with the buffers gathered before it,
+                // as merged buffers must be consecutive. Each round consumes a buffer, so the loop
+                // ends with the ring.
                 Err(Gather::Bad(count)) => {
                     self.give_back(&gathered.buffers[..count], ahead);
                     done.bad_buffers += count as u64;
@@ -386,19 +392,20 @@ impl SplitRing {
         }
     }
 
-    /// Where the ring stands, to come back to while nothing is published.
+    /// Returns the ring's position, for [`SplitRing::back_to`] before a publication.
     pub(super) fn place(&self) -> Place {
         Place { avail: self.next_avail, used: self.next_used }
     }
 
-    /// Gives back what was taken since `place`.
+    /// Gives back the buffers taken since `place`.
     pub(super) fn back_to(&mut self, place: Place, ahead: &mut Ahead) {
         (self.next_avail, self.next_used) = (place.avail, place.used);
-        // What was fetched may begin elsewhere.
+        // The prefetched buffers may begin at another position.
         (ahead.next, ahead.count) = (0, 0);
     }
 
-    /// Collects buffers until they hold `need` bytes: their number, pieces and heads in `scratch`.
+    /// Collects buffers until they hold `need` bytes. Returns their number; `gathered` holds their
+    /// pieces and heads.
     fn gather(
         &mut self,
         need: u64,
@@ -406,7 +413,7 @@ impl SplitRing {
         gathered: &mut Gathered,
     ) -> Result<usize, Gather> {
         gathered.pieces.truncate(0);
-        // One buffer that was translated already.
+        // One plain buffer that `look_ahead` translated already.
         if let Some(buffer) = ahead.buffers[..ahead.count].get(ahead.next)
             && u64::from(buffer.room) >= need
             && gathered.pieces.push(Piece { at: buffer.at, len: buffer.room }).is_ok()
@@ -444,7 +451,8 @@ impl SplitRing {
         Ok(count)
     }
 
-    /// Head and first descriptor of the buffer `offset` behind the ring's position, each read once.
+    /// Returns head and first descriptor of the buffer `offset` behind the ring's position, each
+    /// read once.
     fn buffer_at(&mut self, offset: usize, ahead: &Ahead) -> Result<(u16, Descriptor), Gather> {
         if let Some(buffer) = ahead.buffers[..ahead.count].get(ahead.next + offset) {
             return Ok((buffer.head, buffer.desc));
@@ -468,7 +476,7 @@ impl SplitRing {
         Ok((head, self.load_descriptor(head)))
     }
 
-    /// Returns buffers unused.
+    /// Gives buffers back unused.
     fn give_back(&mut self, buffers: &[(u16, u64)], ahead: &mut Ahead) {
         for &(head, _) in buffers {
             self.push_used(head, 0);
@@ -481,7 +489,7 @@ impl SplitRing {
         ahead.next += count;
     }
 
-    /// Marks the first `need` bytes of the gathered pieces, which `put` wrote.
+    /// Marks the first `need` bytes of the gathered pieces in the dirty log.
     fn mark_written(&self, gathered: &Gathered, need: u64) {
         let mut left = need;
         for piece in gathered.pieces.as_slice() {
@@ -497,12 +505,12 @@ impl SplitRing {
 
 #[cfg(test)]
 impl RxScratch {
-    /// Descriptors of the receiver's that the last run walked.
+    /// Returns the number of the receiver's descriptors that the last run walked.
     pub(super) fn walked(&self) -> u32 {
         self.gathered.pieces.visited
     }
 
-    /// Fills everything with `byte`, and pointers with an address that nothing is mapped at.
+    /// Fills all numbers with `byte`, and pointers with an address at which nothing is mapped.
     pub(super) fn poison(&mut self, byte: u8) {
         let (at, len) = (std::ptr::without_provenance_mut(8), u32::from_ne_bytes([byte; 4]));
         let desc = Descriptor::new(u64::from(len), len, len as u16, len as u16);

@@ -6,14 +6,15 @@
 //! avail: flags u16, idx u16, ring[size] u16, used_event u16      aligned 2
 //! used:  flags u16, idx u16, ring[size] (id u32, len u32), avail_event u16   aligned 4
 //! ```
-//! A [`SplitRing`] exists only while the ring is started; its pointers are resolved once and stay
-//! valid because it owns the [`Translator`] and with it the memory table.
+//! A [`SplitRing`] exists only while the ring is started. The ring's pointers are resolved once and
+//! stay valid because the [`SplitRing`] owns the [`Translator`], which holds the memory table.
 //!
-//! Notifications (virtio 1.2 sections 2.7.7 and 2.7.10). Kicks are suppressed while a worker looks
-//! at a ring anyway. Going to sleep is: enable kicks, a full fence, look again. Without the second
-//! look a frame made available between the last look and the enabling would wait for ever: the
-//! driver saw kicks disabled, we saw the ring empty. Signals are decided once per published burst
-//! and sent once per turn by the worker.
+//! Notifications (virtio 1.2 sections 2.7.7 and 2.7.10). The worker suppresses kicks while it polls
+//! a ring. Before a worker sleeps, it enables kicks, executes a full fence and reads avail.idx
+//! again. Without this second read a frame that the driver made available between the last read and
+//! the enabling would wait for ever: the driver saw kicks disabled, the worker saw the ring empty.
+//! The ring decides about a signal once per published burst, and the worker sends at most one
+//! signal per turn.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -25,7 +26,8 @@ use base::frame::Offloads;
 use base::limits::MAX_RING_SIZE;
 use sys::prefetch;
 
-// The descriptor is read as two words below; hold the crate's layout to the specification's.
+// `load_descriptor_words` reads a descriptor as two words, so the layout must be the
+// specification's.
 const _: () = assert!(std::mem::size_of::<Descriptor>() == 16);
 
 /// `VIRTQ_USED_F_NO_NOTIFY`
@@ -33,7 +35,7 @@ const USED_F_NO_NOTIFY: u16 = 1;
 /// `VIRTQ_AVAIL_F_NO_INTERRUPT`
 const AVAIL_F_NO_INTERRUPT: u16 = 1;
 
-/// Section 2.7.10: true if an index that moved from `old` to `new` passed `event`.
+/// True if an index that moved from `old` to `new` passed `event` (section 2.7.10).
 #[inline(always)]
 pub(super) fn passed(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
@@ -43,16 +45,16 @@ pub(super) fn passed(event: u16, new: u16, old: u16) -> bool {
 const AVAIL_FIXED: u64 = 6;
 const USED_FIXED: u64 = 6;
 
-/// Where a ring is and how its driver negotiated to use it.
+/// Addresses of a ring and the features that the driver acknowledged for the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RingConfig {
     /// Number of descriptors; a power of two.
     pub size: u16,
-    /// Descriptor table, as an address of the front-end's process.
+    /// Address of the descriptor table in the front-end's process.
     pub desc: u64,
-    /// Driver area, likewise.
+    /// Address of the driver area (available ring) in the front-end's process.
     pub avail: u64,
-    /// Device area, likewise.
+    /// Address of the device area (used ring) in the front-end's process.
     pub used: u64,
     /// `VIRTIO_F_EVENT_IDX` was acknowledged.
     pub event_idx: bool,
@@ -60,9 +62,9 @@ pub struct RingConfig {
     pub header_len: u8,
     /// `VIRTIO_NET_F_MRG_RXBUF` was acknowledged.
     pub mergeable: bool,
-    /// Offloads that were acknowledged: of a transmit ring what its frames may ask for
-    /// (`VIRTIO_NET_F_CSUM`, `_HOST_*`), of a receive ring what they may be delivered with
-    /// (`_GUEST_*`).
+    /// Acknowledged offloads: those that frames of a transmit ring may ask for
+    /// (`VIRTIO_NET_F_CSUM`, `_HOST_*`), or those that frames of a receive ring may be delivered
+    /// with (`_GUEST_*`).
     pub offloads: Offloads,
 }
 
@@ -78,18 +80,18 @@ pub enum RingError {
          share=on?)"
     )]
     NotMapped {
-        /// Which part.
+        /// Name of the part.
         part: &'static str,
-        /// The address the front-end gave.
+        /// Address that the front-end gave.
         address: u64,
     },
     /// Part of the ring is not aligned as the specification demands.
     #[error("the {0} is not aligned")]
     Misaligned(&'static str),
-    /// The driver's index ran ahead of the ring.
+    /// avail.idx is further ahead than the ring is long.
     #[error("avail.idx is {ahead} ahead in a ring of {size}")]
     AvailIndex {
-        /// How far the index is from what was taken.
+        /// Distance from the next head to take to avail.idx.
         ahead: u16,
         /// Ring size.
         size: u16,
@@ -97,7 +99,7 @@ pub enum RingError {
     /// The front-end shortened a file of the guest's memory after it was mapped.
     #[error("the guest's memory was truncated")]
     Truncated,
-    /// A head index that is no descriptor.
+    /// A head in the available ring is not below the ring size.
     #[error("head {head} in a ring of {size}")]
     Head {
         /// The head.
@@ -122,12 +124,12 @@ pub fn check_size(size: u32) -> Result<u16, RingError> {
 pub struct RingLog {
     /// The log.
     pub log: Arc<DirtyLog>,
-    /// Guest-physical address of the used ring, if its own writes are to be logged
-    /// (`VHOST_VRING_F_LOG`).
+    /// Guest-physical address of the used ring, if the front-end wants writes of the used ring
+    /// logged (`VHOST_VRING_F_LOG`).
     pub used_gpa: Option<u64>,
 }
 
-/// Where a ring stood when it lost its memory: what it goes on with.
+/// Position of a ring that lost its memory, for [`SplitRing::resume`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
     next: u16,
@@ -136,7 +138,7 @@ pub struct Position {
 }
 
 impl Position {
-    /// Index of the next head to take, as [`SplitRing::base`].
+    /// Returns the index of the next head to take, as [`SplitRing::base`] does.
     pub fn base(&self) -> u16 {
         self.next
     }
@@ -154,17 +156,17 @@ pub struct SplitRing {
     pub(super) mergeable: bool,
     pub(super) offloads: Offloads,
     pub(super) event_idx: bool,
-    /// The first publication after a start signals whatever the guest says: it may wait at an
-    /// index that a killed predecessor had passed.
+    /// The first publication after a start signals the driver unconditionally: the driver may wait
+    /// at an index that a killed predecessor of this process had passed.
     pub(super) force_signal: bool,
-    /// Position of the next head to take; everything before it has been completed.
+    /// Index of the next head to take; every chain before it is completed.
     pub(super) next_avail: u16,
-    /// avail.idx as last read: heads before it are known to be valid to read.
+    /// avail.idx as last read: heads before this index may be read.
     pub(super) avail_seen: u16,
-    /// Position of the next used element to write, and of the first not yet published.
+    /// Index of the next used element to write.
     pub(super) next_used: u16,
     pub(super) published: u16,
-    /// used.idx when the ring started, to tell a ring that never moved.
+    /// used.idx when the ring started; tells a ring that never moved.
     started_at: u16,
     asked_if_moved: bool,
     pub(super) log: Option<RingLog>,
@@ -196,9 +198,10 @@ fn resolve(table: &MemTable, config: &RingConfig) -> Result<Parts, RingError> {
 }
 
 impl SplitRing {
-    /// Starts a ring: resolves its addresses and takes both indices from used.idx. The back-end
-    /// completes strictly in order and leaves nothing half done, so whatever was made available
-    /// beyond used.idx is still to be served, after a restart of either side too.
+    /// Starts a ring: resolves the ring's addresses and takes both indices from used.idx. This
+    /// back-end completes chains strictly in order and leaves none half done, so every chain that
+    /// the driver made available beyond used.idx is still to be served, also after a restart of the
+    /// driver or of this process.
     pub fn start(table: Arc<MemTable>, config: &RingConfig) -> Result<SplitRing, RingError> {
         check_size(u32::from(config.size))?;
         let Parts { desc, avail, used } = resolve(&table, config)?;
@@ -225,7 +228,7 @@ impl SplitRing {
         Ok(ring)
     }
 
-    /// Starts a ring that lost its memory where it stood.
+    /// Restarts a ring that lost its memory, at the position at which the ring stood.
     pub fn resume(
         table: Arc<MemTable>,
         config: &RingConfig,
@@ -238,7 +241,7 @@ impl SplitRing {
         Ok(ring)
     }
 
-    /// Where the ring stands, while nothing is half done.
+    /// Returns the ring's position. The caller calls this only while no chain is half done.
     pub fn position(&self) -> Position {
         Position {
             next: self.next_avail,
@@ -247,7 +250,8 @@ impl SplitRing {
         }
     }
 
-    /// Takes both indices from used.idx, as at a start: the ring is in another place now.
+    /// Takes both indices from used.idx, as [`SplitRing::start`] does: the front-end moved the
+    /// ring.
     pub fn begin_at_used(&mut self) {
         let at = self.load_used_idx();
         self.begin_at(at);
@@ -262,14 +266,14 @@ impl SplitRing {
         self.published = at;
     }
 
-    /// Whether a ring can be there.
+    /// Checks that all parts of the ring lie in the memory table, aligned.
     pub fn check_place(table: &MemTable, config: &RingConfig) -> Result<(), RingError> {
         resolve(table, config).map(drop)
     }
 
-    /// Chains that the driver made available and that were not given back: the difference of the
-    /// two indices in memory, whichever worker serves the ring. None where there is no ring, or
-    /// none that makes sense.
+    /// Returns the number of chains that the driver made available and this process has not given
+    /// back: avail.idx minus used.idx, whichever worker serves the ring. `None` if the ring is not
+    /// mapped or its indices make no sense.
     pub fn outstanding(table: &MemTable, config: &RingConfig) -> Option<u16> {
         let Parts { avail, used, .. } = resolve(table, config).ok()?;
         if table.is_truncated() {
@@ -281,12 +285,12 @@ impl SplitRing {
             [used.cast_const().add(2), avail.add(2)]
                 .map(|at| u16::from_le((*at.cast::<AtomicU16>()).load(Ordering::Acquire)))
         };
-        // In between some may have been given back and made available again.
+        // Between the two loads chains may have been given back and made available again.
         let count = available.wrapping_sub(used);
         (count <= config.size.saturating_mul(2)).then_some(count.min(config.size))
     }
 
-    /// Moves a running ring to another memory table or other addresses; positions stay.
+    /// Moves a running ring to another memory table or other addresses; the ring's position stays.
     pub fn rebase(&mut self, table: Arc<MemTable>, config: &RingConfig) -> Result<(), RingError> {
         let Parts { desc, avail, used } = resolve(&table, config)?;
         self.desc = desc;
@@ -296,16 +300,16 @@ impl SplitRing {
         Ok(())
     }
 
-    /// Undoes what was taken and not published, for a ring whose lock a panicking thread let go.
-    /// Heads go back in the order in which they are taken, one element each, so while the lock is
-    /// free all three positions are the same.
+    /// Undoes all that was taken and not published, for a ring whose lock a panicking thread
+    /// released. Heads go back in the order in which they were taken, one element each, so all
+    /// three positions are equal while the lock is free.
     #[cold]
     pub fn roll_back(&mut self) {
         self.next_avail = self.published;
         self.next_used = self.published;
     }
 
-    /// What frames may ask for, or be delivered with, from now on.
+    /// Sets the offloads that frames may ask for, or be delivered with, from now on.
     pub fn set_offloads(&mut self, offloads: Offloads) {
         self.offloads = offloads;
     }
@@ -315,7 +319,7 @@ impl SplitRing {
         self.log = log;
     }
 
-    /// Ends dirty logging and returns what it was.
+    /// Ends dirty logging and returns the previous log.
     pub fn take_log(&mut self) -> Option<RingLog> {
         self.log.take()
     }
@@ -325,34 +329,36 @@ impl SplitRing {
         self.size
     }
 
-    /// Index of the next head to take, which is what `GET_VRING_BASE` reports.
+    /// Returns the index of the next head to take, which `GET_VRING_BASE` reports.
     pub fn base(&self) -> u16 {
         self.next_avail
     }
 
-    /// True if the driver has made nothing available, ever: of a ring that was restored, or started
-    /// again, some index is not 0, and then we read what its driver wrote. To be asked at the
-    /// driver's first kick; false at all later ones, at which the indices may be 0 again.
+    /// True if the driver has never made a buffer available. The caller asks at the driver's first
+    /// kick: if the driver kicked and avail.idx is 0, this process does not read the memory that
+    /// the driver writes. A restored or restarted ring has an index that is not 0. Returns false at
+    /// every later call, when the indices may have wrapped to 0.
     pub fn never_moved(&mut self) -> bool {
         let asked = std::mem::replace(&mut self.asked_if_moved, true);
         !asked && self.started_at == 0 && self.next_avail == 0 && self.load_avail_idx() == 0
     }
 
-    /// Fails once the front-end took memory away that it had handed over: what is read there now
-    /// are zeros of our own.
+    /// Fails once the front-end has truncated a file of guest memory: the SIGBUS handler has put
+    /// zero pages in place of the lost ones.
     #[inline(always)]
     pub(super) fn check_memory(&self) -> Result<(), RingError> {
         if self.memory.table().is_truncated() { Err(RingError::Truncated) } else { Ok(()) }
     }
 
-    /// Why the ring really is broken: what is found wrong in memory that the front-end has just
-    /// taken away are zeros of our own.
+    /// Returns why the ring is broken: [`RingError::Truncated`] if the front-end truncated the
+    /// memory, since `found` was derived from zero pages then; otherwise `found`.
     #[cold]
     pub fn cause(&self, found: RingError) -> RingError {
         self.check_memory().err().unwrap_or(found)
     }
 
-    /// avail.idx; Acquire, so that heads and descriptors before it may be read after it.
+    /// Loads avail.idx with Acquire, so that heads and descriptors before avail.idx are read after
+    /// it.
     #[inline(always)]
     pub(super) fn load_avail_idx(&self) -> u16 {
         // SAFETY: `avail` was resolved for AVAIL_FIXED + 2 * size bytes, 2-aligned, in memory that
@@ -360,14 +366,13 @@ impl SplitRing {
         u16::from_le(unsafe { &*self.avail.add(2).cast::<AtomicU16>() }.load(Ordering::Acquire))
     }
 
-    /// avail.flags.
     #[inline(always)]
     pub(super) fn load_avail_flags(&self) -> u16 {
         // SAFETY: as in `load_avail_idx`.
         u16::from_le(unsafe { &*self.avail.cast::<AtomicU16>() }.load(Ordering::Relaxed))
     }
 
-    /// used_event, behind the available ring.
+    /// Loads used_event, which lies behind the available ring.
     #[inline(always)]
     pub(super) fn load_used_event(&self) -> u16 {
         let offset = 4 + 2 * usize::from(self.size);
@@ -377,7 +382,7 @@ impl SplitRing {
         )
     }
 
-    /// The head at ring position `position`.
+    /// Loads the head at index `position` of the available ring.
     #[inline(always)]
     pub(super) fn load_head(&self, position: u16) -> u16 {
         let offset = 4 + 2 * usize::from(position & (self.size - 1));
@@ -385,13 +390,13 @@ impl SplitRing {
         u16::from_le(unsafe { self.avail.add(offset).cast::<u16>().read_volatile() })
     }
 
-    /// Tells the CPU that descriptor `index` will be read.
+    /// Prefetches descriptor `index`.
     #[inline(always)]
     pub(super) fn prefetch_descriptor(&self, index: u16) {
         prefetch::read(self.desc.wrapping_add(16 * usize::from(index)));
     }
 
-    /// Descriptor `index`, which the caller checked to be below size; each word is read once.
+    /// Loads descriptor `index`, which the caller checked to be below size; each word is read once.
     #[inline(always)]
     pub(super) fn load_descriptor(&self, index: u16) -> Descriptor {
         debug_assert!(index < self.size);
@@ -401,14 +406,15 @@ impl SplitRing {
         unsafe { load_descriptor_words(at) }
     }
 
-    /// used.idx, which only we write.
+    /// Loads used.idx, which only this process writes.
     fn load_used_idx(&self) -> u16 {
         // SAFETY: `used` was resolved for USED_FIXED + 8 * size bytes, 4-aligned, in memory that
         // `self.memory` keeps mapped.
         u16::from_le(unsafe { &*self.used.add(2).cast::<AtomicU16>() }.load(Ordering::Relaxed))
     }
 
-    /// Writes one used element at `next_used` and steps past it; not yet visible to the driver.
+    /// Writes one used element at `next_used` and advances `next_used`; the driver cannot see the
+    /// element before [`SplitRing::publish`].
     #[inline(always)]
     pub(super) fn push_used(&mut self, head: u16, len: u32) {
         self.store_used(self.next_used, head, len);
@@ -427,8 +433,8 @@ impl SplitRing {
         unsafe { at.write_unaligned(element.to_le()) };
     }
 
-    /// Stores used.idx after everything written before, and orders what follows after it: the
-    /// driver's wish for a signal must be read after it could see the index.
+    /// Stores used.idx after everything written before, followed by a full fence: the driver's
+    /// request for a signal must be read after the driver could see the index.
     #[inline(always)]
     pub(super) fn store_used_idx(&mut self, idx: u16) {
         // SAFETY: as in `load_used_idx`.
@@ -436,7 +442,6 @@ impl SplitRing {
         full_store(field, idx.to_le());
     }
 
-    /// used.flags.
     #[inline]
     pub(super) fn store_used_flags(&mut self, flags: u16) {
         // SAFETY: as in `load_used_idx`; the field is the first of the used ring.
@@ -445,7 +450,7 @@ impl SplitRing {
         self.mark_used(0, 2);
     }
 
-    /// avail_event, behind the used ring.
+    /// Stores avail_event, which lies behind the used ring.
     #[inline]
     pub(super) fn store_avail_event(&mut self, event: u16) {
         let offset = 4 + 8 * usize::from(self.size);
@@ -455,7 +460,7 @@ impl SplitRing {
         self.mark_used(offset as u64, 2);
     }
 
-    /// Marks the used elements from `from` to `next_used`.
+    /// Marks the used elements from index `from` to `next_used` in the dirty log.
     #[cold]
     pub(super) fn mark_used_elements(&self, from: u16) {
         for i in 0..self.next_used.wrapping_sub(from) {
@@ -464,14 +469,16 @@ impl SplitRing {
         }
     }
 
-    /// Marks bytes of the used ring if its writes are logged.
+    /// Marks `len` bytes at `offset` of the used ring in the dirty log, if used-ring writes are
+    /// logged.
     pub(super) fn mark_used(&self, offset: u64, len: u64) {
         if let Some(RingLog { log, used_gpa: Some(gpa) }) = &self.log {
             log.mark(gpa.wrapping_add(offset), len);
         }
     }
 
-    /// Marks `len` bytes at `at`, a pointer this ring's memory handed out.
+    /// Marks `len` bytes at `at` in the dirty log; `at` is a pointer that this ring's memory
+    /// returned.
     pub(super) fn mark_payload(&self, at: *const u8, len: u64) {
         if let (Some(log), Some(gpa)) = (&self.log, self.memory.table().gpa_of(at)) {
             log.log.mark(gpa, len);
@@ -480,20 +487,21 @@ impl SplitRing {
 }
 
 impl SplitRing {
-    /// Tells the driver not to kick. With EVENT_IDX there is nothing to do: avail_event stays
-    /// behind, so the driver's index does not pass it again for 65,535 buffers.
+    /// Tells the driver not to kick. With EVENT_IDX nothing needs to be written: avail_event stays
+    /// behind, so the driver's index does not pass avail_event again for 65,535 buffers.
     pub fn suppress_kicks(&mut self) {
         if !self.event_idx {
             self.store_used_flags(USED_F_NO_NOTIFY);
         }
     }
 
-    /// Asks for a kick at the next buffer and looks again; true if there is one already, and then
-    /// the caller must not sleep.
+    /// Asks for a kick at the next buffer and reads avail.idx again. True if a buffer is available
+    /// already; the caller must not sleep then.
     #[must_use]
     pub fn enable_kicks(&mut self) -> bool {
         // Both stores end in a full fence, so the load below cannot be satisfied before the driver
-        // can see the request: either it sees the request and kicks, or we see its buffer.
+        // can see the request: either the driver sees the request and kicks, or this load sees the
+        // buffer.
         if self.event_idx {
             self.store_avail_event(self.next_avail);
         } else {
@@ -502,7 +510,8 @@ impl SplitRing {
         self.load_avail_idx() != self.next_avail
     }
 
-    /// As [`SplitRing::enable_kicks`], for buffers behind all those that were seen already.
+    /// Asks for a kick at the next buffer behind all buffers seen so far, and reads avail.idx
+    /// again. True if such a buffer is available already; the caller must not sleep then.
     #[must_use]
     pub fn enable_kicks_behind(&mut self) -> bool {
         let seen = self.avail_seen;
@@ -514,8 +523,8 @@ impl SplitRing {
         self.load_avail_idx() != seen
     }
 
-    /// Makes everything pushed since the last call visible to the driver; true if the driver wants
-    /// to be signalled for it.
+    /// Makes all used elements pushed since the last call visible to the driver. True if the driver
+    /// asks to be signalled.
     pub fn publish(&mut self) -> bool {
         let (old, new) = (self.published, self.next_used);
         if old == new {
@@ -527,7 +536,7 @@ impl SplitRing {
         self.store_used_idx(new);
         self.published = new;
         if self.log.is_some() {
-            // After the store: a mark taken before it would let the old index migrate.
+            // After the store: a mark set before the store would let the old index migrate.
             self.mark_used(2, 2);
         }
         if self.force_signal {
@@ -542,7 +551,7 @@ impl SplitRing {
     }
 }
 
-/// Two volatile 8-byte loads as a descriptor.
+/// Loads a descriptor in two volatile 8-byte loads.
 ///
 /// # Safety
 /// `at` is valid for reads of 16 bytes and 8-aligned.
@@ -555,8 +564,8 @@ pub(super) unsafe fn load_descriptor_words(at: *const u8) -> Descriptor {
     Descriptor::new(u64::from_le(addr), rest as u32, (rest >> 32) as u16, (rest >> 48) as u16)
 }
 
-/// A release store followed by a full fence. On x86 one `xchg` is both and costs less than `mfence`
-/// (it does not drain the load queue).
+/// Stores with Release, followed by a full fence. On x86 one `xchg` does both and costs less than
+/// `mfence`, which drains the load queue.
 #[inline(always)]
 fn full_store(field: &AtomicU16, value: u16) {
     if cfg!(target_arch = "x86_64") {

@@ -1,10 +1,11 @@
 //! Taking frames from a driver's transmit queue, and giving the descriptors back.
 //!
-//! A burst is taken in two passes. The first reads heads and descriptors and translates them, so
-//! that the cache misses of the frames' first lines overlap; the second copies each frame's
-//! virtio-net header and first [`SNAPSHOT_LEN`] bytes into private memory; see `burst`.
+//! A burst is taken in two passes. The first pass reads heads and descriptors and translates their
+//! addresses, so that the cache misses of the frames' first lines overlap. The second pass copies
+//! each frame's virtio-net header and first [`SNAPSHOT_LEN`] bytes into private memory; see
+//! `burst`.
 //!
-//! Nothing moves until [`SplitRing::complete`]: a burst that is cut short simply ends earlier.
+//! The ring does not move before [`SplitRing::complete`], so a burst can be shortened at any time.
 
 use virtio_queue::desc::split::Descriptor;
 
@@ -22,19 +23,19 @@ use sys::prefetch;
 /// Bytes of a descriptor (virtio 1.2 section 2.7.5).
 const DESCRIPTOR_LEN: u32 = 16;
 
-/// What the first pass found.
+/// Result of the first pass.
 struct Seen {
-    /// Heads that [`BURST_BYTES`] let into the burst at most; chains may turn out longer than their
-    /// first descriptor.
+    /// Most heads that [`BURST_BYTES`] lets into the burst; the second pass may take fewer, since a
+    /// chain may be longer than its first descriptor.
     count: usize,
-    /// Bytes of their first descriptors.
+    /// Sum of the lengths of the heads' first descriptors.
     bytes: u32,
-    /// All are plain buffers.
+    /// Every head is one plain descriptor.
     plain: bool,
 }
 
 impl SplitRing {
-    /// Number of heads the driver has made available and we have not taken.
+    /// Returns the number of heads that the driver has made available and the ring has not taken.
     #[inline(always)]
     pub(super) fn available(&mut self) -> Result<u16, RingError> {
         let known = self.avail_seen.wrapping_sub(self.next_avail);
@@ -44,7 +45,7 @@ impl SplitRing {
         self.refresh_available()
     }
 
-    /// As [`SplitRing::available`], after reading avail.idx again.
+    /// Reads avail.idx again and returns the number of heads that are not taken yet.
     #[inline(always)]
     pub(super) fn refresh_available(&mut self) -> Result<u16, RingError> {
         let idx = self.load_avail_idx();
@@ -56,35 +57,36 @@ impl SplitRing {
         Ok(ahead)
     }
 
-    /// True if more was available when last asked than has been taken.
+    /// True if heads seen at the last read of avail.idx are not taken yet.
     #[inline(always)]
     pub fn has_more(&self) -> bool {
         self.avail_seen != self.next_avail
     }
 
-    /// True if the driver has made something available.
+    /// True if avail.idx, read now, is ahead of the next head to take.
     #[inline(always)]
     pub fn has_work(&self) -> bool {
         self.load_avail_idx() != self.next_avail
     }
 
-    /// Buffers the driver offers now; 0 too for an index that makes no sense, which taking the next
-    /// one reports.
+    /// Returns the number of buffers that the driver offers now; 0 also if avail.idx makes no
+    /// sense, which the next call of [`SplitRing::take`] reports.
     #[inline(always)]
     pub fn offered(&mut self) -> u16 {
         self.refresh_available().unwrap_or(0)
     }
 
-    /// avail.idx as the driver has it now.
+    /// Reads avail.idx.
     pub fn avail_idx(&self) -> u16 {
         self.load_avail_idx()
     }
 
-    /// Takes up to `limit` frames, at most 64 and [`BURST_BYTES`], into the empty `burst`; the
-    /// frame that crosses the line is still taken. That bounds a burst; what it may cost of a turn
-    /// is `port::quantum`'s. The ring does not move before [`SplitRing::complete`].
+    /// Takes up to `limit` frames into the empty `burst`, at most 64 and [`BURST_BYTES`]; the frame
+    /// that crosses that limit is still taken. The limit bounds a burst; `port::quantum` bounds the
+    /// cost of a turn. The ring does not move before [`SplitRing::complete`].
     ///
-    /// Its loop has all registers to itself: inlined it took 4 % more instructions a frame.
+    /// Not inlined: an inlined loop shared its registers with the caller and took 4 % more
+    /// instructions a frame.
     #[inline(never)]
     pub fn take(&mut self, burst: &mut Burst, limit: usize) -> Result<usize, RingError> {
         burst.clear();
@@ -114,7 +116,7 @@ impl SplitRing {
         Ok(burst.taken)
     }
 
-    /// Second pass over plain buffers.
+    /// Second pass for a burst of plain buffers.
     #[inline(always)]
     fn take_plain<const HEADER_LEN: usize>(burst: &mut Burst, count: usize) {
         for i in 0..count {
@@ -123,7 +125,7 @@ impl SplitRing {
         burst.taken = count;
     }
 
-    /// Second pass where chains are to be walked.
+    /// Second pass for a burst with descriptor chains.
     #[inline(never)]
     fn take_mixed(&mut self, burst: &mut Burst, count: usize) {
         let mut bytes = 0u32;
@@ -183,12 +185,12 @@ impl SplitRing {
         seen
     }
 
-    /// Takes a chain that is not one plain descriptor. Returns the bytes it stands for, its
-    /// descriptors' work included: that of a chain which is rejected at its end counts too. `None`
-    /// if it must wait for the next burst.
+    /// Takes a chain that is not one plain descriptor. Returns the chain's cost in bytes, the work
+    /// of reading the descriptors included; a rejected chain costs its descriptors' work too.
+    /// `None` if the chain must wait for the next burst.
     fn take_chain(&mut self, burst: &mut Burst, position: usize, first: Descriptor) -> Option<u32> {
         let start = burst.pieces.len();
-        // A chain may need every piece there is; it gets them all as the first of a burst.
+        // A chain may need every piece of the list; the first chain of a burst gets the whole list.
         if start > 0 && start + MAX_CHAIN_DESCRIPTORS > BURST_PIECES {
             return None;
         }
@@ -223,10 +225,10 @@ impl SplitRing {
         Some(cost)
     }
 
-    /// Gives up to `limit` heads back unread, at most those of one burst, and publishes them: their
-    /// number, and whether the driver wants to be signalled. Nothing is known of what they lead to,
-    /// so a ring full of chains costs no more than one of frames. `count` is called with the number
-    /// before the driver sees one: a frame that is back is counted.
+    /// Gives up to `limit` heads back unread, at most those of one burst, and publishes them.
+    /// Returns the number of heads, and whether the driver asks to be signalled. Descriptors are
+    /// not read, so discarding a chain costs no more than discarding a frame. Calls `count` with
+    /// the number before the driver sees a head, so that each head that the driver sees is counted.
     pub fn discard(
         &mut self,
         limit: usize,
@@ -247,8 +249,8 @@ impl SplitRing {
         Ok((taken, self.publish()))
     }
 
-    /// Gives every head of the burst back, in ring order, and publishes them at once; true if the
-    /// driver wants to be signalled for it.
+    /// Gives every head of the burst back, in ring order, and publishes all at once. True if the
+    /// driver asks to be signalled.
     pub fn complete(&mut self, burst: &Burst) -> bool {
         for &head in &burst.heads[..burst.taken] {
             self.push_used(head, 0);
@@ -258,9 +260,9 @@ impl SplitRing {
     }
 }
 
-/// From here on the snapshots may not be read from guest memory again. The copies above are plain
-/// ones, which a compiler that assumes no concurrent writer could in theory repeat; an opaque
-/// access to the whole burst makes the private copy the only source.
+/// Forbids the compiler to read the snapshots from guest memory again. The snapshots were copied by
+/// plain loads, which a compiler that assumes no concurrent writer may repeat; an opaque access to
+/// the whole burst makes the private copies the only source.
 #[inline(always)]
 fn make_private(burst: &mut Burst) {
     std::hint::black_box(burst.frames_mut());

@@ -6,22 +6,21 @@ use base::frame::ethernet::Snapshot;
 use base::frame::{Offloads, VnetHdr};
 use base::limits::BURST_FRAMES;
 
-/// Private copies of some frames of a burst, with all that was found out about them.
+/// Private copies of some frames of a burst, with all that is known of the frames.
 #[derive(Debug)]
 pub struct KeptFrames {
     frames: Box<[Kept]>,
-    /// What is behind their snapshots, one after the other.
+    /// The bytes behind the snapshots, frame after frame.
     bytes: Box<[u8]>,
     asks: u16,
 }
 
-/// One frame.
 #[derive(Debug)]
 struct Kept {
     snapshot: Snapshot,
     header: VnetHdr,
     len: u32,
-    /// So many of the bytes are its own.
+    /// Number of bytes in [`KeptFrames::bytes`] that belong to the frame.
     behind: usize,
     l3: u8,
     needs: Offloads,
@@ -50,12 +49,12 @@ impl Burst {
         KeptFrames { frames: listed().map(keep).collect(), bytes, asks: self.asks }
     }
 
-    /// Fills the burst with frames that were kept, as if they had just been taken, and examined. It
-    /// refers to their memory until it is cleared.
+    /// Fills the burst with kept frames, as if the burst had just been taken and examined. The
+    /// burst refers to the memory of `kept` until the burst is cleared.
     #[cold]
     pub fn restore(&mut self, kept: &mut KeptFrames) {
         self.clear();
-        // All is private.
+        // All frames are in private memory already.
         self.staged = u64::MAX;
         self.asks = kept.asks;
         let mut at = kept.bytes.as_mut_ptr();

@@ -1,30 +1,31 @@
-//! Bytes of frames behind the snapshot that become private before they are looked at.
+//! Bytes behind the snapshot that become private before the switch examines them.
 //!
-//! Each frame of a burst has a slot by its position, which stays when another frame is rejected. A
-//! frame whose bytes were copied to its slot refers to them there, so that what is delivered is
-//! what was checked.
+//! Each frame of a burst has a slot by the frame's position, which stays when another frame is
+//! rejected. A frame whose bytes were copied to its slot refers to the slot, so that the switch
+//! delivers the bytes that it checked.
 
 use super::{Burst, Frame, gather_one};
 use crate::ring::chain::Piece;
 use base::limits::{BURST_FRAMES, MAX_HEADERS_LEN, MAX_MESSAGE_LEN, SNAPSHOT_LEN};
 
 impl Burst {
-    /// The first [`MAX_HEADERS_LEN`] bytes of frame `index`, or all there are. They are private and
-    /// what is delivered, from the first call on. None if there is no room for another piece.
+    /// Returns the first [`MAX_HEADERS_LEN`] bytes of frame `index`, or the whole frame if shorter.
+    /// From the first call on these bytes are private, and receivers get them. `None` if there is
+    /// no room for another piece.
     pub fn headers(&mut self, index: usize) -> Option<&[u8]> {
         let Frame { len, rest, position, .. } = self.frames[index];
         let known = (len as usize).min(MAX_HEADERS_LEN);
         if known <= SNAPSHOT_LEN {
             return Some(self.frames[index].head());
         }
-        // No reference to the slots: frames refer to what was written there.
+        // No reference to the slots: frames refer to the slots by raw pointers.
         let slots = (&raw mut *self.headers).cast::<[u8; MAX_HEADERS_LEN]>();
         let mut slot = slots.wrapping_add(usize::from(position) % BURST_FRAMES).cast::<u8>();
         if rest.at == self.message_slot(position).wrapping_add(SNAPSHOT_LEN) {
             slot = self.message_slot(position);
         } else if rest.at != slot.wrapping_add(SNAPSHOT_LEN) {
-            // SAFETY: positions count the heads of a burst, of which there are as many as slots at
-            // most, so that no other frame refers to this slot.
+            // SAFETY: a position is the number of a head in the burst, and there are as many slots
+            // as heads, so that no other frame refers to this slot.
             unsafe { self.extend(index, slot, MAX_HEADERS_LEN)? };
         }
         // SAFETY: the slot has at least `known` bytes, and nothing writes there while the burst is
@@ -32,8 +33,9 @@ impl Burst {
         Some(unsafe { std::slice::from_raw_parts(slot, known) })
     }
 
-    /// Returns all bytes of frame `index`. They are private and what is delivered, from the first
-    /// call on. None if the frame is longer than [`MAX_MESSAGE_LEN`].
+    /// Returns all bytes of frame `index`. From the first call on these bytes are private, and
+    /// receivers get them. `None` if the frame is longer than [`MAX_MESSAGE_LEN`] or there is no
+    /// room for another piece.
     #[cold]
     pub fn message(&mut self, index: usize) -> Option<&[u8]> {
         let Frame { len, rest, position, .. } = self.frames[index];
@@ -49,7 +51,7 @@ impl Burst {
         }
         let slot = self.message_slot(position);
         if rest.at != slot.wrapping_add(SNAPSHOT_LEN) {
-            // SAFETY: as in `headers`. No frame refers to a slot of `messages` but to its own.
+            // SAFETY: as in `headers`. No other frame refers to this slot of `messages`.
             unsafe { self.extend(index, slot, MAX_MESSAGE_LEN)? };
         }
         // SAFETY: the slot has at least `len` bytes, and nothing writes there while the burst is
@@ -57,19 +59,19 @@ impl Burst {
         Some(unsafe { std::slice::from_raw_parts(slot, len) })
     }
 
-    /// Returns the place for all bytes of the frame of a position; null before there is any.
+    /// Returns the slot of a position in `messages`; null before `messages` is allocated.
     fn message_slot(&mut self, position: u8) -> *mut u8 {
         if self.messages.is_empty() {
             return std::ptr::null_mut();
         }
-        // No reference to the slots: frames refer to what was written there.
+        // No reference to the slots: frames refer to the slots by raw pointers.
         let slots = (&raw mut *self.messages).cast::<u8>();
         slots.wrapping_add(usize::from(position) % BURST_FRAMES * MAX_MESSAGE_LEN)
     }
 
-    /// Makes the first `limit` bytes of frame `index`, which is longer than a snapshot, private:
-    /// the bytes are copied to the slot at `at`, and the frame refers to them there. None if there
-    /// is no room for another piece; then the frame is as it was.
+    /// Copies the first `limit` bytes of frame `index`, which is longer than a snapshot, to the
+    /// slot at `at`; the frame refers to the slot then. `None` if there is no room for another
+    /// piece; the frame is unchanged then.
     ///
     /// # Safety
     /// The slot at `at` has `limit` bytes, lives as long as the burst's frames, and no frame refers
@@ -91,8 +93,9 @@ impl Burst {
         }
         let mut left = start + count - next;
         if rest.len > 0 {
-            // What is left of a chain's piece takes that piece's place, just before the others.
-            // A frame in one piece has none: there is room for one more of each.
+            // The rest of a partly copied piece takes that piece's place in the list, just before
+            // the frame's other pieces. A frame in one piece has no place there, so the list has
+            // room for one more piece of each frame.
             if next > 0 {
                 next -= 1;
                 self.pieces.as_mut_slice()[next] = rest;
@@ -102,7 +105,7 @@ impl Burst {
             }
             left += 1;
         }
-        // The private copy is the only source from here on; see `make_private` in `tx`.
+        // The frame is read from the slot alone from here on; see `make_private` in `tx`.
         std::hint::black_box(slot);
         let at = at.wrapping_add(SNAPSHOT_LEN);
         frame.rest = Piece { at, len: (filled - SNAPSHOT_LEN) as u32 };

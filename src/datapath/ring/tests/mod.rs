@@ -24,7 +24,7 @@ use base::frame::Offloads;
 use sys::fs::memfd;
 
 const MEMORY: u64 = 1 << 21;
-/// Where a test's own buffers start; rings lie below.
+/// Address of a test's own buffers; rings lie below.
 pub(crate) const DATA: u64 = 0x2_0000;
 pub(crate) const SIZE: u16 = 64;
 

@@ -10,7 +10,7 @@ use base::frame::samples::{asking, check_whole, l4, ones, pseudo, tcp};
 use base::limits::{MAX_MERGED_BUFFERS, MAX_SEGMENTS, SNAPSHOT_LEN};
 use base::stats::DropReason;
 
-/// Where the receiver's queue and buffers are.
+/// Addresses of the receiver's queue and buffers.
 const RX_QUEUE: u64 = 0x1_1000;
 const RX_DATA: u64 = 0x10_8000;
 
@@ -23,7 +23,7 @@ struct Pair<'a> {
     receiver: SplitRing,
     burst: Burst,
     sent: u16,
-    /// Where the next piece goes.
+    /// Address of the next piece.
     free: u64,
     posted: u16,
     scratch: RxScratch,
@@ -34,7 +34,7 @@ impl<'a> Pair<'a> {
         Pair::with(guest, takes, mergeable, SIZE)
     }
 
-    /// With `size` receive buffers at most.
+    /// Makes a receiver with at most `size` receive buffers.
     fn with(guest: &'a Guest, takes: Offloads, mergeable: bool, size: u16) -> Pair<'a> {
         let tx = guest.queue();
         let rx = Queue::create(&guest.driver, RX_QUEUE, size);
@@ -56,7 +56,8 @@ impl<'a> Pair<'a> {
         }
     }
 
-    /// Offers a frame cut into descriptors at `cuts`, counted from the header's first byte.
+    /// Makes a frame available in descriptors that end at `cuts`, counted from the header's first
+    /// byte.
     fn send(&mut self, header: VnetHdr, packet: &[u8], cuts: &[usize]) {
         let bytes = [&header.to_bytes()[..], packet].concat();
         let (head, mut from) = (self.sent, 0);
@@ -90,7 +91,7 @@ impl<'a> Pair<'a> {
         self.receiver.deliver(&self.burst, &run, &mut self.scratch, cut)
     }
 
-    /// What the driver found: header and bytes of each frame, its buffers put together.
+    /// Returns header and bytes of each frame that the driver received, its buffers joined.
     fn received(&self, size: u32) -> Vec<(VnetHdr, Vec<u8>)> {
         let mut frames = Vec::new();
         let mut left = 0;
@@ -117,7 +118,7 @@ fn check_segments(got: &[(VnetHdr, Vec<u8>)], packet: &[u8], v6: bool, mss: usiz
     let mut payload: Vec<u8> = Vec::new();
     for (i, (header, segment)) in got.iter().enumerate() {
         assert_eq!(header.gso_type, 0);
-        // A receiver that knows of sums is told that this one is right.
+        // A receiver that has GUEST_CSUM is told that the checksum is valid.
         assert_eq!(header.flags, if valid { DATA_VALID } else { 0 });
         check_whole(segment, v6);
         let sequence = u32::from_be_bytes(segment[l4(v6) + 4..l4(v6) + 8].try_into().unwrap());
@@ -132,7 +133,7 @@ fn check_segments(got: &[(VnetHdr, Vec<u8>)], packet: &[u8], v6: bool, mss: usiz
     assert!(payload == packet[headers..]);
 }
 
-/// The bytes of a taken frame, put together again.
+/// Returns the bytes of a taken frame, its pieces joined.
 fn bytes(burst: &Burst, frame: &Frame) -> Vec<u8> {
     let mut all = frame.snapshot[..(frame.len as usize).min(SNAPSHOT_LEN)].to_vec();
     for piece in std::iter::once(&frame.rest).chain(burst.more(frame)) {
@@ -142,7 +143,7 @@ fn bytes(burst: &Burst, frame: &Frame) -> Vec<u8> {
     all
 }
 
-/// Places to cut header and frame at, in descriptors; the last ones are single bytes.
+/// Offsets at which header and frame are cut into descriptors; the last ones are single bytes.
 fn layouts(len: usize) -> Vec<Vec<usize>> {
     let mut all = vec![vec![], vec![12], vec![12 + 64], vec![12 + 14, 12 + 54, 12 + 66]];
     all.extend([vec![12, 12 + 63, 12 + 65, 12 + 255], vec![3, 12 + 74, 12 + 86], vec![200, 300]]);
@@ -173,8 +174,8 @@ fn frames_keep_their_bytes_whatever_is_examined() {
     }
 }
 
-/// Headers become private once, whoever needs them first and wherever the frame stands by then, and
-/// are what is delivered.
+/// Headers become private once, whichever check needs them first and whatever the frame's index is
+/// then, and receivers get the private headers.
 #[test]
 fn headers_are_private_from_the_first_look_on() {
     for (asks, bad) in [(true, true), (true, false), (false, false)] {
@@ -182,7 +183,7 @@ fn headers_are_private_from_the_first_look_on() {
             let guest = Guest::new();
             let mut pair = Pair::new(&guest, Offloads::ALL, true);
             let packet = tcp(true, 1000);
-            // Nonsense is rejected, so that the others' places change.
+            // Frames with invalid requests are rejected, so that the other frames' indices change.
             let nonsense = asking(false, 1);
             pair.send(if bad { nonsense } else { asking(true, 0) }, &packet, &[]);
             let header = if asks { asking(true, 0) } else { VnetHdr::plain(0) };
@@ -208,7 +209,7 @@ fn headers_are_private_from_the_first_look_on() {
     }
 }
 
-/// Beside one that keeps its own, whatever its sender wrote into the header.
+/// The burst also holds a frame that keeps its tag; the header that the sender wrote is unknown.
 #[test]
 fn a_frame_leaves_with_the_tag_that_it_should_have() {
     let unknown = VnetHdr { flags: 0x80, hdr_len: [9; 2], ..VnetHdr::plain(7) };
@@ -320,7 +321,7 @@ fn nonsense_is_rejected_among_frames_that_are_not() {
     assert_eq!((pair.burst.taken(), pair.burst.frames().len()), (5, 3));
     assert_eq!(pair.burst.rejected().collect::<Vec<_>>(), [DropReason::BadOffload; 2]);
     assert_eq!(pair.burst.frames()[1].header, VnetHdr::plain(1));
-    // What is given back is taken again, with what was rejected behind it.
+    // The frames given back are taken again, with the rejected chains behind them.
     pair.burst.cut(1);
     assert_eq!((pair.burst.taken(), pair.burst.rejected().count()), (2, 1));
     pair.sender.complete(&pair.burst);
@@ -365,7 +366,7 @@ fn segments_wait_for_all_their_buffers_unless_it_is_the_last_try() {
     }
 }
 
-/// The buffers look enough, but each segment takes two: what was written is not published.
+/// The buffers seem to suffice, but each segment takes two: the first segments are not published.
 #[test]
 fn a_packet_that_runs_out_of_buffers_midway_leaves_the_ring_as_it_was() {
     let (guest, packet) = (Guest::new(), tcp(false, 5000));
@@ -422,7 +423,7 @@ fn a_segment_that_fits_no_chain_is_a_drop() {
     assert_eq!((done.no_fit.count_ones(), done.frames, used(&pair.rx).len()), (1, 0, 0));
 }
 
-/// The kernel has verified a frame that comes from a NIC: a guest that wants to know is told.
+/// The kernel has verified a frame that comes from a NIC; a guest with GUEST_CSUM is told so.
 #[test]
 fn valid_sums_are_believed_of_the_kernel_only() {
     for (kernel, takes, flags) in

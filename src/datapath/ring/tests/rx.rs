@@ -9,7 +9,7 @@ const POISON: u8 = 0xa5;
 
 /// A burst of frames in private memory.
 struct Frames {
-    // Kept: the burst points into it.
+    // Kept alive: the burst points into this memory.
     data: Vec<Vec<u8>>,
     burst: Burst,
 }
@@ -154,7 +154,7 @@ fn a_full_ring_keeps_what_does_not_fit_for_later() {
     let frames = Frames::new(&[60, 60, 60]);
     let done = frames.deliver(&mut ring);
     assert_eq!((done.settled, done.frames), (2, 2));
-    // A frame that needs more than is left takes nothing.
+    // A frame that needs more buffers than are left takes none.
     post(&guest, &queue, &[50]);
     let large = Frames::new(&[100]);
     assert_eq!(large.deliver(&mut ring), Delivered::default());
@@ -206,7 +206,7 @@ fn excess_descriptors_cost_a_bounded_amount_and_no_buffer() {
     assert_eq!(u16::from_le(queue.used().idx().load()), 0);
 }
 
-/// Posts `heads` times the same chain of `pieces` bytes through a table.
+/// Posts `heads` times one chain of `pieces` bytes through an indirect table.
 fn post_chains(guest: &Guest, queue: &Queue<'_>, heads: u16, pieces: u16, first: u32, last: u16) {
     let table: Vec<_> = (0..pieces)
         .map(|i| {
@@ -225,7 +225,8 @@ fn post_chains(guest: &Guest, queue: &Queue<'_>, heads: u16, pieces: u16, first:
 #[test]
 fn long_chains_are_walked_for_a_run_as_often_as_is_paid_for() {
     let most = MAX_CHAIN_DESCRIPTORS as u32 + FRAME_DESCRIPTORS * u32::from(SIZE);
-    // Good ones, ones that are bad at their end, ones whose first buffer is all but enough.
+    // Valid buffers, buffers that are invalid at their end, buffers whose first one nearly
+    // suffices.
     for (first, last) in [(100, 0), (100, WRITE), (12, 0)] {
         let guest = Guest::new();
         let queue = guest.queue();
@@ -266,8 +267,8 @@ fn a_head_that_does_not_exist_breaks_the_ring_after_what_was_delivered() {
     assert_eq!(used(&queue).len(), 1);
 }
 
-/// A panic ends a run before it is published: its buffers are filled by the next one, and the
-/// driver sees each once.
+/// A panic ends a run before the run is published: the next run fills the run's buffers, and the
+/// driver sees each buffer once.
 #[test]
 fn what_a_panic_left_unpublished_is_undone() {
     let guest = Guest::new();

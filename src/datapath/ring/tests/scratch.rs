@@ -1,5 +1,5 @@
-//! Workers keep their scratch memory from guest to guest. Whatever is left in it, what a guest gets
-//! is the same: nothing is read that was not written for this frame.
+//! Workers keep their scratch memory from guest to guest. Whatever bytes are left in the scratch
+//! memory, a guest gets equal frames: the ring reads no byte that was not written for this frame.
 
 use super::*;
 use crate::ring::{Burst, Cut, Delivered, RxScratch};
@@ -8,14 +8,14 @@ use base::frame::samples::{asking, tcp};
 use base::limits::SNAPSHOT_LEN;
 use base::stats::DropReason;
 
-/// Where the receiver's queue and buffers are.
+/// Addresses of the receiver's queue and buffers.
 const RX_QUEUE: u64 = 0x1_1000;
 const RX_DATA: u64 = 0x10_8000;
 
-/// A frame, and where it is cut into descriptors.
+/// A frame, and the offsets at which it is cut into descriptors.
 type Sent = (VnetHdr, Vec<u8>, &'static [usize]);
 
-/// Frames of each way there is through the ring's code, beside chains that are none.
+/// Frames for each path through the ring's code, and chains that are no frames.
 fn frames() -> Vec<Sent> {
     let plain = VnetHdr::plain(0);
     let mut all: Vec<Sent> = Vec::new();
@@ -30,24 +30,24 @@ fn frames() -> Vec<Sent> {
             all.push((asking(v6, 500), tcp(v6, 2900), cuts));
         }
     }
-    // Asks for nonsense; is too short.
+    // One frame asks for an invalid offload, one is too short.
     all.push((asking(false, 1), frame(1, 100), &[12]));
     all.push((plain, frame(2, 5), &[3]));
     all
 }
 
-/// What became of a burst.
+/// Outcome of a burst.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     rejected: Vec<DropReason>,
-    /// First bytes of each frame, what is hashed included.
+    /// First bytes of each frame, including the hashed ones.
     snapshots: Vec<Vec<u8>>,
     done: Delivered,
     used: Vec<(u32, u32)>,
     memory: Vec<u8>,
 }
 
-/// Sends one frame with everything poisoned before each step.
+/// Sends one frame, and poisons all scratch memory before each step.
 fn outcome(sent: &Sent, takes: Offloads, room: u32, poison: u8) -> Outcome {
     let guest = Guest::new();
     let (tx, rx) = (guest.queue(), Queue::create(&guest.driver, RX_QUEUE, SIZE));

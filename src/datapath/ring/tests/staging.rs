@@ -39,7 +39,7 @@ fn what_was_staged_is_delivered_whatever_the_sender_does() {
                 sender.write(at, &left);
                 describe(&from, next, &[desc(at, size as u32, more, next + 1)]);
                 left = rest;
-                // Pieces do not follow each other.
+                // The pieces are not contiguous.
                 at += size as u64 + 64;
                 next += 1;
             }

@@ -5,7 +5,7 @@ use crate::ring::{Burst, Frame, RingError};
 use base::limits::{MAX_FRAME_LEN, SNAPSHOT_LEN};
 use base::stats::DropReason;
 
-/// The bytes of a taken frame, put together again.
+/// Returns the bytes of a taken frame, its pieces joined.
 fn bytes(burst: &Burst, frame: &Frame) -> Vec<u8> {
     let first = (frame.len as usize).min(SNAPSHOT_LEN);
     let mut all = frame.snapshot[..first].to_vec();
@@ -22,7 +22,7 @@ fn with_header(frame: &[u8]) -> Vec<u8> {
     all
 }
 
-/// Splits `data` at `at` into a chain of descriptors from `first` on, in direct descriptors.
+/// Splits `data` at `at` into a chain of direct descriptors from `first` on.
 fn chain(guest: &Guest, queue: &Queue<'_>, first: u16, data: &[u8], pieces: &[usize]) {
     let mut at = DATA + u64::from(first) * 0x1_0000;
     let mut rest = data;
@@ -228,7 +228,7 @@ fn a_burst_ends_at_64_frames_and_at_64_kib() {
     assert_eq!(ring.take(&mut burst, 64), Ok(1));
 }
 
-/// Frames whose weight is not in their first descriptor, as Linux sends them.
+/// Frames whose bytes lie mostly behind their first descriptor, as Linux sends them.
 #[test]
 fn a_burst_of_chains_ends_at_64_kib_too() {
     let guest = Guest::new();
@@ -237,7 +237,7 @@ fn a_burst_of_chains_ends_at_64_kib_too() {
     describe(&queue, 0, &[desc(DATA, 100, NEXT, 1), desc(DATA, 30_000, 0, 0)]);
     offer(&queue, &[0; 10]);
     let mut burst = Burst::default();
-    // The third crosses the line.
+    // The third frame crosses the limit.
     for left in [10, 7, 4, 1] {
         assert_eq!(ring.take(&mut burst, 64), Ok(left.min(3)));
         ring.complete(&burst);
@@ -288,7 +288,7 @@ fn what_is_cut_from_a_burst_is_taken_again() {
 fn the_ring_wraps_around_its_size_and_its_index() {
     let guest = Guest::new();
     let queue = guest.queue();
-    // A ring that has been running for long: both sides stand just before the wrap.
+    // A ring that has been running for long: both indices are just before the wrap.
     let at = u16::MAX - 20;
     queue.used().idx().store(at.to_le());
     queue.avail().idx().store(at.to_le());
@@ -325,7 +325,7 @@ fn each_region_that_a_descriptor_reaches_into_is_paid_for() {
     let guest = Guest::new();
     let queue = guest.queue();
     let mut ring = SplitRing::start(in_slivers(&guest), &guest.config(&queue)).unwrap();
-    // 256 regions are no frame, but 256 searches.
+    // A buffer in 256 regions is no frame, but costs 256 searches.
     for head in 0..SIZE {
         describe(&queue, head, &[desc(MEMORY / 2, (MEMORY / 2) as u32, 8, 0)]);
     }
@@ -334,7 +334,7 @@ fn each_region_that_a_descriptor_reaches_into_is_paid_for() {
     assert_eq!(ring.take(&mut burst, 64), Ok(1));
     assert_eq!(burst.rejected().collect::<Vec<_>>(), [DropReason::TooLong]);
     ring.complete(&burst);
-    // In a table the length says nothing before it was walked.
+    // The length of an indirect table is unknown before it is walked.
     guest.indirect(DATA, &[desc(MEMORY / 2, (MEMORY / 2) as u32, 0, 0)]);
     for head in 0..SIZE {
         describe(&queue, head, &[desc(DATA, 16, INDIRECT, 0)]);
@@ -347,12 +347,12 @@ fn what_is_discarded_goes_back_unread_a_burst_at_a_time() {
     let guest = Guest::new();
     let queue = Queue::create(&guest.driver, 0x1000, 256);
     let mut ring = guest.start(&queue);
-    // Addresses nobody has: who looked would say so.
+    // Addresses outside of guest memory: a device that read the descriptors would report them.
     for head in 0..256 {
         describe(&queue, head, &[desc(u64::MAX, u32::MAX, 0xffff, 0xffff)]);
     }
     offer(&queue, &(0..100).map(|i| i * 2).collect::<Vec<_>>());
-    // They are counted before the driver sees one of them.
+    // Heads are counted before the driver sees one.
     let mut back = 0;
     let mut discard = |limit| {
         let before = used(&queue).len();
@@ -376,7 +376,7 @@ fn what_is_discarded_goes_back_unread_a_burst_at_a_time() {
     assert_eq!(ring.base(), 100);
 }
 
-/// What is in the used ring says nothing to a ring that goes on, and all to one that begins anew.
+/// A ring that is resumed ignores used.idx; a ring that starts takes its indices from used.idx.
 #[test]
 fn a_ring_that_lost_its_memory_goes_on_where_it_stood() {
     let guest = Guest::new();
@@ -403,8 +403,8 @@ fn a_ring_that_lost_its_memory_goes_on_where_it_stood() {
     assert_eq!(ring.base(), 1);
 }
 
-/// Who kicks an empty ring at first has other memory than we read; after 65,536 buffers the indices
-/// are those of an empty ring again.
+/// A driver that kicks at first with an empty ring writes other memory than the device reads. After
+/// 65,536 buffers the indices are those of an empty ring again.
 #[test]
 fn a_ring_that_moved_once_has_moved() {
     let guest = Guest::new();
