@@ -1,29 +1,30 @@
-//! Freeing threads that a front-end made block in a write to its eventfd.
+//! Frees threads that a front-end blocked in a write to the front-end's eventfd.
 //!
-//! The attack: the front-end clears `O_NONBLOCK` on the description it shares with us and sets
-//! the counter to 2^64-2, so that our next write waits for ever; in a switch that is the thread of
-//! every other port on that worker. Clearing the flag costs the attacker nothing and can happen
-//! between any check and the write, so the write is not prevented but watched.
+//! The attack: the front-end clears `O_NONBLOCK` on the open file description that it shares with
+//! this process, and sets the counter to 2^64-2. The next write of this process waits for ever, and
+//! the writing thread is the worker of other ports too. The front-end can clear the flag at any
+//! moment between a check and the write, so the write is watched instead of prevented.
 //!
-//! How: a thread announces each write in its [`SignalSlot`]. The watchdog looks at all slots every
-//! [`WATCH_TICK_MILLIS`]; a write that it sees pending twice gets its thread a SIGURG, whose empty
-//! handler was installed without SA_RESTART, so the write returns EINTR and the thread itself
-//! learns whose descriptor it was ([`SignalResult::Blocked`]).
+//! The defence: a thread announces each write in its [`SignalSlot`]. The watchdog looks at all
+//! slots every [`WATCH_TICK_MILLIS`]. If the watchdog sees a write pending at two looks, it sends
+//! the thread SIGURG. The empty SIGURG handler is installed without SA_RESTART, so the write
+//! returns EINTR, and the thread knows whose descriptor it was writing to
+//! ([`SignalResult::Blocked`]).
 //!
 //! Why a signal and not a read of the eventfd, which would free the writer too: 32 threads that
 //! refill the counter kept a writer blocked through all 250 reads of a five-second trial, since
 //! everybody who waits for room races for it; a read takes an event from a guest when the writer
-//! was only preempted; and the number might belong to another file by then. A signal does no harm
-//! to a thread that is merely slow: a write that finds room does not look for signals.
+//! was only preempted; and the descriptor's number might belong to another file by then. A signal
+//! does not harm a slow thread: a write that finds room does not look for signals.
 //!
-//! After a success the watch is *alert* for some seconds: signals are sent only after a look at
-//! the descriptor, so that a hundred accomplices do not cost two ticks each.
+//! After a rescue the watch is *alert* for some seconds: threads check a descriptor before they
+//! write, so that a hundred accomplices do not cost two ticks each.
 //!
 //! Rules:
 //! - A slot belongs to one thread between `active` and `asleep`.
-//! - A thread that is about to sleep calls `asleep`, and `active` when it is back. While all are
+//! - A thread calls `asleep` before it sleeps, and `active` afterwards. While all threads are
 //!   asleep the watchdog is parked without a timeout: an idle process has no timer.
-//! - The watchdog never touches a descriptor, so it cannot block.
+//! - The watchdog never accesses a descriptor, so the watchdog cannot block.
 
 use std::cell::Cell;
 use std::io;
@@ -46,40 +47,40 @@ use sys::logging::never_wait;
 use sys::threads::{lock, run_again_after_panic};
 use sys::usage::cpu_micros;
 
-/// Interrupts a blocked write. Ignored by default, so that one sent to a process without the
-/// handler, or by somebody else, does nothing.
+/// Signal that interrupts a blocked write. The default action ignores SIGURG, so a SIGURG does
+/// nothing in a process without the handler.
 pub(super) const RESCUE: libc::c_int = libc::SIGURG;
 
-/// The lower two bits of `Entry::state`; the others count writes.
+/// Mask of the phase in `Entry::state`; the other bits count writes.
 const PHASE: u64 = 3;
 /// No write.
 const IDLE: u64 = 0;
 /// A write was begun and has not returned.
 const PENDING: u64 = 1;
-/// As `PENDING`, and the watchdog is sending the signal: the writer may not leave.
+/// The write is pending and the watchdog is sending the signal: the writer waits in `leave`.
 const RESCUING: u64 = 2;
 
-/// What a slot and the watchdog share; on its own cache lines, as the writer stores to it twice
-/// per signal.
+/// State that a slot and the watchdog share; on its own cache lines, as the writer stores to it
+/// twice per signal.
 #[repr(align(128))]
 #[derive(Debug)]
 struct Entry {
     state: AtomicU64,
-    /// Thread id of the slot's user.
+    /// Thread id of the slot's thread.
     thread: AtomicI32,
     /// `state` at the watchdog's last look.
     seen: AtomicU64,
     presence: Presence,
-    /// What is done if its thread stands still.
+    /// Called if the slot's thread is stuck; `None` if nobody wants to know.
     watched: Option<Watched>,
 }
 
 #[derive(Debug)]
 struct Shared {
     entries: Mutex<Vec<Arc<Entry>>>,
-    /// Slots whose threads are not asleep.
+    /// Number of slots whose threads are not asleep.
     awake: AtomicU32,
-    /// Ticks of alertness left.
+    /// Ticks for which the watch stays alert.
     alert: AtomicU32,
     rescues: AtomicU64,
     ticks: AtomicU64,
@@ -97,15 +98,15 @@ pub struct BlockedWriterWatch {
     thread: Option<JoinHandle<()>>,
 }
 
-/// One thread's announcement of the write it is at.
+/// A thread's place to announce its writes.
 #[derive(Debug)]
 pub struct SignalSlot {
     shared: Arc<Shared>,
     entry: Arc<Entry>,
     awake: Cell<bool>,
-    /// A write that lasts longer is a reason to measure the next ones, in cycles.
+    /// Cycles of a write beyond which the port's next writes are measured.
     long: u64,
-    /// What the last write took.
+    /// Cost of the last write.
     took: Cell<Took>,
 }
 
@@ -134,12 +135,12 @@ impl BlockedWriterWatch {
         Ok(BlockedWriterWatch { shared, thread: Some(thread) })
     }
 
-    /// A slot, asleep, for one thread; given back on drop.
+    /// Makes a slot, asleep, for one thread; the slot ends on drop.
     pub fn register(&self) -> SignalSlot {
         self.slot(None)
     }
 
-    /// The same for a thread that is to be reported when it stands still.
+    /// Makes a slot, asleep, for one thread; calls `on_stall` when the thread is stuck.
     pub fn register_watched(&self, on_stall: OnStall) -> SignalSlot {
         self.slot(Some(Watched::new(on_stall)))
     }
@@ -162,8 +163,8 @@ impl BlockedWriterWatch {
         }
     }
 
-    /// Signals `call` from a thread that does so too rarely to keep a slot. It is measured, and
-    /// done again if it was slow: better this thread finds out than a worker.
+    /// Signals `call` from a thread that signals too rarely to keep a slot. The write is measured,
+    /// and repeated if it was slow: better this thread finds out than a worker.
     pub fn signal_once(&self, call: &CallFd) -> SignalResult {
         let slot = self.register();
         call.cost.watch(clock::cycles());
@@ -177,12 +178,12 @@ impl BlockedWriterWatch {
         result
     }
 
-    /// Blocked writes interrupted so far.
+    /// Returns the number of blocked writes interrupted so far.
     pub fn rescues(&self) -> u64 {
         self.shared.rescues.load(Ordering::Relaxed)
     }
 
-    /// Looks taken so far; stands still while all slots are asleep.
+    /// Returns the number of looks so far; it does not grow while all slots are asleep.
     pub fn ticks(&self) -> u64 {
         self.shared.ticks.load(Ordering::Relaxed)
     }
@@ -193,14 +194,14 @@ impl Drop for BlockedWriterWatch {
         self.shared.stop.store(true, Ordering::SeqCst);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // At most one tick away.
+            // The thread ends within one tick.
             let _ = thread.join();
         }
     }
 }
 
 impl SignalSlot {
-    /// The calling thread is back from its sleep. Wakes the watchdog if it was parked, which
+    /// Notes that the calling thread is awake. Wakes the watchdog if the watchdog was parked, which
     /// happens at most once a tick.
     #[inline]
     pub fn active(&self) {
@@ -212,14 +213,15 @@ impl SignalSlot {
         if self.entry.watched.is_some() {
             self.entry.presence.awake(thread);
         }
-        // Sequentially consistent with the watchdog's look before it parks: either it sees this
-        // count, or the unpark finds it parked, or about to and leaves a token.
+        // Sequentially consistent with the watchdog's load before it parks: either the watchdog
+        // sees this count, or `wake` unparks it; an unpark before the park leaves a token.
         if self.shared.awake.fetch_add(1, Ordering::SeqCst) == 0 {
             self.shared.wake();
         }
     }
 
-    /// The calling thread is about to sleep and signals nothing before [`SignalSlot::active`].
+    /// Notes that the calling thread is about to sleep; it sends no signal before
+    /// [`SignalSlot::active`].
     #[inline]
     pub fn asleep(&self) {
         if self.awake.replace(false) {
@@ -228,26 +230,26 @@ impl SignalSlot {
         }
     }
 
-    /// The thread is at that from here on, as it is to be reported when it stands still.
+    /// Notes the two places that the thread is at, for the report of a stuck thread.
     #[inline(always)]
     pub fn at(&self, at: [u32; 2]) {
         self.entry.presence.at(at);
     }
 
-    /// The second of what it is at is that from here on.
+    /// Notes the second place that the thread is at, for the report of a stuck thread.
     #[inline(always)]
     pub fn also_at(&self, second: u32) {
         self.entry.presence.also_at(second);
     }
 
-    /// The thread goes on with that step, which is another one than the last.
+    /// Notes that the thread begins step `step`, which differs from the last step.
     #[inline(always)]
     pub fn step(&self, step: u64) {
         self.entry.presence.step(step);
     }
 
-    /// Adds one to the eventfd behind `call`. Lasts at most two ticks, whatever the front-end
-    /// does. Implies [`SignalSlot::active`].
+    /// Adds one to the eventfd of `call`. Lasts at most two ticks, whatever the front-end does.
+    /// Calls [`SignalSlot::active`].
     #[inline]
     pub fn signal(&self, call: &CallFd) -> SignalResult {
         self.active();
@@ -258,8 +260,8 @@ impl SignalSlot {
             return result;
         }
         let idle = self.entry.state.load(Ordering::Relaxed);
-        // Before the write in program order; the system call makes it visible soon enough for a
-        // look that comes milliseconds later.
+        // Before the write in program order; the system call makes the store visible long before
+        // the watchdog's next look, which is milliseconds away.
         self.entry.state.store(idle | PENDING, Ordering::Release);
         let result = self.write(call);
         self.leave(idle);
@@ -270,7 +272,7 @@ impl SignalSlot {
         result
     }
 
-    /// One write, with an eye on what it costs; see `signal_cost`.
+    /// Writes once and records the cost; see `signal_cost`.
     #[inline]
     fn write(&self, call: &CallFd) -> SignalResult {
         let used = call.cost.is_watched().then(cpu_micros);
@@ -293,19 +295,19 @@ impl SignalSlot {
         }
     }
 
-    /// What the last write took.
+    /// Returns the cost of the last write.
     #[inline(always)]
     pub fn took(&self) -> Took {
         self.took.get()
     }
 
-    /// What writes may last before the next ones are measured, in cycles.
+    /// Returns the cycles of a write beyond which the port's next writes are measured.
     pub fn long(&self) -> u64 {
         self.long
     }
 
-    /// Ends the announcement. If the watchdog is at the signal, waits until it is sent: it must
-    /// hit this thread in here and not in whatever it does next.
+    /// Ends the announcement. If the watchdog is about to send the signal, waits until it is sent:
+    /// the signal must reach this thread here, and not in a later system call.
     #[inline]
     fn leave(&self, idle: u64) {
         let next = idle.wrapping_add(PHASE + 1);
@@ -329,7 +331,7 @@ impl Drop for SignalSlot {
 }
 
 impl Shared {
-    /// Unparks the watchdog; does next to nothing if it is not parked.
+    /// Unparks the watchdog; cheap if the watchdog is not parked.
     #[cold]
     fn wake(&self) {
         if let Some(watchdog) = self.watchdog.get() {
@@ -337,7 +339,7 @@ impl Shared {
         }
     }
 
-    /// The watchdog's life.
+    /// The watchdog's loop.
     fn run(&self) {
         while !self.stop.load(Ordering::SeqCst) {
             if self.awake.load(Ordering::SeqCst) == 0 {
@@ -350,7 +352,7 @@ impl Shared {
         }
     }
 
-    /// One look at all slots.
+    /// Looks at all slots once.
     fn look(&self) {
         #[cfg(test)]
         assert!(!self.broken.swap(false, Ordering::Relaxed), "injected: look");
@@ -369,8 +371,8 @@ impl Shared {
 }
 
 impl Entry {
-    /// Interrupts the write that `state` announced, unless it is over. One that has not entered
-    /// the kernel yet may block all the same: then it is interrupted at the next look.
+    /// Interrupts the write that `state` announced, unless the write is over. A write that has not
+    /// yet entered the kernel may block after the signal; the next look interrupts such a write.
     fn rescue(&self, state: u64) {
         let claimed = state & !PHASE | RESCUING;
         let (done, over) = (Ordering::Acquire, Ordering::Relaxed);
@@ -385,7 +387,7 @@ impl Entry {
     }
 }
 
-/// Does nothing; exists so that the signal interrupts.
+/// Does nothing; a signal interrupts a system call only if the signal has a handler.
 extern "C" fn on_rescue(_signal: libc::c_int) {}
 
 /// Installs the handler for [`RESCUE`].
@@ -403,8 +405,8 @@ fn install() -> io::Result<()> {
     }
 }
 
-/// The calling thread's id, after making sure, once per thread, that [`RESCUE`] reaches it:
-/// threads may inherit a mask that blocks every signal.
+/// Returns the calling thread's id. Unblocks [`RESCUE`] once per thread: a thread may inherit a
+/// mask that blocks every signal.
 pub(super) fn prepare_thread() -> i32 {
     thread_local!(static ID: Cell<i32> = const { Cell::new(0) });
     ID.with(|id| {
@@ -430,7 +432,7 @@ mod tests {
 
     const FULL: u64 = u64::MAX - 1;
 
-    /// An eventfd and the switch's view of it, after the front-end made it blocking and full.
+    /// Returns an eventfd that a front-end made blocking and full, and the switch's `CallFd` of it.
     fn hostile() -> (EventFd, CallFd) {
         let eventfd = EventFd::new(0).unwrap();
         let call = CallFd::new(from_eventfd(eventfd.try_clone().unwrap()), Arc::default(), 0);
@@ -440,15 +442,15 @@ mod tests {
         (eventfd, call)
     }
 
-    /// How long signalling `call` took; it must have been interrupted.
+    /// Signals `call` and returns how long that took; the write must have been interrupted.
     fn blocked(slot: &SignalSlot, call: &CallFd) -> Duration {
         let start = Instant::now();
         assert_eq!(slot.signal(call), SignalResult::Blocked);
         start.elapsed()
     }
 
-    /// The bound of hostile front-ends: other ports on the thread pause no longer than this. The
-    /// median is held to it, as a single round may have waited for a busy machine's CPU.
+    /// Longest pause of other ports on the thread. The test compares the median, as one round may
+    /// have waited for a busy machine's CPU.
     const BOUND: Duration = Duration::from_millis(100);
 
     fn median(mut lasted: Vec<Duration>) -> Duration {
@@ -463,7 +465,7 @@ mod tests {
         let (_eventfd, call) = hostile();
         let slot = watch.register();
         let rounds = (0..50).map(|_| {
-            // Otherwise only the first round would block.
+            // Without this only the first round would block.
             watch.shared.alert.store(0, Ordering::Relaxed);
             blocked(&slot, &call)
         });
@@ -525,7 +527,7 @@ mod tests {
         for (_, call) in &ports {
             assert_eq!(slot.signal(call), SignalResult::Blocked);
         }
-        // All others were seen through before anything was written.
+        // The other descriptors were checked before a write.
         assert_eq!(watch.rescues(), 1);
     }
 
@@ -549,7 +551,7 @@ mod tests {
         let watch = BlockedWriterWatch::start().unwrap();
         let (one, two) = (watch.register(), watch.register());
         let pause = Duration::from_millis(10 * WATCH_TICK_MILLIS);
-        // True if no look is taken during one pause, tried again as a last one may be due.
+        // True if the watchdog takes no look during one pause; repeated, as a last look may be due.
         let rests = || {
             (0..10).any(|_| {
                 let ticks = watch.ticks();

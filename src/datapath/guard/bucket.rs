@@ -1,4 +1,4 @@
-//! A token bucket: so many at once, and so many a second in the long run.
+//! A token bucket: a burst of tokens at once, and a bounded number of tokens a second.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 use base::budget::Budget;
 use sys::threads::lock;
 
-/// Hands out tokens; each comes back after a time, up to a number.
+/// Hands out tokens up to a bound; a token returns after a fixed time.
 #[derive(Debug)]
 pub struct Bucket {
-    /// Nanoseconds of a token.
+    /// Nanoseconds in which one token returns.
     every: u64,
-    /// Those there are, and the time up to which they came back.
+    /// The tokens left, and the time up to which returned tokens are credited.
     state: Mutex<(Budget, Instant)>,
 }
 
 impl Bucket {
-    /// `size` tokens at first and at most, one more after each `every`.
+    /// Makes a full bucket of `size` tokens; one token returns after each `every`.
     pub fn new(size: u32, every: Duration) -> Bucket {
         let every = nanos(every).max(1);
         let mut budget = Budget::empty(every.saturating_mul(size.into()));
@@ -24,7 +24,7 @@ impl Bucket {
         Bucket { every, state: Mutex::new((budget, Instant::now())) }
     }
 
-    /// Takes a token if there is one.
+    /// Takes a token; false if none is left.
     pub fn take(&self) -> bool {
         self.take_at(Instant::now())
     }
@@ -57,7 +57,7 @@ mod tests {
         assert_eq!(taken(0), 3);
         assert_eq!(taken(900), 0);
         assert_eq!(taken(1_100), 1);
-        // Looking often does not put the next one off.
+        // Frequent attempts do not delay the next token.
         assert_eq!((1_101..=2_100).map(&taken).sum::<usize>(), 1);
         assert_eq!(taken(1_000_000), 3);
     }

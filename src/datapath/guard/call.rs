@@ -1,10 +1,10 @@
-//! Call descriptors: the eventfds that a front-end hands over to be notified by.
+//! Call descriptors: the eventfds by which a front-end is notified.
 //!
-//! A write to one may block for ever, as the front-end can clear `O_NONBLOCK` at any moment and
-//! fill the counter, and it may cost milliseconds of our time. So a [`CallFd`] is only signalled
-//! through a [`SignalSlot`](super::SignalSlot) or
+//! A write to a call descriptor may block for ever, because the front-end can clear `O_NONBLOCK` at
+//! any moment and fill the counter. A write may also cost milliseconds of processor time. So a
+//! [`CallFd`] is only signalled through a [`SignalSlot`](super::SignalSlot) or
 //! [`BlockedWriterWatch::signal_once`](super::BlockedWriterWatch::signal_once), which watch and
-//! measure.
+//! measure each write.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -17,25 +17,27 @@ use sys::clock;
 use sys::descriptor::set_nonblocking;
 use sys::eventfd::has_room;
 
-/// What sending a signal came to.
+/// Outcome of sending a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SignalResult {
     /// The counter went up by one.
     Sent,
-    /// The counter is full: a signal is pending already, nothing is lost.
+    /// The counter is full: a signal is pending already, so no signal is lost.
     Full,
-    /// The write blocked and had to be interrupted, or would have: the front-end took `O_NONBLOCK`
-    /// away and filled the counter. No honest one does both; its port should be dropped.
+    /// The write blocked and was interrupted, or a write would block now: the front-end cleared
+    /// `O_NONBLOCK` and filled the counter. No honest front-end does both; the caller should drop
+    /// the front-end.
     Blocked,
-    /// The signal was sent, but this one and others before took so much processor time that the
-    /// front-end must have put thousands of pollers on the descriptor. Its port should be dropped.
+    /// The signal was sent, but this write and earlier ones took so much processor time that the
+    /// front-end must have put thousands of pollers on the descriptor. The caller should drop the
+    /// front-end.
     ManyWaiters,
     /// Any other error, as errno.
     Failed(i32),
 }
 
-/// An eventfd that tells a guest, or its front-end, that something happened. Closed on drop; held
-/// in an `Arc` by whoever may signal late, so that its number is not reused under them.
+/// An eventfd that notifies a guest or its front-end. Closed on drop. Threads that may signal late
+/// hold the `CallFd` in an `Arc`, so that the descriptor's number is not reused meanwhile.
 #[derive(Debug)]
 pub struct CallFd {
     fd: OwnedFd,
@@ -44,61 +46,62 @@ pub struct CallFd {
 }
 
 impl CallFd {
-    /// Takes over `fd`, of which the caller knows that it [is an
-    /// eventfd](sys::eventfd::is_eventfd): a write to anything else could do anything.
-    /// `cost` is that of all descriptors of the same port, `owner` the number of the session that
-    /// it came with.
+    /// Takes over `fd`, which the caller has checked to be an [eventfd](sys::eventfd::is_eventfd):
+    /// a write to another kind of file could do anything. `cost` is shared by all call descriptors
+    /// of the port; `owner` is the number of the session that received `fd`.
     pub fn new(fd: OwnedFd, cost: Arc<SignalCost>, owner: u64) -> CallFd {
-        // Fails only on descriptors that are no eventfds. A front-end that undoes it is the
-        // watch's affair.
+        // Fails only on descriptors that are no eventfds. If a front-end clears the flag again, the
+        // watch handles the blocked write.
         let _ = set_nonblocking(fd.as_fd());
         CallFd { fd, cost, owner }
     }
 
-    /// True if notifications of its port have to wait, as its last ones were slow or expensive.
+    /// True if notifications of the port have to wait, because earlier ones were slow or expensive.
     #[inline]
     pub fn waits(&self) -> bool {
         self.cost.is_watched() && self.cost.waits(clock::cycles())
     }
 
-    /// For how many cycles from cycle `now` on.
+    /// Returns the number of cycles, from cycle `now` on, that notifications of the port have to
+    /// wait.
     pub fn wait_left(&self, now: u64) -> u64 {
         self.cost.left(now)
     }
 
-    /// What is known of its port's.
+    /// Returns the measurements of writes to the port's call descriptors.
     pub fn cost(&self) -> &SignalCost {
         &self.cost
     }
 
-    /// How near its port is to being dropped; none while nothing is held against it.
+    /// Returns how near the port is to being dropped, in cycles; `None` while its writes are not
+    /// measured.
     pub fn suspicion(&self) -> Option<u64> {
         self.cost.is_watched().then(|| self.cost.level(clock::cycles()))
     }
 
-    /// The session that it came with.
+    /// Returns the number of the session that received the descriptor.
     pub fn owner(&self) -> u64 {
         self.owner
     }
 
-    /// The descriptor's number, for messages.
+    /// Returns the descriptor's number, for messages.
     pub fn number(&self) -> RawFd {
         self.fd.as_raw_fd()
     }
 
-    /// One write. For the watch alone: it may block for ever.
+    /// Writes once. Only a watched thread may call this: the write may block for ever.
     pub(super) fn write(&self) -> SignalResult {
-        // One system call: rustix does not repeat what was interrupted.
+        // One system call: rustix does not repeat an interrupted call.
         match rustix::io::write(&self.fd, &1u64.to_ne_bytes()) {
             Ok(_) => SignalResult::Sent,
             Err(Errno::AGAIN) => SignalResult::Full,
-            // A write that finds room never looks for signals, so it did block.
+            // A write that finds room never returns EINTR, so this write blocked.
             Err(Errno::INTR) => SignalResult::Blocked,
             Err(error) => SignalResult::Failed(error.raw_os_error()),
         }
     }
 
-    /// What a write would come to if it would not be [`SignalResult::Sent`] at this moment.
+    /// Returns the outcome that a write would have now; `None` for [`SignalResult::Sent`].
     pub(super) fn look(&self) -> Option<SignalResult> {
         if has_room(self.number()) {
             return None;

@@ -1,14 +1,15 @@
-//! Connected sockets of clients that are to send bytes and nothing else.
+//! Connected sockets of clients that may send bytes and no descriptors.
 //!
 //! The attack: a client sends a descriptor along with its bytes (`SCM_RIGHTS`) and closes its own
-//! copy. read(2) drops the descriptor, and so does close(2) if it lies unread in the socket's
-//! queue; that last close may wait for as long as the client likes ([`disposal`]), in the thread
-//! that serves all clients.
+//! copy. read(2) closes the descriptor; close(2) of the socket closes descriptors that lie unread
+//! in the socket's queue. This last close of a file may wait for as long as the client likes
+//! ([`disposal`]), in the thread that serves all clients.
 //!
-//! Linux 6.16 and later refuse descriptors to the sender ([`refuse_descriptors`]). On older kernels
-//! a read looks first, with `MSG_PEEK`: if a descriptor comes with the bytes they stay where they
-//! are. At the end no more may come, what is left is read in the same way, and a socket in which
-//! there is a descriptor is closed by `disposal`.
+//! Linux 6.16 and later let the receiver refuse descriptors ([`refuse_descriptors`]): the sender's
+//! call fails. On older kernels each read peeks first (`MSG_PEEK`): bytes that come with a
+//! descriptor stay in the socket. Before a socket is closed, the socket is shut down, so that no
+//! more bytes come, and the rest is read after a peek too. `disposal` closes a socket that holds a
+//! descriptor.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,7 +19,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, Shutdown, recv, r
 use super::disposal;
 use sys::unix_socket::{receive_plainly, refuse_descriptors};
 
-/// Bytes that are read at a time to see what is left when a connection ends, and how often.
+/// Bytes that one read takes of the rest when a connection ends.
 const LEFT_BYTES: usize = 16 << 10;
 const LEFT_READS: usize = 32;
 
@@ -26,9 +27,9 @@ const LEFT_READS: usize = 32;
 #[derive(Debug)]
 pub struct ClientSocket(Option<OwnedFd>);
 
-/// What lies in a socket.
+/// Content at the front of a socket's queue.
 enum Next {
-    /// So many bytes; none at the end.
+    /// Number of bytes without a descriptor; 0 at the end of the stream.
     Bytes(usize),
     /// Bytes with a descriptor.
     Descriptors,
@@ -46,7 +47,7 @@ pub enum ReadError {
 }
 
 impl ClientSocket {
-    /// Takes a connection that was accepted.
+    /// Takes over a connection that was accepted.
     pub fn new(socket: impl Into<OwnedFd>) -> ClientSocket {
         let socket = socket.into();
         refuse_descriptors(socket.as_fd());
@@ -54,7 +55,7 @@ impl ClientSocket {
         ClientSocket(Some(socket))
     }
 
-    /// Reads what is there; 0 at the end. Never waits.
+    /// Reads the bytes that have arrived and returns their number; 0 at the end. Never waits.
     pub fn read(&self, buffer: &mut [u8]) -> Result<usize, ReadError> {
         match look(self.as_fd(), buffer)? {
             Next::Bytes(0) => Ok(0),
@@ -73,7 +74,7 @@ impl AsFd for ClientSocket {
 impl Drop for ClientSocket {
     fn drop(&mut self) {
         let Some(socket) = self.0.take() else { return };
-        // Fails only if the client has left, and then it sends nothing either.
+        // Fails only if the client has left; such a client sends nothing more.
         let _ = shutdown(&socket, Shutdown::Both);
         if !is_emptied(socket.as_fd()) {
             disposal::close(vec![socket]);
@@ -81,8 +82,8 @@ impl Drop for ClientSocket {
     }
 }
 
-/// Bytes without a descriptor that come next. They are read from the socket by a second call: what
-/// a peek has seen without a descriptor has none when it is taken.
+/// Peeks at the next bytes. The caller takes the bytes by a second call: bytes that a peek has seen
+/// without a descriptor have none when they are taken.
 fn look(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Next> {
     let mut none = RecvAncillaryBuffer::default();
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
@@ -98,14 +99,15 @@ fn take(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
     Ok(recv(socket, buffer, RecvFlags::DONTWAIT)?.0)
 }
 
-/// Reads what is left in a socket that is shut down; true if nothing is, and no descriptor was.
+/// Reads the rest of a socket that is shut down. True if the socket is empty and held no
+/// descriptor.
 fn is_emptied(socket: BorrowedFd<'_>) -> bool {
     let mut buffer = [0; LEFT_BYTES];
     for _ in 0..LEFT_READS {
         match look(socket, &mut buffer) {
             Ok(Next::Bytes(0)) => return true,
             Ok(Next::Descriptors) => return false,
-            // An error, such as that of a client which closed first, is told once.
+            // A socket reports an error, such as a reset by the client, once only.
             Ok(Next::Bytes(count)) => drop(take(socket, &mut buffer[..count])),
             Err(_) => {}
         }
@@ -121,7 +123,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
-    /// A socket to which descriptors can be sent, whatever the kernel.
+    /// Returns a socket to which descriptors can be sent on every kernel.
     fn pair() -> (ClientSocket, UnixStream) {
         let (near, far) = UnixStream::pair().unwrap();
         (ClientSocket(Some(near.into())), far)
@@ -141,7 +143,7 @@ mod tests {
             assert!(matches!(near.read(&mut buffer), Err(ReadError::Descriptors)));
         }
         drop(near);
-        // It is closed, though by another thread.
+        // The closer's thread has closed the descriptor.
         assert_eq!(reader.read(&mut buffer).unwrap(), 0);
     }
 

@@ -1,21 +1,21 @@
-//! Closing descriptors that somebody else made.
+//! Closes descriptors that a front-end or a client sent.
 //!
-//! The last close(2) of a file runs the file's own code, which may wait: a TCP socket with
-//! `SO_LINGER` and bytes that nobody reads for as long as that option says (up to 18 hours), a
-//! file of a FUSE file system for whoever serves it. Anybody can make such a file, send it with a
-//! message and close his own descriptor, so that the last one is ours.
+//! The last close(2) of a file runs the file's own code, which may wait. A TCP socket with
+//! `SO_LINGER` and unread bytes waits for as long as the option says (up to 18 hours); a file of a
+//! FUSE file system waits for the server of the file system. Any peer can make such a file, send
+//! the file with a message and close its own descriptor, so that this process closes last.
 //!
-//! Eventfds and files in memory have no such code, and nothing else is ever of use here. So these
-//! two are closed where they are. All others go to a closer: a thread for what the calling thread
-//! received (a port's, or that of all clients), which ends when it has nothing more to do. If a
-//! close lasts, that thread's other files wait behind it, and those of other threads do not. A
-//! thread with more than [`MAX_HELD_FILES`] that wait is to take no more ([`is_held_up`]), so it
-//! holds no more than these, the files of one message and its sockets.
+//! Eventfds and files in memory have no such code, and a session uses no other kind of file. So
+//! these two kinds are closed at once. All others go to a closer: a thread that closes the files
+//! which one other thread received (a port's thread, or the thread of all clients), and ends when
+//! none is left. If a close lasts, the files of this one thread wait behind it; files of other
+//! threads do not. A thread with more than [`MAX_HELD_FILES`] waiting files must accept no more
+//! ([`is_held_up`]), so it holds no more than these, the files of one message and its sockets.
 //!
-//! A signal every [`CLOSE_TIME`] ends a wait for `SO_LINGER`, and any other that a signal ends.
+//! A signal every [`CLOSE_TIME`] ends a wait for `SO_LINGER`, and any other interruptible wait.
 //!
-//! A socket is such a file itself: what lies unread in it, or in the connections that wait in its
-//! queue, is closed with it. [`Guarded`] is one that is closed accordingly.
+//! A socket is such a file too: closing a socket closes the descriptors that lie unread in it, or
+//! in the connections in its queue. [`Guarded`] is a socket that is closed accordingly.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -36,12 +36,12 @@ use sys::signals::Ticker;
 use sys::threads::lock;
 use sys::unix_socket;
 
-/// What one thread had closed.
+/// The files that one thread gave to its closer.
 #[derive(Default)]
 struct Work {
-    /// Files that wait.
+    /// Files that wait to be closed.
     files: VecDeque<OwnedFd>,
-    /// A closer is at one of them.
+    /// A closer is running.
     closing: bool,
 }
 
@@ -51,15 +51,15 @@ thread_local! {
     static WORK: RefCell<Shared> = RefCell::default();
 }
 
-/// The closers of all threads.
+/// Number of closers in the process.
 static CLOSERS: AtomicUsize = AtomicUsize::new(0);
 
-/// True for the kinds of file that serve a session, and whose closing never waits.
+/// True for the kinds of file that serve a session; closing such a file never waits.
 pub fn is_of_use(file: &OwnedFd) -> io::Result<bool> {
     Ok(is_memory(file)? || is_eventfd(file.as_raw_fd())?)
 }
 
-/// Closes `files`, those whose closing may last a little later.
+/// Closes `files`; a file whose closing may wait is closed by a closer, a little later.
 pub fn close(files: Vec<OwnedFd>) {
     let (harmless, strange): (Vec<_>, Vec<_>) =
         files.into_iter().partition(|file| is_of_use(file).unwrap_or(false));
@@ -67,15 +67,15 @@ pub fn close(files: Vec<OwnedFd>) {
     if strange.is_empty() {
         return;
     }
-    // Fails in a thread that is about to end, which has closed its files before.
+    // Fails in a thread that is about to end; such a thread has closed its files before.
     let Ok(shared) = WORK.try_with(|work| Arc::clone(&work.borrow())) else { return };
     let mut work = lock(&shared);
     work.files.extend(strange);
     work.closing = work.closing || start_closer(&shared);
 }
 
-/// True if the calling thread has more files that wait to be closed than it may. A closer that only
-/// lacks a CPU is waited for.
+/// True if the calling thread has more files waiting to be closed than it may have. Waits a little
+/// for a closer that only lacks a CPU.
 pub fn is_held_up() -> bool {
     for _ in 0..CLOSE_PATIENCE_MILLIS {
         if !is_late() {
@@ -90,13 +90,13 @@ fn is_late() -> bool {
     WORK.with(|shared| {
         let shared = shared.borrow();
         let mut work = lock(&shared);
-        // No thread could be had for the last one.
+        // The last attempt to start a closer may have failed.
         work.closing = work.closing || (!work.files.is_empty() && start_closer(&shared));
         work.files.len() > MAX_HELD_FILES
     })
 }
 
-/// Starts a thread that closes; false if there are too many, or none can be had.
+/// Starts a closer; false if there are too many closers or no thread can be had.
 fn start_closer(work: &Shared) -> bool {
     if CLOSERS.fetch_add(1, Ordering::Relaxed) < MAX_CLOSERS {
         let thread = std::thread::Builder::new().name("closer".into());
@@ -109,9 +109,9 @@ fn start_closer(work: &Shared) -> bool {
     false
 }
 
-/// A closer's life.
+/// A closer's loop.
 fn run(shared: &Mutex<Work>) {
-    // Without signals a close lasts as long as its file likes.
+    // Without the signal a close would last as long as the file's owner likes.
     prepare_thread();
     let _ticker = Ticker::start(RESCUE, CLOSE_TIME);
     let mut work = lock(shared);
@@ -124,8 +124,8 @@ fn run(shared: &Mutex<Work>) {
     CLOSERS.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// A Unix stream socket, connected or listening, that others may have sent descriptors to. Dropped,
-/// it is closed by [`close`], a connected one only where something lies unread in it.
+/// A Unix stream socket, connected or listening, to which peers may have sent descriptors. On drop,
+/// [`close`] closes a listening socket, and a connected socket that holds unread bytes.
 #[derive(Debug)]
 pub struct Guarded<T: Into<OwnedFd> + AsFd>(Option<T>);
 
@@ -152,8 +152,8 @@ impl<T: Into<OwnedFd> + AsFd> AsFd for Guarded<T> {
 impl<T: Into<OwnedFd> + AsFd> Drop for Guarded<T> {
     fn drop(&mut self) {
         let Some(socket) = self.0.take() else { return };
-        // Nothing comes any more once it is shut down. A listening one may be another process's
-        // too, and tells no number here.
+        // A connected socket is shut down first, so that nothing more arrives. A listening socket
+        // may belong to another process too and is not shut down; its queue cannot be examined.
         let listens = unix_socket::listens(socket.as_fd()).unwrap_or(true);
         if !listens {
             unix_socket::shut_down(socket.as_fd());
@@ -184,7 +184,7 @@ mod tests {
         }
     }
 
-    /// A TCP socket that lingers for ten minutes, and the end that keeps it waiting.
+    /// Returns a TCP socket that lingers for ten minutes, and the peer that keeps it waiting.
     fn lingering() -> (OwnedFd, std::net::TcpStream) {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let mut near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -1,6 +1,7 @@
-//! What keeps the harm that a front-end or a client does with itself: writes that block,
-//! notifications and closes that take long, memory that vanishes, lines and calls without end. Each
-//! file tells the attack, what was measured, and what stands against it.
+//! Defences that confine the harm of a hostile front-end or client to its own port or connection:
+//! against writes that block, notifications and closes that take long, memory that vanishes, and
+//! floods of log lines and control calls. Each file names the attack, the measurements and the
+//! defence.
 
 pub mod blocked_writers;
 pub mod bucket;

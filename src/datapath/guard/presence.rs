@@ -1,15 +1,15 @@
-//! Threads that stand still in the middle of their work.
+//! Threads that are stuck in the middle of a step.
 //!
-//! A worker that touches a guest's memory may wait there for as long as its front-end likes (a hole
-//! that is being punched: 140 ms for each GiB), and the kernel offers no access that does not wait.
-//! So that is not prevented but noticed: a thread says in its [`Presence`] what it is at, and
-//! counts its steps. The watchdog, which looks at all threads that are not asleep, reports one that
-//! has made no step between two looks and is blocked in the kernel, or used the processor for many
-//! times as long as a step takes. One that only waits for a CPU is left alone: another thread would
-//! wait for it, too.
+//! A worker that touches a guest's memory may wait for as long as the front-end likes (while the
+//! front-end punches a hole into the memory: 140 ms for each GiB), and the kernel offers no access
+//! that does not wait. So the switch detects such a wait instead of preventing it. Each thread
+//! stores in its [`Presence`] whose memory it is at, and counts its steps. The watchdog looks at
+//! all threads that are not asleep. It reports a thread that has made no step between two looks and
+//! is blocked in the kernel, or has used the processor for many times as long as a step takes. It
+//! does not report a thread that only waits for a CPU: another thread would wait for the CPU too.
 //!
-//! A thread pays a store for each, and nothing is asked of the kernel about one that goes on but
-//! its processor time.
+//! A thread pays one store for each step and each place. Of a thread that makes steps, the watchdog
+//! asks the kernel for the processor time only.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -17,15 +17,15 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering, f
 
 use sys::usage::{State, cpu_nanos_of};
 
-/// Processor time that no step takes, by far: a turn of a worker takes 50 µs. Less than the time
-/// between two looks, as the thread may have to share its CPU.
+/// Processor time that no step takes: a turn of a worker takes 50 µs. Less than the time between
+/// two looks, as the thread may have to share its CPU.
 const BUSY_NANOS: u64 = 1_000_000;
 
-/// What a thread says of itself; on its own cache lines.
+/// The state that a thread publishes for the watchdog; on its own cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Presence {
-    /// Its number in the kernel; 0 if it has not been awake yet.
+    /// The thread's id in the kernel; 0 before the thread is awake for the first time.
     thread: AtomicI32,
     state: OnceLock<State>,
     awake: AtomicBool,
@@ -33,38 +33,38 @@ pub(super) struct Presence {
     at: [AtomicU32; 2],
 }
 
-/// A thread that stands still.
+/// A thread that is stuck.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stalled {
-    /// Its number in the kernel.
+    /// The thread's id in the kernel.
     pub thread: i32,
-    /// What it said last that it is at, two things or [`NOWHERE`].
+    /// The two places that the thread stored last, each a number or [`NOWHERE`].
     pub at: [u32; 2],
-    /// The step that it is in.
+    /// Number of the step that the thread is in.
     pub step: u64,
 }
 
-/// Whether a stalled thread is still in the step in which it was seen. To be asked after the thread
-/// was told something: if the answer is yes, the thread has not looked yet at what it was told, and
-/// will before it sleeps.
+/// Returns true while a stuck thread is still in the step in which the watchdog saw it. A caller
+/// that leaves a message for the thread asks afterwards: if the answer is yes, the thread has not
+/// looked for messages yet, and will look before it sleeps.
 pub type IsStalled<'a> = &'a dyn Fn() -> bool;
 
-/// Is told of a thread that stands still, at each look, in the watchdog's thread.
+/// Called in the watchdog's thread, at each look at which a thread is stuck.
 pub type OnStall = Box<dyn Fn(Stalled, IsStalled<'_>) + Send + Sync>;
 
-/// What the watchdog knows of a thread.
+/// The watchdog's records of a thread.
 pub(super) struct Watched {
     on_stall: OnStall,
-    /// Its steps at the last look; none if it was asleep.
+    /// The thread's step at the last look; [`ASLEEP`] if the thread was asleep.
     seen: AtomicU64,
-    /// Its processor time then.
+    /// The thread's processor time at the last look, in nanoseconds.
     used: AtomicU64,
 }
 
-/// A thread is there that is at nothing that has a number.
+/// Stored by a thread that is at no place with a number.
 pub const NOWHERE: u32 = u32::MAX;
 
-/// No step.
+/// Stands for a sleeping thread among the step numbers.
 const ASLEEP: u64 = u64::MAX;
 
 impl fmt::Debug for Watched {
@@ -74,7 +74,7 @@ impl fmt::Debug for Watched {
 }
 
 impl Presence {
-    /// The calling thread, with that number, is awake.
+    /// Notes that the calling thread, whose id is `thread`, is awake.
     pub fn awake(&self, thread: i32) {
         if self.thread.load(Ordering::Relaxed) != thread {
             self.thread.store(thread, Ordering::Relaxed);
@@ -83,34 +83,34 @@ impl Presence {
         self.awake.store(true, Ordering::Release);
     }
 
-    /// It is about to sleep.
+    /// Notes that the thread is about to sleep.
     pub fn asleep(&self) {
         self.awake.store(false, Ordering::Relaxed);
     }
 
-    /// It is at that from here on.
+    /// Notes the two places that the thread is at from here on.
     #[inline(always)]
     pub fn at(&self, at: [u32; 2]) {
         self.at[0].store(at[0], Ordering::Relaxed);
         self.also_at(at[1]);
     }
 
-    /// The second of what it is at is that from here on.
+    /// Notes the second place that the thread is at from here on.
     #[inline(always)]
     pub fn also_at(&self, second: u32) {
-        // What is touched then may be this very word, for all that a compiler knows: it stays in
-        // front. A fence would cost ten instructions a run.
+        // The memory accessed next may be this very word, for all that the compiler knows, so the
+        // compiler keeps this store in front. A fence would cost ten instructions a run.
         self.at[1].store(second, Ordering::Relaxed);
     }
 
-    /// True if the thread is awake and in that step.
+    /// True if the thread is awake and in step `step`.
     fn is_in(&self, step: u64) -> bool {
-        // With the fence of a thread between `asleep` and its look at what it was told.
+        // Pairs with the fence of a thread between `asleep` and its look for messages.
         fence(Ordering::SeqCst);
         self.steps.load(Ordering::Relaxed) == step && self.awake.load(Ordering::Relaxed)
     }
 
-    /// It begins that step.
+    /// Notes that the thread begins step `step`.
     #[inline(always)]
     pub fn step(&self, step: u64) {
         self.steps.store(step, Ordering::Relaxed);
@@ -122,7 +122,7 @@ impl Watched {
         Watched { on_stall, seen: AtomicU64::new(ASLEEP), used: AtomicU64::new(0) }
     }
 
-    /// One look.
+    /// Looks at the thread once and calls `on_stall` if the thread is stuck.
     pub fn look(&self, presence: &Presence) {
         if !presence.awake.load(Ordering::Acquire) {
             self.seen.store(ASLEEP, Ordering::Relaxed);
@@ -136,7 +136,7 @@ impl Watched {
             return;
         }
         let is_stuck = took >= BUSY_NANOS || presence.state.get().is_some_and(State::is_blocked);
-        // One that has fallen asleep meanwhile is blocked too.
+        // A thread that has fallen asleep meanwhile is blocked too, so `is_in` is asked last.
         if is_stuck && presence.is_in(step) {
             let at = presence.at.each_ref().map(|at| at.load(Ordering::Relaxed));
             (self.on_stall)(Stalled { thread, at, step }, &|| presence.is_in(step));
@@ -155,7 +155,7 @@ mod tests {
     use base::limits::WATCH_TICK_MILLIS;
     use sys::affinity;
 
-    /// What is reported of a thread that does `work`, before it ends.
+    /// Returns the reports about a thread that runs `work`.
     fn reported(
         work: impl FnOnce(&SignalSlot, &mpsc::Receiver<()>) + Send,
         until: Duration,
@@ -204,7 +204,7 @@ mod tests {
         assert!(!reported(work, LONG).is_empty());
     }
 
-    /// It has a quarter of that CPU.
+    /// Four threads share one CPU, so that the busy one gets a quarter of the CPU's time.
     #[test]
     fn a_thread_that_is_busy_with_one_step_beside_others_is_reported() {
         let cpu = *affinity::allowed().unwrap().first().unwrap();
@@ -238,7 +238,7 @@ mod tests {
             let _ = ended.recv();
         };
         assert_eq!(reported(asleep, SHORT), []);
-        // A busy machine may stop one in the middle of a step.
+        // A busy machine may stop the thread in the middle of a step.
         let goes_on = |slot: &SignalSlot, ended: &mpsc::Receiver<()>| {
             slot.active();
             for step in 0.. {

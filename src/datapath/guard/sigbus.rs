@@ -1,34 +1,34 @@
-//! Surviving a front-end that shortens the memory file it shared.
+//! Survives a front-end that truncates the memory file it shared.
 //!
-//! A front-end may `ftruncate` its memfd after we mapped it. Touching a page beyond the new end
-//! raises SIGBUS, which would end the process and with it every other port. So each mapping of
-//! foreign memory is *guarded*: registered with a flag. On SIGBUS inside a guarded range the
-//! handler sets the flag, maps zero pages over the whole range and returns; the access is retried
-//! and succeeds. The port is broken by then, and the flag tells its session so. A SIGBUS anywhere
-//! else restores the default action and dies as it would have done without us.
+//! A front-end may `ftruncate` its memfd after this process mapped the memfd. An access beyond the
+//! new end raises SIGBUS, which would end the process and with it every other port. So each mapping
+//! of a front-end's memory is *guarded*: registered with a flag. On SIGBUS inside a guarded range
+//! the handler sets the flag, maps zero pages over the whole range and returns; the kernel retries
+//! the access, which succeeds. The port is broken then, and the flag tells its session. On SIGBUS
+//! elsewhere the handler restores the default action, and the process dies as without the handler.
 //!
-//! The zero pages are those of a file in memory of our own, `COVER`, in which each slot has a
-//! part for itself. Mapping a file is never refused for want of memory, while private memory would
-//! be where `vm.overcommit_memory` is 2 and the limit reached, and then the old mapping is gone
-//! already (before Linux 6.12): the range would be free for anybody. If a page of the file cannot
-//! be had when it is touched, that raises SIGBUS again, and the handler maps the slot's *spare*
-//! page there, which was allocated when the mapping was guarded: what it holds means nothing any
-//! more, so all pages that cannot be had may be the same one.
+//! The zero pages belong to a file in memory, `COVER`, in which each slot has its own part. The
+//! kernel never refuses to map a file for want of memory. Private memory would be refused where
+//! `vm.overcommit_memory` is 2 and the limit is reached, and before Linux 6.12 the failed mmap(2)
+//! has removed the old mapping already: other mappings could take the range. If the kernel cannot
+//! allocate a page of the file when the page is accessed, the access raises SIGBUS again, and the
+//! handler maps the slot's *spare* page there, which was allocated when the mapping was guarded.
+//! The bytes no longer mean anything, so one spare page serves for all missing pages.
 //!
-//! Memory failure (BUS_MCEERR_AR) inside a guest's range and an exhausted hugetlb pool arrive as
-//! the same signal and end at their port in the same way. System calls that meet such a page do
-//! not raise a signal, they fail with EFAULT: that is their caller's to handle.
+//! A memory failure (BUS_MCEERR_AR) inside a guest's range and an exhausted hugetlb pool raise
+//! SIGBUS too, and the handler confines them to their port as well. A system call that meets a
+//! missing page raises no signal but fails with EFAULT; the caller must handle the error.
 //!
 //! Rules:
-//! - The handler takes no lock and allocates nothing: it may interrupt any code, the registration
-//!   of another mapping included. The registry grows by segments that are published once and
+//! - The handler takes no lock and allocates nothing: it may interrupt any code, even the
+//!   registration of another mapping. The registry grows by segments that are published once and
 //!   never freed; slots are reused.
-//! - A mapping is guarded before anyone touches it and the guard is dropped before `munmap`.
-//!   Dropping waits for a handler that is at work on the slot; afterwards none will map anything
-//!   over the range, whoever owns it then.
+//! - A mapping is guarded before any thread accesses it, and the guard is dropped before `munmap`.
+//!   Dropping the guard waits for handlers that use the slot; afterwards no handler maps pages over
+//!   the range, which may belong to another mapping then.
 //! - The handler runs with SA_ONSTACK: threads of the standard library have an alternate stack, so
-//!   a fault at the very end of a worker's stack is still reported as what it is. No SA_NODEFER: a
-//!   SIGBUS inside the handler is fatal, not recursive.
+//!   a fault at the end of a worker's stack is still reported as a stack overflow. The handler runs
+//!   without SA_NODEFER: a SIGBUS inside the handler is fatal, not recursive.
 
 use std::io;
 use std::os::fd::IntoRawFd;
@@ -46,13 +46,13 @@ pub enum GuardError {
     /// Empty, not page-aligned, or reaching past the end of the address space.
     #[error("range is empty, unaligned or overflows")]
     BadRange,
-    /// [`MAX_GUARDED_MAPPINGS`] are registered.
+    /// [`MAX_GUARDED_MAPPINGS`] mappings are guarded already.
     #[error("too many guarded mappings")]
     Full,
     /// `sigaction` failed.
     #[error("cannot install the SIGBUS handler: {0}")]
     Install(#[source] io::Error),
-    /// There is no memory for the spare page.
+    /// The kernel cannot allocate the spare page.
     #[error("no page to spare: {0}")]
     Spare(#[source] io::Error),
 }
@@ -61,7 +61,7 @@ pub enum GuardError {
 /// false and `pins` is zero, and are constant otherwise.
 struct Slot {
     live: AtomicBool,
-    /// Handlers at work on this slot.
+    /// Number of handlers that use this slot.
     pins: AtomicU32,
     start: AtomicUsize,
     len: AtomicUsize,
@@ -78,34 +78,34 @@ const SEGMENTS: usize = MAX_GUARDED_MAPPINGS / GUARD_SEGMENT_SLOTS;
 static TABLE: [AtomicPtr<Segment>; SEGMENTS] =
     [const { AtomicPtr::new(ptr::null_mut()) }; SEGMENTS];
 
-/// Slots that were ever used: where the handler's search ends.
+/// Number of slots that were ever used: the handler's search ends there.
 static HIGH_WATER: AtomicUsize = AtomicUsize::new(0);
 
-/// Numbers of vacated slots. Never touched by the handler.
+/// Numbers of vacated slots. The handler never accesses this list.
 static VACANT: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 /// Base page size in bytes, for the handler; set before the handler is installed.
 static PAGE: AtomicUsize = AtomicUsize::new(4096);
 
-/// Descriptor of the file whose pages replace what vanished: first the spare pages of all slots,
-/// then [`COVER_BYTES`] for each slot. Sparse but for pages in use. Set once and never closed.
+/// Descriptor of the file whose pages replace lost ones: first the spare pages of all slots, then
+/// [`COVER_BYTES`] for each slot. Sparse except for the pages in use. Set once and never closed.
 static COVER: AtomicI32 = AtomicI32::new(-1);
 
-/// More than any mapping has, see [`guard`].
+/// Bytes of [`COVER`] for each slot; no mapping is longer, see [`guard`].
 const COVER_BYTES: u64 = 1 << 41;
 
-/// Offset in [`COVER`] of a slot's spare page, and of the pages for its range.
+/// Returns the offsets in [`COVER`] of a slot's spare page and of the pages for its range.
 fn places(number: usize) -> (u64, u64) {
     let page = PAGE.load(Ordering::Relaxed);
     ((number * page) as u64, (number as u64 + 1) * COVER_BYTES)
 }
 
-/// Keeps a mapping survivable; drop it before unmapping.
+/// Guards a mapping; the owner drops the guard before unmapping.
 #[must_use = "the range is guarded only while this lives"]
 pub struct Guard {
     number: usize,
     slot: &'static Slot,
-    // Keeps alive what `slot.flag` points to until `drop` has made sure that no handler uses it.
+    // Keeps the target of `slot.flag` alive until `drop` has made sure that no handler uses it.
     _flag: Arc<AtomicBool>,
 }
 
@@ -115,10 +115,11 @@ impl std::fmt::Debug for Guard {
     }
 }
 
-/// Guards the mapping of `len` bytes at `addr`; `flag` becomes true at its first SIGBUS.
+/// Guards the mapping of `len` bytes at `addr`; `flag` becomes true at the mapping's first SIGBUS.
 ///
-/// `addr` and `len` are those of the whole mapping, so on hugetlbfs multiples of the huge page
-/// size: the handler replaces it all, and the kernel replaces whole huge pages only.
+/// `addr` and `len` are those of the whole mapping, so multiples of the huge page size on
+/// hugetlbfs: the handler replaces the whole mapping, and the kernel replaces whole huge pages
+/// only.
 pub fn guard(addr: usize, len: usize, flag: Arc<AtomicBool>) -> Result<Guard, GuardError> {
     install()?;
     let page = PAGE.load(Ordering::Relaxed);
@@ -137,16 +138,16 @@ pub fn guard(addr: usize, len: usize, flag: Arc<AtomicBool>) -> Result<Guard, Gu
     slot.start.store(addr, Ordering::Relaxed);
     slot.len.store(len, Ordering::Relaxed);
     slot.flag.store(Arc::as_ptr(&flag).cast_mut(), Ordering::Relaxed);
-    // Publishes the three stores above. A thread that faults in this range got its address from
-    // the caller after this, so it cannot miss it.
+    // Publishes the three stores above. A thread that faults in this range got the address from the
+    // caller after this store, so the handler sees the slot.
     slot.live.store(true, Ordering::SeqCst);
     Ok(Guard { number, slot, _flag: flag })
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // Sequentially consistent against `defuse`: either it sees the slot dead, or we see its
-        // pin and wait for the one `mmap` it is at.
+        // Sequentially consistent with `defuse`: either `defuse` sees the slot dead, or this thread
+        // sees the pin and waits for the `mmap` in progress.
         self.slot.live.store(false, Ordering::SeqCst);
         while self.slot.pins.load(Ordering::SeqCst) != 0 {
             std::thread::yield_now();
@@ -157,7 +158,8 @@ impl Drop for Guard {
         if self.slot.covered.load(Ordering::Relaxed) {
             cleared = cleared.and_then(|()| punch(cover, COVER_BYTES));
         }
-        // Never seen to fail; a slot that is not empty would show its pages to the next guest.
+        // Never seen to fail. A slot with pages left would show them to the next guest, so such a
+        // slot is not reused.
         if cleared.is_ok() {
             vacate(self.number);
         }
@@ -168,7 +170,7 @@ fn vacate(number: usize) {
     lock(&VACANT).push(number);
 }
 
-/// fallocate(2) on [`COVER`], whose size stays.
+/// Calls fallocate(2) on [`COVER`] without changing the file's size.
 fn allocate(mode: i32, at: u64, len: u64) -> io::Result<()> {
     let (fd, mode) = (COVER.load(Ordering::Relaxed), mode | libc::FALLOC_FL_KEEP_SIZE);
     let invalid = |_| io::Error::from(io::ErrorKind::InvalidInput);
@@ -186,7 +188,7 @@ fn allocate(mode: i32, at: u64, len: u64) -> io::Result<()> {
     }
 }
 
-/// A slot nobody uses.
+/// Returns an unused slot and its number.
 fn vacant_slot() -> Result<(usize, &'static Slot), GuardError> {
     let mut vacant = lock(&VACANT);
     if let Some(number) = vacant.pop() {
@@ -209,7 +211,7 @@ fn vacant_slot() -> Result<(usize, &'static Slot), GuardError> {
     slot(number).map(|slot| (number, slot)).ok_or(GuardError::Full)
 }
 
-/// Slot `number`, if it was ever used.
+/// Returns slot `number`, if it was ever used.
 fn slot(number: usize) -> Option<&'static Slot> {
     let segment = TABLE.get(number / GUARD_SEGMENT_SLOTS)?.load(Ordering::Acquire);
     // SAFETY: a non-null entry was made by `Box::into_raw` from a complete segment, published by a
@@ -218,13 +220,13 @@ fn slot(number: usize) -> Option<&'static Slot> {
     segment.get(number % GUARD_SEGMENT_SLOTS)
 }
 
-/// Installs the handler, once. To be called at the start, so that the first mapping does not find
-/// out that it cannot be.
+/// Installs the handler, once. The daemon calls this at its start, so that an error shows before
+/// the first mapping.
 pub fn install() -> Result<(), GuardError> {
     static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
     let prepare = || -> io::Result<()> {
         PAGE.store(page_size() as usize, Ordering::Relaxed);
-        // With a limit on the size of files the next call is an error and not the end.
+        // With RLIMIT_FSIZE, creating the file fails with an error instead of a fatal SIGXFSZ.
         // SAFETY: no handler is set.
         unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
         let cover = memfd("cover", (MAX_GUARDED_MAPPINGS as u64 + 1) * COVER_BYTES)?;
@@ -237,7 +239,7 @@ pub fn install() -> Result<(), GuardError> {
     installed.map_err(|errno| GuardError::Install(io::Error::from_raw_os_error(errno)))
 }
 
-/// `sigaction` for SIGBUS, with every other signal blocked while a handler runs.
+/// Calls sigaction(2) for SIGBUS; all other signals are blocked while the handler runs.
 fn set_action(action: usize, flags: i32) -> io::Result<()> {
     // SAFETY: all-zero bytes are a valid `sigaction`.
     let mut new: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -252,40 +254,41 @@ fn set_action(action: usize, flags: i32) -> io::Result<()> {
     if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The handler. Calls only what is async-signal-safe: atomics, `mmap`, `madvise`, `sigaction` and
+/// The handler. Calls async-signal-safe functions only: atomics, `mmap`, `madvise`, `sigaction` and
 /// `tgkill`, none of which takes a user-space lock.
 extern "C" fn on_sigbus(_signal: i32, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
     // SAFETY: errno is this thread's own; the interrupted code may be about to read it.
     let errno = unsafe { *libc::__errno_location() };
     // SAFETY: the kernel passes a valid siginfo to a SA_SIGINFO handler.
     let (code, addr) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
-    // A positive code is the kernel's; for one sent by kill(2) the address means nothing.
+    // The kernel sends positive codes; the address of a signal sent by kill(2) means nothing.
     let from_kernel = code > 0;
     if !(from_kernel && defuse(addr)) {
-        // Back to the default action: the retried access then ends the process with a core, as
-        // without this module. A signal that was sent is not retried, so it is sent again; it
-        // stays pending until this handler returns.
+        // The default action: the retried access ends the process with a core dump, as without the
+        // handler. A signal sent by a process has no access to retry, so the handler sends it
+        // again; the signal stays pending until this handler returns.
         let _ = set_action(libc::SIG_DFL, 0);
         if !from_kernel {
-            // SAFETY: touches no memory. To this very thread, so before it gets any further.
+            // SAFETY: touches no memory. The signal goes to this very thread, which dies at the
+            // return.
             unsafe {
                 libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::gettid(), libc::SIGBUS)
             };
         }
     }
-    // SAFETY: as above.
+    // SAFETY: errno is this thread's own.
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Replaces the guarded mapping around `addr` by zero pages; false if there is none.
+/// Replaces the guarded mapping around `addr` by zero pages; false if no guarded mapping is there.
 fn defuse(addr: usize) -> bool {
     let used = HIGH_WATER.load(Ordering::Acquire);
     for (number, slot) in (0..used).map_while(|number| Some((number, slot(number)?))) {
         if !covers(slot, addr) {
             continue;
         }
-        // Pinned, the slot keeps its range: see `Guard::drop`. Looked at again, as it may have
-        // been vacated or reused since the look above.
+        // A pinned slot keeps its range: see `Guard::drop`. The check is repeated, as the slot may
+        // have been vacated or reused before the pin.
         slot.pins.fetch_add(1, Ordering::SeqCst);
         let ours = slot.live.load(Ordering::SeqCst) && covers(slot, addr);
         let defused = ours && {
@@ -307,9 +310,9 @@ fn covers(slot: &Slot, addr: usize) -> bool {
     addr.wrapping_sub(start) < len
 }
 
-/// Maps zero pages over the slot's whole range; or, where one of those cannot be had, the spare
-/// page over it. Two threads may do the former at once: what the first has written by then is lost,
-/// which matters no more than what it would have read.
+/// Maps zero pages over the slot's whole range. At a later SIGBUS in the range, maps the spare page
+/// over the page that cannot be allocated. If two threads map zero pages at once, bytes that the
+/// first thread wrote meanwhile are lost, which does no harm: the memory is lost anyway.
 fn cover(number: usize, slot: &Slot, addr: usize) -> bool {
     let (start, len) = (slot.start.load(Ordering::Relaxed), slot.len.load(Ordering::Relaxed));
     let (spare, cover) = places(number);
@@ -322,18 +325,18 @@ fn cover(number: usize, slot: &Slot, addr: usize) -> bool {
     done
 }
 
-/// Pages of [`COVER`] from `offset` over `len` bytes at `start`.
+/// Maps `len` bytes of [`COVER`] from `offset` at `start`.
 fn map_cover(start: usize, len: usize, offset: u64) -> bool {
     let start = ptr::with_exposed_provenance_mut(start);
     let fd = COVER.load(Ordering::Relaxed);
     let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
-    // SAFETY: the range lies inside a guarded mapping whose guard is alive and pinned, so it is
-    // still the mapping that faulted and nothing else; replacing foreign shared memory by ours
-    // invalidates no reference, since guest memory is only ever accessed by raw pointer.
+    // SAFETY: the range lies inside a guarded mapping whose guard is alive and pinned, so the range
+    // still is the mapping that faulted. Replacing the front-end's memory by zero pages invalidates
+    // no reference, since guest memory is only accessed by raw pointer.
     unsafe {
         let mapped = libc::mmap(start, len, access, flags, fd, offset as libc::off_t);
-        // A stray write to a broken port then costs 4 KiB, not a huge page; and other guests'
-        // frames were written there.
+        // Small pages, so that a stray write to a broken port costs 4 KiB and not a huge page. No
+        // dump, since other guests' frames were written there.
         mapped != libc::MAP_FAILED && {
             libc::madvise(start, len, libc::MADV_NOHUGEPAGE);
             libc::madvise(start, len, libc::MADV_DONTDUMP);

@@ -1,27 +1,28 @@
-//! What notifying a front-end costs, and who pays.
+//! Cost of notifying a front-end, and the port's payment for the cost.
 //!
-//! The attack: the kernel wakes everybody who polls an eventfd within the writer's `write`, one
-//! after the other, with interrupts off. A front-end can register its call descriptor with a
-//! thousand epoll instances by a thousand numbers each; a write then takes 1 ms for 10,000 pollers,
-//! every time, in a thread that serves other ports too. A kick descriptor with a crowd that is
-//! woken all the time holds up a thread that begins or ends to watch it in the same way.
+//! The attack: the kernel wakes all pollers of an eventfd within the writer's `write`, one after
+//! the other, with interrupts off. A front-end can register its call descriptor with a thousand
+//! epoll instances by a thousand numbers each; each write then takes 1 ms for 10,000 pollers, in a
+//! thread that serves other ports too. A kick descriptor with a crowd of pollers that is woken all
+//! the time delays, in the same way, a thread that begins or ends to watch the kick descriptor.
 //!
-//! How it is told: by the processor time of the write, since time alone says nothing: whoever is
-//! woken may take the processor from the writer for milliseconds. Asking for processor time is a
-//! system call, so only after a write that lasted long, or several of one port at the end of a turn
-//! that did together, are the port's next ones measured, for a second.
+//! The measurement: the processor time of the write. Elapsed time says nothing, since a woken
+//! thread may take the processor from the writer for milliseconds. Reading the processor time is a
+//! system call. So a port's writes are measured, for a second, only after one write of the port
+//! that lasted long, or several writes of the port at the end of a turn that lasted long together.
 //!
-//! **Slow** writes, of more than 1 ms, add up until the front-end is dropped, the longer ones
-//! faster. Processor time says little where a hypervisor takes the processor away: to wake somebody
-//! is to wake another virtual CPU, and the host may run that one in the place of ours, which looks
-//! like our own time. So slow writes are forgotten, but by time alone: a front-end can make any of
-//! its writes fast at will (a sleeping thread in front of an exclusive crowd). After a slow write
-//! the port's next ones wait for three times as long, or 100 ms.
+//! **Slow** writes, of more than 1 ms, add up until the front-end is dropped; longer writes weigh
+//! more. Processor time is unreliable under a hypervisor: the host may run the woken virtual CPU in
+//! place of the writer's, and the guest kernel counts this time as the writer's. So slow writes are
+//! forgotten, but by the passing of time only: a front-end can make any of its writes fast at will
+//! (with a sleeping thread in front of an exclusive crowd). After a slow write the port's next
+//! writes wait for three times as long as the write took, at most 100 ms.
 //!
-//! **Expensive** ones, of more than 0.1 ms, are what honest ones are where each wake-up passes
-//! through two hypervisors. They are paid for: the port's next ones wait until others have had as
-//! much of the worker. With one other port that is as long as the write took, less than an answer
-//! takes; with two or more it is three times as long, or as many times as there are.
+//! **Expensive** writes, of more than 0.1 ms, occur with honest front-ends too, where each wake-up
+//! passes through two hypervisors. The port pays for them: its next writes wait until other ports
+//! have had as much time of the worker. With one other port the wait is as long as the write took,
+//! which is less than an answer takes. With two or more it is three times as long, or as many times
+//! as there are other ports.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -31,22 +32,22 @@ use base::limits::{
 };
 use sys::clock;
 
-/// What is known of the writes to a port's call descriptors: all of them, as a front-end can give
-/// one after the other, one for each ring, and in one connection after the other. Several threads
-/// write; what they overwrite of each other is a measurement of many, so relaxed. Times are cycles
-/// of the clock.
+/// Measurements of the writes to a port's call descriptors. They are shared by all of the port's
+/// rings and connections, as a front-end can replace descriptors and reconnect. Several threads
+/// store with relaxed ordering; a lost store loses one measurement of many. Times are in cycles of
+/// the clock.
 #[derive(Debug, Default)]
 pub struct SignalCost {
-    /// Writes are measured until then; 0: they are not.
+    /// Cycle until which writes are measured; 0 if they are not measured.
     measured_until: AtomicU64,
-    /// When all slow writes are forgotten: the weight of those that are not, times the time it
-    /// takes to forget one, from now.
+    /// Cycle at which all slow writes are forgotten. Minus the present cycle: the weight of the
+    /// slow writes not yet forgotten, times the cycles in which a weight of one is forgotten.
     slow_until: AtomicU64,
-    /// The port may be notified again [`EXPENSIVE_SIGNAL_MICROS`] before that.
+    /// The port may be notified again [`EXPENSIVE_SIGNAL_MICROS`] before this cycle.
     from: AtomicU64,
 }
 
-/// What one write took.
+/// Cost of one write.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Took {
     /// Cycles of the clock.
@@ -59,7 +60,7 @@ fn millis(millis: u64) -> u64 {
     clock::cycles_in(millis * 1_000_000)
 }
 
-/// The longest pause is to be kept whole, so it comes on top.
+/// Cycles that a pause may be shortened by; added to the longest pause, which is kept whole.
 fn tolerance() -> u64 {
     clock::cycles_in(EXPENSIVE_SIGNAL_MICROS * 1_000)
 }
@@ -71,14 +72,15 @@ impl SignalCost {
         self.measured_until.load(Ordering::Relaxed) != 0
     }
 
-    /// Writes lasted long by cycle `now`, for whatever reason: the next ones are measured.
+    /// Measures the next writes, for a second from cycle `now`: earlier writes lasted long.
     #[cold]
     pub fn watch(&self, now: u64) {
         let until = now.saturating_add(millis(SIGNALS_MEASURED_MILLIS));
         self.measured_until.store(until, Ordering::Relaxed);
     }
 
-    /// How near the port is to being dropped.
+    /// Returns how near the port is to being dropped: the cycles until its slow writes are
+    /// forgotten.
     pub(super) fn level(&self, now: u64) -> u64 {
         self.slow_until.load(Ordering::Relaxed).saturating_sub(now)
     }
@@ -88,13 +90,14 @@ impl SignalCost {
         self.left(now) > 0
     }
 
-    /// For how many cycles.
+    /// Returns the number of cycles, from cycle `now` on, that the port's signals have to wait.
     pub fn left(&self, now: u64) -> u64 {
         self.from.load(Ordering::Relaxed).saturating_sub(now.saturating_add(tolerance()))
     }
 
-    /// A measured write, or a change of who watches a kick descriptor, took so much processor time,
-    /// and so many cycles until cycle `now`; true if the front-end is to be dropped.
+    /// Notes a measured write, or a measured start or end of watching a kick descriptor, which took
+    /// `micros` of processor time and `cycles` until cycle `now`. True if the front-end is to be
+    /// dropped.
     #[cold]
     pub fn took(&self, micros: u64, cycles: u64, now: u64) -> bool {
         if micros >= EXPENSIVE_SIGNAL_MICROS {
@@ -116,8 +119,8 @@ impl SignalCost {
         level >= u64::from(SLOW_WRITES) * one
     }
 
-    /// The port pays for a measured write that ended at cycle `now`, while `others` ports use the
-    /// worker.
+    /// Charges the port for a measured write that ended at cycle `now`, while `others` other ports
+    /// use the worker.
     #[cold]
     pub fn charge(&self, micros: u64, others: u32, now: u64) {
         let parts = match u64::from(others) {
@@ -143,8 +146,8 @@ mod tests {
         clock::cycles_in(1_000 * micros)
     }
 
-    /// Writes until the front-end is dropped, if it is: of so many microseconds, so many after the
-    /// last.
+    /// Returns the number of writes until the front-end is dropped, if it is. `writes` has the
+    /// microseconds that each write takes, and the microseconds since the write before.
     fn dropped_after(writes: impl Iterator<Item = (u64, u64)>) -> Option<usize> {
         let cost = SignalCost::default();
         let mut now = 0;
@@ -169,14 +172,14 @@ mod tests {
     #[test]
     fn honest_ones_are_left_alone() {
         assert_eq!(dropped_after(std::iter::repeat((SIGNAL_MICROS, 0))), None);
-        // Five times a second, and now and then a long one.
+        // Writes five times a second, with a long one now and then.
         assert_eq!(dropped_after(std::iter::repeat((4_000, ONE))), None);
         let stolen = |i| if i % 4 == 0 { 20_000 } else { 1_500 };
         assert_eq!(dropped_after((0..).map(|i| (stolen(i), 5 * ONE / 4))), None);
         assert_eq!(dropped_after(std::iter::repeat((200_000, 4 * ONE))), None);
     }
 
-    /// The pauses are those that the writes bring about.
+    /// The pauses between the writes are those that `SignalCost` demands.
     #[test]
     fn fast_writes_between_slow_ones_do_not_help() {
         for slow in [1_500, 6_000, 50_000, 100_000] {
@@ -215,14 +218,14 @@ mod tests {
         assert!(!cost.took(2_000, 5_000, 6_000));
         let end = 6_000 + 5_000 * SIGNAL_PAUSE_PARTS;
         assert!(cost.waits(6_000) && cost.waits(end - 1) && !cost.waits(end));
-        // However long it took, and whatever was taken for it.
+        // The pause is bounded however long a write took.
         cost.took(2_000, u64::MAX, 6_000);
         let longest = 6_000 + millis(SIGNAL_PAUSE_MILLIS);
         assert!(cost.waits(longest - 1) && !cost.waits(longest));
         cost.took(2_000, 1, u64::MAX);
     }
 
-    /// Time that the notifications of a port get that wants them all the time, in parts of all.
+    /// Returns the share of time that the notifications of a port get if the port always has one.
     fn share(micros: u64, others: u32) -> f64 {
         let cost = SignalCost::default();
         let (mut now, mut spent) = (0, 0);
@@ -242,7 +245,7 @@ mod tests {
                 assert!((share - wanted).abs() < 0.02, "{micros} {others}: {share}");
             }
         }
-        // However many there are, and whatever was taken for it.
+        // The pause is bounded however many ports there are, and however long a write took.
         let cost = SignalCost::default();
         cost.charge(u64::MAX, u32::MAX, 0);
         assert!(cost.left(0) <= millis(SIGNAL_PAUSE_MILLIS));

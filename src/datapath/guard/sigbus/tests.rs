@@ -1,4 +1,4 @@
-//! Memory that vanishes under a reader and what is put in its place.
+//! Guest memory that vanishes under a reader, and the pages that replace it.
 
 use super::*;
 use std::fs::File;
@@ -10,7 +10,7 @@ use sys::testns::skip;
 const LEN: usize = 1 << 20;
 const PATTERN: u8 = 0xa5;
 
-/// A memfd mapped and guarded, as `memory` does it.
+/// A memfd mapped and guarded as `memory` does.
 struct Mapped {
     guard: Option<Guard>,
     at: *mut u8,
@@ -99,7 +99,7 @@ fn the_whole_range_becomes_zeros() {
     // SAFETY: errno is this thread's own.
     unsafe { *libc::__errno_location() = 77 };
     victim.write(LEN - 1, 9);
-    // SAFETY: as above.
+    // SAFETY: errno is this thread's own.
     let errno = unsafe { *libc::__errno_location() };
     assert_eq!(errno, 77, "errno was not preserved");
     assert!(victim.hit());
@@ -138,7 +138,7 @@ fn slots_are_reused_while_others_fault() {
             assert!(victim.hit());
         }
     });
-    // Other tests hold some as well; without reuse it would be thousands.
+    // Other tests hold some slots as well; without reuse there would be thousands.
     assert!(HIGH_WATER.load(Ordering::Relaxed) < 300);
 }
 
@@ -153,7 +153,7 @@ fn ranges_that_cannot_be_replaced_are_refused() {
 
 #[test]
 fn huge_pages_are_replaced_whole() {
-    // Needs no reserved huge page: with none the first access raises SIGBUS by itself.
+    // Needs no reserved huge page: without one the first access raises SIGBUS.
     let len = 4usize << 20;
     // SAFETY: the name is a C string; the result is owned by nobody else.
     let file = unsafe {
@@ -183,8 +183,8 @@ fn huge_pages_are_replaced_whole() {
     }
 }
 
-/// `RLIMIT_DATA` refuses private memory just as a commit limit that is reached does (strict
-/// overcommit, which would concern the whole machine).
+/// `RLIMIT_DATA` refuses private memory as a reached commit limit does (strict overcommit, which
+/// would affect the whole machine).
 #[test]
 fn p22_no_private_memory_is_needed() {
     let victim = Mapped::memfd();
@@ -199,8 +199,8 @@ fn p22_no_private_memory_is_needed() {
     assert_eq!(died, 0);
 }
 
-/// A file that ends where the pages for the ranges begin: none of these can be had, as when
-/// memory is committed to the last page.
+/// A file that ends where the pages for the ranges begin: the kernel can allocate none of these
+/// pages, as when memory is exhausted.
 #[test]
 fn p22_the_spare_page_serves_where_no_other_can_be_had() {
     let victim = Mapped::memfd();
@@ -218,13 +218,13 @@ fn p22_the_spare_page_serves_where_no_other_can_be_had() {
     assert_eq!(died, 0);
 }
 
-/// The signal that ends a child which runs `work`. The child shares the descriptor table: a
-/// copy of it would keep open what other tests close meanwhile.
+/// Returns the signal that ends a child which runs `work`. The child shares the descriptor table: a
+/// copy of the table would keep open the files that other tests close meanwhile.
 fn death_of(work: impl FnOnce()) -> i32 {
     install().unwrap();
     let mut status = 0;
     // SAFETY: without CLONE_VM this is a fork; the child makes system calls only and accesses
-    // memory that is mapped in it too; the parent waits for exactly this child.
+    // memory that is mapped in the child too; the parent waits for exactly this child.
     unsafe {
         let flags = libc::CLONE_FILES | libc::SIGCHLD;
         let child = libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) as libc::pid_t;
@@ -261,7 +261,7 @@ fn a_fault_elsewhere_is_as_deadly_as_ever() {
     );
     assert_eq!(
         death_of(|| {
-            // SAFETY: touches no memory. Not `raise`, which may take the parent's thread id.
+            // SAFETY: touches no memory. Not `raise`, which may use the parent's thread id.
             unsafe { libc::kill(libc::getpid(), libc::SIGBUS) };
         }),
         libc::SIGBUS
