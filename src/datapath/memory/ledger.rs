@@ -1,13 +1,14 @@
-//! Who may map how much, so that what is hostile cannot take what the others need.
+//! Bounds the address space and the mappings of each port, so that a hostile port cannot take those
+//! that other ports need.
 //!
-//! A process has 128 TiB of addresses and `vm.max_map_count` mappings, and each port may ask for
-//! 1 TiB in 509 regions, and for both the old and the new table while it replaces one. If all
-//! ports did, none could map any more, and an allocation that fails ends the process. So each
-//! port has a guaranteed part that no other can use, set aside when the port is made and given
-//! back when it is gone, and takes the rest from a common pool, which is refused when it is empty.
-//! A [`Lease`] is taken before the mapping is made and given
-//! back after it is gone, of what will be mapped: whole huge pages where only bytes of them were
-//! asked for.
+//! A process has 128 TiB of addresses and `vm.max_map_count` mappings. A port may ask for 1 TiB in
+//! 509 regions, and for the old and the new table together while it replaces one. If all ports did,
+//! no port could map any more, and an allocation that fails ends the process. So each port has a
+//! guaranteed part that no other port can use. The part is set aside when the port is made and
+//! given back when the port is gone. Everything beyond the part comes from a common pool; an empty
+//! pool refuses. A port takes a [`Lease`] before it maps and gives the lease back after it unmaps.
+//! The lease is for the bytes mapped: whole huge pages where only some of their bytes were asked
+//! for.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,7 +19,7 @@ use base::limits::{
 use sys::fs::max_map_count;
 use sys::threads::lock;
 
-/// Bytes of address space, and mappings.
+/// Bytes of address space, and a number of mappings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Amount {
     bytes: u64,
@@ -40,7 +41,7 @@ impl Amount {
         Amount { bytes, mappings }
     }
 
-    /// What goes beyond a port's guaranteed part.
+    /// Returns the amount beyond a port's guaranteed part.
     fn beyond_guarantee(self) -> Amount {
         self.minus(GUARANTEED)
     }
@@ -50,37 +51,37 @@ impl Amount {
     }
 }
 
-/// What no other port can use of a port's part.
+/// Amount that a port can always have, and no other port can use.
 const GUARANTEED: Amount = Amount { bytes: GUARANTEED_MAPPED_BYTES, mappings: GUARANTEED_MAPPINGS };
 
-/// What a port takes out of the pool as long as it is there: its part, and what the daemon itself
-/// maps for it.
+/// Amount that a port takes out of the pool during its life: its guaranteed part, and the mappings
+/// that the daemon itself makes for the port.
 const PER_PORT: Amount = Amount {
     bytes: GUARANTEED_MAPPED_BYTES,
     mappings: GUARANTEED_MAPPINGS + OWN_MAPPINGS_PER_PORT,
 };
 
-/// The pool of the whole process.
+/// The amount that is left for all ports of the process.
 #[derive(Debug)]
 pub struct Ledger {
     pool: Mutex<Amount>,
 }
 
-/// What one port holds.
+/// The amount that one port holds.
 #[derive(Debug)]
 pub struct Account {
     ledger: Arc<Ledger>,
     held: Mutex<Amount>,
 }
 
-/// A part of an [`Account`], given back on drop.
+/// An amount taken from an [`Account`], given back on drop.
 #[derive(Debug)]
 pub struct Lease {
     account: Arc<Account>,
     amount: Amount,
 }
 
-/// The port has used up its guaranteed part, and the others the pool.
+/// The port has used up its guaranteed part, and all ports the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("no address space or mappings left for this port")]
 pub struct Exhausted;
@@ -97,8 +98,8 @@ impl Ledger {
         Ledger { pool: Mutex::new(Amount { bytes: MAX_MAPPED_BYTES, mappings }) }
     }
 
-    /// The account of a new port, which holds nothing yet; one for each port, for its whole life.
-    /// Refused if the part of a port is no longer in the pool.
+    /// Opens the account of a new port, which holds nothing yet; one account for each port, for its
+    /// whole life. Fails if the pool has no part left for a port.
     pub fn open(self: &Arc<Ledger>) -> Result<Arc<Account>, Exhausted> {
         let mut pool = lock(&self.pool);
         if !pool.covers(PER_PORT) {
@@ -110,7 +111,7 @@ impl Ledger {
 }
 
 impl Account {
-    /// One more mapping of `bytes`, whole pages.
+    /// Takes one mapping of `bytes`, which are whole pages. Fails if the pool is exhausted.
     pub fn lease(self: &Arc<Account>, bytes: u64) -> Result<Lease, Exhausted> {
         let amount = Amount { bytes, mappings: 1 };
         let mut held = lock(&self.held);
@@ -151,7 +152,8 @@ mod tests {
 
     const DEFAULT_MAPPINGS: u64 = 65_530;
 
-    /// Leases until refused, in regions of `bytes`, at most as many as a port may have twice.
+    /// Takes leases for regions of `bytes` until one is refused, at most twice as many as a port
+    /// may have.
     fn take(account: &Arc<Account>, bytes: u64) -> Vec<Lease> {
         (0..2 * MAX_MEM_SLOTS).map_while(|_| account.lease(bytes).ok()).collect()
     }

@@ -1,14 +1,14 @@
 //! The dirty log: a bitmap shared with the front-end, one bit per 4 KiB page of guest-physical
-//! memory, set for every page we wrote while a migration runs (vhost-user, `SET_LOG_BASE`).
+//! memory. The switch sets the bit of every page that it writes during a migration (vhost-user,
+//! `SET_LOG_BASE`).
 //!
-//! Order is everything: a page is marked *after* it was written, and the page of an index is
-//! marked after the index was stored but before the ring's lock is released. QEMU takes the log
-//! by atomic exchange and copies pages later, so a mark that comes first could be consumed before
-//! the write it stands for.
+//! Order matters: the switch marks a page *after* writing the page, and marks the page of an index
+//! after storing the index but before releasing the ring's lock. QEMU takes the log by atomic
+//! exchange and copies pages later, so QEMU could consume an early mark before the write.
 //!
-//! `vhost-user-backend` has a bitmap of the same kind, which cannot serve here: its log region is
-//! constructible only inside that crate, and its mark takes an `RwLock` and clones an `Arc` per
-//! access (measured 167–458 ns a frame against 1.4–3 ns for the whole ring access of this crate).
+//! The bitmap of `vhost-user-backend` cannot serve here: its log region is constructible only
+//! inside that crate, and its mark takes an `RwLock` and clones an `Arc` per access (measured
+//! 167–458 ns a frame against 1.4–3 ns for the whole ring access of this crate).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -38,7 +38,7 @@ pub struct DirtyLog {
 }
 
 impl DirtyLog {
-    /// Maps `extent` as a log; `truncated` as for a [`Mapping`].
+    /// Maps `extent` as a log. `truncated` becomes true if the front-end truncates the file.
     pub fn new(extent: Extent, truncated: &Arc<AtomicBool>) -> Result<DirtyLog, LogError> {
         match extent.size().asked {
             len if len > MAX_LOG_BYTES => Err(LogError::TooLarge(len)),
@@ -46,13 +46,13 @@ impl DirtyLog {
         }
     }
 
-    /// The same log, with what its mapping was taken from.
+    /// Keeps `lease`, from which the mapping was taken, as long as the log lives.
     pub fn leased(self, lease: Lease) -> DirtyLog {
         DirtyLog { mapping: self.mapping.leased(lease) }
     }
 
-    /// Marks the pages of `len` bytes at guest-physical `gpa`; pages the log has no bit for are
-    /// ignored, as the front-end chose its size.
+    /// Marks the pages of `len` bytes at guest-physical `gpa`. Ignores pages beyond the end of the
+    /// log, since the front-end chose the log's size.
     pub fn mark(&self, gpa: u64, len: u64) {
         let Some(last) = gpa.checked_add(len.saturating_sub(1)).filter(|_| len > 0) else {
             return;
@@ -68,8 +68,7 @@ impl DirtyLog {
             // SAFETY: `byte` is inside the mapping, which `self` owns; AtomicU8 has no alignment
             // requirement and the front-end accesses these bytes atomically.
             let bits = unsafe { &*at };
-            // Release: the write this mark stands for must be visible to the front-end that takes
-            // the bit.
+            // Release: the front-end that takes the bit must see the write that the bit stands for.
             bits.fetch_or(1 << (page % 8), Ordering::Release);
         }
     }

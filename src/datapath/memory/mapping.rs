@@ -1,13 +1,13 @@
 //! One mapped file of guest memory.
 //!
 //! Checked before mapping: the descriptor is a file on tmpfs (memfd included) or hugetlbfs, never a
-//! disk file whose pages could fault for as long as the disk likes; the range lies inside the file;
-//! all arithmetic is checked. What that comes to is an [`Extent`], which knows how much will be
-//! mapped: hugetlbfs rounds two bytes over the border of two 1 GiB pages up to 2 GiB, so that is
-//! what counts against the limits, not what was asked for. The descriptor is closed once the file
-//! is mapped: 509 regions of one port would otherwise leave no descriptors for the others.
-//! (`vm-memory` keeps it open, and is not used here for that.) A file that is truncated later is
-//! what `guard::sigbus` handles.
+//! disk file, whose pages could fault for as long as the disk likes; the range lies inside the
+//! file; all arithmetic is checked. The result is an [`Extent`], which knows how many bytes will be
+//! mapped. Limits count the mapped bytes, not the bytes asked for: hugetlbfs rounds two bytes over
+//! the border of two 1 GiB pages up to 2 GiB. The descriptor is closed once the file is mapped: 509
+//! regions of one port would otherwise leave no descriptors for other ports. (`vm-memory` keeps the
+//! descriptor open and is therefore not used here.) `guard::sigbus` handles a file that is
+//! truncated later.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,11 +27,11 @@ pub enum MapError {
     /// The length is zero, or offset plus length overflows.
     #[error("empty or overflowing range")]
     BadRange,
-    /// Longer than a port's memory may be; mapped even for a moment it could take the address space
-    /// that the rest of the process needs just then.
+    /// Longer than a port's memory may be. Refused before mapping: such a mapping could, even for a
+    /// moment, take address space that the rest of the process needs.
     #[error("range of {0} bytes is larger than {MAX_PORT_MAPPED_BYTES}")]
     TooLarge(u64),
-    /// The file ends before offset plus length as the front-end gave them; its size now.
+    /// The file ends before offset plus length, the first number; the second is the file's size.
     #[error(
         "range of {} lies beyond the end of the file ({})",
         counted(.0, "byte"),
@@ -41,7 +41,7 @@ pub enum MapError {
     /// Not tmpfs, memfd or hugetlbfs.
     #[error("not memory-backed: only memfd, tmpfs and hugetlbfs files are accepted")]
     NotMemory,
-    /// Pages of it are still to be allocated.
+    /// Some pages of the range are not allocated yet.
     #[error("not all of its pages are there, which memory=prealloc needs")]
     Sparse,
     /// `fstat` or `fstatfs` failed.
@@ -50,7 +50,7 @@ pub enum MapError {
     /// `mmap` failed.
     #[error("cannot map: {0}")]
     Mmap(#[source] io::Error),
-    /// It could not be made survivable.
+    /// The SIGBUS guard of the mapping failed.
     #[error("cannot guard the mapping: {0}")]
     Guard(#[source] sigbus::GuardError),
 }
@@ -58,16 +58,16 @@ pub enum MapError {
 /// A mapped range of a front-end's file; unmapped on drop.
 #[derive(Debug)]
 pub struct Mapping {
-    // Order of fields is order of drop: the guard must be gone before the range is unmapped, or
-    // the SIGBUS handler could map zero pages over another, later mapping.
+    // Fields are dropped in order: the guard must be gone before the range is unmapped, or the
+    // SIGBUS handler could map zero pages over a later mapping.
     _guard: sigbus::Guard,
     pages: Pages,
-    /// Offset of the front-end's first byte inside `pages` (page or huge-page alignment).
+    /// Offset in `pages` of the first byte asked for (page or huge-page alignment).
     delta: usize,
     len: usize,
     identity: (u64, u64),
     backing: Backing,
-    // Given back when the pages are gone.
+    // Dropped after `pages`: the lease ends when the pages are unmapped.
     _lease: Option<Lease>,
 }
 
@@ -75,11 +75,11 @@ pub struct Mapping {
 #[derive(Debug)]
 pub struct Extent {
     file: OwnedFd,
-    /// Offset of the first page.
+    /// Offset in the file of the first page.
     first: u64,
     /// Bytes of whole pages.
     whole: usize,
-    /// Offset of the first byte asked for inside the first page (page or huge-page alignment).
+    /// Offset in the first page of the first byte asked for (page or huge-page alignment).
     delta: usize,
     len: usize,
     facts: FileFacts,
@@ -88,7 +88,7 @@ pub struct Extent {
 impl Extent {
     /// Checks `len` bytes of `file` from `offset`.
     ///
-    /// hugetlbfs maps whole huge pages only, and unmaps only whole ones, so the range is widened to
+    /// The kernel maps and unmaps whole huge pages of hugetlbfs only, so the range is widened to
     /// the file system's page size.
     pub fn new(file: OwnedFd, offset: u64, len: u64) -> Result<Extent, MapError> {
         let end = offset.checked_add(len).filter(|_| len > 0).ok_or(MapError::BadRange)?;
@@ -110,8 +110,9 @@ impl Extent {
         Ok(Extent { file, first, whole, delta, len, facts })
     }
 
-    /// The same, if all of its pages are there: one that is not is allocated when we touch it, on
-    /// this process's bill. They can be taken away again later.
+    /// Returns the extent if all of its pages are allocated, and [`MapError::Sparse`] otherwise.
+    /// The kernel would charge a missing page to this process, which touches the page first. The
+    /// front-end can free the pages again later.
     pub fn preallocated(self) -> Result<Extent, MapError> {
         let range = self.first..self.first + (self.delta + self.len) as u64;
         match fs::is_allocated(&self.file, &self.facts, range) {
@@ -121,18 +122,18 @@ impl Extent {
         }
     }
 
-    /// The bytes asked for, and those of the whole pages they lie in.
+    /// Returns the bytes asked for, and the bytes of the whole pages.
     pub fn size(&self) -> Size {
         Size { asked: self.len as u64, mapped: self.whole as u64 }
     }
 
-    /// Maps it, shared and writable; `truncated` becomes true if an access later finds the file
-    /// shorter than it is now.
+    /// Maps the extent, shared and writable. `truncated` becomes true if a later access finds the
+    /// file shorter than it is now.
     pub fn map(self, truncated: &Arc<AtomicBool>) -> Result<Mapping, MapError> {
         let Extent { file, first, whole, delta, len, facts } = self;
         let FileFacts { identity, kind, page, named, .. } = facts;
         let pages = Pages::of(file.as_fd(), first, whole, libc::MAP_NORESERVE);
-        // A user who may read the daemon's core dump need not read its guests.
+        // A user who may read the daemon's core dump must not read guest memory.
         let pages = pages.map_err(MapError::Mmap)?.without_dump();
         let guard = sigbus::guard(pages.at().as_ptr() as usize, whole, Arc::clone(truncated))
             .map_err(MapError::Guard)?;
@@ -141,18 +142,18 @@ impl Extent {
     }
 }
 
-/// What a mapping's pages are.
+/// The kind of a mapping's pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backing {
-    /// Where the file lives.
+    /// File system of the file.
     pub kind: FileKind,
     /// Bytes of a page.
     pub page: u64,
-    /// It has a name in a file system.
+    /// The file has a name in a file system.
     pub named: bool,
 }
 
-/// How large a range is, as asked for and in whole pages.
+/// Size of a range, as asked for and in whole pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
     /// Bytes asked for.
@@ -162,7 +163,7 @@ pub struct Size {
 }
 
 impl Mapping {
-    /// Checks and maps `len` bytes of `file` from `offset`: see [`Extent`].
+    /// Checks and maps `len` bytes of `file` from `offset`; see [`Extent`].
     pub fn new(
         file: OwnedFd,
         offset: u64,
@@ -172,33 +173,33 @@ impl Mapping {
         Extent::new(file, offset, len)?.map(truncated)
     }
 
-    /// The same mapping, with what it was taken from.
+    /// Keeps `lease`, from which the mapping was taken, as long as the mapping lives.
     pub fn leased(self, lease: Lease) -> Mapping {
         Mapping { _lease: Some(lease), ..self }
     }
 
-    /// First byte of the range asked for.
+    /// Returns the address of the first byte asked for.
     pub fn as_ptr(&self) -> *mut u8 {
         // `delta` lies inside the pages by construction.
         self.pages.at().as_ptr().wrapping_add(self.delta)
     }
 
-    /// Length of the range asked for, in bytes.
+    /// Returns the number of bytes asked for.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The bytes asked for, and those of the whole pages they lie in.
+    /// Returns the bytes asked for, and the bytes of the whole pages.
     pub fn size(&self) -> Size {
         Size { asked: self.len as u64, mapped: self.pages.bytes() as u64 }
     }
 
-    /// What its pages are.
+    /// Returns the kind of the mapping's pages.
     pub fn backing(&self) -> Backing {
         self.backing
     }
 
-    /// Device and inode of the file.
+    /// Returns device and inode of the file.
     pub fn identity(&self) -> (u64, u64) {
         self.identity
     }

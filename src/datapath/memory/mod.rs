@@ -1,10 +1,10 @@
-//! Guest memory: which bytes of this process belong to which guest-physical address.
+//! Guest memory: maps guest-physical addresses to bytes of this process.
 //!
-//! * [`mapping`] maps one file descriptor of a front-end, after checking what it is;
-//! * [`table`] is the immutable set of mappings of one guest, and [`table::Translator`] the
-//!   per-ring view of it that the data path uses;
-//! * [`ledger`] bounds what a port may map, so that something is left for the others;
-//! * [`log`] marks pages that migration must send again.
+//! * [`mapping`] checks one file descriptor of a front-end and maps the file;
+//! * [`table`] is the immutable set of mappings of one guest; [`table::Translator`] is a ring's
+//!   view of the table, which the data path uses;
+//! * [`ledger`] bounds the memory that a port may map, so that other ports can map theirs;
+//! * [`log`] marks pages that a migration must send again.
 //!
 //! The rules for pointers into guest memory are in `docs/architecture.md`.
 

@@ -1,9 +1,9 @@
 //! The memory table of one guest, and the per-ring translator.
 //!
-//! A front-end describes memory by regions: guest-physical start, length, the address the same
-//! bytes have in the front-end's own process (ring addresses are given in those), and a file.
-//! [`MemTable`] is immutable; [`Translator`] pairs an `Arc` of it with a copy of the window used
-//! last, so that the common lookup is one subtraction and two comparisons with nothing to chase.
+//! A front-end describes memory by regions: guest-physical start, length, address of the region in
+//! the front-end's own process (ring addresses are such addresses), and a file. [`MemTable`] is
+//! immutable. [`Translator`] pairs an `Arc` of the table with a copy of the window used last, so
+//! that the common lookup is one subtraction and two comparisons without following a pointer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,9 +18,9 @@ pub struct Region {
     pub gpa: u64,
     /// Address of the first byte in the front-end's process.
     pub uva: u64,
-    /// Offset in the front-end's file; identifies the region together with the others.
+    /// Offset in the front-end's file; part of the region's identity.
     pub offset: u64,
-    /// The bytes.
+    /// The mapped bytes of the region.
     pub mapping: Arc<Mapping>,
 }
 
@@ -39,7 +39,8 @@ pub enum TableError {
     /// More than [`MAX_PORT_MAPPED_BYTES`] in all.
     #[error("more than {MAX_PORT_MAPPED_BYTES} bytes of memory")]
     TooLarge,
-    /// Whole huge pages are more than [`MAX_PORT_ROUNDED_BYTES`] beyond that.
+    /// The regions, rounded up to whole huge pages, exceed [`MAX_PORT_MAPPED_BYTES`] by more than
+    /// [`MAX_PORT_ROUNDED_BYTES`].
     #[error("regions that begin or end inside huge pages are {0} bytes of these")]
     TooRounded(u64),
     /// No region with these coordinates.
@@ -47,7 +48,7 @@ pub enum TableError {
     Unknown,
 }
 
-/// A window of guest-physical addresses and where its bytes are in this process.
+/// A range of guest-physical addresses and its address in this process.
 #[derive(Debug, Clone, Copy)]
 struct Window {
     gpa: u64,
@@ -58,7 +59,8 @@ struct Window {
 impl Window {
     const EMPTY: Window = Window { gpa: 0, len: 0, host: std::ptr::null_mut() };
 
-    /// The bytes from `gpa` to the end of the window: pointer and count, none if outside.
+    /// Returns the address of the byte at `gpa` and the number of bytes to the end of the window;
+    /// `None` outside of the window.
     #[inline(always)]
     fn at(&self, gpa: u64) -> Option<(*mut u8, u64)> {
         let offset = gpa.wrapping_sub(self.gpa);
@@ -77,7 +79,7 @@ pub struct MemTable {
     /// Sorted by guest-physical address; parallel to `windows`.
     regions: Vec<Region>,
     windows: Vec<Window>,
-    /// The same, sorted by where they are in this process.
+    /// The windows sorted by their address in this process.
     by_host: Vec<Window>,
     /// Set by the SIGBUS guard of any mapping of this guest.
     truncated: Arc<AtomicBool>,
@@ -91,8 +93,8 @@ unsafe impl Send for MemTable {}
 unsafe impl Sync for MemTable {}
 
 impl MemTable {
-    /// A table of these regions, after checking that they are disjoint and within the limits.
-    /// `truncated` is the flag its mappings were made with.
+    /// Makes a table of these regions, after checking that they are disjoint and within the limits.
+    /// `truncated` is the flag with which the regions were mapped.
     pub fn new(
         mut regions: Vec<Region>,
         truncated: &Arc<AtomicBool>,
@@ -119,13 +121,13 @@ impl MemTable {
         Ok(MemTable { regions, windows, by_host, truncated: Arc::clone(truncated) })
     }
 
-    /// A table of no regions, to which [`MemTable::with`] adds; its rings will look at `truncated`.
+    /// Makes a table without regions, for [`MemTable::with`]. Rings look at `truncated`.
     pub fn empty(truncated: &Arc<AtomicBool>) -> MemTable {
         MemTable { truncated: Arc::clone(truncated), ..MemTable::default() }
     }
 
-    /// Whether regions of these sizes are too many or too large for a port. To be asked before
-    /// they are mapped, [`MemTable::new`] after.
+    /// Checks that regions of these sizes are neither too many nor too large for a port. The caller
+    /// checks before mapping the regions; [`MemTable::new`] checks again.
     pub fn check_sizes(sizes: impl Iterator<Item = Size>) -> Result<(), TableError> {
         let (mut count, mut asked, mut mapped) = (0, 0u64, 0u64);
         for size in sizes {
@@ -143,15 +145,15 @@ impl MemTable {
         if rounded { Err(TableError::TooRounded(mapped)) } else { Ok(()) }
     }
 
-    /// This table and one more region.
+    /// Returns a copy of the table with one more region.
     pub fn with(&self, region: Region) -> Result<MemTable, TableError> {
         let mut regions = self.regions.clone();
         regions.push(region);
         MemTable::new(regions, &self.truncated)
     }
 
-    /// This table without the region that has these coordinates (`REM_MEM_REG` names a region by
-    /// guest address, user address and size).
+    /// Returns a copy of the table without the region at these addresses (`REM_MEM_REG` names a
+    /// region by guest address, user address and size).
     pub fn without(&self, gpa: u64, uva: u64, len: u64) -> Result<MemTable, TableError> {
         let mut regions = self.regions.clone();
         let same = |r: &Region| r.gpa == gpa && r.uva == uva && r.mapping.len() as u64 == len;
@@ -160,7 +162,8 @@ impl MemTable {
         MemTable::new(regions, &self.truncated)
     }
 
-    /// True if the table has this very region: same addresses, length, and bytes of the same file.
+    /// True if the table has an equal region: equal addresses and length, and the bytes of one
+    /// file.
     pub fn holds(&self, region: &Region) -> bool {
         let same = |r: &Region| {
             (r.gpa, r.uva, r.offset) == (region.gpa, region.uva, region.offset)
@@ -170,7 +173,7 @@ impl MemTable {
         self.regions.iter().any(same)
     }
 
-    /// Its regions: guest-physical address and mapping.
+    /// Returns the guest-physical address and the mapping of each region.
     pub fn facts(&self) -> impl Iterator<Item = (u64, &Mapping)> {
         self.regions.iter().map(|region| (region.gpa, &*region.mapping))
     }
@@ -185,7 +188,8 @@ impl MemTable {
         self.truncated.load(Ordering::Relaxed)
     }
 
-    /// Where `len` bytes at the front-end's address `uva` are, if one region holds them all.
+    /// Returns the address in this process of `len` bytes at the front-end's address `uva`, if one
+    /// region holds all of the bytes.
     pub fn at_user_address(&self, uva: u64, len: u64) -> Option<*mut u8> {
         self.regions.iter().find_map(|r| {
             let offset = uva.checked_sub(r.uva)?;
@@ -194,7 +198,7 @@ impl MemTable {
         })
     }
 
-    /// The guest-physical address of a pointer that this table handed out.
+    /// Returns the guest-physical address of a pointer that this table returned.
     pub fn gpa_of(&self, host: *const u8) -> Option<u64> {
         let after = self.by_host.partition_point(|w| w.host.cast_const() <= host);
         let window = self.by_host.get(after.checked_sub(1)?)?;
@@ -220,25 +224,26 @@ pub struct Translator {
 unsafe impl Send for Translator {}
 
 impl Translator {
-    /// A view of `table`.
+    /// Makes a view of `table`.
     pub fn new(table: Arc<MemTable>) -> Translator {
         Translator { hot: Window::EMPTY, table }
     }
 
-    /// The table behind this view.
+    /// Returns the table behind this view.
     pub fn table(&self) -> &Arc<MemTable> {
         &self.table
     }
 
-    /// Where `len` bytes at guest-physical `gpa` are, if one region holds them all. The pointer is
-    /// valid as long as this translator (it holds the table).
+    /// Returns the address in this process of `len` bytes at guest-physical `gpa`, if one region
+    /// holds all of the bytes. The pointer is valid as long as this translator, which holds the
+    /// table.
     #[inline(always)]
     pub fn contiguous(&mut self, gpa: u64, len: u32) -> Option<*mut u8> {
         let (host, left) = self.run_at(gpa)?;
         (u64::from(len) <= left).then_some(host)
     }
 
-    /// Pointer to the byte at `gpa` and the count of bytes up to the end of its region.
+    /// Returns the address of the byte at `gpa` and the number of bytes to the end of its region.
     #[inline(always)]
     pub fn run_at(&mut self, gpa: u64) -> Option<(*mut u8, u64)> {
         match self.hot.at(gpa) {
@@ -339,7 +344,7 @@ mod tests {
         let over_a_border = Size { asked: 2, mapped: 2 << 30 };
         let check = |sizes: &[Size]| MemTable::check_sizes(sizes.iter().copied());
         let (most, half) = (pages(MAX_PORT_MAPPED_BYTES), pages(MAX_PORT_MAPPED_BYTES / 2));
-        // The largest guest, whose regions begin and end inside of pages of 1 GiB.
+        // The largest guest, whose regions begin and end inside pages of 1 GiB.
         assert_eq!(check(&[Size { mapped: most.mapped + (8 << 30), ..most }]), Ok(()));
         assert_eq!(check(&[most, pages(4096)]), Err(TableError::TooLarge));
         let tiny = [&[half][..], &[over_a_border; 300]].concat();
