@@ -1,14 +1,15 @@
-//! One front-end's connection: whole messages in, replies out, nothing that waits for ever.
+//! One front-end's connection: whole messages in, replies out, no wait without a limit.
 //!
-//! * A message is 12 header bytes, then the announced number of body bytes. Descriptors come with
-//!   the header's first piece and nowhere else.
+//! * A message is 12 header bytes, then the announced number of body bytes. Descriptors may come
+//!   only with the first bytes of the header.
 //! * Waiting for a message's first byte has no limit. From then on the whole message must arrive by
-//!   one absolute deadline, however it is sliced. A reply must be taken by a deadline too.
-//! * Whatever else comes with the bytes, or lies unread at the end, is closed by [`disposal`].
+//!   one absolute deadline, in any number of pieces. The front-end must read a reply by a deadline
+//!   too.
+//! * [`disposal`] closes descriptors that come elsewhere or lie unread at the end.
 //! * Every wait ends at once when the stop eventfd is written.
-//! * After any [`WireError`] the connection is of no more use: drop it.
+//! * After any [`WireError`] the connection is unusable: drop the connection.
 //!
-//! Nothing depends on the socket's blocking mode, which its other owners can change.
+//! The codec does not depend on the socket's blocking mode, which other owners can change.
 
 use std::cell::Cell;
 use std::io;
@@ -29,14 +30,14 @@ use sys::eventfd::is_readable;
 use sys::poll::{Interest, Wake, wait_for_any, wait_for_either};
 use sys::scm;
 
-/// What waiting for the next message came to.
+/// Outcome of waiting for the next message.
 #[derive(Debug)]
 pub enum Incoming {
     /// A whole message.
     Message(Message),
-    /// Nothing, but another front-end has connected to the port's socket; reported once.
+    /// Another front-end has connected to the port's socket; reported once.
     OtherFrontEnd,
-    /// Nothing, but the session is asked something.
+    /// Another thread asks the session for facts.
     Called,
     /// The front-end closed the connection between two messages.
     Closed,
@@ -44,16 +45,16 @@ pub enum Incoming {
     Stopped,
 }
 
-/// The connection is over.
+/// Why the connection is over.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
-    /// The stream cannot be followed past this header.
+    /// The header is invalid, so the start of the next message is unknown.
     #[error(transparent)]
     Header(#[from] HeaderError),
-    /// More descriptors than any message may carry.
+    /// More descriptors than a message may carry.
     #[error("more than {MAX_MESSAGE_FILES} descriptors with one message")]
     TooManyFiles,
-    /// Descriptors were sent and could not be installed here.
+    /// The kernel could not install the descriptors of a message.
     #[error("descriptors were lost: this process has too many open (RLIMIT_NOFILE)")]
     FilesLost,
     /// Descriptors came in the middle of a message.
@@ -62,7 +63,7 @@ pub enum WireError {
     /// The front-end closed the connection inside a message.
     #[error("connection closed in the middle of a message")]
     Truncated,
-    /// A message was begun and not finished in time.
+    /// The front-end began a message and did not finish it in time.
     #[error("message not complete after {0:?}")]
     MessageTimeout(Duration),
     /// The front-end does not read its replies.
@@ -71,10 +72,10 @@ pub enum WireError {
     /// The stop eventfd was written while a reply was waiting for room.
     #[error("stopped")]
     Stopped,
-    /// Too much that came waits to be closed.
+    /// Too many received files wait to be closed.
     #[error("more than {MAX_HELD_FILES} descriptors came whose closing lasts")]
     HeldUp,
-    /// Another thread asked for the end, see [`Connection::leave`].
+    /// Another thread ended the session, see [`Connection::leave`].
     #[error("dropped")]
     Dropped,
     /// A system call failed.
@@ -88,7 +89,7 @@ pub struct Connection {
     socket: Guarded<UnixStream>,
     stop: Arc<EventFd>,
     leave: Arc<SessionWaker>,
-    /// The session was called while a message was coming.
+    /// Another thread called the session while a message was arriving.
     called: Cell<bool>,
     /// The socket that the next front-end connects to.
     listener: Option<Arc<Guarded<UnixListener>>>,
@@ -97,8 +98,9 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Talks over `socket` until `stop` is written. `stop` is never read here, so any number of
-    /// connections can share it; it must not be read by anyone else while they do.
+    /// Makes a connection over `socket` that ends when `stop` is written. The connection never
+    /// reads `stop`, so any number of connections can share `stop`; nobody else may read `stop`
+    /// meanwhile.
     pub fn new(
         socket: impl Into<Guarded<UnixStream>>,
         stop: Arc<EventFd>,
@@ -109,13 +111,14 @@ impl Connection {
         Ok(Connection { socket, stop, leave, called, listener, message_timeout, reply_timeout })
     }
 
-    /// The same, and [`Incoming::OtherFrontEnd`] when one connects to `listener`.
+    /// Also reports [`Incoming::OtherFrontEnd`] when another front-end connects to `listener`.
     pub fn with_listener(mut self, listener: Option<Arc<Guarded<UnixListener>>>) -> Connection {
         self.listener = listener;
         self
     }
 
-    /// By which another thread ends the session with [`WireError::Dropped`], or calls it.
+    /// Returns the handle by which another thread calls the session, or ends it with
+    /// [`WireError::Dropped`].
     pub fn leave(&self) -> &Arc<SessionWaker> {
         &self.leave
     }
@@ -138,22 +141,22 @@ impl Connection {
         Ok(self.receive_message()?.map_or(Incoming::Closed, Incoming::Message))
     }
 
-    /// Answers with one number: `GET_FEATURES`, `GET_QUEUE_NUM` and the like.
+    /// Replies with one number, as to `GET_FEATURES` and `GET_QUEUE_NUM`.
     pub fn reply_u64(&mut self, code: Code, value: u64) -> Result<(), WireError> {
         self.reply(code, VhostUserU64::new(value))
     }
 
-    /// Acknowledges a request that asked for it ([`Head::wants_ack`]): 0 says it was done, anything
-    /// else that it was not. Only with `REPLY_ACK` negotiated.
+    /// Acknowledges a request that asked for an acknowledgement ([`Head::wants_ack`]): 0 if the
+    /// request was done, another number if not. Only with `REPLY_ACK` negotiated.
     pub fn ack(&mut self, code: Code, done: bool) -> Result<(), WireError> {
         self.reply_u64(code, u64::from(!done))
     }
 
-    /// Waits for a message, for another front-end, which is reported once, or for a call.
+    /// Waits for a message, for another front-end or for a call; `None` for a message.
     fn wait_for_first(&mut self) -> Result<Option<Incoming>, WireError> {
         let stops = [&*self.stop, self.leave.eventfd()];
         match &self.listener {
-            // One that waits for nothing else is called by the wait for the message.
+            // Reports a call that came during the last message.
             _ if self.called.get() => {}
             Some(listener) => {
                 if wait_for_either(self.socket.as_fd(), listener.as_fd(), stops)? {
@@ -169,7 +172,7 @@ impl Connection {
         Ok(self.called.take().then_some(Incoming::Called))
     }
 
-    /// `None`: the front-end left between two messages.
+    /// Reads a message; `None` if the front-end left between two messages.
     fn receive_message(&self) -> Result<Option<Message>, WireError> {
         let mut header = [0; HEADER_BYTES];
         let mut files = Handed(Vec::new());
@@ -180,7 +183,8 @@ impl Connection {
                 Ok(got) if got.files_lost => return Err(WireError::FilesLost),
                 Ok(got) if got.bytes == 0 => return Ok(None),
                 Ok(got) => break got.bytes,
-                // The front-end died without reading our last reply: no different from leaving.
+                // The front-end died without reading the last reply, which is no different from
+                // leaving.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
                 Err(error) => retry(error)?,
             }
@@ -200,9 +204,9 @@ impl Connection {
     /// Fills `buffer` with the bytes that continue a message.
     fn fill(&self, mut buffer: &mut [u8], deadline: Instant) -> Result<(), WireError> {
         while !buffer.is_empty() {
-            // Past the deadline only bytes that are already there are taken, a few thousand at
-            // most: a peer gains nothing, and if it was this process that slept (stopped by a
-            // debugger, say), a message that lies ready is not lost.
+            // After the deadline only bytes that have already arrived are read, a few thousand at
+            // most: a front-end gains nothing, and a message that lies ready is not lost if this
+            // process slept (stopped by a debugger, for example).
             if self.wait(Interest::Read, Some(deadline))? == Wake::TimedOut {
                 return Err(WireError::MessageTimeout(self.message_timeout));
             }
@@ -239,7 +243,7 @@ impl Connection {
         Ok(())
     }
 
-    /// [`Wake::Stop`] says that the session was called.
+    /// Waits for the socket; [`Wake::Stop`] means that the session was called.
     fn wait(&self, interest: Interest, deadline: Option<Instant>) -> Result<Wake, WireError> {
         let stops = [&*self.stop, self.leave.eventfd()];
         let wake = wait_for_any(self.socket.as_fd(), interest, stops, deadline)?;
@@ -249,7 +253,7 @@ impl Connection {
         Ok(wake)
     }
 
-    /// Fails if the session is to end, and takes notice of a call.
+    /// Fails if the session is to end, and notes a call.
     fn check_stops(&self) -> Result<(), WireError> {
         if is_readable(self.stop.as_raw_fd()) {
             return Err(WireError::Stopped);
@@ -264,7 +268,7 @@ impl Connection {
     }
 }
 
-/// Descriptors of a message that is not whole yet.
+/// Descriptors of a message that is not complete; closed on drop.
 struct Handed(Vec<OwnedFd>);
 
 impl Drop for Handed {
@@ -273,7 +277,7 @@ impl Drop for Handed {
     }
 }
 
-/// Passes over the errors that only mean "wait and try again".
+/// Returns errors other than "wait and try again".
 fn retry(error: io::Error) -> io::Result<()> {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),

@@ -1,10 +1,9 @@
-//! What the descriptors a front-end hands over may be.
+//! Checks the descriptors that a front-end sends.
 //!
 //! Kick, call and error descriptors must be eventfds. The data path writes call descriptors from
-//! the threads of *other* ports: on a pipe that is not read, a FIFO of a network file system or a
-//! terminal, that write could hold up all ports. What serves as guest memory is checked where it
-//! is mapped. All else is refused as it comes, before anything is done with it: see
-//! [`crate::guard::disposal`].
+//! the threads of *other* ports: a write to a pipe that nobody reads, to a FIFO of a network file
+//! system or to a terminal could hold up all ports. `memory` checks files of guest memory before
+//! mapping. Descriptors of other kinds are refused on arrival: see [`crate::guard::disposal`].
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -16,22 +15,23 @@ use super::message::{Code, Passed};
 use crate::guard::disposal;
 use sys::{descriptor, fs};
 
-/// A descriptor for notifications that cannot be used.
+/// A descriptor that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DescriptorError {
-    /// It is something else; the text is the kernel's name for it, such as `pipe:[4026]`.
+    /// Not an eventfd; the text is the kernel's name of the file, such as `pipe:[4026]`.
     #[error("not an eventfd but {0}")]
     NotEventfd(String),
-    /// It is of a kind that serves nothing here.
+    /// Neither an eventfd nor a file in memory; the text is the kernel's name of the file.
     #[error("neither an eventfd nor memory (memfd, tmpfs, hugetlbfs) but {0}")]
     Strange(String),
-    /// The kernel would not say, or would not set the flag.
+    /// A system call failed.
     #[error("cannot examine a descriptor: {0}")]
     Io(#[from] io::Error),
 }
 
-/// Looks through the descriptors of a message. If one is of no use to any request, all are closed,
-/// but for a file on a disk that comes as guest memory: it alone is, and leaves a `None`.
+/// Checks the descriptors of a message. If one of them serves no request, closes all and fails. A
+/// disk file that comes as guest memory is the exception: only that file is closed, and `None`
+/// takes its place.
 pub fn screen(code: Code, files: &mut Vec<Passed>) -> Result<(), DescriptorError> {
     let of_memory = matches!(
         code.known(),
@@ -61,23 +61,23 @@ fn examine(file: &OwnedFd) -> Result<(), DescriptorError> {
     }
 }
 
-/// What /proc calls a descriptor: a path, or a kind such as `pipe:[4026]`.
+/// Returns the kernel's name of a descriptor in /proc: a path, or a kind such as `pipe:[4026]`.
 fn kernel_name(file: &OwnedFd) -> io::Result<PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// The same for a message. The name of a file is its owner's text, as long and as odd as it likes:
-/// not for our log.
+/// Returns a text for `target` that may be logged. A path is not logged: its owner chooses the
+/// text, of any length and content.
 fn describe(target: &Path) -> String {
     if target.is_absolute() { "a file".into() } else { target.display().to_string() }
 }
 
-/// Takes `file` as an eventfd and makes it non-blocking. The front-end shares the description and
-/// can make it blocking again, so a writer must still not trust the flag; it only keeps honest
-/// front-ends, whose eventfds are often blocking, from stalling a worker.
+/// Takes `file` as an eventfd and makes `file` non-blocking. The front-end shares the open file
+/// description and can make it blocking again, so a writer must still not trust the flag. The flag
+/// only keeps honest front-ends, whose eventfds are often blocking, from stalling a worker.
 pub fn eventfd(file: OwnedFd) -> Result<OwnedFd, DescriptorError> {
-    // There is no call that asks for a descriptor's type; the name in /proc is the documented
-    // one: proc(5), "anon_inode:[eventfd]". A file name cannot look like it: those start with '/'.
+    // No system call returns a descriptor's type; proc(5) documents the name in /proc,
+    // "anon_inode:[eventfd]". A path cannot look like this name: a path starts with '/'.
     let target = kernel_name(&file)?;
     if target != Path::new("anon_inode:[eventfd]") {
         return Err(DescriptorError::NotEventfd(describe(&target)));

@@ -1,8 +1,8 @@
-//! What is offered to front-ends.
+//! Features that the switch offers to front-ends.
 //!
-//! Nothing of it ever shrinks from one version to the next, nor depends on the host's kernel: a
-//! guest that runs keeps the features it acknowledged, and QEMU refuses to reconnect or migrate to
-//! a back-end that offers fewer ("vhost lacks feature mask").
+//! The offer never shrinks from one version to the next, and does not depend on the host's kernel:
+//! a running guest keeps the features that it acknowledged, and QEMU refuses to reconnect or
+//! migrate to a back-end that offers fewer ("vhost lacks feature mask").
 
 use vhost::vhost_user::message::{VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures};
 use virtio_bindings::virtio_config::{
@@ -24,11 +24,11 @@ use base::frame::Offloads;
 
 /// Bit 26: log every write to guest memory.
 pub const LOG_ALL: u64 = VhostUserVirtioFeatures::LOG_ALL.bits();
-/// Bit 33: the device reaches memory by the platform's own ways. Offered where it is asked for,
-/// because front-ends refuse some guests without it, and never to be acknowledged: that says that
-/// addresses are an IOMMU's.
+/// Bit 33: the device reaches memory by the platform's own means. Offered on ports with `platform`,
+/// because front-ends refuse some guests without the bit. A driver that acknowledges the bit uses
+/// addresses of an IOMMU, which the switch cannot translate: the session ends.
 pub const ACCESS_PLATFORM: u64 = bit(VIRTIO_F_ACCESS_PLATFORM);
-/// Bit 30: protocol features exist, and rings start disabled.
+/// Bit 30: the back-end has protocol features, and rings start disabled.
 pub const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
 
 const fn bit(number: u32) -> u64 {
@@ -37,9 +37,9 @@ const fn bit(number: u32) -> u64 {
 
 /// Virtio features offered.
 ///
-/// CTRL_VQ and GUEST_ANNOUNCE are served by the front-end; cloud-hypervisor offers them to its
-/// guest only if the back-end does. PACKED, RING_RESET, RSS, HASH_REPORT and RSC_EXT need
-/// machinery that is not here and must not be offered without it, and UFO is not worth having.
+/// The front-end itself serves CTRL_VQ and GUEST_ANNOUNCE; cloud-hypervisor offers the two to its
+/// guest only if the back-end offers them. PACKED, RING_RESET, RSS, HASH_REPORT and RSC_EXT are not
+/// implemented; UFO is obsolete.
 const VIRTIO: u64 = bit(VIRTIO_F_VERSION_1)
     | bit(VIRTIO_F_ANY_LAYOUT)
     | bit(VIRTIO_F_IN_ORDER)
@@ -53,8 +53,9 @@ const VIRTIO: u64 = bit(VIRTIO_F_VERSION_1)
     | LOG_ALL
     | PROTOCOL_FEATURES;
 
-/// The feature bits of each offload: of senders, whose frames may ask for it, and of receivers,
-/// whose frames may come with it. USO has one bit for sending over either version of IP.
+/// The feature bits of each offload: the bit of drivers whose frames may ask for the offload, and
+/// the bit of drivers that take frames with the offload. USO has one sending bit for both IP
+/// versions.
 const OFFLOADS: [(Offloads, u64, u64); 6] = [
     (Offloads::CSUM, bit(VIRTIO_NET_F_CSUM), bit(VIRTIO_NET_F_GUEST_CSUM)),
     (Offloads::TSO4, bit(VIRTIO_NET_F_HOST_TSO4), bit(VIRTIO_NET_F_GUEST_TSO4)),
@@ -64,7 +65,7 @@ const OFFLOADS: [(Offloads, u64, u64); 6] = [
     (Offloads::USO6, bit(VIRTIO_NET_F_HOST_USO), bit(VIRTIO_NET_F_GUEST_USO6)),
 ];
 
-/// Names, as the specifications have them, with their bits.
+/// Feature bits with their names in the specifications.
 macro_rules! named {
     ($($name:ident)*) => { [$((bit($name), stringify!($name)),)*] };
 }
@@ -78,7 +79,7 @@ const NAMES: [(u64, &str); 22] = named! {
     VIRTIO_NET_F_GUEST_USO6 VIRTIO_NET_F_HOST_USO
 };
 
-/// The features among these bits, by name.
+/// Returns the names of the virtio features in `bits`.
 pub fn names(bits: u64) -> Vec<String> {
     let others =
         [(LOG_ALL, "VHOST_F_LOG_ALL"), (PROTOCOL_FEATURES, "VHOST_USER_F_PROTOCOL_FEATURES")];
@@ -91,26 +92,26 @@ pub fn names(bits: u64) -> Vec<String> {
     .collect()
 }
 
-/// The features of the protocol among these bits, by name.
+/// Returns the names of the protocol features in `bits`.
 pub fn protocol_names(bits: u64) -> Vec<String> {
     let set = Protocol::from_bits_truncate(bits);
     set.iter_names().map(|(name, _)| format!("VHOST_USER_PROTOCOL_F_{name}")).collect()
 }
 
-/// What is offered to one port.
+/// The features that the switch offers to one port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offer {
-    /// Virtio features, GET_FEATURES.
+    /// Virtio features, for GET_FEATURES.
     pub features: u64,
-    /// GET_PROTOCOL_FEATURES.
+    /// Protocol features, for GET_PROTOCOL_FEATURES.
     pub protocol: u64,
 }
 
-/// What is offered to a port whose frames may ask for the offloads in `send` and which may get
-/// frames with those in `receive`, with `platform` or without.
+/// Returns the offer to a port. `send` has the offloads that the port's frames may ask for,
+/// `receive` those that frames to the port may have; `platform` adds [`ACCESS_PLATFORM`].
 pub fn offer(send: Offloads, receive: Offloads, platform: bool) -> Offer {
     let (virtio, protocol) = match platform {
-        // QEMU offers the one to its guest only where it has the other.
+        // QEMU offers ACCESS_PLATFORM to its guest only to a back-end with BACKEND_REQ.
         true => (VIRTIO | ACCESS_PLATFORM, PROTOCOL | Protocol::BACKEND_REQ.bits()),
         false => (VIRTIO, PROTOCOL),
     };
@@ -122,24 +123,24 @@ pub fn offer(send: Offloads, receive: Offloads, platform: bool) -> Offer {
     Offer { features, protocol }
 }
 
-/// What frames from a driver with these acknowledged features may ask for.
+/// Returns the offloads that frames of a driver with these acknowledged features may ask for.
 pub fn may_ask(features: u64) -> Offloads {
     acknowledged(|sends, _| features & sends != 0)
 }
 
-/// What frames may be delivered with to a driver with these acknowledged features.
+/// Returns the offloads that frames to a driver with these acknowledged features may have.
 pub fn takes(features: u64) -> Offloads {
     acknowledged(|_, receives| features & receives != 0)
 }
 
-/// The offloads for whose bits `has` is true.
+/// Returns the offloads for whose bits `has` is true.
 fn acknowledged(has: impl Fn(u64, u64) -> bool) -> Offloads {
     let set = OFFLOADS.iter().filter(|(_, sends, receives)| has(*sends, *receives));
     set.fold(Offloads::NONE, |set, (offload, ..)| set.or(*offload))
 }
 
-/// Protocol features offered. CONFIG, STATUS and RESET_DEVICE are not: QEMU behaves better without
-/// them for a network device.
+/// Protocol features offered. CONFIG, STATUS and RESET_DEVICE are not offered: QEMU behaves better
+/// without them for a network device.
 const PROTOCOL: u64 = Protocol::MQ
     .union(Protocol::REPLY_ACK)
     .union(Protocol::LOG_SHMFD)
@@ -148,12 +149,12 @@ const PROTOCOL: u64 = Protocol::MQ
     .union(Protocol::CONFIGURE_MEM_SLOTS)
     .bits();
 
-/// Bytes of the virtio-net header under these acknowledged features.
+/// Returns the bytes of the virtio-net header under these acknowledged features.
 pub fn header_len(features: u64) -> u8 {
     if features & (bit(VIRTIO_F_VERSION_1) | bit(VIRTIO_NET_F_MRG_RXBUF)) != 0 { 12 } else { 10 }
 }
 
-/// True if frames may be spread over several receive buffers.
+/// True if one frame may be spread over several receive buffers.
 pub fn mergeable(features: u64) -> bool {
     features & bit(VIRTIO_NET_F_MRG_RXBUF) != 0
 }
@@ -163,7 +164,7 @@ pub fn multi_queue(features: u64) -> bool {
     features & bit(VIRTIO_NET_F_MQ) != 0
 }
 
-/// True if notifications are steered by event indices.
+/// True if event indices suppress notifications.
 pub fn event_idx(features: u64) -> bool {
     features & bit(VIRTIO_F_EVENT_IDX) != 0
 }
@@ -172,7 +173,8 @@ pub fn event_idx(features: u64) -> bool {
 mod tests {
     use super::*;
 
-    /// Guests that run use what they were offered: a release may add bits here and take none away.
+    /// Running guests use the features they were offered: a release may add bits here and remove
+    /// none.
     #[test]
     fn what_is_offered_is_pinned() {
         for (offloads, features) in [
@@ -197,7 +199,7 @@ mod tests {
         assert_eq!(protocol_names(1 << 1), ["VHOST_USER_PROTOCOL_F_LOG_SHMFD"]);
     }
 
-    /// CSUM, HOST_TSO4, HOST_TSO6, HOST_ECN and HOST_USO, and nothing that a guest receives with.
+    /// CSUM, HOST_TSO4, HOST_TSO6, HOST_ECN and HOST_USO, and no offload of received frames.
     #[test]
     fn who_only_sends_with_offloads_is_offered_those_bits() {
         let [none, sends] =

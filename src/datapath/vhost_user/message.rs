@@ -1,13 +1,13 @@
-//! What a vhost-user message says: header, body and descriptors to a typed [`Payload`]. The
+//! Decodes a vhost-user message: header, body and descriptors become a typed [`Payload`]. The
 //! protocol is QEMU's `docs/interop/vhost-user.rst`.
 //!
-//! A [`HeaderError`] means that the stream can no longer be cut into messages: the connection is
-//! over. A [`BadMessage`] was read to its end: the session may refuse it and go on. The table of
-//! `decode.rs` has each body's layout and number of descriptors; everything that a message brings
-//! is dropped, and so closed, wherever decoding stops.
+//! A [`HeaderError`] means that the next message's start is unknown: the connection is over. After
+//! a [`BadMessage`] the stream is at the start of the next message: the session may refuse the
+//! message and go on. The table in `decode.rs` has each body's layout and number of descriptors.
+//! Wherever decoding stops, the message's descriptors are dropped, and so closed.
 //!
-//! Decoding checks what is well-formed, not what is acceptable: ring indices, addresses, sizes and
-//! sums of region fields are checked where they are used.
+//! Decoding checks the form of a message only. Ring indices, addresses, sizes and sums of region
+//! fields are checked where they are used.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -23,18 +23,18 @@ mod decode;
 /// Bytes of a message header: request, flags and body size, each a u32 in native byte order.
 pub const HEADER_BYTES: usize = 12;
 
-/// The only protocol version there is, in the two lowest flag bits.
+/// The protocol's only version, in the two lowest flag bits.
 const VERSION: u32 = 1;
 
 /// Flags of every reply: version 1 and the reply bit, nothing else. DPDK compares all 32 bits.
 pub const REPLY_FLAGS: u32 = VERSION | VhostUserHeaderFlag::REPLY.bits();
 
-/// A request code as it came, known or not. Prints as the protocol's name.
+/// A request code as received, known or not. Prints as the protocol's name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Code(pub u32);
 
 impl Code {
-    /// The request of this code, if the protocol (as of the `vhost` crate) has one.
+    /// Returns the request of this code, if the protocol (as of the `vhost` crate) has one.
     pub fn known(self) -> Option<FrontendReq> {
         FrontendReq::try_from(self.0).ok()
     }
@@ -61,17 +61,17 @@ impl fmt::Debug for Code {
     }
 }
 
-/// A header after which the stream cannot be followed any further: the request's code, and its
-/// flags or the length of its body.
+/// A header after which the start of the next message is unknown: the request's code, and its flags
+/// or the length of its body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
-    /// The version bits are not 1: this is another protocol, or not the start of a message.
+    /// The version bits are not 1: another protocol, or not the start of a message.
     #[error("{0}: flags {1:#x} are not of version 1")]
     Version(Code, u32),
-    /// A reply, and we never ask.
+    /// A reply, although this back-end sends no requests.
     #[error("{0}: a reply to a question never asked (flags {1:#x})")]
     Reply(Code, u32),
-    /// Flag bits without a meaning.
+    /// Flag bits without a defined meaning.
     #[error("{0}: reserved bits in flags {1:#x}")]
     Reserved(Code, u32),
     /// A body longer than [`MAX_MESSAGE_BODY`].
@@ -79,10 +79,10 @@ pub enum HeaderError {
     BodyTooLong(Code, u32),
 }
 
-/// A message header that was found to be good.
+/// A valid message header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
-    /// What is asked.
+    /// The request's code.
     pub code: Code,
     /// The front-end set `NEED_REPLY`.
     pub need_reply: bool,
@@ -91,7 +91,7 @@ pub struct Head {
 }
 
 impl Head {
-    /// Reads a header.
+    /// Parses a header.
     pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Head, HeaderError> {
         let [code, flags, size] = [0, 4, 8].map(|at| u32_at(bytes, at));
         let code = Code(code);
@@ -111,19 +111,20 @@ impl Head {
         }
     }
 
-    /// Whether the request has an answer of its own.
+    /// True if the request has a reply of its own.
     pub fn has_answer(&self) -> bool {
         decode::has_answer(self.code)
     }
 
-    /// Whether a plain acknowledgement is due: it was asked for, and the request has no answer of
-    /// its own, which would stand for it. (Only once `REPLY_ACK` is negotiated; the session knows.)
+    /// True if the front-end asked for an acknowledgement and the request has no reply of its own,
+    /// which would stand for one. Valid only if `REPLY_ACK` is negotiated, which the session
+    /// checks.
     pub fn wants_ack(&self) -> bool {
         self.need_reply && !self.has_answer()
     }
 }
 
-/// The bytes of a reply's header.
+/// Returns the header of a reply with a body of `size` bytes.
 pub fn reply_header(code: Code, size: u32) -> [u8; HEADER_BYTES] {
     let mut bytes = [0; HEADER_BYTES];
     let words = [code.0, REPLY_FLAGS, size];
@@ -133,10 +134,11 @@ pub fn reply_header(code: Code, size: u32) -> [u8; HEADER_BYTES] {
     bytes
 }
 
-/// A descriptor that came with a message; `None` if it was a file on a disk, and is closed already.
+/// A descriptor that came with a message; `None` if the descriptor was a disk file and is closed
+/// already.
 pub type Passed = Option<OwnedFd>;
 
-/// One message as received: a good header, all of its body, and its descriptors.
+/// One message as received: a valid header, the whole body, and the descriptors.
 #[derive(Debug)]
 pub struct Message {
     /// The header.
@@ -147,20 +149,20 @@ pub struct Message {
     pub files: Vec<Passed>,
 }
 
-/// One region of guest memory as a front-end describes it. Nothing is checked, sums may wrap.
+/// One region of guest memory as a front-end describes the region. Unchecked; sums may wrap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionSpec {
     /// Guest-physical address of the first byte.
     pub gpa: u64,
     /// Length in bytes.
     pub len: u64,
-    /// Address of the first byte in the front-end's own address space; ring addresses use these.
+    /// Address of the first byte in the front-end's process; ring addresses are such addresses.
     pub uva: u64,
     /// Offset of the first byte in the file.
     pub offset: u64,
 }
 
-/// Where a ring lies, in the front-end's address space. Nothing is checked.
+/// Addresses of a ring in the front-end's process. Unchecked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VringAddr {
     /// Ring index.
@@ -173,43 +175,43 @@ pub struct VringAddr {
     pub used: u64,
     /// Address of the available ring.
     pub available: u64,
-    /// Guest-physical address of the used ring, for logging.
+    /// Guest-physical address of the used ring, for the dirty log.
     pub log: u64,
 }
 
-/// What a well-formed message brings besides its code. Values as they came.
+/// Content of a well-formed message, without its code. Values are as received.
 #[derive(Debug)]
 pub enum Payload {
-    /// Nothing that is of use: a descriptor that came with `SET_LOG_FD` is closed.
+    /// Nothing; a descriptor that came with `SET_LOG_FD` is closed.
     None,
-    /// Features, an MTU, an address.
+    /// Features, an MTU, or a link-layer address.
     Number(u64),
-    /// A ring's index, and its size, its base, or 1 to enable it.
+    /// A ring's index, and its size, its base, or 1 to enable the ring.
     Ring(u32, u32),
-    /// Where a ring lies.
+    /// The addresses of a ring.
     Address(VringAddr),
-    /// A ring's index, and a descriptor for kicks, calls or errors. Without one: poll the ring, or
-    /// do not signal.
+    /// A ring's index, and a descriptor for kicks, calls or errors. `None`: poll the ring, or do
+    /// not signal.
     Notifier(u32, Option<OwnedFd>),
     /// The whole memory table; at most [`MAX_MESSAGE_FILES`] regions, possibly none.
     Table(Vec<(RegionSpec, Passed)>),
-    /// One region; its file comes with `ADD_MEM_REG`.
+    /// One region; with `ADD_MEM_REG` also the region's file.
     Region(RegionSpec, Passed),
-    /// The dirty log's file, its offset there, and its size in bytes.
+    /// The dirty log's file, the log's offset in the file, and the log's size in bytes.
     Log(OwnedFd, u64, u64),
 }
 
-/// A message whose body or descriptors are not what its request calls for.
+/// A message whose body or descriptors do not match its request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadMessage {
-    /// The body has another length than the request's.
+    /// The body's length differs from the request's.
     #[error("{code}: a body of {} instead of {expected}", counted(.got, "byte"))]
     BodySize {
         /// The request.
         code: Code,
-        /// Bytes the request calls for.
+        /// Bytes that the request calls for.
         expected: usize,
-        /// Bytes that came.
+        /// Bytes received.
         got: usize,
     },
     /// More or fewer descriptors than the request calls for.
@@ -217,26 +219,27 @@ pub enum BadMessage {
     FileCount {
         /// The request.
         code: Code,
-        /// Descriptors the request calls for.
+        /// Descriptors that the request calls for.
         expected: usize,
-        /// Descriptors that came.
+        /// Descriptors received.
         got: usize,
     },
-    /// A memory table with more regions than there can be descriptors.
+    /// A memory table with more regions than one message may carry descriptors.
     #[error("{0}: {1} regions, the limit is {MAX_MESSAGE_FILES}")]
     TooManyRegions(Code, u32),
-    /// A value outside those the protocol defines.
+    /// A value that the protocol does not define.
     #[error("{0}: undefined value {1:#x}")]
     Value(Code, u64),
 }
 
-/// The address in the value of `SEND_RARP`: its first six bytes in memory, whatever the byte order.
+/// Returns the address in the value of `SEND_RARP`: the value's first six bytes in memory, in any
+/// byte order.
 pub fn address_in(value: u64) -> MacAddr {
     let [a, b, c, d, e, f, ..] = value.to_ne_bytes();
     MacAddr([a, b, c, d, e, f])
 }
 
-/// The native-endian u32 at `at`; 0 beyond the end, which the callers' sizes rule out.
+/// Returns the native-endian u32 at `at`; 0 beyond the end, which the callers rule out.
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
     let word = bytes.get(at..).and_then(<[u8]>::first_chunk);
     word.map_or(0, |word| u32::from_ne_bytes(*word))

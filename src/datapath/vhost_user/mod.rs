@@ -1,15 +1,18 @@
-//! One front-end's session.
+//! The session with one front-end.
 //!
-//! * [`message`] what a message says, [`codec`] how it crosses the socket, with deadlines;
-//! * [`socket`] where front-ends are met, [`descriptors`] what they may hand over;
-//! * [`features`] what is offered;
-//! * [`session`] the session: one function per request; [`rings`] what requests do to rings.
+//! * [`message`] decodes messages; [`codec`] moves them over the socket, with deadlines;
+//! * [`socket`] has the sockets on which front-ends connect; [`descriptors`] checks the descriptors
+//!   that front-ends send;
+//! * [`features`] lists the features that the switch offers;
+//! * [`session`] serves the requests, one function per request; [`rings`] applies requests to
+//!   rings.
 //!
-//! The request loop is ours. `vhost`'s `BackendReqHandler` and `vhost-user-backend` refuse
-//! `SET_VRING_ENABLE` before `SET_FEATURES`, which QEMU sends for every network device; they close
-//! the connection on every handler error, treat `SEND_RARP` and `NET_SET_MTU` as fatal, and accept
-//! protocol features that were not offered. A test drives the stock daemon with QEMU's recorded
-//! opening and shows the refusal; the day it passes, this loop can go.
+//! The request loop is this project's own. `vhost`'s `BackendReqHandler` and `vhost-user-backend`
+//! refuse `SET_VRING_ENABLE` before `SET_FEATURES`, which QEMU sends for every network device; they
+//! close the connection on every handler error, treat `SEND_RARP` and `NET_SET_MTU` as fatal, and
+//! accept protocol features that were not offered. A test drives the stock daemon with QEMU's
+//! recorded opening and shows the refusal; once the stock daemon accepts the opening, this loop can
+//! go.
 
 pub mod codec;
 pub mod descriptors;

@@ -1,14 +1,14 @@
-//! What a session's requests do to the rings of its port.
+//! Applies a session's requests to the rings of its port.
 //!
 //! A ring starts when everything it needs is known: size, addresses that lie in memory, and a kick
-//! descriptor (or the front-end's word that there is none). It stops at `GET_VRING_BASE`, and needs
-//! a new address and a new kick to start again, in either order. While its memory is taken away it
-//! stands still (`memory`). The base a front-end sets is remembered and reported, never used: a
-//! start takes both indices from the used ring, which is right for every front-end as long as
-//! nothing is half done.
+//! descriptor (or the front-end's message that there is none). A ring stops at `GET_VRING_BASE`,
+//! and needs a new address and a new kick to start again, in either order. While its memory is away
+//! a ring stands still (`memory`). The base that a front-end sets is stored and reported, never
+//! used: a start takes both indices from the used ring, which is right for every front-end as long
+//! as no chain is half done.
 //!
-//! Everything that changes a running ring takes its lock first, which makes it quiet, one ring at
-//! a time, transmit before receive; no ring lock is held across a map, an unmap or a reply.
+//! Every change of a running ring takes the ring's lock, which makes the ring quiet: one ring at a
+//! time, transmit before receive. No ring lock is held across a map, an unmap or a reply.
 
 pub mod facts;
 mod memory;
@@ -34,37 +34,37 @@ use sys::clock;
 /// How a ring is kicked.
 #[derive(Debug, Default)]
 enum Kick {
-    /// Not said yet: the ring cannot start.
+    /// No kick message yet: the ring cannot start.
     #[default]
     Unknown,
-    /// Never: the ring is to be polled.
+    /// No kicks: the worker polls the ring.
     Poll,
-    /// Through an eventfd, which the ring's worker watches.
+    /// Kicks arrive by an eventfd, which the ring's worker watches.
     Fd(Arc<KickFd>),
 }
 
-/// Whether a ring is served.
+/// State of a ring.
 #[derive(Debug, Default, Clone, Copy)]
 enum Life {
     /// Not started yet, or stopped by `GET_VRING_BASE`.
     #[default]
     Stopped,
-    /// A worker serves it.
+    /// A worker serves the ring.
     Running {
-        /// Acknowledged when it started.
+        /// Features acknowledged when the ring started.
         features: u64,
     },
-    /// The front-end took its memory away. It keeps everything else, in the port's [`Vring`]
-    /// too, and goes on when a region holds it again.
+    /// The front-end took the ring's memory away. The ring keeps everything else, in the port's
+    /// [`Vring`] too, and goes on when a region contains the ring again.
     Standing {
-        /// Acknowledged when it started.
+        /// Features acknowledged when the ring started.
         features: u64,
-        /// Where; unknown if the front-end has given it another place since.
+        /// Position of the ring; `None` if the front-end has set other addresses since.
         at: Option<Position>,
     },
 }
 
-/// What is known of one ring.
+/// The settings of one ring.
 #[derive(Debug, Default)]
 struct Ring {
     size: u16,
@@ -73,7 +73,7 @@ struct Ring {
     kick: Kick,
     call: Option<Arc<CallFd>>,
     err: Option<Arc<CallFd>>,
-    /// What `SET_VRING_ENABLE` said last, if it came.
+    /// Value of the last `SET_VRING_ENABLE`.
     enable: Option<bool>,
     life: Life,
 }
@@ -91,21 +91,21 @@ pub struct Rings<'a> {
     workers: &'a Workers,
     watch: &'a BlockedWriterWatch,
     rings: Vec<Ring>,
-    /// The number of this session.
+    /// Number of this session.
     session: u64,
-    /// Call and error descriptors that were replaced and may still be signalled by a worker.
+    /// Replaced call and error descriptors that a worker may still signal.
     retired: Vec<Arc<CallFd>>,
-    /// Rings are enabled unless disabled: protocol features were not acknowledged.
+    /// Rings are enabled unless disabled, because protocol features were not acknowledged.
     implicit_enable: bool,
     /// The driver may use several queue pairs.
     multi_queue: bool,
 }
 
 impl<'a> Rings<'a> {
-    /// No ring set up.
+    /// Makes the rings of a session; none is set up.
     pub fn new(context: &'a Context, port: &'a Port, guest: &'a GuestPort) -> Rings<'a> {
-        // One more than the port serves: a control queue, which front-ends keep to themselves
-        // but may mention.
+        // One more than the port serves: a control queue, which the front-end serves itself but may
+        // mention in requests.
         let count = 2 * guest.tx.len() + 1;
         Rings {
             port,
@@ -120,12 +120,12 @@ impl<'a> Rings<'a> {
         }
     }
 
-    /// True if a ring runs, or would if its memory were there.
+    /// True if a ring runs, or would run if its memory were there.
     pub fn any_started(&self) -> bool {
         self.rings.iter().any(Ring::is_started)
     }
 
-    /// Queue pairs the port has rings for.
+    /// Returns the number of queue pairs for which the port has rings.
     pub fn pairs(&self) -> usize {
         self.guest.tx.len()
     }
@@ -144,14 +144,14 @@ impl<'a> Rings<'a> {
     }
 
     /// A receive queue behind the first pair gets frames only if the driver may use several pairs
-    /// and the pair is whole. Ring 2 of a driver without `VIRTIO_NET_F_MQ` is its control queue, as
-    /// is the ring behind the last pair of one with it (virtio 1.2 section 5.1.2), and a front-end
-    /// may pass that on to us as it does the others.
+    /// and the pair's transmit queue is started. Ring 2 of a driver without `VIRTIO_NET_F_MQ` is
+    /// the control queue, as is the ring behind the last pair of a driver with it (virtio 1.2
+    /// section 5.1.2), and a front-end may pass the control queue on to the back-end.
     fn carries_data(&self, index: usize) -> bool {
         !is_later_receive(index) || self.multi_queue && self.is_started(index + 1)
     }
 
-    /// Opens or closes a receive queue when that may have changed.
+    /// Opens or closes a receive queue after a change of its pair or of the features.
     fn reconsider(&mut self, index: usize) {
         if !is_later_receive(index) || !self.is_started(index) {
             return;
@@ -185,7 +185,7 @@ impl<'a> Rings<'a> {
         Ok(())
     }
 
-    /// `SET_VRING_KICK`; on a started ring the old descriptor is watched no longer.
+    /// `SET_VRING_KICK`. The worker of a started ring no longer watches the old descriptor.
     pub fn set_kick(&mut self, index: u32, file: Option<OwnedFd>) -> Result<(), Refusal> {
         self.ring(index)?;
         let kick = match file {
@@ -198,13 +198,13 @@ impl<'a> Rings<'a> {
         let old = std::mem::replace(&mut self.ring(index)?.kick, kick);
         let set = self.use_kick(index as usize);
         self.unwatch(old);
-        // Whose kicks were slow to watch waits as long as its signals do.
+        // If watching the kick was slow, the session waits as long as the port's signals do.
         let pause = self.guest.signal_cost.left(clock::cycles());
         std::thread::sleep(clock::time_of(pause));
         set
     }
 
-    /// Has the worker of a started ring watch its new kick, and no other.
+    /// Makes the worker of a started ring watch the ring's new kick instead of the old one.
     fn use_kick(&mut self, index: usize) -> Result<(), Refusal> {
         if self.is_started(index) {
             self.workers.rings().set_kick(self.token(index), self.kick_fd(index))?;
@@ -213,21 +213,21 @@ impl<'a> Rings<'a> {
                 vring.kickless = kickless;
                 open_receive(vring, guest, index);
             });
-            // A kick may have gone to the old descriptor after its last event was taken.
+            // The guest may have kicked the old descriptor after the worker's last read of it.
             self.look(index);
         }
         Ok(())
     }
 
-    /// Lets go of a kick that no worker watches any more.
+    /// Releases a kick that no worker watches any more.
     fn unwatch(&self, old: Kick) {
         if let Kick::Fd(kick) = old {
             kick.unwatch(self.port);
         }
     }
 
-    /// `SET_VRING_CALL`. The new descriptor is written once: a signal that went to the old one
-    /// while it was replaced must not be lost.
+    /// `SET_VRING_CALL`. The session signals the new descriptor once: a signal that went to the old
+    /// descriptor during the change must not be lost.
     pub fn set_call(&mut self, index: u32, file: Option<OwnedFd>) -> Result<(), Refusal> {
         let call = self.call_fd(file)?;
         let old = std::mem::replace(&mut self.ring(index)?.call, call.clone());
@@ -241,18 +241,18 @@ impl<'a> Rings<'a> {
         Ok(())
     }
 
-    /// Keeps a descriptor until no worker has it any more, and closes those that none has. The last
-    /// reference to an eventfd unregisters all its pollers when it is closed, 140 ms for 300,000 of
-    /// them: this thread waits for that, and no other.
+    /// Keeps a descriptor until no worker holds it, and closes those that no worker holds. Closing
+    /// the last reference to an eventfd unregisters all its pollers, which takes 140 ms for 300,000
+    /// of them: only the session's own thread may wait that long.
     fn retire(&mut self, old: Option<Arc<CallFd>>) {
-        // Not by counting: a worker that has put a signal off takes a reference when its time has
-        // come, and must find either this one or none.
+        // Reference counts alone would not do: a worker that postponed a signal takes a reference
+        // later, and must find either this descriptor or none.
         let retired = std::mem::take(&mut self.retired);
         self.retired = retired.into_iter().filter_map(|call| Arc::try_unwrap(call).err()).collect();
         self.retired.extend(old);
     }
 
-    /// Closes what is left, when workers have let go of it; they do at the end of a turn.
+    /// Closes the retired descriptors once workers have released them, at the end of a turn.
     fn close_retired(&mut self) {
         let end = Instant::now() + Duration::from_millis(CLOSE_TIMEOUT_MILLIS.into());
         self.retire(None);
@@ -263,7 +263,7 @@ impl<'a> Rings<'a> {
         self.retired.clear();
     }
 
-    /// Signals from the session's own thread.
+    /// Signals `call` from the session's own thread.
     fn signal(&self, call: &CallFd) {
         let sent = self.watch.signal_once(call);
         if matches!(sent, SignalResult::Blocked | SignalResult::ManyWaiters) {
@@ -271,7 +271,7 @@ impl<'a> Rings<'a> {
         }
     }
 
-    /// A descriptor to signal through, if one came.
+    /// Checks a descriptor to signal through, if the message had one.
     fn call_fd(&self, file: Option<OwnedFd>) -> Result<Option<Arc<CallFd>>, Refusal> {
         let file = file.map(descriptors::eventfd).transpose()?;
         let cost = || Arc::clone(&self.guest.signal_cost);
@@ -287,8 +287,8 @@ impl<'a> Rings<'a> {
         Ok(())
     }
 
-    /// `SET_FEATURES`: whether rings that were never enabled nor disabled are enabled, which carry
-    /// data, and what receive rings get.
+    /// `SET_FEATURES`. Decides whether rings without `SET_VRING_ENABLE` are enabled, which rings
+    /// carry data, and the offloads of receive rings.
     pub fn set_features(&mut self, features: u64) {
         self.implicit_enable = features & features::PROTOCOL_FEATURES == 0;
         let multi_queue = features::multi_queue(features);
@@ -327,9 +327,9 @@ impl<'a> Rings<'a> {
         }
     }
 
-    /// Disables a ring: what the driver has posted by now is forwarded once, later frames are
-    /// discarded unless it is enabled again soon, and only on a new kick; a front-end that pauses
-    /// its guest this way may be saving the memory already.
+    /// Disables a ring. Frames that the driver has posted by now are forwarded once; later frames
+    /// are discarded on a new kick, unless the front-end enables the ring again soon. A front-end
+    /// that pauses its guest in this way may be saving the guest's memory already.
     fn disable(&mut self, index: usize) -> Result<(), Refusal> {
         match self.guest.queue(index) {
             Some(QueueRef::Tx(queue)) => self.disable_transmit(index, queue),
@@ -340,7 +340,7 @@ impl<'a> Rings<'a> {
             }
             None => return Ok(()),
         }
-        // Clear the kick: one that is still counted belongs to the frames just forwarded.
+        // Clears the kick: a pending kick belongs to the frames just forwarded.
         let (served, token) = (self.workers.rings(), self.token(index));
         served.set_kick(token, None)?;
         let kick = self.kick_fd(index);
@@ -361,14 +361,14 @@ impl<'a> Rings<'a> {
         }
         let TxState { vring, side, .. } = &mut *state;
         if let Some(ring) = &mut vring.ring {
-            // The worker may have suppressed them; without a kick nothing would be discarded.
+            // The worker may have suppressed kicks, and without a kick no frame would be discarded.
             let _ = ring.enable_kicks();
         }
         vring.enabled = false;
         (side.gate.drain_to, side.gate.discard) = (None, Discard::OnKick);
     }
 
-    /// Starts ring `index`, or lets it go on, if it can be and is not running.
+    /// Starts or resumes ring `index`, if it can run and does not run yet.
     pub fn refresh(
         &mut self,
         index: u32,
@@ -427,7 +427,7 @@ impl<'a> Rings<'a> {
         Ok(())
     }
 
-    /// `GET_VRING_BASE`: stops a ring, started or not, and returns its next index.
+    /// `GET_VRING_BASE`. Stops a ring, started or not, and returns its next index.
     pub fn stop(&mut self, index: u32) -> Result<u32, Refusal> {
         self.ring(index)?;
         let index = index as usize;
@@ -436,7 +436,7 @@ impl<'a> Rings<'a> {
             Some(QueueRef::Tx(queue)) => {
                 let TxState { vring, side, .. } = &mut *queue.quiet();
                 side.gate.drain_to = None;
-                // What the worker holds back would be forgotten with the ring.
+                // A signal that the worker holds back would be lost with the ring.
                 let owed = vring.call.clone().filter(|_| side.moderation.release());
                 (vring.ring.take().map(|ring| ring.base()), owed)
             }
@@ -460,7 +460,7 @@ impl<'a> Rings<'a> {
         let ring = &mut self.rings[index];
         let base = u32::from(ring.base);
         if !matches!(std::mem::take(&mut ring.life), Life::Stopped) {
-            // Its driver may use that memory for something else before it says where the ring is.
+            // The driver may use the ring's memory for other data before it sends a new address.
             ring.addr = None;
             self.reconsider(index ^ 1);
             log::debug!("port {}: ring {index} stopped", self.port.name);
@@ -468,7 +468,7 @@ impl<'a> Rings<'a> {
         Ok(base)
     }
 
-    /// Stops everything, transmit before receive, and lets go of all descriptors.
+    /// Stops all rings, transmit before receive, and releases all descriptors.
     pub fn stop_all(&mut self) {
         let count = self.rings.len();
         for index in (1..count).step_by(2).chain((0..count).step_by(2)) {
@@ -483,16 +483,16 @@ impl<'a> Rings<'a> {
         self.close_retired();
     }
 
-    /// From now on running receive rings get frames with the offloads that are acknowledged now.
-    /// Rings keep all else that they started with: header and event indices are in use on both
-    /// sides, and what the guest has posted to send was made by what it knew then.
+    /// Applies the offloads that are acknowledged now to running receive rings. Rings keep all
+    /// other features that they started with: both sides use the header length and the event
+    /// indices, and the guest has posted frames to send under the features it knew then.
     fn set_offloads(&mut self, features: u64) {
         for index in (0..self.rings.len()).step_by(2) {
             self.with_running(index, |ring| ring.set_offloads(features::takes(features)));
         }
     }
 
-    /// Switches logging of every ring.
+    /// Switches dirty logging of every ring on, off or to another log.
     pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>) {
         for index in 0..self.rings.len() {
             let addr = self.rings[index].addr;
@@ -501,7 +501,7 @@ impl<'a> Rings<'a> {
         }
     }
 
-    /// The configuration of a ring; size and addresses must be known.
+    /// Returns the configuration of a ring; size and addresses must be known.
     fn config(&self, index: usize, features: u64) -> RingConfig {
         let ring = &self.rings[index];
         let (desc, avail, used) =
@@ -521,14 +521,14 @@ impl<'a> Rings<'a> {
         }
     }
 
-    /// Runs `change` on a ring's state while it is quiet; nothing if the port does not serve it.
+    /// Runs `change` on a ring while the ring is quiet; does nothing if the port does not serve it.
     fn with_ring(&self, index: usize, change: impl FnOnce(&mut Vring, &GuestPort)) {
         if let Some(queue) = self.guest.queue(index) {
             queue.quiet(|vring, _| change(vring, self.guest));
         }
     }
 
-    /// The same for a ring that runs.
+    /// Runs `change` on a ring that runs, while the ring is quiet.
     fn with_running(&self, index: usize, change: impl FnOnce(&mut SplitRing)) {
         self.with_ring(index, |vring, _| {
             if let Some(ring) = &mut vring.ring {
@@ -537,7 +537,8 @@ impl<'a> Rings<'a> {
         });
     }
 
-    /// Rings are numbered in pairs, receive first (virtio 1.2 section 5.1.2).
+    /// Returns the worker's token of a ring. Rings are numbered in pairs, receive first (virtio 1.2
+    /// section 5.1.2).
     fn token(&self, index: usize) -> Token {
         let queue = (index / 2) as u16;
         if index % 2 == 1 {
@@ -547,7 +548,7 @@ impl<'a> Rings<'a> {
         }
     }
 
-    /// Makes the ring's worker look at it once: on enable the guest may not have kicked.
+    /// Makes the ring's worker look at the ring once: the guest may not kick after an enable.
     fn look(&self, index: usize) {
         self.workers.rings().look(self.token(index));
     }
@@ -565,8 +566,8 @@ fn is_later_receive(index: usize) -> bool {
     index >= 2 && index.is_multiple_of(2)
 }
 
-/// An enabled receive ring takes frames as soon as it holds buffers; until then its kick tells, if
-/// it has one.
+/// Makes an enabled receive ring take frames as soon as the ring holds buffers. An empty ring waits
+/// for its kick, if it has one.
 fn open_receive(vring: &mut Vring, guest: &GuestPort, index: usize) {
     if index % 2 == 1 {
         return;

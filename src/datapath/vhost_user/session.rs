@@ -1,10 +1,10 @@
 //! The session with one front-end, from its first message to its last.
 //!
-//! A thread per port reads requests and answers them; every error ends here. Three outcomes of a
-//! request: done; *refused* (answered with a NACK where the front-end asked, and the session
-//! goes on); *fatal* (the connection is closed, the listener stays). Requests may come in any
-//! order and state: front-ends enable rings before features are set, stop rings that never
-//! started, and repeat everything.
+//! One thread per port reads requests and answers them; every error ends here. A request has three
+//! outcomes: done; *refused* (the front-end gets a NACK if it asked, and the session goes on);
+//! *fatal* (the connection is closed, the listener stays). Requests may come in any order and
+//! state: front-ends enable rings before features are set, stop rings that never started, and
+//! repeat everything.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -34,10 +34,10 @@ use base::limits::{MAX_CARRIED_MTU, MAX_MEM_SLOTS, MIN_MTU};
 use base::words::counted;
 use switch::Fdb;
 
-/// What every session needs of the process.
+/// The parts of the process that every session uses.
 #[derive(Clone)]
 pub struct Context {
-    /// Where addresses live.
+    /// The forwarding table.
     pub fdb: Arc<Fdb>,
     /// The data path.
     pub workers: Arc<Workers>,
@@ -45,49 +45,49 @@ pub struct Context {
     pub watch: Arc<BlockedWriterWatch>,
 }
 
-/// A request that is not carried out.
+/// Why a request is not carried out.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     /// The message is malformed.
     #[error(transparent)]
     Bad(#[from] BadMessage),
-    /// Not served.
+    /// This back-end does not serve the request.
     #[error("{0} is not supported")]
     Unsupported(Code),
-    /// A ring index beyond what the port has.
+    /// The port has no ring of this index.
     #[error("ring {0} does not exist")]
     NoRing(u32),
-    /// The ring cannot be set up like this.
+    /// The ring cannot be set up with these values.
     #[error(transparent)]
     Ring(#[from] RingError),
-    /// Not while the ring runs.
+    /// The request is not allowed while the ring runs.
     #[error("ring {0} is running")]
     Running(u32),
-    /// Bits in a ring's address flags that have no meaning.
+    /// A ring's address flags have undefined bits.
     #[error("undefined flags {0:#x}")]
     Flags(u32),
     /// The file cannot be mapped.
     #[error("memory region: {0}")]
     Map(#[from] MapError),
-    /// Other ports, or this one, have all that can be mapped.
+    /// All that can be mapped is mapped, by other ports or by this one.
     #[error("memory region: {0}")]
     Exhausted(#[from] Exhausted),
-    /// No memory, but a file on a disk, or several.
+    /// All of the guest's memory lies in disk files.
     #[error(
         "all of the guest's memory lies in files on a disk: give it memory-backend-memfd, or \
          hugetlbfs (libvirt: <source type='memfd'/>)"
     )]
     OnDisk,
-    /// The regions are no memory table.
+    /// The regions do not form a memory table.
     #[error("memory table: {0}")]
     Table(#[from] TableError),
-    /// The descriptor is not what it should be.
+    /// The descriptor is of the wrong kind.
     #[error(transparent)]
     Descriptor(#[from] DescriptorError),
     /// The dirty log cannot be used.
     #[error("dirty log: {0}")]
     Log(#[from] LogError),
-    /// An MTU no frame of ours can carry.
+    /// The MTU is larger than a frame can carry, or too small.
     #[error("mtu {0} is out of range")]
     Mtu(u64),
     /// More announcements than a migration calls for.
@@ -99,7 +99,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// True if nothing is wrong with the request: this process ran out of something.
+    /// True if nothing is wrong with the request: this process ran out of a resource.
     pub fn is_resource_exhaustion(&self) -> bool {
         matches!(
             self,
@@ -111,23 +111,23 @@ impl Refusal {
     }
 }
 
-/// The end of a session that should not have ended yet.
+/// Why a session ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// The wire.
+    /// The connection failed.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// The port is no guest's.
+    /// The port is not a guest's.
     #[error("the port is not a guest's")]
     NoGuest,
-    /// A request that has an answer of its own was malformed: nothing sensible can be said.
+    /// A request was refused, and no reply could say so.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// Virtio or protocol features, of which these bits were not offered.
+    /// The front-end set virtio or protocol features that were not offered; these bits.
     #[error("{0} {1:#x} were not offered")]
     NotOffered(&'static str, u64),
-    /// ACCESS_PLATFORM was acknowledged. To go on would be to take the guest's addresses for others
-    /// than they are.
+    /// The driver acknowledged ACCESS_PLATFORM. The session cannot go on: the guest's addresses
+    /// would be an IOMMU's, and be taken for guest-physical ones.
     #[error(
         "ACCESS_PLATFORM was acknowledged: the network card is behind a virtual IOMMU, which is \
          not supported"
@@ -152,26 +152,26 @@ pub struct Session<'a> {
     features: u64,
     protocol: u64,
     memory: Arc<MemTable>,
-    /// Regions that are in no table, because they lie on a disk.
+    /// Regions that lie on a disk and are therefore in no table.
     left_out: Vec<RegionSpec>,
-    /// What the memory and the log are mapped on.
+    /// Account of the port, for mappings of the memory and the log.
     account: Arc<Account>,
     /// Set when an access finds a file of this guest shorter than it was when mapped.
     truncated: Arc<AtomicBool>,
     log: Option<Arc<DirtyLog>>,
     rings: Rings<'a>,
     setup: Setup,
-    /// Memory was mapped, be it that it is away now.
+    /// Memory was mapped at some time in this session.
     mapped: bool,
-    /// All memory that was sent lies on a disk.
+    /// All memory that the front-end sent lies on a disk.
     all_on_disk: bool,
     /// A ring has run.
     attached: bool,
 }
 
 impl<'a> Session<'a> {
-    /// A session over `connection` on behalf of `port`, which must be a guest's and in service;
-    /// what it maps is on the port's account.
+    /// Makes a session over `connection` on behalf of `port`, which must be a guest's and in
+    /// service. Mappings are charged to `account`, the port's account.
     pub fn new(
         context: &'a Context,
         port: &'a Port,
@@ -201,7 +201,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Talks until the front-end leaves, the daemon stops, or an error ends it.
+    /// Serves requests until the front-end leaves, the daemon stops, or an error ends the session.
     pub fn serve(&mut self) -> Result<End, SessionError> {
         loop {
             match self.connection.receive()? {
@@ -228,7 +228,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Answers what another thread asked about the session, if one did.
+    /// Answers another thread's question about the session, if there is one.
     fn tell(&self) {
         let Some(guest) = self.port.as_guest() else { return };
         guest.tell(|| {
@@ -262,13 +262,13 @@ impl<'a> Session<'a> {
         if head.code == FrontendReq::SET_BACKEND_REQ_FD.into()
             && self.has_protocol(Protocol::BACKEND_REQ)
         {
-            // A channel for questions of ours. There are none: without an IOMMU nothing is asked.
+            // A channel for requests of the back-end. Without an IOMMU the back-end sends none.
             disposal::close(message.files.drain(..).flatten().collect());
             return self.acknowledge(head, true);
         }
         if let Err(strange) = descriptors::screen(head.code, &mut message.files) {
             let refusal = Refusal::from(strange);
-            // Its answer can only be the one that says it was done.
+            // A reply of the request's own could only say that the request was done.
             return if head.has_answer() {
                 Err(refusal.into())
             } else {
@@ -289,7 +289,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Says for the diagnosis what is wrong with the guest's memory.
+    /// Publishes faults of the guest's memory for the diagnosis.
     fn note_memory(&mut self) {
         let Some(guest) = self.port.as_guest() else { return };
         self.mapped |= !self.memory.is_empty();
@@ -298,7 +298,7 @@ impl<'a> Session<'a> {
         guest.memory_faults.set(driver && !self.mapped, self.all_on_disk, on_disk);
     }
 
-    /// Tells once that a ring runs.
+    /// Reports once that a ring runs.
     fn tell_attached(&mut self) {
         if self.attached || !self.rings.any_started() {
             return;
@@ -325,11 +325,11 @@ impl<'a> Session<'a> {
         self.protocol & feature.bits() != 0
     }
 
-    /// A front-end that asked for it gets a NACK and may go on. One that did not ask is told
-    /// nothing and would go on believing; a malformed message then ends the session, and so
-    /// does resource exhaustion: its guest would be cut off, where a new connection tries again.
-    /// Anything else is only said in the log, as QEMU relies on it (unknown requests,
-    /// addresses that are set again later).
+    /// Refuses a request. A front-end that asked for an acknowledgement gets a NACK and may go on.
+    /// A front-end that did not ask would believe the request done. So a malformed message ends
+    /// such a session, and so does resource exhaustion: the guest would stay cut off, while a new
+    /// connection tries again. Other refusals are only logged, as QEMU relies on this (unknown
+    /// requests, addresses that QEMU sets again later).
     fn refuse(&mut self, head: Head, refusal: Refusal) -> Result<(), SessionError> {
         self.warn(&format!("{} refused: {refusal}", head.code));
         let fatal = matches!(refusal, Refusal::Bad(_)) || refusal.is_resource_exhaustion();
@@ -339,7 +339,7 @@ impl<'a> Session<'a> {
         self.acknowledge(head, false)
     }
 
-    /// One function per request. Outer error: fatal; inner: refused.
+    /// Serves a request, one function per request. Outer error: fatal; inner error: refused.
     fn dispatch(
         &mut self,
         code: Code,
@@ -355,8 +355,8 @@ impl<'a> Session<'a> {
             (R::GET_PROTOCOL_FEATURES, _) => {
                 self.connection.reply_u64(code, self.offer().protocol)?;
             }
-            // The number of rings of the configured pairs, which cloud-hypervisor expects. QEMU and
-            // DPDK read it as pairs and may use that many: the port has twice the pairs.
+            // The rings of the configured pairs, as cloud-hypervisor expects. QEMU and DPDK read
+            // the number as pairs and may use as many: the port has twice the configured pairs.
             (R::GET_QUEUE_NUM, _) => self.connection.reply_u64(code, self.rings.pairs() as u64)?,
             (R::GET_MAX_MEM_SLOTS, _) => self.connection.reply_u64(code, MAX_MEM_SLOTS as u64)?,
             (R::SET_FEATURES, Payload::Number(bits)) => self.set_features(bits)?,
@@ -370,7 +370,7 @@ impl<'a> Session<'a> {
             }
             (R::SET_LOG_BASE, Payload::Log(file, offset, size)) => {
                 // QEMU waits for this reply and ignores its body; front-ends built on the `vhost`
-                // crate want to see the log's description again. There is no way to say no: a
+                // crate expect the log's description in the reply. The reply cannot refuse, so a
                 // session that cannot use the log ends the connection.
                 self.set_log_base(file, offset, size)?;
                 self.connection.reply(code, VhostUserLog::new(size, offset))?;
@@ -380,7 +380,7 @@ impl<'a> Session<'a> {
         Ok(Ok(()))
     }
 
-    /// Requests without an answer of their own.
+    /// Serves requests without a reply of their own.
     fn change(
         &mut self,
         code: Code,
@@ -389,7 +389,7 @@ impl<'a> Session<'a> {
     ) -> Result<(), Refusal> {
         use FrontendReq as R;
         match (request, payload) {
-            // Deprecated by the protocol, to be ignored; the log needs no signal of ours.
+            // The protocol says to ignore the first two; the log needs no signal from the switch.
             (R::SET_OWNER | R::RESET_OWNER | R::SET_LOG_FD, _) => Ok(()),
             (R::SET_MEM_TABLE, Payload::Table(regions)) => self.set_mem_table(regions),
             (R::ADD_MEM_REG, Payload::Region(spec, file)) => self.add_region(spec, file),
@@ -418,14 +418,14 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// What is offered to this port.
+    /// Returns the features offered to this port.
     fn offer(&self) -> Offer {
         let Port { send, offload, platform, .. } = *self.port;
         features::offer(send, offload, platform)
     }
 
-    /// Repeats while rings run, for one pair after another; only the log bit, MQ and the offloads
-    /// that the guest receives may then matter.
+    /// `SET_FEATURES`. Front-ends repeat it while rings run, once per pair; for running rings only
+    /// the log bit, MQ and the offloads of receive rings have an effect.
     fn set_features(&mut self, bits: u64) -> Result<(), SessionError> {
         check_offered("features", bits, self.offer().features)?;
         if bits & features::ACCESS_PLATFORM != 0 {
@@ -441,7 +441,7 @@ impl<'a> Session<'a> {
         let extent = Extent::new(file, offset, size)?;
         let lease = self.account.lease(extent.size().mapped)?;
         let log = DirtyLog::new(extent, &self.truncated)?.leased(lease);
-        // Unmapped after every ring has let go of it, not under a ring's lock.
+        // The old log is unmapped after every ring has released it, and not under a ring's lock.
         let old = self.log.replace(Arc::new(log));
         self.update_log();
         drop(old);
@@ -473,9 +473,9 @@ impl<'a> Session<'a> {
         on_disk.into_iter().try_for_each(|spec| self.leave_out(spec))
     }
 
-    /// A region in a file on a disk is not mapped: its pages fault for as long as the disk likes.
-    /// Beside other memory it is a hole, as frames seldom lie in there (persistent memory, a second
-    /// kind of RAM), and the guest keeps its network.
+    /// Leaves out a region in a disk file, whose pages could fault for as long as the disk likes.
+    /// Beside other memory the region becomes a hole, and the guest keeps its network: frames
+    /// seldom lie in such a region (persistent memory, a second kind of RAM).
     fn leave_out(&mut self, spec: RegionSpec) -> Result<(), Refusal> {
         if self.memory.is_empty() {
             return Err(Refusal::OnDisk);
@@ -496,7 +496,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// The range of a file that a region is, all of it there if the port wants that.
+    /// Returns a region's range of its file; with `preallocated` all of its pages must be there.
     fn extent(&self, spec: &RegionSpec, file: OwnedFd) -> Result<Extent, MapError> {
         let extent = Extent::new(file, spec.offset, spec.len)?;
         if self.port.preallocated { extent.preallocated() } else { Ok(extent) }
@@ -509,13 +509,13 @@ impl<'a> Session<'a> {
         Ok(Region { gpa, uva, offset, mapping: Arc::new(mapping) })
     }
 
-    /// `ADD_MEM_REG`. QEMU 7.2 sends each region once per queue pair, so one that is there already
-    /// is no error.
+    /// `ADD_MEM_REG`. QEMU 7.2 sends each region once per queue pair, so a region that is in the
+    /// table already is no error.
     fn add_region(&mut self, spec: RegionSpec, file: Passed) -> Result<(), Refusal> {
         let Some(file) = file else {
             return self.leave_out(spec);
         };
-        // One more than fits may be one that is there already.
+        // Mapped before the table's limits are checked: the region may be in the table already.
         let region = self.map(spec, self.extent(&spec, file)?)?;
         if !self.memory.holds(&region) {
             let table = self.memory.with(region)?;
@@ -524,7 +524,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// `REM_MEM_REG`, which comes once per queue pair too.
+    /// `REM_MEM_REG`, which QEMU 7.2 sends once per queue pair too.
     fn remove_region(&mut self, spec: RegionSpec) -> Result<(), Refusal> {
         let same = |r: &RegionSpec| (r.gpa, r.uva, r.len) == (spec.gpa, spec.uva, spec.len);
         self.left_out.retain(|region| !same(region));
@@ -535,18 +535,18 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// The old table is unmapped when the last running ring has let go of it, which is before this
-    /// returns.
+    /// Replaces the memory table. The old table is unmapped when the last running ring has released
+    /// it, before this returns.
     fn replace_memory(&mut self, table: MemTable) -> Result<(), Refusal> {
-        // Held until every ring has moved: unmapping takes long, and must not happen under a lock.
+        // Held until every ring has moved: unmapping takes long and must not happen under a lock.
         let old = std::mem::replace(&mut self.memory, Arc::new(table));
         self.rings.rebase(&self.memory);
         drop(old);
         self.rings.refresh_all(self.features, &self.memory, &self.log)
     }
 
-    /// Switches logging of running rings on, off or over. When this returns no worker writes to
-    /// another log than the present one.
+    /// Switches dirty logging of running rings on, off or to another log. When this returns no
+    /// worker writes to another log than the present one.
     fn update_log(&mut self) {
         let log = self.active_log();
         self.rings.set_log(log);
@@ -563,7 +563,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// After a migration the front-end asks to tell the network where the guest is now.
+    /// `SEND_RARP`. After a migration the front-end asks to tell the network the guest's new place.
     fn announce(&self, mac: MacAddr) -> Result<(), Refusal> {
         let Some(guest) = self.port.as_guest() else { return Ok(()) };
         if !guest.announcements.take() {
@@ -580,8 +580,8 @@ impl<'a> Session<'a> {
 impl Drop for Session<'_> {
     fn drop(&mut self) {
         self.rings.stop_all();
-        // Before the addresses are forgotten: a worker with an announcement of this session
-        // learns first and then looks whether it is over, so one of the two forgets that too.
+        // Before the addresses are flushed: a worker with an announcement of this session learns
+        // and then checks whether the session is over, so the worker or this thread flushes.
         if let Some(guest) = self.port.as_guest() {
             guest.detach();
         }

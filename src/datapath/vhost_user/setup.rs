@@ -1,32 +1,32 @@
-//! How far a front-end has set up its device, as far as that explains why its guest has no network:
-//! mistakes in its configuration that it does not see or does not report.
+//! Tracks how far a front-end has set up its device, to explain why a guest has no network:
+//! mistakes in the front-end's configuration that the front-end does not report.
 
 use vhost::vhost_user::message::FrontendReq;
 
 use super::message::Payload;
 
-/// What the front-end of one session has done so far.
+/// The steps that the front-end of one session has taken so far.
 #[derive(Debug, Default)]
 pub struct Setup {
-    /// It handed over guest memory, usable or not.
+    /// The front-end sent guest memory, usable or not.
     memory: bool,
-    /// It set the address of a ring.
+    /// The front-end set the address of a ring.
     addresses: bool,
-    /// It asked how many queue pairs there are.
+    /// The front-end asked for the number of queue pairs.
     asked: bool,
-    /// It set up or enabled a ring.
+    /// The front-end set up or enabled a ring.
     rings: bool,
-    /// Memory that is missing was reported.
+    /// The missing memory was reported.
     reported: bool,
 }
 
-/// A guest whose rings cannot be found: QEMU shares nothing, sends no table, and goes on.
+/// Report for rings without memory: QEMU shares no memory, sends no table, and goes on.
 const NO_MEMORY: &str = "the front-end starts rings and has sent no guest memory: it is not \
      shared. QEMU: -object memory-backend-memfd,id=mem,size=SIZE,share=on and memory-backend=mem \
      at -machine";
 
 impl Setup {
-    /// Takes note of a request; what there is to report about it, once in a session.
+    /// Notes a request. Returns a problem to report, once in a session.
     pub fn note(&mut self, request: FrontendReq, payload: &Payload) -> Option<&'static str> {
         use FrontendReq as R;
         match (request, payload) {
@@ -47,7 +47,7 @@ impl Setup {
         None
     }
 
-    /// True if it left as one does that wants more queue pairs than it was offered.
+    /// True if the front-end behaved like one that wants more queue pairs than it was offered.
     pub fn wanted_more(&self) -> bool {
         self.asked && !self.rings
     }

@@ -1,14 +1,14 @@
-//! The sockets on which front-ends are met: listening, connecting, inherited.
+//! The sockets on which front-ends connect: listening, connecting, inherited.
 //!
 //! - A listening socket appears complete: it is bound in a `PrivateDir`, given its mode and group,
-//!   made to listen, and then linked to its name. link(2) never replaces anything.
-//! - Mode and group are given to a socket, never to a path, where another's may be by then. One
-//!   that is adopted is known by device and inode.
-//! - A path in use is left alone: connect(2) shows whether a process lives behind it. What is not a
-//!   socket is never removed. A lock is held from the look to the link.
-//! - At the end the path is removed, before the socket is closed, if it still is this socket and
-//!   the service manager does not keep it.
-//! - A socket is closed where that may last ([`Guarded`]).
+//!   made to listen, and then linked to its name. link(2) never replaces a file.
+//! - Mode and group are set on an open socket, never by a path, where another user's file may be by
+//!   then. An adopted socket's file is recognised by device and inode.
+//! - A path in use is left alone: connect(2) shows whether a process listens behind the path. A
+//!   file that is not a socket is never removed. A lock is held from this check to the link.
+//! - At the end the listener removes its path, before it closes the socket, if the path still leads
+//!   to this socket and the service manager does not keep the socket.
+//! - [`Guarded`] closes a socket whose closing may wait.
 
 use std::fs::{self, File};
 use std::io;
@@ -44,7 +44,7 @@ pub enum SocketError {
     /// The path does not fit into a socket address.
     #[error("socket path {0:?} is empty or longer than {MAX_SOCKET_PATH} bytes")]
     BadPath(PathBuf),
-    /// A process accepts connections there: which one, if that can be seen.
+    /// A process accepts connections at the path; the process, if it is visible.
     #[error(
         "socket {0:?} is in use by {by}: choose another path, or end that process",
         by = who(.1)
@@ -53,23 +53,23 @@ pub enum SocketError {
     /// The directory is missing.
     #[error("socket {0:?}: there is no directory {1:?}: mkdir -p {1:?}")]
     NoDirectory(PathBuf, PathBuf),
-    /// The sandbox keeps sockets out of the directory: where they may be.
+    /// The sandbox allows no sockets in the directory; the text lists the allowed directories.
     #[error(
         "socket {0:?}: directory {1:?} is not one that the sandbox had at the start: choose one of \
          {2}, or restart the switch with the port in its configuration, or with --sandbox=off"
     )]
     Outside(PathBuf, PathBuf, String),
-    /// Something that we did not make and do not touch.
+    /// A file that is not a socket; the switch does not touch it.
     #[error("{0:?} exists and is not a socket")]
     NotASocket(PathBuf),
-    /// A step on the way to a socket at this path failed.
+    /// A system call for the path failed: the step, the path, the error.
     #[error("cannot {0} {1:?}: {2}")]
     Io(&'static str, PathBuf, io::Error),
-    /// Another file than the kept socket's.
+    /// The path leads to another file than the kept socket's.
     #[error("{0:?} is another file than it was")]
     Replaced(PathBuf),
-    /// An inherited descriptor that is none, or not a Unix stream socket that listens or is
-    /// connected.
+    /// The number is no inherited descriptor, or the descriptor is not a Unix stream socket that
+    /// listens or is connected.
     #[error("descriptor {0} is not an inherited Unix stream socket")]
     NotInherited(RawFd),
     /// A call on the open socket failed.
@@ -78,8 +78,8 @@ pub enum SocketError {
 }
 
 impl SocketError {
-    /// True if this socket cannot be had as long as its path, group or descriptor are what they
-    /// are; false where the process ran out of something, so that trying again may help.
+    /// True if the error stays as long as the path, group or descriptor stays. False if the process
+    /// ran out of a resource, so that another attempt may succeed.
     pub fn is_lasting(&self) -> bool {
         const PASSING: [i32; 7] = [
             libc::EMFILE,
@@ -99,12 +99,12 @@ impl SocketError {
     }
 }
 
-/// The process that accepts connections.
+/// Names the process that accepts connections.
 fn who(holder: &Option<Holder>) -> String {
     holder.as_ref().map_or("another process".to_owned(), Holder::to_string)
 }
 
-/// Wraps what the system said with what was tried.
+/// Wraps a system call's error with the attempted step and the path.
 fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SocketError {
     move |error| SocketError::Io(step, path.to_owned(), error)
 }
@@ -114,14 +114,14 @@ fn failed(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SocketEr
 pub struct Access {
     /// Permission bits; connecting needs write permission, unix(7).
     pub mode: u32,
-    /// Group to give the socket to; `None` leaves it in ours.
+    /// Group of the socket; `None` leaves the process's own group.
     pub group: Option<u32>,
 }
 
-/// What waiting for a front-end came to.
+/// Outcome of waiting for a front-end.
 #[derive(Debug)]
 pub enum Opened {
-    /// A connection, and who is at its other end.
+    /// A connection, and the process at its other end.
     Connection(Guarded<UnixStream>, FrontEnd),
     /// The stop eventfd was written.
     Stopped,
@@ -131,17 +131,17 @@ pub enum Opened {
 #[derive(Debug)]
 pub struct Listener {
     socket: Arc<Guarded<UnixListener>>,
-    /// Where it appears, if it does.
+    /// Path of the socket, if it has one.
     path: Option<PathBuf>,
-    /// The file, if a process of ours made it, and whether it goes with the listener: it stays if
-    /// another process holds the socket too.
+    /// The socket's file, if this daemon or its predecessor made the file. `goes`: the listener
+    /// removes the file on drop; it does not if another process holds the socket too.
     made: Option<Place>,
     goes: bool,
-    /// When a failing accept was last logged: at most one line a second.
+    /// Time at which a failing accept was last logged: at most one line a second.
     warned: Option<Instant>,
 }
 
-/// A socket's file, and how to recognise it.
+/// A socket's file, with the identity by which the file is recognised.
 #[derive(Debug, Clone)]
 pub struct Place {
     path: PathBuf,
@@ -149,33 +149,33 @@ pub struct Place {
 }
 
 impl Place {
-    /// What distinguishes the socket's file from others.
+    /// Returns device and inode of the socket's file.
     pub fn identity(&self) -> Identity {
         self.identity
     }
 
-    /// Removes the file, unless another one has taken its place.
+    /// Removes the file, unless another file has taken its place.
     pub fn remove(&self) {
         let now = fs::symlink_metadata(&self.path);
         if now.is_ok_and(|now| (now.dev(), now.ino()) == self.identity) {
-            // Nothing to be done if it fails: at the next start it is stale and replaced.
+            // A failure does no harm: the next start finds the file stale and replaces it.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Device and inode of a socket's file. No other file has them while the socket is open: it keeps
-/// the inode, even if no name is left.
+/// Device and inode of a socket's file. No other file has this identity while the socket is open:
+/// the socket keeps the inode, even without a name.
 pub type Identity = (u64, u64);
 
 impl Listener {
-    /// Creates a listening socket at `path`, replacing one that was left behind.
+    /// Creates a listening socket at `path`, replacing a stale socket.
     pub fn bind(path: &Path, access: Access) -> Result<Listener, SocketError> {
         check_path(path)?;
         let directory = Directory::open(path)?;
         clear_stale(path)?;
         let socket = unix_socket::stream_socket()?;
-        // Removes itself and the temporary name on every way out; the linked one stays.
+        // Dropping `place` removes the directory and the temporary name; the linked name stays.
         let place = directory.private_dir(path).map_err(failed("make a directory beside", path))?;
         let bound = unix_socket::bind(socket.as_fd(), &place.socket);
         bound.map_err(failed("create socket", path))?;
@@ -195,8 +195,9 @@ impl Listener {
         Ok(listener)
     }
 
-    /// Takes over a socket that listens and appears at `path`. Both stay when this ends. Where the
-    /// file is one that we made, `access` is granted to it anew.
+    /// Takes over a listening socket whose file is at `path`. Socket and file stay when the
+    /// listener is dropped. `made` is given if this daemon's predecessor made the file: its
+    /// identity, and the access to set again.
     pub fn adopt(
         fd: OwnedFd,
         path: &Path,
@@ -208,7 +209,7 @@ impl Listener {
             if file.identity != identity {
                 return Err(SocketError::Replaced(path.to_owned()));
             }
-            // A group that is configured no more gives way to that of a new file.
+            // Without a configured group the file gets the group of a new file.
             let group = wanted.or_else(|| Some(group::own()));
             file.grant(Access { mode, group }, path)?;
         }
@@ -217,35 +218,35 @@ impl Listener {
         Ok(listener)
     }
 
-    /// A socket that listens; nothing happens to a file.
+    /// Makes a listener of a listening socket, without touching a file.
     fn new(socket: impl Into<UnixListener>, path: Option<&Path>) -> Listener {
         let (socket, path) = (Arc::new(Guarded::from(socket.into())), path.map(Path::to_owned));
         Listener { socket, path, made: None, goes: false, warned: None }
     }
 
-    /// The socket's file; `None` if no process of ours made it.
+    /// Returns the socket's file; `None` if neither this daemon nor its predecessor made the file.
     pub fn made(&self) -> Option<&Place> {
         self.made.as_ref()
     }
 
-    /// True if the file goes when this ends.
+    /// True if the listener removes its file on drop.
     pub fn removes_file(&self) -> bool {
         self.goes && self.made.is_some()
     }
 
-    /// From now on the file stays when this ends: another process holds the socket too.
+    /// Keeps the file when the listener is dropped: another process holds the socket too.
     pub fn leave_file(&mut self) {
         self.goes = false;
     }
 
-    /// The open socket, to see that a front-end waits there while another is served.
+    /// Returns the socket, for a session that watches for other front-ends.
     pub fn socket(&self) -> Arc<Guarded<UnixListener>> {
         Arc::clone(&self.socket)
     }
 
-    /// Waits for the next front-end. Whatever fails is waited out: descriptors and memory come
-    /// back, and a front-end stays in the queue meanwhile. A listener that gave up would leave its
-    /// port unresponsive until the daemon is restarted, which costs all others their connection.
+    /// Waits for the next front-end. Waits out every failure: descriptors and memory become free
+    /// again, and a front-end stays in the queue meanwhile. A listener that gave up would leave its
+    /// port unresponsive until the daemon restarts, which costs all other ports their connections.
     pub fn accept(&mut self, stop: &EventFd) -> Opened {
         let mut delay = ACCEPT_RETRY_MIN;
         loop {
@@ -255,7 +256,7 @@ impl Listener {
             };
             if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR | libc::ECONNABORTED))
             {
-                // A front-end that left the queue again.
+                // A front-end left the queue before accept(2).
                 continue;
             }
             self.warn(&error);
@@ -283,13 +284,14 @@ impl Listener {
     }
 }
 
-/// What distinguishes the socket at `path`; `None` if there is none.
+/// Returns device and inode of the socket at `path`; `None` if no socket is there.
 pub fn identity_of(path: &Path) -> Option<Identity> {
     let found = fs::symlink_metadata(path).ok()?;
     found.file_type().is_socket().then(|| (found.dev(), found.ino()))
 }
 
-/// The path that a Unix socket was bound to; `None` if `fd` is none, or has none.
+/// Returns the path that the Unix socket `fd` is bound to; `None` without a path, or if `fd` is no
+/// Unix socket.
 pub fn bound_path(fd: &OwnedFd) -> Option<PathBuf> {
     let socket = UnixListener::from(fd.try_clone().ok()?);
     socket.local_addr().ok()?.as_pathname().map(Path::to_owned)
@@ -300,8 +302,8 @@ pub fn listens(fd: &OwnedFd) -> bool {
     unix_socket::is_unix_stream(fd.as_fd()) && unix_socket::listens(fd.as_fd()).unwrap_or(false)
 }
 
-/// Sleeps for `delay` or until `stop` is set; without a look at `stop` if even poll(2) has no
-/// memory.
+/// Sleeps for `delay` or until `stop` is set. Sleeps without watching `stop` if poll(2) fails for
+/// want of memory.
 fn pause_anyhow(stop: &EventFd, delay: Duration) -> Wake {
     pause(stop, Instant::now() + delay).unwrap_or_else(|_| {
         thread::sleep(delay);
@@ -317,17 +319,18 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Before the fields are dropped in order, and so before the socket is closed: while we
-        // still listen, no other daemon takes the path for stale and puts its own there.
+        // The file goes before the fields are dropped, and so before the socket is closed: while
+        // this socket listens, no other daemon takes the path for stale and puts its own socket
+        // there.
         if let Some(made) = self.made.as_ref().filter(|_| self.goes) {
             made.remove();
         }
     }
 }
 
-/// The directory a socket is about to appear in, locked if it could be.
+/// The directory in which a socket is about to appear, locked if the lock could be taken.
 struct Directory {
-    /// Removed by way of `handle`.
+    /// Removes its file by way of `handle`, so it is dropped first.
     _lock: Option<Lock>,
     handle: File,
 }
@@ -345,7 +348,7 @@ impl Directory {
         Ok(Directory { _lock: Lock::take(&by_handle(&handle), path), handle })
     }
 
-    /// A place inside for the socket that will be `path`.
+    /// Makes a private directory inside for the socket that will be at `path`.
     fn private_dir(&self, path: &Path) -> io::Result<PrivateDir> {
         let name = path.file_name().unwrap_or_default();
         PrivateDir::make(&by_handle(&self.handle), name)
@@ -362,7 +365,8 @@ fn check_path(path: &Path) -> Result<(), SocketError> {
     }
 }
 
-/// Makes sure nothing is at `path`: removes a socket on which no process listens, refuses the rest.
+/// Makes sure that `path` is free: removes a socket on which no process listens, refuses other
+/// files.
 fn clear_stale(path: &Path) -> Result<(), SocketError> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_socket() => {}
@@ -385,15 +389,15 @@ fn clear_stale(path: &Path) -> Result<(), SocketError> {
             _ => Ok(()),
         },
         Some(libc::ENOENT) => Ok(()),
-        // A full queue, or a live socket of another type.
+        // EAGAIN: the queue is full. EPROTOTYPE: a live socket of another type.
         Some(libc::EAGAIN | libc::EPROTOTYPE) => Err(SocketError::InUse(path.to_owned(), None)),
         _ => Err(failed("find out whether anybody uses", path)(error)),
     }
 }
 
-/// A connected socket made ready: nothing but bytes and descriptors shall come out of it. Options
-/// such as `SO_PASSCRED`, which a parent may have set and accept(2) passes on, would put control
-/// messages beside the bytes and make descriptors seem lost.
+/// Prepares a connected socket so that it delivers nothing but bytes and descriptors. Options such
+/// as `SO_PASSCRED`, which a parent may have set and accept(2) passes on, would add control
+/// messages to the bytes and make descriptors seem lost.
 fn opened(socket: impl Into<Guarded<UnixStream>>) -> io::Result<(Guarded<UnixStream>, FrontEnd)> {
     let socket = socket.into();
     unix_socket::receive_plainly(socket.as_fd());
@@ -401,17 +405,17 @@ fn opened(socket: impl Into<Guarded<UnixStream>>) -> io::Result<(Guarded<UnixStr
     Ok((socket, FrontEnd { pid, uid }))
 }
 
-/// An inherited socket, by what it is.
+/// An inherited socket, by its state.
 #[derive(Debug)]
 pub enum Inherited {
-    /// It listens. Its path, if it has one, belongs to the process that made it and stays.
+    /// A listening socket. Its path, if it has one, belongs to the process that made the socket.
     Listener(Listener),
-    /// It is connected to a front-end.
+    /// A socket connected to a front-end.
     Connection(Guarded<UnixStream>, FrontEnd),
 }
 
-/// Takes over the Unix stream socket that the program which started this one left open as
-/// descriptor `number`. To be called early, while the numbers still mean what they meant to it.
+/// Takes over the Unix stream socket that the parent program left open as descriptor `number`. The
+/// daemon calls this early, before it reuses the parent's descriptor numbers.
 pub fn inherit(number: RawFd) -> Result<Inherited, SocketError> {
     let fd = descriptor::adopt_inherited(number)?.ok_or(SocketError::NotInherited(number))?;
     if !unix_socket::is_unix_stream(fd.as_fd()) {
@@ -424,16 +428,16 @@ pub fn inherit(number: RawFd) -> Result<Inherited, SocketError> {
     connected(fd).ok_or(SocketError::NotInherited(number))
 }
 
-/// Makes a socket that another process had listen ours.
+/// Prepares a socket that another process made to listen.
 fn take_over(fd: &OwnedFd) -> io::Result<()> {
-    // The parent may hold the same socket: without this, losing the race for a connection would
-    // leave us blocked in accept(2), without a look at the stop request.
+    // The parent may hold the socket too: without O_NONBLOCK, a lost race for a connection would
+    // leave this thread blocked in accept(2), where it does not see the stop request.
     descriptor::set_nonblocking(fd.as_fd())?;
-    // A peer that connects learns which process called listen(2), by which we know our own.
+    // A peer that connects sees the process that called listen(2); `Connector` relies on this.
     unix_socket::listen(fd.as_fd(), SOCKET_BACKLOG)
 }
 
-/// The connection behind `fd`; `None` if the socket is neither connected nor usable.
+/// Returns the connection behind `fd`; `None` if the socket is not connected or not usable.
 fn connected(fd: OwnedFd) -> Option<Inherited> {
     let socket = Guarded::from(UnixStream::from(fd));
     socket.peer_addr().ok()?;

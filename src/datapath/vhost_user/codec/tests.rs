@@ -1,4 +1,4 @@
-//! The wire over real sockets: good messages, each way to break one, deadlines, and noise.
+//! The codec over real sockets: valid messages, each way to break one, deadlines, and noise.
 
 use super::*;
 use std::io::{PipeReader, Read, Write, pipe};
@@ -14,13 +14,13 @@ use base::limits::MAX_MESSAGE_BODY;
 
 const SHORT: Duration = Duration::from_millis(100);
 
-/// Longer than any test: what must not run out.
+/// Longer than any test, for deadlines that must not pass.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Within this a half-sent message must have been given up, whatever else the machine does.
+/// The codec must have given up a half-sent message within this time, on a busy machine too.
 const SOON: Duration = Duration::from_secs(5);
 
-/// Both ends of a session, and what stops ours.
+/// Both ends of a session, and the eventfd that stops the back-end's end.
 struct Pair {
     ours: Connection,
     theirs: UnixStream,
@@ -31,7 +31,7 @@ fn pair() -> Pair {
     pair_with_timeouts(LONG)
 }
 
-/// For the tests in which a deadline has to pass.
+/// A deadline for tests in which it passes.
 fn impatient_pair() -> Pair {
     pair_with_timeouts(SHORT)
 }
@@ -264,7 +264,7 @@ fn replies_byte_for_byte() {
     assert_eq!(got, expected.concat());
 }
 
-/// Replies until one fails; returns the failure and how long the failing call took.
+/// Replies until a reply fails. Returns the failure and how long the failing call took.
 fn reply_until_failure(pair: &mut Pair) -> (WireError, Duration) {
     loop {
         let begun = Instant::now();
@@ -280,7 +280,7 @@ fn a_front_end_that_never_reads_blocks_nobody() {
     let (error, took) = reply_until_failure(&mut pair);
     assert!(matches!(error, WireError::ReplyTimeout(_)), "{error}");
     assert!((SHORT..SOON).contains(&took), "{took:?}");
-    // The same, with a stop request in the middle.
+    // Replies again, with a stop request in the middle.
     pair.ours.reply_timeout = LONG;
     pair.stop.write(1).unwrap();
     assert!(matches!(reply_until_failure(&mut pair).0, WireError::Stopped));
@@ -346,8 +346,8 @@ fn noise_on_the_wire() {
                 Ok(Incoming::Called) => panic!("nobody called"),
                 Ok(Incoming::Stopped) => panic!("nobody asked to stop"),
                 Err(WireError::MessageTimeout(_)) => panic!("the stream has an end"),
-                // The connections before were this thread's too, and the thread that closes them
-                // may lack a CPU. To ask is to wait.
+                // This thread owned the earlier connections too, and the closer may lack a CPU.
+                // Asking waits for the closer.
                 Err(WireError::HeldUp) => {}
                 Err(_) => {
                     broken += 1;
@@ -359,7 +359,7 @@ fn noise_on_the_wire() {
     assert!(whole >= 5_000 && broken > 1_500, "{whole} {broken}");
 }
 
-/// A call is told between two messages, whether it came before one or in the middle.
+/// A call is reported between two messages, whether the call came before or during a message.
 #[test]
 fn a_call_is_told_and_loses_no_byte() {
     let mut pair = pair();

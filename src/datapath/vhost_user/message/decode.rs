@@ -1,4 +1,4 @@
-//! The table of requests, and decoding by it.
+//! The table of requests, and decoding by the table.
 
 use vhost::vhost_user::message::{
     FrontendReq, VhostUserLog, VhostUserMemory, VhostUserMemoryRegion, VhostUserSingleMemoryRegion,
@@ -12,10 +12,10 @@ use base::limits::MAX_MESSAGE_FILES;
 /// Ring index in the value of `SET_VRING_KICK`, `_CALL` and `_ERR`.
 const VRING_INDEX_MASK: u64 = 0xff;
 
-/// In the same value: no descriptor comes with this message.
+/// Bit in the value of `SET_VRING_KICK`, `_CALL` and `_ERR`: no descriptor comes with the message.
 const VRING_NO_FD: u64 = 0x100;
 
-/// The body and descriptors that a request calls for. No descriptors unless it says so.
+/// The body and descriptors that a request calls for; no descriptors unless stated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     Empty,
@@ -23,24 +23,24 @@ pub(super) enum Form {
     Descriptor,
     Number,
     Ring,
-    /// As [`Form::Ring`], with a number that is 0 or 1.
+    /// A ring's index, and 0 or 1.
     Switch,
     Address,
-    /// A number that holds an index, and one descriptor unless it has [`VRING_NO_FD`].
+    /// A number that holds a ring's index, and one descriptor unless [`VRING_NO_FD`] is set.
     Notifier,
-    /// u32 number of regions, u32 padding, the regions; a descriptor for each.
+    /// u32 number of regions, u32 padding, the regions; one descriptor for each region.
     Table,
     /// u64 padding, one region, one descriptor.
     NewRegion,
-    /// As [`Form::NewRegion`] without a descriptor, but one is taken and closed: vhost-user.rst
-    /// asks for this with `REM_MEM_REG`, for the sake of QEMU before 7.1.
+    /// u64 padding, one region; a descriptor may come and is closed: vhost-user.rst asks back-ends
+    /// to accept a descriptor with `REM_MEM_REG`, for QEMU before 7.1.
     OldRegion,
-    /// One descriptor.
+    /// The log's size and offset, one descriptor.
     Log,
 }
 
-/// The table of the requests we serve: their form, and whether they have an answer of their own,
-/// sent whether or not `NEED_REPLY` is set. `None` for all others.
+/// The table of served requests: the form, and whether the request has a reply of its own, sent
+/// with or without `NEED_REPLY`. `None` for all other requests.
 pub(super) const fn shape(request: FrontendReq) -> Option<(Form, bool)> {
     use FrontendReq as R;
     Some(match request {
@@ -63,15 +63,15 @@ pub(super) const fn shape(request: FrontendReq) -> Option<(Form, bool)> {
     })
 }
 
-/// Whether the request has an answer of its own.
+/// True if the request has a reply of its own.
 pub(super) fn has_answer(code: Code) -> bool {
     code.known().and_then(shape).is_some_and(|(_, answers)| answers)
 }
 
 impl Message {
-    /// The request and what came with it; `None` for a request that we do not serve, known to the
-    /// protocol or not. Descriptors that are of no use are closed, on an error all of them; the
-    /// stream is at the start of the next message either way.
+    /// Returns the request and its payload; `None` for a request that this back-end does not serve,
+    /// known to the protocol or not. Closes descriptors that the request does not use, and on an
+    /// error all. The stream is at the start of the next message in every case.
     pub fn decode(self) -> Result<Option<(FrontendReq, Payload)>, BadMessage> {
         let Message { head, body, files } = self;
         let Some((request, (form, _))) = head.code.known().and_then(|r| Some((r, shape(r)?)))
@@ -85,7 +85,7 @@ impl Message {
     }
 }
 
-/// A body under decoding, with the code that errors name.
+/// A body being decoded, with the code for errors.
 #[derive(Clone, Copy)]
 struct View<'a> {
     code: Code,
@@ -121,7 +121,7 @@ impl View<'_> {
         if got == expected { Ok(()) } else { Err(BadMessage::FileCount { code, expected, got }) }
     }
 
-    /// What the message brings, once size and descriptors are known to be right.
+    /// Returns the payload. The caller has checked size and descriptors.
     fn payload(self, form: Form, files: Vec<Passed>) -> Result<Payload, BadMessage> {
         let one = |files: Vec<Passed>| files.into_iter().flatten().next();
         let missing = BadMessage::FileCount { code: self.code, expected: 1, got: 0 };
@@ -142,7 +142,8 @@ impl View<'_> {
             }
             Form::Notifier => {
                 let value: u64 = self.read()?;
-                // With reserved bits set, the eight bits left need not be the ring that was meant.
+                // With reserved bits set, the index in the low eight bits may not be the ring that
+                // was meant.
                 if value & !(VRING_INDEX_MASK | VRING_NO_FD) != 0 {
                     return Err(BadMessage::Value(self.code, value));
                 }
@@ -159,7 +160,7 @@ impl View<'_> {
         })
     }
 
-    /// The body as one value of the protocol.
+    /// Reads the body as one value of the protocol.
     fn read<T: ByteValued>(self) -> Result<T, BadMessage> {
         T::read_exact_from(self.body).map_err(|_| BadMessage::BodySize {
             code: self.code,
@@ -173,7 +174,8 @@ impl View<'_> {
         Ok(RegionSpec::from(*single))
     }
 
-    /// Number of regions a memory table announces, bounded before anything is computed from it.
+    /// Returns the number of regions in a memory table; checked before anything is computed from
+    /// it.
     fn regions(self) -> Result<usize, BadMessage> {
         let (VhostUserMemory { num_regions: regions, .. }, _) = self.split_mem_table()?;
         match usize::try_from(regions) {
@@ -182,7 +184,7 @@ impl View<'_> {
         }
     }
 
-    /// Each region with its descriptor; they come in the same order.
+    /// Returns each region with its descriptor; regions and descriptors come in one order.
     fn mem_table(self, files: Vec<Passed>) -> Result<Vec<(RegionSpec, Passed)>, BadMessage> {
         let (_, regions) = self.split_mem_table()?;
         let regions = regions.chunks_exact(size_of::<VhostUserMemoryRegion>());
@@ -193,7 +195,7 @@ impl View<'_> {
         pairs.collect()
     }
 
-    /// The fixed part of a memory table, and the regions after it.
+    /// Returns the fixed part of a memory table, and the bytes of the regions behind it.
     fn split_mem_table(&self) -> Result<(VhostUserMemory, &[u8]), BadMessage> {
         let (code, got, expected) = (self.code, self.body.len(), size_of::<VhostUserMemory>());
         let parts = self.body.split_at_checked(expected);

@@ -1,4 +1,4 @@
-//! Decoding: each shape, each way to miss it, and 10^5 messages of noise.
+//! Decoding: each form, each violation of the form, and 10^5 messages of noise.
 
 use super::decode::{Form, shape};
 use super::*;
@@ -6,7 +6,7 @@ use std::io::{PipeReader, PipeWriter, Read, pipe};
 
 use FrontendReq as R;
 
-/// Every code the protocol defines, and a few it does not.
+/// Every code that the protocol defines, and a few undefined codes.
 const CODES: std::ops::RangeInclusive<u32> = 0..=50;
 
 /// A message with `count` descriptors, all copies of the writing end of one pipe.
@@ -16,7 +16,7 @@ fn message(code: impl Into<Code>, body: &[u8], writer: &PipeWriter, count: usize
     Message { head, body: body.to_vec(), files }
 }
 
-/// What a message of a request that is served decodes to.
+/// Decodes a message of a served request.
 fn payload(message: Message) -> Result<Payload, BadMessage> {
     let code = message.head.code;
     message.decode().map(|decoded| {
@@ -31,7 +31,7 @@ fn decode(request: R, body: &[u8], count: usize) -> Result<Payload, BadMessage> 
     payload(message(request, body, &writer, count))
 }
 
-/// The payload's text with descriptor numbers, which vary, taken out.
+/// Returns the payload's text without descriptor numbers, which vary.
 fn text(request: Result<Payload, BadMessage>) -> String {
     let mut text = format!("{:?}", request.unwrap());
     while let Some(at) = text.find("OwnedFd {") {
@@ -205,7 +205,7 @@ fn memory_regions() {
     assert!(all_closed(reader, writer));
 }
 
-/// A region may be without its file, which was on a disk; nothing else may.
+/// A region may lack its file, which was on a disk; no other payload may lack a file.
 #[test]
 fn a_file_on_a_disk_leaves_its_place() {
     let (_reader, writer) = pipe().unwrap();
@@ -272,7 +272,7 @@ fn memory_tables_that_do_not_add_up() {
     }
 }
 
-/// A body of `size` bytes that is right in all but, maybe, its size.
+/// Returns a body of `size` bytes that is valid apart from its size.
 fn zeroes_for(code: Code) -> Option<usize> {
     Some(match shape(code.known()?)?.0 {
         Form::Empty | Form::Descriptor => 0,
@@ -330,7 +330,7 @@ fn an_answer_stands_for_the_acknowledgement() {
     assert!(Head { code: Code(4711), need_reply: true, size: 0 }.wants_ack());
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): a few lines, and the same noise in every run.
+/// SplitMix64 (Steele, Lea, Flood 2014): a few lines, and equal noise in every run.
 struct Noise(u64);
 
 impl Noise {
@@ -352,7 +352,7 @@ fn a_hundred_thousand_random_headers() {
     let mut noise = Noise(1);
     let mut good = 0;
     for _ in 0..100_000 {
-        // Half of them with plausible flags, so that the later checks are reached too.
+        // Half of the messages have plausible flags, to reach the later checks too.
         let flags = if noise.next() & 1 == 0 { noise.next() as u32 } else { 1 };
         let (code, size) = (noise.next() as u32, noise.next() as u32 >> (noise.next() % 32));
         if let Ok(head) = Head::parse(&header(code, flags, size)) {

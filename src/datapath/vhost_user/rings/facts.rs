@@ -1,4 +1,4 @@
-//! What the rings of a session and its guest's memory are like, for people who look for a fault.
+//! Facts about a session's rings and guest memory, for operators who look for a fault.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use crate::ring::SplitRing;
 use sys::fs::FileKind;
 
 impl Rings<'_> {
-    /// The rings that the port serves, by their index. Reads from the guest's memory where they
-    /// stand, and has each ring's lock for a moment, without that.
+    /// Returns the facts of the rings that the port serves, by ring index. Reads the rings' indices
+    /// from guest memory without a lock, and takes each ring's lock for a moment before.
     pub fn facts(&self, memory: &Arc<MemTable>) -> Vec<RingFacts> {
         (0..self.guest.tx.len() * 2).map(|index| self.fact(index, memory)).collect()
     }
@@ -36,7 +36,7 @@ impl Rings<'_> {
     }
 }
 
-/// What a region of the guest's memory lies in.
+/// Returns the facts of a memory region: address, length and kind of memory.
 pub fn region((gpa, mapping): (u64, &Mapping)) -> RegionFacts {
     let Backing { kind, page, named } = mapping.backing();
     let backing = match kind {

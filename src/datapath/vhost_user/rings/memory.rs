@@ -1,15 +1,16 @@
-//! What becomes of rings when their memory changes.
+//! Keeps rings alive while their memory changes.
 //!
-//! A front-end that changes a region takes it away and gives it again, whole or in parts: QEMU
-//! sends every REM_MEM_REG before the first ADD_MEM_REG, whenever a guest changes the shape of its
-//! memory (PAM registers, overlay pages, memory that grows). It sends no ring address again. So a
-//! ring whose place disappears *stands still*: it keeps its kick, call, size, addresses, whether it
-//! is enabled, and where it stood; its worker hears its kicks and finds nothing to serve. It lets
-//! go of the memory, which the front-end wants back. When a region holds it again it goes on where
-//! it stood, and is looked at once for what was made available meanwhile.
+//! A front-end that changes a region removes the region and adds it again, whole or in parts: QEMU
+//! sends every REM_MEM_REG before the first ADD_MEM_REG, whenever a guest changes the layout of its
+//! memory (PAM registers, overlay pages, memory that grows). QEMU sends no ring address again. So a
+//! ring whose memory disappears *stands still*: the ring keeps its kick, call, size, addresses,
+//! enable state and position; the ring's worker receives kicks and finds nothing to serve. The ring
+//! releases the memory table, so that the memory is unmapped. When a region contains the ring
+//! again, the ring goes on at its position, and its worker looks at the ring once for buffers made
+//! available meanwhile.
 //!
-//! What a standing transmit ring holds stays there. Frames for a standing receive ring are dropped
-//! as those for any ring that takes none.
+//! Frames in a standing transmit ring stay there. Frames for a standing receive ring are dropped,
+//! as for any receive ring that takes none.
 
 use std::sync::Arc;
 
@@ -22,9 +23,9 @@ use crate::ring::split::RingLog;
 use crate::ring::{RingError, SplitRing};
 
 impl Rings<'_> {
-    /// `SET_VRING_ADDR`. On a started ring the same addresses change the log flag only; at others
-    /// it is another ring, whose positions are those of its used ring. A refused one changes
-    /// nothing, but a stopped ring keeps it for the time when there is memory.
+    /// `SET_VRING_ADDR`. On a started ring, equal addresses change the log flag only; other
+    /// addresses mean another ring, whose indices are taken from its used ring. A refused address
+    /// changes nothing; a stopped ring keeps any address until there is memory.
     pub fn set_addr(&mut self, addr: VringAddr, memory: &Arc<MemTable>) -> Result<(), Refusal> {
         if addr.flags & !1 != 0 {
             return Err(Refusal::Flags(addr.flags));
@@ -37,7 +38,7 @@ impl Rings<'_> {
         match (life, found) {
             (Life::Stopped, _) => Ok(()),
             (Life::Running { .. }, Ok(())) => self.move_running(index, moved, &addr, memory),
-            // Its memory is away, so there is nothing yet to check the address against.
+            // The ring's memory is away, so there is nothing to check the address against.
             (Life::Standing { features, at }, Ok(()) | Err(RingError::NotMapped { .. })) => {
                 let at = at.filter(|_| !moved);
                 self.rings[index].life = Life::Standing { features, at };
@@ -82,8 +83,8 @@ impl Rings<'_> {
         Ok(())
     }
 
-    /// Moves every running ring to another memory table; one that has no place there stands still
-    /// from now on. When this returns no ring holds another table than this.
+    /// Moves every running ring to another memory table; a ring whose parts are not in `memory`
+    /// stands still from now on. When this returns, no ring holds another table.
     pub fn rebase(&mut self, memory: &Arc<MemTable>) {
         let count = self.rings.len();
         let mut stand = Vec::new();
@@ -114,8 +115,8 @@ impl Rings<'_> {
         }
     }
 
-    /// Starts every ring that can be started now, and lets those go on that can, after memory has
-    /// changed. Fails where that was resource exhaustion: nothing would start the ring later.
+    /// Starts or resumes every ring that can run after memory has changed. Fails if a ring lacked
+    /// resources: no later request would start the ring.
     pub fn refresh_all(
         &mut self,
         features: u64,
@@ -124,7 +125,7 @@ impl Rings<'_> {
     ) -> Result<(), Refusal> {
         let before = self.standing();
         for index in 0..self.rings.len() as u32 {
-            // A ring whose addresses are in no region yet may get them with the next region.
+            // A ring whose addresses are in no region yet may start with the next region.
             match self.refresh(index, features, memory, log) {
                 Err(refusal) if refusal.is_resource_exhaustion() => return Err(refusal),
                 _ => {}
@@ -145,8 +146,8 @@ impl Rings<'_> {
         self.rings.iter().filter(|ring| matches!(ring.life, Life::Standing { .. })).count()
     }
 
-    /// Lets a standing ring go on if there is memory for it. What may have changed for running
-    /// rings meanwhile is taken from the features acknowledged `now`.
+    /// Resumes a standing ring if the memory contains the ring. Takes from the features
+    /// acknowledged `now` the offloads that may have changed for running rings meanwhile.
     pub(super) fn resume(
         &mut self,
         index: usize,
@@ -180,7 +181,7 @@ impl Rings<'_> {
     }
 }
 
-/// Where a ring is said to be.
+/// Returns the addresses of a ring's three parts.
 fn places(addr: &VringAddr) -> [u64; 3] {
     [addr.descriptor, addr.available, addr.used]
 }

@@ -1,10 +1,10 @@
-//! Connecting to a front-end that listens.
+//! Connects to a front-end that listens.
 //!
-//! The owner of the directory may put something else where the front-end's socket was: a link to
-//! another VM's socket, or to one of this daemon, to which they have no right themselves. So the
-//! last component of the path is no link: the file is opened as a path and connected to by that
-//! handle. And a connection to ourselves is refused: the kernel says which process had the socket
-//! listen, and one that was kept or inherited is made to listen anew.
+//! The owner of the directory may replace the front-end's socket: by a link to another VM's socket
+//! or to a socket of this daemon, to which the owner has no access. So the last component of the
+//! path must not be a link: the file is opened with O_PATH and connected to by this handle. And a
+//! connection to this daemon itself is refused: the kernel tells which process made the socket
+//! listen, and kept and inherited sockets are made to listen anew.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -21,19 +21,19 @@ use base::limits::{CONNECT_RETRY_MAX, CONNECT_RETRY_MIN};
 use sys::poll::Wake;
 use sys::unix_socket;
 
-/// Connects to a front-end that listens, again and again.
+/// Connects to a front-end that listens, and retries.
 #[derive(Debug)]
 pub struct Connector {
     path: PathBuf,
     /// Pause before the next attempt.
     delay: Duration,
-    /// When the last attempt succeeded.
+    /// Time at which the last attempt succeeded.
     pub(super) connected: Option<Instant>,
-    /// The last failure that was logged; the same one is not logged again.
+    /// The last failure that was logged, as errno; an equal failure is not logged again.
     told: Option<i32>,
-    /// The one file it connects to, if not whatever is at the path.
+    /// The only file to connect to; `None` for any file at the path.
     only: Option<Identity>,
-    /// The process that is not connected to: this one, unless a test plays the front-end too.
+    /// A process to which no connection is made: this one, unless a test plays the front-end too.
     pub(super) own: u32,
     trouble: Arc<Trouble>,
 }
@@ -43,7 +43,8 @@ pub struct Connector {
 pub struct Trouble(AtomicI32);
 
 impl Trouble {
-    /// What connecting came to last, if that was an error, and not that the other side is busy.
+    /// Returns the error of the last attempt. `None` after a success, or while the front-end's
+    /// queue is full.
     pub fn last(&self) -> Option<io::Error> {
         match self.0.load(Ordering::Relaxed) {
             0 | libc::EAGAIN => None,
@@ -53,7 +54,7 @@ impl Trouble {
 }
 
 impl Connector {
-    /// Will connect to `path`; whether it exists does not matter yet.
+    /// Makes a connector for `path`, which need not exist yet.
     pub fn new(path: &Path) -> Result<Connector, SocketError> {
         check_path(path)?;
         let path = path.to_owned();
@@ -61,13 +62,13 @@ impl Connector {
         Ok(Connector { path, delay, connected: None, told: None, only: None, own, trouble })
     }
 
-    /// Will connect to `path` as long as it is this file. A link to another socket that takes its
-    /// place leads nowhere.
+    /// Makes a connector for `path` as long as `path` is this file. It does not connect to a file
+    /// that takes its place.
     pub fn to_file(path: &Path, file: Identity) -> Result<Connector, SocketError> {
         Ok(Connector { only: Some(file), ..Connector::new(path)? })
     }
 
-    /// To be asked what it came to, from another thread.
+    /// Returns the outcome of the last attempt, for another thread.
     pub fn trouble(&self) -> Arc<Trouble> {
         Arc::clone(&self.trouble)
     }
@@ -84,9 +85,9 @@ impl Connector {
         }
     }
 
-    /// Tries until a connection stands: at once after a connection that lasted, otherwise after a
-    /// pause that doubles from [`CONNECT_RETRY_MIN`] to [`CONNECT_RETRY_MAX`], so that neither a
-    /// missing front-end nor one that hangs up at once keeps us busy.
+    /// Tries until a connection is made: at once after a connection that lasted, otherwise after a
+    /// pause that doubles from [`CONNECT_RETRY_MIN`] to [`CONNECT_RETRY_MAX`]. The pause keeps a
+    /// front-end that is missing, or hangs up at once, from keeping the daemon busy.
     pub fn connect(&mut self, stop: &EventFd) -> Opened {
         if self.connected.take().is_some_and(|at| at.elapsed() >= CONNECT_RETRY_MAX) {
             self.delay = Duration::ZERO;

@@ -1,11 +1,11 @@
 //! The lock under which a stale socket is replaced.
 //!
-//! A file of ours that only we can open: every local user may lock the directory itself, as they
-//! may open it. It is removed by the process that holds it, before that lets go; so one that gets
-//! the lock makes sure that the file still has its name. Where others may write to the directory
-//! they may take the name first: a file that is not ours, or that others can open, is not waited
-//! for. The lock guards against an accident; without it we go on, and a process gives up waiting
-//! once and for all.
+//! The lock is a file that only this user can open: every local user may open the directory, and so
+//! could lock the directory itself. The holder removes the file before releasing the lock, so a
+//! process that gets the lock checks that the file still has its name. Where other users may write
+//! to the directory, they may take the name first: a file that belongs to another user, or that
+//! others can open, is not waited for. The lock guards against accidents only: without the lock the
+//! daemon goes on, and after one timeout the process waits for no lock any more.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -18,13 +18,13 @@ use std::time::{Duration, Instant};
 use base::limits::SOCKET_LOCK_WAIT;
 use sys::{group, unix_socket};
 
-/// The lock's file in the directory of a socket.
+/// Name of the lock's file in the directory of a socket.
 const NAME: &str = ".vioswitch.lock";
 
-/// A lock was not to be had, which was said.
+/// A lock could not be taken, and the log says so.
 static GIVEN_UP: AtomicBool = AtomicBool::new(false);
 
-/// The lock, until it is dropped.
+/// The lock, held until drop.
 #[derive(Debug)]
 pub(super) struct Lock {
     path: PathBuf,
@@ -32,8 +32,8 @@ pub(super) struct Lock {
 }
 
 impl Lock {
-    /// Locks `directory`, which must lead to the same one until the lock is dropped. `named` is for
-    /// the log.
+    /// Locks `directory`, a path that must lead to one directory until the lock is dropped. `named`
+    /// is the directory's name for the log. `None` if the lock cannot be taken.
     pub(super) fn take(directory: &Path, named: &Path) -> Option<Lock> {
         let path = directory.join(NAME);
         let taken = lock(&path);
@@ -48,7 +48,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Fails only if it is gone.
+        // Fails only if the file is gone.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -63,7 +63,7 @@ fn lock(path: &Path) -> io::Result<File> {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         if unix_socket::try_lock(file.as_fd())? {
-            // The one who had it may have removed it: then the lock is that of no name.
+            // The last holder may have removed the file: the lock is on a file without a name then.
             let named = fs::symlink_metadata(path);
             if named.is_ok_and(|now| (now.dev(), now.ino()) == (found.dev(), found.ino())) {
                 return Ok(file);
@@ -76,7 +76,7 @@ fn lock(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Opens what is there, or a new file: no link, and nothing that is waited for.
+/// Opens the file, or creates it. Follows no link, and does not wait for a FIFO.
 fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);

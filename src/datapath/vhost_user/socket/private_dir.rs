@@ -1,8 +1,8 @@
-//! Where a socket is made before it gets its name, and the file behind one.
+//! The directory in which a socket is made before it gets its name, and the file behind a socket.
 //!
-//! A path can be another file at every look, where others may write to the directory. So nothing
-//! here goes by a path twice: directories and sockets are opened once, as paths (`O_PATH`, which
-//! opens no device and never waits), and everything else goes through that handle.
+//! Where other users may write to the directory, a path may lead to another file at every use. So
+//! this code uses no path twice: it opens directories and sockets once, with `O_PATH` (which opens
+//! no device and never waits), and does everything else through this handle.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -16,26 +16,26 @@ use base::limits::MAX_SOCKET_PATH;
 use sys::fs::open_path;
 use sys::group;
 
-/// The way to what `handle` has open, whatever its path is by now.
+/// Returns a path to the file that `handle` has open, wherever the file's own path leads by now.
 pub(super) fn by_handle(handle: &File) -> PathBuf {
     format!("/proc/self/fd/{}", handle.as_raw_fd()).into()
 }
 
-/// A directory in which only we may write, with a place for one socket; removed on drop.
+/// A directory in which only this user may write, for one socket; removed on drop.
 #[derive(Debug)]
 pub(super) struct PrivateDir {
     path: PathBuf,
-    /// The socket's path until it is complete, by way of `_handle`.
+    /// Path of the socket until the socket is complete, by way of `_handle`.
     pub(super) socket: PathBuf,
     _handle: File,
 }
 
 impl PrivateDir {
-    /// Makes one in the directory `parent` for a socket that will be called `name`.
+    /// Makes a directory inside `parent` for a socket that will be called `name`.
     pub(super) fn make(parent: &Path, name: &OsStr) -> io::Result<PrivateDir> {
         let pid = std::process::id();
         let path = parent.join(format!(".{}.{pid}", name.to_string_lossy()));
-        // What is left of a process that was killed meanwhile: process numbers recur.
+        // A killed process with an equal process number may have left a file of this name.
         if fs::symlink_metadata(&path).is_ok_and(|left| left.file_type().is_socket()) {
             let _ = fs::remove_file(&path);
         }
@@ -49,7 +49,8 @@ impl PrivateDir {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         let inside = by_handle(&handle);
-        // The name is for ss(8); another one does where a socket's address is too short for it.
+        // The name is for ss(8); "socket" serves where a socket's address is too short for the
+        // name.
         let named =
             Some(inside.join(name)).filter(|named| named.as_os_str().len() <= MAX_SOCKET_PATH);
         let socket = named.unwrap_or_else(|| inside.join("socket"));
@@ -66,7 +67,7 @@ impl PrivateDir {
 impl Drop for PrivateDir {
     fn drop(&mut self) {
         self.clear();
-        // Removes nothing but an empty directory, whatever user owns it by now.
+        // rmdir(2) removes nothing but an empty directory, whoever owns the directory by now.
         let _ = fs::remove_dir(&self.path);
     }
 }
@@ -79,7 +80,7 @@ pub(super) struct SocketFile {
 }
 
 impl SocketFile {
-    /// That at `path`.
+    /// Opens the socket's file at `path`; fails on other files and on links.
     pub(super) fn open(path: &Path) -> io::Result<SocketFile> {
         let handle = open_path(path, false)?;
         let found = handle.metadata()?;
@@ -90,12 +91,12 @@ impl SocketFile {
         Ok(SocketFile { handle, identity: (found.dev(), found.ino()) })
     }
 
-    /// The way to it, wherever its path leads by now.
+    /// Returns a path to the file, wherever its own path leads by now.
     pub(super) fn path(&self) -> PathBuf {
         by_handle(&self.handle)
     }
 
-    /// Gives it its group and mode; `path` is for the error.
+    /// Sets the file's group and mode; `path` is for the error.
     pub(super) fn grant(&self, access: Access, path: &Path) -> Result<(), SocketError> {
         let file = self.path();
         chown(&file, None, access.group).map_err(failed("set the group of socket", path))?;

@@ -1,4 +1,4 @@
-//! Real sockets in a directory of their own: who may be replaced, who may connect, who waits.
+//! Real sockets in a directory of their own: which are replaced, who may connect, who waits.
 
 use super::*;
 use base::limits::CONNECT_RETRY_MAX;
@@ -13,7 +13,7 @@ use rustix::net::sockopt;
 
 const SHORT: Duration = Duration::from_millis(100);
 
-/// An upper bound for what should take no time, on a machine that is busy with other things.
+/// An upper bound for operations that take no time on an idle machine.
 const SOON: Duration = Duration::from_secs(5);
 const ACCESS: Access = Access { mode: 0o660, group: None };
 
@@ -50,7 +50,7 @@ fn stop() -> EventFd {
     EventFd::new(libc::EFD_NONBLOCK).unwrap()
 }
 
-/// Connects as another process would: here the test is the front-end.
+/// Connects as another process would: the test plays the front-end.
 fn from_other_process(path: &Path) -> Connector {
     let mut connector = Connector::new(path).unwrap();
     connector.own = 0;
@@ -64,7 +64,7 @@ fn accepted(listener: &mut Listener, stop: &EventFd) -> (Guarded<UnixStream>, Fr
     }
 }
 
-/// A group we may give files to: any for root, otherwise a supplementary one if there is one.
+/// Returns a group that this user may give files to: any for root, otherwise a supplementary one.
 fn some_group() -> u32 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
@@ -116,7 +116,7 @@ fn nothing_is_left_beside_the_socket_and_the_socket_goes_with_the_listener() {
 fn a_stale_socket_is_replaced() {
     let scratch = Scratch::new();
     let path = scratch.join("vm1.sock");
-    // The standard library's listener leaves its file behind: what a killed process does.
+    // The standard library's listener leaves its file behind, as a killed process does.
     drop(UnixListener::bind(&path).unwrap());
     let _listener = Listener::bind(&path, ACCESS).unwrap();
     UnixStream::connect(&path).unwrap();
@@ -131,14 +131,14 @@ fn a_live_socket_is_refused_and_left_alone() {
     assert!(matches!(error, SocketError::InUse(..)), "{error}");
     let this = format!("is in use by this process (pid {})", std::process::id());
     assert!(error.to_string().contains(&this), "{error}");
-    // The look at it was a connection that ended; the next one is served.
+    // The check of the path was a connection that ended; the next connection is served.
     let mut frontend = UnixStream::connect(&path).unwrap();
     let stop = stop();
     drop(accepted(&mut first, &stop));
     frontend.write_all(b"x").unwrap();
     (&*accepted(&mut first, &stop).0).read_exact(&mut [0]).unwrap();
 
-    // A full queue is a living process too, and so is a socket of another type.
+    // A full queue means a living process too, and so does a socket of another type.
     let mut queue = Vec::new();
     while let Ok(socket) = unix_socket::connect(&path) {
         queue.push(socket);
@@ -184,7 +184,8 @@ fn of_many_that_start_at_once_exactly_one_gets_the_path() {
         });
         let losers = results.iter().filter(|r| matches!(r, Err(SocketError::InUse(..)))).count();
         assert_eq!(losers, 7, "round {round}: {results:?}");
-        // The winner is the one behind the path: it would not be if a loser had replaced it.
+        // The winner listens behind the path; a loser that replaced the file would be there
+        // instead.
         UnixStream::connect(&path).unwrap();
     }
 }
@@ -296,7 +297,7 @@ fn a_front_end_that_hangs_up_at_once_is_not_hammered() {
     }
     // At once, then after 100, 200 and 400 ms.
     assert!((SHORT * 7..SOON).contains(&begun.elapsed()), "{:?}", begun.elapsed());
-    // A connection that lasted is followed by one at once, not after 800 ms.
+    // A connection that lasted is followed by an attempt at once, not after 800 ms.
     connector.connected = Instant::now().checked_sub(CONNECT_RETRY_MAX);
     let begun = Instant::now();
     assert!(matches!(connector.connect(&stop), Opened::Connection(..)));
@@ -367,8 +368,8 @@ fn descriptors_that_are_no_stream_socket_are_not_inherited() {
     }
 }
 
-/// P20: between the making of a socket and the granting of its mode, whoever may write to the
-/// directory puts another port's socket in its place.
+/// P20: between the creation of a socket and the setting of its mode, a user who may write to the
+/// directory replaces the file by another port's socket.
 #[test]
 fn p20_another_socket_in_place_of_the_new_one_keeps_its_mode_and_group() {
     let scratch = Scratch::new();
