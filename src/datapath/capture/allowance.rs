@@ -1,8 +1,8 @@
-//! What a capture may take of a worker's time.
+//! Bounds the time that a capture may take from a worker.
 //!
-//! It is earned as time passes and spent by what is done for the capture: instructions of a
-//! filter, bytes that are read and kept. That is counted, not measured: a worker that the kernel
-//! stops in the middle would pay for the pause.
+//! A capture earns time as time passes, and pays for the work done for it: the instructions of a
+//! filter, the bytes read and kept. The work is counted, not measured: measured time would include
+//! pauses in which the kernel stopped the worker.
 
 use base::budget::Budget;
 use base::limits::{
@@ -10,12 +10,12 @@ use base::limits::{
     CAPTURE_STEP_NANOS,
 };
 
-/// Time that a capture may take from one worker.
+/// Time that a capture may still take from one worker.
 #[derive(Debug)]
 pub struct Allowance {
-    /// Nanoseconds.
+    /// Nanoseconds left.
     budget: Budget,
-    /// Up to when they are earned.
+    /// Time up to which nanoseconds are earned.
     since: u64,
 }
 
@@ -26,7 +26,7 @@ impl Default for Allowance {
 }
 
 impl Allowance {
-    /// Earns the share of one of so many captures until `now`, in nanoseconds of any clock.
+    /// Earns the share of one of `captures` captures until `now`, in nanoseconds of any clock.
     pub fn earn(&mut self, now: u64, captures: usize) {
         let captures = captures.max(1) as u64;
         self.budget.cap = CAPTURE_NANOS / captures;
@@ -34,12 +34,12 @@ impl Allowance {
         self.since = now;
     }
 
-    /// True while there is something left.
+    /// True while time is left.
     pub fn is_left(&self) -> bool {
         self.budget.level() > 0
     }
 
-    /// Pays for a step, with so many instructions and bytes; the last one may be on credit.
+    /// Pays for a step of `instructions` and `bytes`; the last step may be on credit.
     pub fn spend(&mut self, instructions: u64, bytes: usize) {
         let bytes = bytes as u64 / CAPTURE_BYTES_A_NANO;
         self.budget.overdraw(CAPTURE_STEP_NANOS + instructions * CAPTURE_INSTRUCTION_NANOS + bytes);
@@ -50,7 +50,7 @@ impl Allowance {
 mod tests {
     use super::*;
 
-    /// Frames that are looked at with so many instructions before nothing is left.
+    /// Returns the number of frames that can be examined, with so many instructions each.
     fn frames(allowance: &mut Allowance, instructions: u64) -> u64 {
         let looks = std::iter::repeat_with(|| {
             let left = allowance.is_left();
@@ -62,7 +62,7 @@ mod tests {
         looks.take_while(|left| *left).count() as u64
     }
 
-    /// It holds for a second of bursts.
+    /// The share holds over a second of bursts.
     #[test]
     fn captures_have_their_share_of_the_time_together() {
         let nanos = CAPTURE_STEP_NANOS + 512 * CAPTURE_INSTRUCTION_NANOS;

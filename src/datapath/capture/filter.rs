@@ -1,10 +1,10 @@
-//! Classic BPF: the program that `tcpdump -ddd` makes of an expression, over one frame.
+//! Classic BPF: runs the program that `tcpdump -ddd` makes of an expression over one frame.
 //!
 //! The language is that of bpf(4) of the BSDs and of the kernel's
 //! `Documentation/networking/filter.rst`, without the kernel's extensions. A program is checked
-//! once: jumps go forward and stay inside, so it ends after at most as many steps as it has
-//! instructions, of which there are at most [`CAPTURE_FILTER_INSTRUCTIONS`]; what it loads from
-//! beyond the frame's bytes rejects the frame, as does a division by zero.
+//! once: jumps go forward and stay inside the program. So a program ends after at most as many
+//! steps as it has instructions, at most [`CAPTURE_FILTER_INSTRUCTIONS`]. A load beyond the frame's
+//! bytes rejects the frame, and so does a division by zero.
 
 use base::limits::CAPTURE_FILTER_INSTRUCTIONS;
 
@@ -13,27 +13,28 @@ use base::limits::CAPTURE_FILTER_INSTRUCTIONS;
 pub struct Instruction {
     /// Class, size, mode or operation.
     pub code: u16,
-    /// How many instructions to skip if the condition holds.
+    /// Instructions to skip if the condition holds.
     pub jt: u8,
-    /// And if not.
+    /// Instructions to skip if the condition does not hold.
     pub jf: u8,
     /// The operand.
     pub k: u32,
 }
 
-/// Why a program is none.
+/// Why a program is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FilterError {
-    /// It has none, or too many.
+    /// The program has no instruction, or too many.
     #[error("a filter has 1 to {CAPTURE_FILTER_INSTRUCTIONS} instructions")]
     Length,
-    /// There is no such instruction.
+    /// The instruction is unknown.
     #[error("instruction {0} of the filter is unknown")]
     Unknown(usize),
-    /// It leaves the program, or reads a word that there is not.
+    /// The instruction jumps out of the program, or uses a memory word that does not exist, or
+    /// divides by the constant zero.
     #[error("instruction {0} of the filter goes beyond its end or its memory")]
     Beyond(usize),
-    /// It does not say what is to become of a frame.
+    /// The program does not end with a return.
     #[error("the filter does not end with a return")]
     NoReturn,
 }
@@ -42,7 +43,7 @@ pub enum FilterError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Filter(Box<[Instruction]>);
 
-/// Words of memory of a program.
+/// Number of memory words that a program may use.
 const WORDS: usize = 16;
 
 // The lowest three bits are the class.
@@ -54,7 +55,7 @@ const ALU: u16 = 4;
 const JMP: u16 = 5;
 const RET: u16 = 6;
 const MISC: u16 = 7;
-/// Of an operand: the index register instead of `k`.
+/// Operand flag: the index register instead of `k`.
 const X: u16 = 8;
 // Sizes and modes of loads.
 const W: u16 = 0;
@@ -82,13 +83,14 @@ impl Filter {
         }
     }
 
-    /// True if the program accepts a frame of `len` bytes, the first of which are `bytes`. Adds the
-    /// instructions that it ran to `count`.
+    /// True if the program accepts a frame of `len` bytes that begins with `bytes`. Adds the number
+    /// of instructions run to `count`.
     pub fn accepts(&self, bytes: &[u8], len: u32, count: &mut u64) -> bool {
         self.run(bytes, len, count).is_some_and(|kept| kept > 0)
     }
 
-    /// What the program returns; nothing if it reads beyond the frame.
+    /// Returns the program's result; `None` if the program reads beyond the frame or divides by
+    /// zero.
     fn run(&self, bytes: &[u8], len: u32, count: &mut u64) -> Option<u32> {
         let (mut a, mut x, mut memory) = (0u32, 0u32, [0u32; WORDS]);
         let mut at = 0;
@@ -122,7 +124,7 @@ impl Filter {
     }
 }
 
-/// An error if instruction number `at` of `count` is none, or could lead out of the program.
+/// Fails if instruction number `at` of `count` is unknown or could lead out of the program.
 fn check(
     Instruction { code, jt, jf, k }: Instruction,
     at: usize,
@@ -135,7 +137,7 @@ fn check(
         LD => sized || plain,
         LDX => plain || code == LDX | B | MSH,
         ST | STX => code & !7 == 0,
-        // Up to 0xa0, exclusive or; negation has no operand.
+        // Up to 0xa0, which is exclusive or; negation has no operand.
         ALU => code & 0xf0 <= 0xa0 && code & !0xff == 0 && code != ALU | X | 0x80,
         JMP => code & 0xf0 <= 0x40 && code & !0xff == 0 && code != JMP | X,
         RET => matches!(code & !7, 0 | 0x10),
@@ -258,7 +260,7 @@ mod tests {
         assert_eq!(result(0x60, 1, 32), Some(0));
         assert_eq!(result(0x90, 7, 4), Some(3));
         assert_eq!(result(0xa0, 6, 3), Some(5));
-        // The register may be zero, which is no constant.
+        // The register may be zero: the check refuses a constant zero only.
         let by_register = filter(&[(ALU | X | 0x30, 0, 0, 0), (6, 0, 0, 1)]).unwrap();
         assert_eq!(by_register.run(&[], 0, &mut 0), None);
         let words = [(0, 0, 0, 9), (2, 0, 0, 15), (0, 0, 0, 1), (0x60, 0, 0, 15), (0x16, 0, 0, 0)];
@@ -292,7 +294,7 @@ mod tests {
         assert_eq!(Filter::new(long), Err(FilterError::Length));
     }
 
-    /// Whatever passes the check ends, and reads only what there is.
+    /// Every accepted program ends, and reads only bytes that exist.
     #[test]
     fn no_program_goes_astray() {
         use proptest::prelude::*;

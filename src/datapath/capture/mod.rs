@@ -1,13 +1,13 @@
-//! Copies of frames for those who look at them.
+//! Copies of frames for clients that inspect traffic.
 //!
-//! A [`Capture`] says of which ports, and keeps what workers leave with it until a client collects
-//! that. Workers never wait: where a batch is just being collected, or full, they lose the copy,
-//! with a count; likewise what a worker has no time to look at. Which captures there are stands in
-//! the table of ports, so that a burst costs one test while there is none.
+//! A [`Capture`] names the ports whose frames are copied, and keeps the copies that workers leave
+//! until a client collects them. Workers never wait: if a batch is full or is being collected, the
+//! worker loses the copy and counts the loss; so it does if the capture's time is used up. The
+//! table of ports lists the captures, so that a burst costs one test while there is no capture.
 //!
-//! * `allowance` what a capture may take of a worker's time;
-//! * [`outcomes`] what became of the frames of one burst, copy by copy;
-//! * [`filter`] the classic BPF programs that choose among frames.
+//! * `allowance` bounds the time that a capture takes from a worker;
+//! * [`outcomes`] records the outcome of each copy of a burst's frames;
+//! * [`filter`] runs the classic BPF programs that choose frames.
 
 mod allowance;
 pub mod filter;
@@ -25,50 +25,50 @@ use switch::PortId;
 /// One copy of a frame, without its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packet {
-    /// When its burst was forwarded: nanoseconds since 1970.
+    /// Time at which the frame's burst was forwarded: nanoseconds since 1970.
     pub time: u64,
-    /// Where it was seen.
+    /// The port at which the frame was seen.
     pub port: PortId,
-    /// Which way it went.
+    /// Whether the port sent or received the frame.
     pub direction: Direction,
-    /// Why it went no further.
+    /// Why the frame was dropped; `None` if it was forwarded.
     pub dropped: Option<DropReason>,
-    /// Bytes of the whole frame; 0 of what was no frame.
+    /// Bytes of the whole frame; 0 for something that was no frame.
     pub len: u32,
 }
 
-/// Copies that wait to be collected.
+/// Copies that wait for a client to collect them.
 #[derive(Debug, Default)]
 pub struct Batch {
-    /// Each with the place behind its bytes.
+    /// Each copy with the offset behind its bytes.
     packets: Vec<(Packet, usize)>,
     bytes: Vec<u8>,
 }
 
 impl Batch {
-    /// How many copies there are.
+    /// Returns the number of copies.
     pub fn len(&self) -> usize {
         self.packets.len()
     }
 
-    /// True if there are none.
+    /// True without copies.
     pub fn is_empty(&self) -> bool {
         self.packets.is_empty()
     }
 
-    /// One of the copies, in the order they came, with as much of it as was kept.
+    /// Returns copy number `index`, in the order of arrival, with the bytes that were kept.
     pub fn get(&self, index: usize) -> Option<(Packet, &[u8])> {
         let start = index.checked_sub(1).map_or(0, |before| self.packets[before].1);
         self.packets.get(index).map(|&(packet, end)| (packet, &self.bytes[start..end]))
     }
 
-    /// Forgets all copies and keeps the room they had.
+    /// Forgets all copies and keeps the allocated memory.
     fn clear(&mut self) {
         self.packets.clear();
         self.bytes.clear();
     }
 
-    /// Adds a copy; false if there is no room.
+    /// Adds a copy; false if the batch is full.
     fn push(&mut self, packet: Packet, bytes: &[u8]) -> bool {
         let full = self.packets.len() == CAPTURE_BATCH_PACKETS
             || self.bytes.len() + bytes.len() > CAPTURE_BATCH_BYTES;
@@ -80,16 +80,16 @@ impl Batch {
     }
 }
 
-/// What a client wants copies of.
+/// The frames that a client wants copies of.
 #[derive(Debug)]
 pub struct Wanted {
-    /// The ports; none stands for all there are and will be.
+    /// The ports; an empty list means all present and future ports.
     pub ports: Vec<PortId>,
-    /// Only what went no further.
+    /// Only dropped frames.
     pub drops_only: bool,
-    /// Of these only what it accepts.
+    /// Only frames that this filter accepts.
     pub filter: Option<Filter>,
-    /// Bytes that are kept of each frame.
+    /// Bytes kept of each frame.
     pub snaplen: usize,
 }
 
@@ -99,15 +99,15 @@ pub struct Capture {
     /// A bit for each port.
     ports: [AtomicU64; MAX_PORTS.div_ceil(64)],
     wanted: Wanted,
-    /// One for each worker.
+    /// One batch for each worker.
     batches: Box<[Mutex<Batch>]>,
-    /// Likewise; no other thread takes it.
+    /// One allowance for each worker; only that worker locks it.
     allowances: Box<[Mutex<Allowance>]>,
     lost: AtomicU64,
 }
 
 impl Capture {
-    /// Nothing yet of what is `wanted`, from so many workers.
+    /// Makes an empty capture of the `wanted` frames, for so many workers.
     pub fn new(wanted: Wanted, workers: usize) -> Capture {
         let capture = Capture {
             ports: [const { AtomicU64::new(0) }; MAX_PORTS.div_ceil(64)],
@@ -122,24 +122,25 @@ impl Capture {
         capture
     }
 
-    /// True if it is of all ports there are and will be.
+    /// True if the capture is of all present and future ports.
     fn is_of_all(&self) -> bool {
         self.wanted.ports.is_empty()
     }
 
-    /// The number of a port that is gone may soon be another one's.
+    /// Removes a port that is gone: its number may soon be another port's.
     pub fn forget(&self, port: PortId) {
         if let Some(bits) = self.ports.get(usize::from(port) / 64) {
             bits.fetch_and(!(1 << (port % 64)), Ordering::Relaxed);
         }
     }
 
-    /// True if no port is left that it could have copies of.
+    /// True if no port is left that the capture could have copies of.
     pub fn is_over(&self) -> bool {
         !self.is_of_all() && self.ports.iter().all(|bits| bits.load(Ordering::Relaxed) == 0)
     }
 
-    /// True if frames of this port are wanted that were dropped for this reason, or not at all.
+    /// True if the capture wants frames of this port that were dropped for this reason, or not
+    /// dropped.
     pub fn wants(&self, port: PortId, dropped: Option<DropReason>) -> bool {
         let bits = || self.ports.get(usize::from(port) / 64);
         let bit = |bits: &AtomicU64| bits.load(Ordering::Relaxed) >> (port % 64) & 1 != 0;
@@ -147,16 +148,16 @@ impl Capture {
             && (self.is_of_all() || bits().is_some_and(bit))
     }
 
-    /// Bytes at the beginning of a frame that are of use.
+    /// Returns the bytes at the beginning of a frame that the capture uses.
     pub fn reads(&self) -> usize {
         let filtered = if self.wanted.filter.is_some() { CAPTURE_FILTER_BYTES } else { 0 };
         self.wanted.snaplen.max(filtered)
     }
 
-    /// Where worker number `worker` leaves copies, for one burst: at `now`, in nanoseconds, as one
-    /// of so many captures.
+    /// Opens the batch of worker number `worker` for one burst at `now`, in nanoseconds, as one of
+    /// so many captures.
     pub fn open(&self, worker: usize, now: u64, captures: usize) -> Leaving<'_> {
-        // Without the first it is just being collected.
+        // Without the batch's lock the batch is being collected.
         let batch = self.batches.get(worker).and_then(try_lock);
         let mut allowance = self.allowances.get(worker).and_then(try_lock);
         if let Some(allowance) = &mut allowance {
@@ -165,9 +166,9 @@ impl Capture {
         Leaving { capture: self, batch, allowance }
     }
 
-    /// Takes all copies that wait, a batch for each worker in order. What was in `batches` is
-    /// forgotten, and workers go on in the room that it had: making room takes time, which a batch
-    /// that began small again after each collection would cost them each time.
+    /// Takes all waiting copies: one batch for each worker, in order. Forgets the content of
+    /// `batches` and gives their memory to the workers: a worker whose batch began small again
+    /// after each collection would spend time on allocation each time.
     pub fn collect(&self, batches: &mut Vec<Batch>) {
         batches.resize_with(self.batches.len(), Batch::default);
         for (waiting, batch) in self.batches.iter().zip(batches) {
@@ -176,7 +177,7 @@ impl Capture {
         }
     }
 
-    /// Copies that were lost since this was last asked.
+    /// Returns the number of copies lost since the last call.
     pub fn take_lost(&self) -> u64 {
         self.lost.swap(0, Ordering::Relaxed)
     }
@@ -190,7 +191,7 @@ fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// A worker that leaves copies.
+/// A worker's access to a capture for one burst.
 pub struct Leaving<'a> {
     capture: &'a Capture,
     batch: Option<MutexGuard<'a, Batch>>,
@@ -198,12 +199,12 @@ pub struct Leaving<'a> {
 }
 
 impl Leaving<'_> {
-    /// False if the worker has no time to look at a frame.
+    /// False if the capture has used up its time on this worker.
     pub fn may_look(&self) -> bool {
         self.allowance.as_ref().is_some_and(|allowance| allowance.is_left())
     }
 
-    /// True if a frame of `len` bytes, the first of which are `bytes`, passes the filter.
+    /// True if a frame of `len` bytes that begins with `bytes` passes the filter.
     pub fn accepts(&mut self, bytes: &[u8], len: u32) -> bool {
         let mut count = 0;
         let filter = self.capture.wanted.filter.as_ref();
@@ -218,12 +219,12 @@ impl Leaving<'_> {
         }
     }
 
-    /// Counts copies that cannot be left.
+    /// Counts copies that cannot be kept.
     pub fn lose(&self, copies: u64) {
         self.capture.lost.fetch_add(copies, Ordering::Relaxed);
     }
 
-    /// Leaves a copy, or counts it as lost. `bytes` is the frame's beginning.
+    /// Keeps a copy, or counts it as lost. `bytes` is the frame's beginning.
     pub fn leave(&mut self, packet: Packet, bytes: &[u8]) {
         let kept = &bytes[..bytes.len().min(self.capture.wanted.snaplen)];
         self.spend(0, kept.len());
@@ -265,7 +266,7 @@ mod tests {
         assert_eq!((batches.len(), capture.take_lost()), (2, 0));
     }
 
-    /// Two batches of a worker take turns, so the third time there is room already.
+    /// Two batches of a worker take turns, so the third round needs no allocation.
     #[test]
     fn a_batch_keeps_its_room() {
         let (capture, mut batches) = (capture(&[3], false), Vec::new());
@@ -291,7 +292,7 @@ mod tests {
         let held = capture.batches[1].lock().unwrap();
         capture.open(1, 1, 1).leave(PACKET, &[1]);
         drop(held);
-        // There is no such worker.
+        // No worker has this number.
         capture.open(2, 1, 1).leave(PACKET, &[1]);
         assert_eq!(capture.take_lost(), 2);
     }

@@ -1,46 +1,46 @@
-//! What became of the frames of one burst, copy by copy, while a capture needs them.
+//! Records the outcome of each copy of a burst's frames, while a capture needs the outcomes.
 
 use base::limits::CAPTURE_OUTCOMES;
 use base::stats::DropReason;
 use switch::PortId;
 
-/// What became of one copy of a frame.
+/// Outcome of one copy of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outcome {
-    /// Place of the frame in its burst.
+    /// Index of the frame in its burst.
     pub frame: u8,
-    /// Where it went.
+    /// The port that the copy was for.
     pub port: PortId,
-    /// Why it did not arrive.
+    /// Why the copy did not arrive; `None` if it did.
     pub dropped: Option<DropReason>,
 }
 
-/// What became of the copies of a burst's frames.
+/// Outcomes of the copies of a burst's frames.
 #[derive(Debug, Default)]
 pub struct Outcomes {
     wanted: bool,
     all: Vec<Outcome>,
-    /// Copies beyond [`CAPTURE_OUTCOMES`].
+    /// Outcomes beyond [`CAPTURE_OUTCOMES`].
     lost: u64,
-    /// All that were dropped, wanted or not.
+    /// All dropped copies, whether a capture needs their outcomes or not.
     drops: u64,
 }
 
 impl Outcomes {
-    /// Begins with a burst that a capture needs.
+    /// Begins to record a burst that a capture needs.
     pub fn begin(&mut self) {
         self.wanted = true;
         self.all.clear();
         self.lost = 0;
     }
 
-    /// True if a capture needs them.
+    /// True if a capture needs the outcomes.
     #[inline(always)]
     pub fn are_wanted(&self) -> bool {
         self.wanted
     }
 
-    /// Frames were dropped on their way to a port.
+    /// Notes that frames were dropped on their way to a port.
     #[inline(always)]
     pub fn dropped(&mut self, frames: &[u8], port: PortId, reason: DropReason) {
         self.drops += frames.len() as u64;
@@ -49,12 +49,12 @@ impl Outcomes {
         }
     }
 
-    /// Frames that were dropped on their way to ports, since this is there.
+    /// Returns the number of copies dropped on their way to ports since this was created.
     pub fn drops(&self) -> u64 {
         self.drops
     }
 
-    /// A frame reached a port.
+    /// Notes that a frame reached a port.
     #[inline(always)]
     pub fn delivered(&mut self, frame: u8, port: PortId) {
         if self.wanted {
@@ -71,8 +71,8 @@ impl Outcomes {
         }
     }
 
-    /// Ends with the burst: the outcomes by the places of their frames, and how many there were
-    /// beside them.
+    /// Ends the record of a burst. Returns the outcomes sorted by frame, and the number of outcomes
+    /// that were lost.
     pub fn end(&mut self) -> (&[Outcome], u64) {
         self.wanted = false;
         self.all.sort_by_key(|outcome| outcome.frame);
