@@ -1,4 +1,4 @@
-//! What is kept of events, and what is only counted.
+//! The newest events are kept, the others are counted.
 
 use std::time::{Duration, Instant};
 
