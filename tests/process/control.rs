@@ -30,6 +30,7 @@ mod mistakes;
 mod network;
 mod origins;
 mod overview;
+mod permissions;
 mod plug;
 mod rates;
 mod reload;
