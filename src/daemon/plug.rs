@@ -7,9 +7,10 @@
 //! next look.
 //!
 //! Who may make files there can make ports, and nothing else: a name that is taken, or to which a
-//! mirror copies frames, is refused, a link is not followed, and the port connects to the very file
-//! that was looked at. A file stands for its port as long as it is the same file and a process
-//! listens: bound anew it is another one.
+//! mirror copies frames, is refused, and so is a socket with several names, which may be somebody
+//! else's; a link is not followed, and the port connects to the very file that was looked at. A
+//! file stands for its port as long as it is the same file and a process listens: bound anew it is
+//! another one.
 //! What was refused, left by its listener or deleted by an administrator is looked at again when
 //! the file changes, and what waits for room or for its name, every [`PLUG_LOOK`].
 //!
@@ -405,7 +406,7 @@ impl Watcher {
         }
         let untold = std::mem::take(&mut self.untold);
         let uid = match file.kind {
-            Kind::Socket(uid) => Some(uid),
+            Kind::Socket(uid) | Kind::LinkedSocket(uid) => Some(uid),
             Kind::Other | Kind::Unseen(_) => None,
         };
         let (file, why) = (reason(format!("{name:?}")), reason(why));
@@ -424,6 +425,10 @@ fn candidate<'a>(
     let (why, state) = match (text, file.kind) {
         (Some(name), Kind::Socket(uid)) => return Some(Candidate { name, file, uid }),
         (Some(_), Kind::Other) => ("it is no socket".to_owned(), State::Done),
+        (Some(_), Kind::LinkedSocket(_)) => {
+            let why = "it has another name too, which may be somebody else's";
+            (why.to_owned(), State::Waits)
+        }
         (Some(_), Kind::Unseen(error)) => {
             let error = io::Error::from_raw_os_error(error);
             (format!("it cannot be looked at: {error}"), State::Waits)

@@ -41,8 +41,11 @@ pub struct Found {
 /// What a file of the directory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A socket, not a link to one, of this user.
+    /// A socket, not a link to one, of this user, which has no other name.
     Socket(u32),
+    /// A socket of this user with several names. A hard link gives somebody else's socket a name
+    /// here, where `fs.protected_hardlinks` permits that.
+    LinkedSocket(u32),
     /// Something else.
     Other,
     /// It could not be looked at, for this error number.
@@ -171,6 +174,7 @@ impl Found {
 
 fn found(stat: &Statx) -> Found {
     let kind = match FileType::from_raw_mode(stat.stx_mode.into()) {
+        FileType::Socket if stat.stx_nlink > 1 => Kind::LinkedSocket(stat.stx_uid),
         FileType::Socket => Kind::Socket(stat.stx_uid),
         _ => Kind::Other,
     };

@@ -32,6 +32,7 @@ mod origins;
 mod overview;
 mod permissions;
 mod plug;
+mod plug_members;
 mod rates;
 mod reload;
 mod remedies;

@@ -13,39 +13,32 @@ use testkit::{silent, skip};
 use super::*;
 
 /// A switch and its directory.
-struct Plugged {
-    lab: Lab,
+pub(super) struct Plugged {
+    pub(super) lab: Lab,
     plug: Dir,
 }
 
 impl Plugged {
-    fn new(ports: usize, extra: &[&str]) -> Plugged {
+    pub(super) fn new(ports: usize, extra: &[&str]) -> Plugged {
         let plug = Dir::new();
         let option = format!("--plug={}", plug.path().display());
         let lab = Lab::new(ports, &[&[option.as_str()], extra].concat());
         Plugged { lab, plug }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: impl AsRef<Path>) -> PathBuf {
         self.plug.path().join(name)
     }
 
-    fn listen(&self, name: &str) -> UnixListener {
+    pub(super) fn listen(&self, name: impl AsRef<Path>) -> UnixListener {
         UnixListener::bind(self.path(name)).expect("bind")
     }
 
-    /// The names of the ports that came by themselves.
-    fn ports(&self) -> Vec<String> {
-        let told = self.lab.json(&["port", "list"]);
-        let ports = told["ports"].as_array().expect("ports").iter();
-        let plugged = ports.filter(|port| port["origin"] == "plug");
-        let mut names: Vec<String> =
-            plugged.map(|port| port["name"].as_str().expect("a name").to_owned()).collect();
-        names.sort();
-        names
+    pub(super) fn ports(&self) -> Vec<String> {
+        plugged(&self.lab)
     }
 
-    fn comes_to(&self, wanted: &[&str]) {
+    pub(super) fn comes_to(&self, wanted: &[&str]) {
         let done = wait_for(LOST, || self.ports() == wanted);
         assert!(done, "{:?}, not {wanted:?}\n{}", self.ports(), self.lab.d.log());
     }
@@ -62,10 +55,21 @@ impl Plugged {
         assert!(up, "not back\n{}", self.lab.d.log());
     }
 
-    fn says(&self, words: &str) {
+    pub(super) fn says(&self, words: &str) {
         let said = wait_for(LOST, || self.lab.d.log().contains(words));
         assert!(said, "{words}\n{}", self.lab.d.log());
     }
+}
+
+/// The names of the ports that came by themselves.
+pub(super) fn plugged(lab: &Lab) -> Vec<String> {
+    let told = lab.json(&["port", "list"]);
+    let ports = told["ports"].as_array().expect("ports").iter();
+    let plugged = ports.filter(|port| port["origin"] == "plug");
+    let mut names: Vec<String> =
+        plugged.map(|port| port["name"].as_str().expect("a name").to_owned()).collect();
+    names.sort();
+    names
 }
 
 /// Closes the connections that wait to be accepted.
@@ -139,7 +143,7 @@ fn what_is_no_socket_or_has_a_name_that_is_taken_is_refused() {
     let squatter = p.listen("p0");
     symlink(elsewhere.path().join("s"), p.path("link")).expect("link");
     fs::write(p.path("file"), "").expect("write");
-    let _bad = [p.listen(".hidden"), p.listen("a b\n"), p.listen(&"x".repeat(65))];
+    let _bad = [p.listen(".hidden"), p.listen("a b\n"), p.listen("x".repeat(65))];
     let _good = p.listen("good");
     p.comes_to(&["good"]);
     for words in [
