@@ -358,3 +358,116 @@ fn a_frame_waits_as_long_as_its_booking_says() {
         }
     }
 }
+
+/// One whose frames pass and then find no buffers at their receiver: all but `taken` are given
+/// back, while what is booked behind them stays.
+struct HeldUp {
+    sender: Greedy,
+    taken: Taken,
+    /// What would wait for longer is dropped.
+    longest: u64,
+}
+
+/// How many of the frames that passed the receiver takes.
+type Taken = fn(&mut Random, u64) -> u64;
+
+const TAKEN: [Taken; 4] = [
+    |_, passed| passed.min(1),
+    |_, passed| passed.div_ceil(2),
+    |random, passed| random.below(passed + 1).max(passed.min(1)),
+    |random, passed| if random.below(8) > 0 { passed.min(1) } else { passed },
+];
+
+/// Frames wait for their own port's rate as long as it takes, for a receiver's so long at most.
+const LONGEST: [u64; 2] = [u64::MAX, 10_000_000];
+
+impl HeldUp {
+    fn new(frames: Frames, taken: Taken, longest: u64) -> HeldUp {
+        HeldUp { sender: Greedy::new(frames, 0), taken, longest }
+    }
+
+    /// Sends what may pass and is taken; comes again when what is booked may pass, or soon.
+    fn look(&mut self, meter: &mut Meter, random: &mut Random) {
+        let Greedy { frames, pending, booked, at, sent } = &mut self.sender;
+        pending.resize_with(64, || frames(random));
+        let all: Load = pending.iter().copied().sum();
+        let passed = meter.admit(pending.iter().copied(), booked.take(), true, *at);
+        let mut next = *at + 20_000;
+        match pending.get(passed) {
+            Some(first) if meter.wait(*first, *at) <= self.longest => {
+                let booking = meter.book(*first, all, *at);
+                next = meter.waits(&booking, *at).unwrap_or(*at + 1);
+                *booked = Some(booking);
+            }
+            _ => pending.truncate(passed),
+        }
+        let taken = (self.taken)(random, passed as u64) as usize;
+        meter.refund(pending[taken..passed].iter().copied().sum());
+        *sent += pending.drain(..taken).sum();
+        *at = next;
+    }
+}
+
+/// No more than the rate and a burst pass. A sender of frames of all lengths may lose time at the
+/// rate of its own port: short frames that were given back wait with a long one behind them.
+#[test]
+fn frames_given_back_before_those_that_booked_gain_nothing() {
+    let second = 1_000_000_000;
+    for (rate, (kind, frames)) in [1_000_000, 10_000_000].into_iter().flat_map(each_kind) {
+        for (longest, (n, taken)) in LONGEST.into_iter().flat_map(|l| each(l, TAKEN)) {
+            let mut meter = meter(second, bits(rate), 0);
+            let (mut random, mut one) = (Random(7), HeldUp::new(frames, taken, longest));
+            while one.sender.at < 5 * second {
+                one.look(&mut meter, &mut random);
+            }
+            let (sent, due) = (one.sender.sent.bytes, 5 * rate / 8);
+            let text = format!("{rate} {kind} {longest} {n}: {sent} of {due}");
+            let burst = 65_536.max(rate / 800) + rate / 800;
+            assert!(sent <= due + burst + 1514, "{text}");
+            if kind != "mixed" || longest < u64::MAX {
+                assert!(sent + segments(45).bytes >= due * 97 / 100, "{text}");
+            }
+        }
+    }
+}
+
+/// Others with the same receiver get its rate beside senders whose frames pass and are all given
+/// back, whether their own frames wait or not.
+#[test]
+fn frames_given_back_before_those_that_booked_cost_others_nothing() {
+    let second = 1_000_000_000;
+    for (rate, (kind, frames)) in [1_000_000, 10_000_000].into_iter().flat_map(each_kind) {
+        for (count, (_, may_wait)) in [1, 16].into_iter().flat_map(|n| each(n, [true, false])) {
+            let mut meter = meter(second, bits(rate), 0);
+            let mut random = Random(5);
+            let stuck = || HeldUp::new(frames, |_, _| 0, LONGEST[1]);
+            let mut stuck: Vec<HeldUp> = std::iter::repeat_with(stuck).take(count).collect();
+            let mut other = Greedy::new(|_| frame(1514), 0);
+            for now in (0..5 * second).step_by(second as usize / 2000) {
+                for one in stuck.iter_mut().filter(|one| one.sender.at <= now) {
+                    one.sender.at = now;
+                    one.look(&mut meter, &mut random);
+                }
+                if !may_wait {
+                    let all = std::iter::repeat_n(frame(1514), 64);
+                    let passed = meter.admit(all, None, false, now) as u64;
+                    other.sent += Load { packets: passed, bytes: 1514 * passed };
+                } else if other.at <= now {
+                    other.at = now;
+                    other.look(&mut meter, &mut random, 1);
+                }
+            }
+            let (sent, due) = (other.sent.bytes, 5 * rate / 8);
+            let text = format!("{rate} {count} {kind} {may_wait}: {sent} of {due}");
+            assert!((due * 95 / 100..=due * 105 / 100 + 131_072).contains(&sent), "{text}");
+        }
+    }
+}
+
+fn each<A: Copy, B, const N: usize>(one: A, all: [B; N]) -> impl Iterator<Item = (A, (usize, B))> {
+    all.into_iter().enumerate().map(move |other| (one, other))
+}
+
+fn each_kind(rate: u64) -> impl Iterator<Item = (u64, (&'static str, Frames))> {
+    KINDS.into_iter().map(move |kind| (rate, kind))
+}
