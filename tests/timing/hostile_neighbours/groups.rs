@@ -37,7 +37,7 @@ fn igmp(from: [u8; 6], to: [u8; 4], mut message: Vec<u8>) -> Vec<u8> {
 }
 
 /// A report of IGMPv3 about groups that no other one of these names.
-fn report(from: [u8; 6], number: usize) -> Vec<u8> {
+pub fn report(from: [u8; 6], number: usize) -> Vec<u8> {
     let [high, low] = RECORDS.to_be_bytes();
     let mut message = vec![0x22, 0, 0, 0, 0, 0, high, low];
     for n in 0..RECORDS {
