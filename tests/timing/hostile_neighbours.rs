@@ -7,10 +7,12 @@
 //! `floods` those that send from everywhere, `frontends` front-ends that storm, block and loop,
 //! `notifications` those whose call descriptors are expensive to write to, `memory` and `punches`
 //! guests whose memory faults, `workers` those that another worker serves, `groups` one that
-//! reports groups, `devices` TAPs and streams, `clients` those of the control socket.
+//! reports groups, `devices` TAPs and streams, `clients` those of the control socket, `captures`
+//! those of them that capture.
 //!
 //! One test at a time: they measure.
 
+mod captures;
 mod clients;
 mod devices;
 mod floods;

@@ -20,8 +20,8 @@ pub const CAPTURE_STEP: std::time::Duration = std::time::Duration::from_millis(8
 pub const CAPTURE_OUTCOMES: usize = 8192;
 
 /// Captures' part of a worker's time (one in so many), for filters and copies of all captures;
-/// frames beyond it are lost to them, with a count. Finding and counting these comes on top: about
-/// 40 ns a frame with four captures of all ports.
+/// frames beyond it are lost to them, with a count. Counting these comes on top: some nanoseconds a
+/// frame with four captures of all ports.
 pub const CAPTURE_SHARE: u64 = 10;
 
 /// Tuning: the most of it at once: how long a burst waits for them, but for the last frame of each.

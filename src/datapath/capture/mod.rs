@@ -127,6 +127,11 @@ impl Capture {
         self.wanted.ports.is_empty()
     }
 
+    /// Returns true if the client wants each copy of each frame.
+    pub fn is_of_everything(&self) -> bool {
+        self.is_of_all() && !self.wanted.drops_only
+    }
+
     /// Removes a port that is gone: its number may soon be another port's.
     pub fn forget(&self, port: PortId) {
         if let Some(bits) = self.ports.get(usize::from(port) / 64) {
@@ -152,6 +157,16 @@ impl Capture {
     pub fn reads(&self) -> usize {
         let filtered = if self.wanted.filter.is_some() { CAPTURE_FILTER_BYTES } else { 0 };
         self.wanted.snaplen.max(filtered)
+    }
+
+    /// Returns true if worker number `worker` has time for a frame at `now`, in nanoseconds, as one
+    /// of so many captures.
+    pub fn may_look(&self, worker: usize, now: u64, captures: usize) -> bool {
+        let mut allowance = self.allowances.get(worker).and_then(try_lock);
+        allowance.as_mut().is_some_and(|allowance| {
+            allowance.earn(now, captures);
+            allowance.is_left()
+        })
     }
 
     /// Opens the batch of worker number `worker` for one burst at `now`, in nanoseconds, as one of

@@ -19,6 +19,8 @@ pub struct Outcome {
 #[derive(Debug, Default)]
 pub struct Outcomes {
     wanted: bool,
+    /// A capture may look at frames of the burst, which are private then.
+    pub may_look: bool,
     all: Vec<Outcome>,
     /// Outcomes beyond [`CAPTURE_OUTCOMES`].
     lost: u64,
@@ -29,7 +31,7 @@ pub struct Outcomes {
 impl Outcomes {
     /// Begins to record a burst that a capture needs.
     pub fn begin(&mut self) {
-        self.wanted = true;
+        (self.wanted, self.may_look) = (true, true);
         self.all.clear();
         self.lost = 0;
     }

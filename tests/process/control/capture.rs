@@ -350,6 +350,60 @@ fn long_filters_lose_copies() {
     lab.d.stop();
 }
 
+/// Copies that are told of, and that are lost, until there are `all`.
+fn copies(client: &mut Client, all: u64) -> [u64; 2] {
+    let mut seen = [0, 0];
+    while seen.iter().sum::<u64>() < all {
+        let part = client.answer().expect("an answer")["parameters"].take();
+        seen[0] += part["packets"].as_array().expect("packets").len() as u64;
+        seen[1] += part["lost"].as_u64().expect("a number");
+    }
+    seen
+}
+
+/// Each copy is told of or counted as lost, where filters take more time than there is: frames that
+/// come and go, those of one port, and drops. A mirror of the same frames loses none.
+#[test]
+fn each_copy_is_told_of_or_counted_as_lost() {
+    const FRAMES: u64 = 1_600;
+    let lab = Lab::new(3, &["--mirror=m,from=p0,to=p2,dir=in"]);
+    let mut observer = Vm::connect(&lab.d.socket(2), VmConfig::new(2));
+    let mut vms = two_guests(&lab);
+    let before = observer.rx[0].take(1, SOON).len() as u64;
+    let one = |code: u16, k: u32| json!({"code": code, "jt": 0, "jf": 0, "k": k});
+    let filter = [vec![one(0x20, 14); 511], vec![one(6, u32::MAX)]].concat();
+    let begin = |mut parameters: Value| {
+        parameters["filter"] = json!(filter);
+        let mut client = lab.client();
+        let method = format!("{INTERFACE}.Capture");
+        client.ask(&json!({"method": method, "parameters": parameters, "more": true}));
+        client.answer().expect("an answer");
+        client
+    };
+    let mut clients = [json!({}), json!({"ports": ["p1"]}), json!({"drops": true})].map(begin);
+    let (whole, reserved) = (udp(mac_of(1), 53, &[7; 1000]), udp([1, 0x80, 0xc2, 0, 0, 1], 1, &[]));
+    let (mut mirrored, mut whole_copies) = (0, 0);
+    for n in 0..FRAMES {
+        vms[0].tx[0].send_waiting(if n % 10 == 0 { &reserved } else { &whole }, SOON);
+        if n % 40 == 39 {
+            assert_eq!(vms[1].rx[0].take(36, SOON).len(), 36);
+            let copies = observer.rx[0].take(40, SOON);
+            mirrored += copies.len() as u64;
+            whole_copies += copies.iter().filter(|(_, frame)| *frame == whole).count() as u64;
+        }
+    }
+    let drops = FRAMES / 10;
+    let arrived = FRAMES - drops;
+    for (client, all) in clients.iter_mut().zip([FRAMES + arrived, arrived, drops]) {
+        let [told, lost] = copies(client, all);
+        println!("{told} copies, {lost} lost");
+        assert_eq!(told + lost, all);
+        assert!(told > 0 && lost > 0, "{told} and {lost} of {all}");
+    }
+    assert_eq!((before, mirrored, whole_copies), (1, FRAMES, arrived));
+    lab.d.stop();
+}
+
 /// For root and `capture-group`.
 #[test]
 fn frames_are_for_few() {

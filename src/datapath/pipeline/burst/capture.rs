@@ -6,19 +6,27 @@ use std::iter::once;
 use super::{BurstContext, Pipeline};
 use crate::capture::outcomes::Outcome;
 use crate::capture::{Capture, Packet};
+use crate::pipeline::plan::Plan;
 use crate::port::PortTable;
-use base::stats::Direction;
+use crate::ring::Burst;
+use base::stats::{Direction, DropReason};
 use switch::PortId;
 use sys::clock;
 
 impl Pipeline {
-    /// Begins with a burst that may be captured or mirrored. If it is captured its frames become
-    /// private, so that what is captured is what is delivered.
+    /// Begins with a burst that may be captured or mirrored. If a capture has time to look at its
+    /// frames, they become private, so that what is captured is what is delivered.
     #[cold]
     pub(super) fn begin_observing(&self, ports: &PortTable, context: &mut BurstContext) {
         context.outcomes.begin();
+        if !ports.is_captured() {
+            return;
+        }
+        let (now, captures) = (clock::monotonic_nanos(), ports.captures().count());
+        let may_look = |capture: &Capture| capture.may_look(self.worker, now, captures);
+        context.outcomes.may_look = ports.captures().any(may_look);
         // Else they do just before they are delivered, as those of a mirror do.
-        if ports.is_captured() && !self.stalls.is_watching() {
+        if context.outcomes.may_look && !self.stalls.is_watching() {
             context.burst.stage(u64::MAX);
         }
     }
@@ -30,7 +38,7 @@ impl Pipeline {
         &self,
         ports: &PortTable,
         from: PortId,
-        (outcomes, lost): (&[Outcome], u64),
+        (outcomes, lost, may_look): (&[Outcome], u64, bool),
         context: &mut BurstContext,
     ) {
         let BurstContext { burst, plan, beginning, is_continued, .. } = context;
@@ -42,6 +50,10 @@ impl Pipeline {
         for capture in ports.captures() {
             let mut leaving = capture.open(self.worker, now, captures);
             leaving.lose(lost);
+            if !(may_look && leaving.may_look()) {
+                leaving.lose(wanted(capture, from, outcomes, (burst, plan, *is_continued)));
+                continue;
+            }
             let (mut drops, mut behind) = (plan.drops().peekable(), outcomes);
             for (at, frame) in burst.frames().iter().enumerate() {
                 let dropped = drops.next_if(|&(place, _)| usize::from(place) == at);
@@ -85,4 +97,29 @@ impl Pipeline {
             }
         }
     }
+}
+
+/// Copies of a burst from port `from` that a capture wants and has no time to look at: such as
+/// came, unless the burst is continued, and such as went on.
+fn wanted(
+    capture: &Capture,
+    from: PortId,
+    outcomes: &[Outcome],
+    (burst, plan, is_continued): (&Burst, &Plan, bool),
+) -> u64 {
+    let went = match capture.is_of_everything() {
+        true => outcomes.len(),
+        false => outcomes.iter().filter(|copy| capture.wants(copy.port, copy.dropped)).count(),
+    };
+    let frames = burst.frames().len();
+    let came = match () {
+        () if is_continued => 0,
+        () if capture.wants(from, None) => frames + burst.rejected().count(),
+        () if capture.wants(from, Some(DropReason::BadSource)) => {
+            let drops = plan.drops().filter(|&(place, _)| usize::from(place) < frames);
+            drops.count() + burst.rejected().count()
+        }
+        () => 0,
+    };
+    (went + came) as u64
 }

@@ -35,7 +35,9 @@ impl Pipeline {
         from: PortId,
         context: &mut BurstContext,
     ) {
-        if ports.is_captured() {
+        let is_captured = ports.is_captured();
+        // All are private then.
+        if is_captured && context.outcomes.may_look {
             return;
         }
         let watches = ports.watches();
@@ -43,9 +45,9 @@ impl Pipeline {
             true => u64::MAX,
             false => context.plan.frames_to(|port| watches.iter().any(|w| w.takes_out(port))),
         };
-        if wanted == 0 {
+        if wanted == 0 && !is_captured {
             context.outcomes.end();
-        } else if !self.stalls.is_watching() && !context.is_continued {
+        } else if wanted != 0 && !self.stalls.is_watching() && !context.is_continued {
             context.burst.stage(staged(ports, from, context));
         }
     }
@@ -62,9 +64,10 @@ impl Pipeline {
     ) {
         let from = port.id;
         let mut outcomes = std::mem::take(&mut context.outcomes);
+        let may_look = outcomes.may_look;
         let (all, lost) = outcomes.end();
         if ports.is_captured() {
-            self.capture(ports, from, (all, lost), context);
+            self.capture(ports, from, (all, lost, may_look), context);
         }
         let mut places = Places { all: [0; BURST_FRAMES], count: 0 };
         for watch in ports.watches() {
