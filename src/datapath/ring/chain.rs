@@ -107,11 +107,13 @@ impl PieceBuf {
         self.len = self.len.min(len);
     }
 
+    /// Returns the pieces.
     #[inline(always)]
     pub fn as_slice(&self) -> &[Piece] {
         &self.pieces[..self.len]
     }
 
+    /// Returns the pieces, to change them.
     #[inline(always)]
     pub fn as_mut_slice(&mut self) -> &mut [Piece] {
         &mut self.pieces[..self.len]
