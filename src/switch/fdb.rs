@@ -1,20 +1,20 @@
 //! The forwarding database: which port an address was last seen on.
 //!
-//! [`Fdb::lookup`] and [`Fdb::learn`] of a known address take no lock. Writers (insert, move,
+//! [`Fdb::lookup`], and [`Fdb::learn`] of a known address, take no lock. Writers (insert, move,
 //! remove, age, flush) hold the lock of the bucket's shard, a leaf. A worker tries for a bounded
-//! time and otherwise answers [`Learn::Busy`]; the next frame learns instead. Readers may rely on
-//! this:
+//! time and then answers [`Learn::Busy`]; the next frame learns instead. Readers may rely on three
+//! promises:
 //!
 //! * An entry that stays is always found. A move is one store: a lookup sees the old or the new
 //!   port.
 //! * An address has at most one entry: every insertion looks again under the lock.
-//! * A remembered answer is valid while [`Fdb::generation`] is what it was **before** the lookup:
-//!   writers store the word first. Insertions do not count, so "lives nowhere" must not be
-//!   remembered beyond a burst.
+//! * A remembered answer is valid while [`Fdb::generation`] equals its value **before** the lookup:
+//!   writers store the word first. Insertions do not change the generation, so "unknown address"
+//!   must not be remembered beyond a burst.
 //!
-//! At the table cap a bucket of eight slots has one entry on average: of 65,536 addresses 0.08 find
-//! no slot. What is kept for segments can make that five entries: then one address of eight finds
-//! no slot. Such an address displaces another one or floods, see `full`.
+//! At the table cap a bucket of eight slots has one entry on average: 0.08 of 65,536 addresses find
+//! no slot. Entries reserved for segments can raise the average to five: then one address of eight
+//! finds no slot. An address without a slot displaces another one or floods, see `full`.
 
 use std::sync::{PoisonError, TryLockError};
 
@@ -49,21 +49,21 @@ pub type PortId = u16;
 
 /// Stamp of an entry that the ageing sweep has claimed: it can no longer be refreshed.
 const EXPIRING: u32 = u32::MAX;
-/// The latest that another entry may have.
+/// The latest stamp of an entry that is not claimed.
 const LAST_TICK: Tick = Tick::from_bits(EXPIRING - 1);
 
-/// Keeps what writers change off the cache lines that lookups read.
+/// Keeps data that writers change off the cache lines that lookups read.
 #[repr(align(64))]
 struct CacheLine<T>(T);
 
-/// Entries in each run of [`FDB_SWEEP_BUCKETS`] of one shard: a sweep passes over empty runs and
-/// leaves their memory untouched.
+/// Number of entries in each run of [`FDB_SWEEP_BUCKETS`] buckets of one shard. A sweep skips empty
+/// runs and leaves their memory untouched.
 type Shard = CacheLine<Mutex<Vec<u32>>>;
 
-/// One table. See the module's description for its promises.
+/// A forwarding table; the module lists its promises.
 pub struct Fdb {
     slots: Slots,
-    /// Ticks that an idle entry is kept; 0: for ever.
+    /// Ticks for which an idle entry is kept; 0: for ever.
     age: u32,
     damping: bool,
     buckets_per_shard: usize,
@@ -73,7 +73,8 @@ pub struct Fdb {
 }
 
 impl Fdb {
-    /// An empty table. Sizes beyond [`FDB_MAX_ENTRIES_LIMIT`] and [`FDB_MAX_PORTS`] are cut.
+    /// Makes an empty table. Sizes beyond [`FDB_MAX_ENTRIES_LIMIT`] and [`FDB_MAX_PORTS`] are
+    /// reduced.
     pub fn new(config: FdbConfig) -> Fdb {
         let max_entries = config.max_entries.min(FDB_MAX_ENTRIES_LIMIT);
         let buckets = (max_entries as usize).next_power_of_two().max(FDB_SHARDS);
@@ -91,20 +92,20 @@ impl Fdb {
         }
     }
 
-    /// The port where this address lives.
+    /// Returns the port of an address.
     #[inline]
     pub fn lookup(&self, station: impl Into<Station>) -> Option<PortId> {
         self.slots.find(self.slots.home(station.into())).map(|found| found.word.port())
     }
 
-    /// The same, and whether the address is configured there.
+    /// Returns the port of an address, and whether the address is configured there.
     pub fn whose(&self, station: impl Into<Station>) -> Option<(PortId, bool)> {
         let found = self.slots.find(self.slots.home(station.into()))?;
         Some((found.word.port(), found.word.is_static()))
     }
 
-    /// Where an address stays because it flaps, or would with its next move, by a frame from `port`
-    /// at `now`.
+    /// Returns the port at which a flapping address is held, or would be held by a move to `port`
+    /// at `now`; `None` if a frame from `port` may move the address.
     pub fn held(
         &self,
         station: impl Into<Station>,
@@ -123,7 +124,7 @@ impl Fdb {
         (next.hold(now) && next.origin() != port).then(|| next.origin())
     }
 
-    /// What becomes of a source address on a port that does not learn.
+    /// Returns the answer for a source address on a port that does not learn.
     pub fn recognise(&self, station: impl Into<Station>, port: PortId) -> Learn {
         match self.whose(station) {
             Some((owner, true)) if owner == port => Learn::Known,
@@ -132,15 +133,15 @@ impl Fdb {
         }
     }
 
-    /// Whether [`Fdb::prefetch`] pays: the table outgrew a core's nearest cache.
+    /// True if [`Fdb::prefetch`] pays: the table is larger than a core's nearest cache.
     #[inline(always)]
     pub fn is_large(&self) -> bool {
         self.quota.total() > FDB_PREFETCH_ENTRIES
     }
 
-    /// Has `read` fetch what [`Fdb::learn`] will read for the source and [`Fdb::lookup`] for the
-    /// destination. For a whole burst, before the first of them: its misses overlap then, which
-    /// else wait for each other behind the branches on what is found.
+    /// Calls `read` with the memory that [`Fdb::learn`] reads for the source and [`Fdb::lookup`]
+    /// for the destination. The caller prefetches a whole burst before its first frame, so that the
+    /// cache misses overlap; otherwise each would wait for the branches of the frame before.
     #[inline(always)]
     pub fn prefetch(&self, source: Station, destination: Station, read: impl Fn(*const u8)) {
         let (word, stamp) = self.slots.lines(self.slots.home(source));
@@ -149,7 +150,7 @@ impl Fdb {
         read(self.slots.lines(self.slots.home(destination)).0);
     }
 
-    /// Notes that a frame from `station` came in on `port` at `now`.
+    /// Learns that a frame from `station` arrived on `port` at `now`.
     #[inline]
     pub fn learn(&self, station: impl Into<Station>, port: PortId, now: impl Into<Tick>) -> Learn {
         let station = station.into();
@@ -164,7 +165,7 @@ impl Fdb {
         }
     }
 
-    /// Brings the stamp of a known entry up to date; `None` if the slot is changing hands.
+    /// Renews the stamp of a known entry; `None` if the slot is changing its entry.
     #[inline]
     fn refresh(&self, found: Found, now: Tick) -> Option<Learn> {
         let seen = self.slots.stamp(found.slot).load(Ordering::Relaxed);
@@ -174,25 +175,25 @@ impl Fdb {
         if seen == EXPIRING {
             return None;
         }
-        // Any other tick is written, an earlier one too: should time ever step back, live
-        // entries follow it.
+        // Any other tick is written, an earlier one too: if time steps back, the stamps of live
+        // entries follow.
         self.restamp(found.slot, seen, now.to_bits()).then_some(Learn::Refreshed)
     }
 
-    /// Replaces the stamp unless it is no longer the one seen.
+    /// Replaces the stamp of a slot unless the stamp is no longer `seen`.
     ///
-    /// Exchanged, not stored: a refresh and the claim of an ageing sweep may meet, and then one of
-    /// them fails. With a plain store the sweep would remove what was refreshed a moment ago. If
-    /// the slot was reused since it was looked at, the exchange fails too, or at worst gives the
-    /// entry of another address the right time.
+    /// A compare-exchange: a refresh and the claim of an ageing sweep may meet, and one of them
+    /// must fail. After a plain store the sweep would remove an entry that was just refreshed. If
+    /// the slot was reused since the caller's look, the exchange fails, or at worst gives the entry
+    /// of another address the right time.
     #[inline]
     fn restamp(&self, slot: usize, seen: u32, stamp: u32) -> bool {
         let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
         self.slots.stamp(slot).compare_exchange(seen, stamp, success, failure).is_ok()
     }
 
-    /// A new address: what needs no lock is refused without one, so that a guest with a million
-    /// addresses costs its neighbours no lock traffic.
+    /// Learns a new address. Refusals that need no lock come first, so that a guest with a million
+    /// addresses causes its neighbours no lock traffic.
     #[cold]
     fn learn_new(&self, station: Station, port: PortId, now: Tick) -> Learn {
         if !station.mac.is_station() {
@@ -203,7 +204,7 @@ impl Fdb {
             .unwrap_or_else(|| self.learn_locked(station, port, now))
     }
 
-    /// An address of another port; likewise.
+    /// Learns an address of another port. Refusals that need no lock come first.
     #[cold]
     fn learn_elsewhere(&self, found: Found, station: Station, port: PortId, now: Tick) -> Learn {
         if found.word.is_static() {
@@ -217,10 +218,10 @@ impl Fdb {
         }
     }
 
-    /// Whether an entry of another port is held there; notes who contests it.
+    /// True if an entry of another port is held there; notes `port` as contesting the entry.
     ///
-    /// Without the lock, as whoever contests an entry may do so with each frame. The exchange fails
-    /// if the moves have changed meanwhile, and then the next frame notes it.
+    /// Takes no lock, since a contesting port may send frame after frame. The exchange fails if the
+    /// moves have changed meanwhile; the next frame notes the port then.
     fn keeps(&self, slot: usize, port: PortId, now: Tick) -> bool {
         let moves = self.slots.moves(slot);
         if !moves.hold(now) || moves.lapse(port, self.seen(slot), now) {
@@ -230,7 +231,7 @@ impl Fdb {
         true
     }
 
-    /// When the port of an entry sent last from its address.
+    /// Returns the tick at which the entry's port last sent from the entry's address.
     fn seen(&self, slot: usize) -> Tick {
         Tick::from_bits(self.slots.stamp(slot).load(Ordering::Relaxed))
     }
@@ -243,10 +244,10 @@ impl Fdb {
         let Some(mut shard) = self.lock_briefly(self.shard_of(home)) else {
             return Learn::Busy;
         };
-        // Look again: what the scan without the lock saw may have changed since.
+        // Looks again: the bucket may have changed since the scan without the lock.
         match self.slots.find(home) {
             Some(found) if found.word.port() == port => {
-                // No sweep can have claimed it: that needs this lock.
+                // No sweep can have claimed the entry: a claim needs this lock.
                 self.slots.stamp(found.slot).store(now.to_bits(), Ordering::Relaxed);
                 Learn::Refreshed
             }
@@ -256,7 +257,7 @@ impl Fdb {
         }
     }
 
-    /// Moves an entry to `port`, or to its origin if it flaps.
+    /// Moves an entry to `port`, or back to its origin if the address flaps.
     fn relocate(&self, found: Found, station: Station, port: PortId, now: Tick) -> Learn {
         let (from, before) = (found.word.port(), self.slots.moves(found.slot));
         if before.hold(now) {
@@ -282,8 +283,8 @@ impl Fdb {
         if to == port { Learn::Moved { from } } else { Learn::Held { at: to } }
     }
 
-    /// Moves an entry to `port` if the entry's hold lapses: its own port sent last at `seen`, and
-    /// still has not sent again.
+    /// Moves an entry to `port` if the entry's hold lapses: the entry's own port last sent at
+    /// `seen`, and has not sent since.
     fn end_hold(
         &self,
         found: Found,
@@ -293,7 +294,8 @@ impl Fdb {
         now: Tick,
     ) -> Learn {
         let (at, moves) = (found.word.port(), self.slots.moves(found.slot));
-        // Exchanged: its port refreshes without the lock. If both come at once, one fails.
+        // Exchanged, since the entry's port refreshes without the lock: if both come at once, one
+        // fails.
         if !moves.lapse(port, seen, now) || !self.restamp(found.slot, seen.to_bits(), now.to_bits())
         {
             return Learn::Held { at };
@@ -326,8 +328,8 @@ impl Fdb {
         Learn::Inserted
     }
 
-    /// Ties an address to a port for good: it cannot be learned elsewhere. What was learned about
-    /// it is replaced; caps do not apply to configured entries, though they count.
+    /// Ties an address to a port until removed: no other port can learn the address. Replaces a
+    /// learned entry. Caps do not apply to configured entries, which count nevertheless.
     pub fn insert_static(
         &self,
         station: impl Into<Station>,
@@ -359,8 +361,8 @@ impl Fdb {
         Ok(())
     }
 
-    /// An empty slot, or else that of the oldest learned entry of any port: configuration
-    /// outranks learning.
+    /// Returns an empty slot, or the slot of the oldest learned entry of any port: configuration
+    /// has precedence over learning.
     fn slot_for_static(
         &self,
         run: &mut u32,
@@ -380,7 +382,7 @@ impl Fdb {
         Ok(victim.slot)
     }
 
-    /// Removes a static entry of this port; false if the port has none for this address.
+    /// Removes the port's static entry for an address; false if there is none.
     pub fn remove_static(&self, station: impl Into<Station>, port: PortId) -> bool {
         let station = station.into();
         let home = self.slots.home(station);
@@ -395,15 +397,16 @@ impl Fdb {
         }
     }
 
-    /// Removes what was learned on a port; static entries stay. Returns how many.
+    /// Removes the learned entries of a port; static entries stay. Returns their number.
     ///
-    /// For a port that goes away: call it when no worker can learn for it any more.
+    /// For a port that is about to go: the caller calls this when no worker can learn for the port.
     pub fn flush_port(&self, port: PortId) -> usize {
         self.flush(|of, _| of == port)
     }
 
-    /// Removes what was learned on those ports in those segments that `wanted` says yes to, and
-    /// forgets that an address moved away from there; static entries stay. Returns how many.
+    /// Removes the learned entries of the ports and segments for which `wanted` is true, and
+    /// forgets that addresses moved away from there; static entries stay. Returns the number of
+    /// removed entries.
     pub fn flush(&self, wanted: impl Fn(PortId, Segment) -> bool) -> usize {
         self.sweep(|found| {
             let segment = self.slots.segment(found);
@@ -412,7 +415,7 @@ impl Fdb {
         })
     }
 
-    /// No address goes back to a port that is gone.
+    /// Forgets an entry's origin if the origin is gone, so that no address goes back there.
     fn forget_origin(&self, found: Found, gone: impl Fn(PortId) -> bool) {
         let moves = self.slots.moves(found.slot);
         if moves != Moves::NONE && gone(moves.origin()) {
@@ -420,9 +423,9 @@ impl Fdb {
         }
     }
 
-    /// Removes all entries of a port that is gone, static ones too. Returns how many.
+    /// Removes all entries of a port that is gone, static ones too. Returns their number.
     ///
-    /// To be called when no worker can learn for it any more.
+    /// The caller calls this when no worker can learn for the port.
     pub fn close_port(&self, port: PortId) -> usize {
         self.sweep(|found| {
             self.forget_origin(found, |origin| origin == port);
@@ -430,21 +433,21 @@ impl Fdb {
         })
     }
 
-    /// Changes whenever a remembered answer of [`Fdb::lookup`] may have become wrong. Read it
-    /// before the lookup that it is to vouch for.
+    /// Returns a number that changes whenever a remembered answer of [`Fdb::lookup`] may have
+    /// become wrong. The caller reads the number before the lookup.
     #[inline]
     pub fn generation(&self) -> u64 {
-        // Acquire: who sees the new number sees the change it was counted for.
+        // Acquire: a reader that sees the new number sees the change behind it.
         self.generation.0.load(Ordering::Acquire)
     }
 
-    /// Sets how many entries one port may learn; as many as the table are any number. A port that
-    /// has learned more already keeps them until they age.
+    /// Sets the number of entries that one port may learn; a cap of the table's size means no cap.
+    /// A port that has learned more keeps its entries until they age.
     pub fn set_port_cap(&self, port: PortId, cap: u32) {
         self.quota.set_port_cap(port, cap);
     }
 
-    /// Entries in the table, static ones included.
+    /// Returns the number of entries in the table, static ones included.
     pub fn len(&self) -> usize {
         self.quota.total() as usize
     }
@@ -454,20 +457,20 @@ impl Fdb {
         self.len() == 0
     }
 
-    /// Entries of a port, static ones included.
+    /// Returns the number of entries of a port, static ones included.
     pub fn port_len(&self, port: PortId) -> usize {
         self.quota.of_port(port) as usize
     }
 
-    /// Whether a port has learned as many as it may.
+    /// True if the port has learned as many addresses as it may.
     pub fn is_port_full(&self, port: PortId) -> bool {
         self.quota.is_port_full(port)
     }
 
-    /// All entries, in no order. Each is what the table held at some moment of the call.
+    /// Returns all entries, unsorted. Each entry was in the table at some moment of the call.
     pub fn entries(&self, now: impl Into<Tick>) -> Vec<Entry> {
         let now = now.into();
-        // Room for what is learned meanwhile: the vector should not grow under a shard's lock.
+        // Room for entries learned meanwhile: the vector should not grow under a shard's lock.
         let mut entries = Vec::with_capacity(self.len() + self.len() / 8 + 64);
         self.sweep(|found| {
             let age = match found.word.is_static() {
@@ -484,13 +487,13 @@ impl Fdb {
         entries
     }
 
-    /// Visits every entry and removes those that `doomed` says yes to. Returns how many.
+    /// Visits every entry and removes those for which `doomed` is true. Returns their number.
     fn sweep(&self, mut doomed: impl FnMut(Found) -> bool) -> usize {
         let mut removed = 0;
         for shard in 0..self.shards.len() {
             let mut run = 0;
             loop {
-                // Released after each run: workers learn in between.
+                // The lock is released after each run, so that workers can learn in between.
                 let mut entries = self.lock(shard);
                 let Some(empty) = entries[run..].iter().position(|&n| n > 0) else {
                     break;
@@ -526,8 +529,8 @@ impl Fdb {
         removed
     }
 
-    /// Stamp first: who sees the word (Acquire) sees its stamp, so a new entry never looks as old
-    /// as the slot's last tenant.
+    /// Writes an entry, the stamp before the word: a reader that sees the word (Acquire) sees the
+    /// stamp, so a new entry never looks as old as the slot's last entry.
     fn write(&self, slot: usize, segment: Segment, word: Word, stamp: u32) {
         self.slots.enter(slot, segment);
         self.slots.stamp(slot).store(stamp, Ordering::Relaxed);
@@ -542,8 +545,8 @@ impl Fdb {
         *run -= 1;
     }
 
-    /// After the word was stored, never before: a reader that takes the new number for an old
-    /// word would keep the wrong answer until the next change.
+    /// Changes the generation, always after the word was stored: a reader that saw the new
+    /// generation with an old word would keep the wrong answer until the next change.
     fn count_generation(&self) {
         self.generation.0.fetch_add(1, Ordering::Release);
     }
@@ -556,13 +559,13 @@ impl Fdb {
         self.slots.bucket_of(home) % self.buckets_per_shard / FDB_SWEEP_BUCKETS
     }
 
-    /// Waits for a shard. For control threads; its holders never wait for anything.
+    /// Waits for a shard's lock. For control threads; holders of the lock never wait for anything.
     fn lock(&self, shard: usize) -> MutexGuard<'_, Vec<u32>> {
-        // Poison is no concern: words are whole at any moment.
+        // A poisoned lock is usable: each word is whole at any moment.
         self.shards[shard].0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tries for a shard as long as a running holder could keep it. For workers.
+    /// Tries to lock a shard, about as long as a running holder keeps the lock. For workers.
     fn lock_briefly(&self, shard: usize) -> Option<MutexGuard<'_, Vec<u32>>> {
         for _ in 0..FDB_LOCK_ATTEMPTS {
             match self.shards[shard].0.try_lock() {

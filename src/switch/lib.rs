@@ -1,15 +1,15 @@
-//! Layer-2 decisions: which port has an address, and where a frame goes.
+//! Layer-2 decisions: which port has an address, and which ports a frame goes to.
 //!
 //! * Decisions only. No I/O, no virtio, no logging, no clock: time is an argument, the answer is a
 //!   value. The caller counts refusals and delivers frames.
-//! * No frame makes it panic, allocate, or wait.
-//! * A port is a number, and its properties come in through [`policy::PortView`].
+//! * No frame makes this crate panic, allocate, or wait.
+//! * A port is a number; [`policy::PortView`] has the properties of ports.
 //!
-//! `fdb` is the table, `policy` the story of one frame, `port_security` what a port may send,
-//! `segment` and `vlan` where it may go at all and with what tag, `memo` what a worker may remember
-//! between frames and when it must forget, `meter` which frames a rate lets pass, `storm` what of
-//! floods is limited apart, `reserved` which protocols between neighbours pass, `mirror` whose
-//! frames are copied to which port, `trace` what would become of a frame.
+//! `fdb` is the forwarding table and `policy` decides about one frame. `port_security` checks the
+//! addresses that a port sends; `segment` and `vlan` have the broadcast domains and the tags;
+//! `memo` has the answers that a worker may remember between frames; `meter` limits rates and
+//! `storm` limits floods; `reserved` has the protocols between neighbours; `mirror` has the ports
+//! whose frames are copied; `trace` tells the fate of a frame without forwarding it.
 
 #![forbid(unsafe_code)]
 

@@ -1,34 +1,34 @@
-//! What a worker may remember between frames, and when it must forget.
+//! Answers that a worker may remember between frames.
 //!
-//! [`SourceMemo`] spares a stream the look at its own source: one per port. Its answer is "this
-//! address is in the table on this port, and its stamp is this tick", so it holds for one
-//! tick and one generation.
+//! [`SourceMemo`], one per port, spares a stream of frames the learning of their source. Its answer
+//! is "this address is in the table on this port, and its stamp is this tick", so the answer holds
+//! for one tick and one generation.
 //!
-//! [`BurstMemo`] gives each address of a burst one decision. That is a matter of order, not only
-//! of speed: were the first frame of a burst flooded and the second, its destination learned
-//! meanwhile on another worker, sent alone, the second would overtake the first, because a burst
-//! delivers unicast before floods. It is cleared with every burst, so "no port is known for this
-//! address" is not remembered longer, and needs no generation.
+//! [`BurstMemo`] gives each destination of a burst one decision. Order needs this as well as speed:
+//! a burst delivers unicast before floods. If the first frame of a burst were flooded and the
+//! second sent to a port that another worker has just learned, the second frame would overtake the
+//! first. The memo is cleared with every burst, so "no port is known for this address" is not
+//! remembered longer, and the memo needs no generation.
 
 use super::fdb::{Learn, PortId, Tick};
 use super::policy::{Decision, Flood};
 use super::segment::Station;
 use base::limits::BURST_FRAMES;
 
-/// Twice the addresses, so that probes stay short.
+/// Twice the number of addresses, so that probes stay short.
 const INDEX_SLOTS: usize = 2 * BURST_FRAMES;
 /// 2^64 divided by the golden ratio, odd: Knuth's multiplicative hash.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Keeps the product's uppermost bits, as many as number the index.
+/// Shift that keeps as many of the product's uppermost bits as an index number has.
 const INDEX_SHIFT: u32 = 64 - INDEX_SLOTS.trailing_zeros();
 
 // An index entry is a byte, 0 for empty; masks stand in for bounds checks.
 const _: () = assert!(BURST_FRAMES.is_power_of_two() && BURST_FRAMES < 256);
 
-/// The last source of one port.
+/// Remembers the last source of one port.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SourceMemo {
-    /// Zero, which no station has, when nothing is remembered.
+    /// The zero address, which no station has, while nothing is remembered.
     source: Station,
     generation: u64,
     tick: Tick,
@@ -36,10 +36,10 @@ pub struct SourceMemo {
 }
 
 impl SourceMemo {
-    /// Whether `source` needs no learning: it is in the table on this port, stamped `now`.
+    /// True if `source` needs no learning: it is in the table on this port, stamped `now`.
     #[inline]
     pub fn covers(&self, source: Station, port: PortId, generation: u64, now: Tick) -> bool {
-        // The zero address of an empty memo is no station: it must reach `admit_source`.
+        // The zero address must reach `admit_source`, so an empty memo must not cover it.
         self.source == source
             && self.tick == now
             && self.generation == generation
@@ -47,8 +47,8 @@ impl SourceMemo {
             && !source.mac.is_zero()
     }
 
-    /// Remembers what [`super::Fdb::learn`] answered, if it may be; `generation` as read before
-    /// that call, or a removal in between would go unnoticed.
+    /// Remembers the answer of [`super::Fdb::learn`], if the address is in the table. The caller
+    /// reads `generation` before `learn`, so that a removal in between is noticed.
     #[inline]
     pub fn note(
         &mut self,
@@ -64,19 +64,19 @@ impl SourceMemo {
     }
 }
 
-/// The destinations of one burst and what was decided about each.
+/// The destinations of one burst, and the decision about each.
 ///
-/// The hash is not keyed: a sender that makes all its destinations collide spends about 30 ns more
-/// on each of its own frames, which its own budget pays for.
+/// The hash is not keyed: a sender whose destinations all collide spends about 30 ns more on each
+/// of its own frames, and its own budget pays for the time.
 pub struct BurstMemo {
-    /// Position in `known` plus one, or 0.
+    /// Index in `known` plus one, or 0.
     index: [u8; INDEX_SLOTS],
     known: [(Station, Decision); BURST_FRAMES],
     count: usize,
 }
 
 impl BurstMemo {
-    /// Remembers nothing.
+    /// Makes an empty memo.
     pub const fn new() -> BurstMemo {
         BurstMemo {
             index: [0; INDEX_SLOTS],
@@ -92,13 +92,14 @@ impl BurstMemo {
         self.count = 0;
     }
 
-    /// The burst's decision about `destination`: the remembered one, or `decide`'s, which is then
-    /// remembered. Past [`BURST_FRAMES`] different addresses it only asks.
+    /// Returns the burst's decision about `destination`: the remembered one, or the answer of
+    /// `decide`, which is remembered then. Beyond [`BURST_FRAMES`] addresses nothing more is
+    /// remembered.
     #[inline]
     pub fn decide(&mut self, destination: Station, decide: impl FnOnce() -> Decision) -> Decision {
         let bits = destination.mac.to_bits() ^ u64::from(destination.segment.to_bits());
         let mut probe = (bits.wrapping_mul(GOLDEN) >> INDEX_SHIFT) as usize;
-        // Half the index is empty at least, so the probe ends.
+        // At least half of the index is empty, so the loop ends.
         while let Some(position) = usize::from(self.index[probe]).checked_sub(1) {
             let (address, decision) = self.known[position % BURST_FRAMES];
             if address == destination {
@@ -180,7 +181,7 @@ mod tests {
             memo.start_burst();
             for pass in 0..3 {
                 for n in 0..BURST_FRAMES as u64 {
-                    // What the table would say now; only the first pass may ask it.
+                    // The table's answer at this moment; only the first pass may ask the table.
                     let now = Decision::Unicast((round * 1000 + pass * 100 + n) as PortId);
                     let first = Decision::Unicast((round * 1000 + n) as PortId);
                     assert_eq!(memo.decide(station(n), || now), first);

@@ -1,17 +1,18 @@
-//! Rates: which frames of a port may pass now, and when the next ones may.
+//! Rates: decides which frames of a port may pass now, and when the next frames may.
 //!
-//! A [`Meter`] counts bits and packets, each by a clock of its own (the virtual scheduling of the
-//! generic cell rate algorithm, ITU-T I.371): each frame moves it on by what it costs at the rate,
-//! time catches up with it, and frames pass while it is no more than a burst ahead. So nothing has
-//! to be filled up by a timer, a state is one number, and what is rounded, a part of a picosecond a
-//! frame, is not lost by being looked at.
+//! A [`Meter`] counts bits and packets, each by a virtual clock (virtual scheduling of the generic
+//! cell rate algorithm, ITU-T I.371). Each frame moves the clock on by the frame's cost at the
+//! rate, real time catches up, and frames pass while the clock is at most a burst ahead. So no
+//! timer fills anything up, and the state is one number. A frame's cost is rounded by part of a
+//! picosecond; how often a worker looks does not matter.
 //!
-//! Frames that wait *book*: the clock moves on by what they will cost, or by [`RATE_TURN_NANOS`],
-//! and they pass when that is due, whatever others take meanwhile. So all that wait get their turn,
-//! in the order in which they came, whichever worker looks first.
+//! Frames that wait *book*: the clock moves on by the frames' cost, or by [`RATE_TURN_NANOS`], and
+//! the frames pass when the booking is due, whatever other frames take meanwhile. So all waiting
+//! frames get their turn, in the order in which they came, whichever worker looks first.
 //!
-//! Frames that cannot wait are dropped instead and could never meet a clock that others' bookings
-//! keep ahead: for them bookings do not count, and they may be [`RATE_LATE_NANOS`] further ahead.
+//! Frames that cannot wait are dropped instead. Others' bookings could keep the clock ahead for
+//! ever: so bookings do not count for frames that cannot wait, and the clock may be
+//! [`RATE_LATE_NANOS`] further ahead.
 //!
 //! Time is an argument, in ticks of any clock.
 
@@ -23,14 +24,14 @@ use base::limits::{
 
 const NANOS: u128 = 1_000_000_000;
 
-/// A meter begins anew when the time steps back by more than a second divided by this, …
+/// A meter begins anew when the time steps back by more than a second divided by this.
 const STEP_PARTS: u64 = 4;
-/// … or after so many seconds without a look, before differences of time could wrap.
+/// A meter begins anew after so many seconds without a look, before differences of time could wrap.
 const IDLE_SECONDS: u64 = 3600;
 
-/// Parts of a tick that time is counted in, as a power of two.
+/// Parts of a tick in which time is counted, as a power of two.
 const PARTS: u32 = 8;
-/// Parts of these that a byte or a packet costs, likewise.
+/// Parts of such a part in which the cost of a byte or a packet is counted, as a power of two.
 const FINE: u32 = 20;
 
 /// Bits and packets a second; 0 is no limit.
@@ -42,7 +43,7 @@ pub struct Rate {
     pub packets: u64,
 }
 
-/// Bytes and packets that may pass at once; 0 is what the rate suggests.
+/// Bytes and packets that may pass at once; 0 stands for a default that depends on the rate.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Size {
     /// Bytes.
@@ -51,46 +52,46 @@ pub struct Size {
     pub packets: u64,
 }
 
-/// What may pass in one direction.
+/// Limit of one direction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limit {
-    /// In the long run.
+    /// Limit in the long run.
     pub rate: Rate,
-    /// At once.
+    /// Limit at once.
     pub burst: Size,
 }
 
 impl Limit {
-    /// True if something is limited.
+    /// True if bits or packets are limited.
     pub fn is_on(&self) -> bool {
         self.rate.bits | self.rate.packets != 0
     }
 }
 
-/// Time that frames cost, of bits and of packets.
+/// Time that frames cost by bits and by packets, in parts of ticks.
 type Cost = [u64; 2];
 
-/// What a booking has for its frames.
+/// Time reserved for waiting frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Booking {
     made: u64,
-    /// The tick at which they may pass.
+    /// Tick at which the frames may pass.
     until: u64,
     cost: Cost,
-    /// Which limit of the meter it was made by.
+    /// Number of the limit in force when the booking was made.
     limits: u32,
 }
 
-/// One of the two clocks.
+/// One of the two virtual clocks: bits or packets.
 #[derive(Debug, Clone, Copy)]
 struct Lane {
-    /// What a byte or a packet costs, in parts of a part; 0 if they are not limited.
+    /// Cost of a byte or a packet, in parts of a part; 0 if unlimited.
     each: u64,
-    /// What may pass at once.
+    /// Cost of a burst.
     burst: u64,
-    /// How far what passed, and what is booked, is ahead of the time.
+    /// How far the clock is ahead of the time, by passed and by booked frames.
     ahead: Budget,
-    /// How much of that is only booked.
+    /// Part of `ahead` that is only booked.
     booked: u64,
 }
 
@@ -111,32 +112,32 @@ impl Lane {
     }
 }
 
-/// What may pass of a port in one direction.
+/// Meter of a port in one direction.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Meter {
     lanes: [Lane; 2],
-    /// Ticks of a second.
+    /// Ticks in a second.
     second: u64,
     late: u64,
     turn: u64,
-    /// The tick of the last look.
+    /// Tick of the last look.
     seen: u64,
     limits: u32,
 }
 
-/// What a meter has for frames that come one after another.
+/// Time that a meter has for frames, one after another.
 #[derive(Debug, Clone, Copy)]
 pub struct Room {
     lanes: [Lane; 2],
-    /// How far ahead of a burst the clocks may not be yet.
+    /// How much further ahead each clock may go.
     left: [i64; 2],
-    /// What was booked for the first frames.
+    /// Time that was booked for the first frames.
     booked: Cost,
     used: Cost,
 }
 
 impl Room {
-    /// True if a frame may pass behind those that were taken.
+    /// True if a frame may pass behind the frames taken so far.
     pub fn fits(&self, load: Load) -> bool {
         let fits = |at: usize| {
             let (lane, used) = (&self.lanes[at], self.used[at]);
@@ -147,7 +148,7 @@ impl Room {
         fits(0) && fits(1)
     }
 
-    /// A frame passes.
+    /// Takes the time of a frame that passes.
     pub fn take(&mut self, load: Load) {
         for (at, units) in [load.bytes, load.packets].into_iter().enumerate() {
             self.used[at] = self.used[at].saturating_add(self.lanes[at].cost(units));
@@ -156,7 +157,7 @@ impl Room {
 }
 
 impl Meter {
-    /// One that lets everything pass, by a clock of so many ticks a second.
+    /// Makes a meter without a limit, for a clock of `second` ticks a second.
     pub fn new(second: u64) -> Meter {
         let parts = |nanos: u64| u128::from(nanos) * (u128::from(second) << PARTS) / NANOS;
         Meter {
@@ -167,7 +168,7 @@ impl Meter {
         }
     }
 
-    /// Goes by another limit from tick `now` on, with a burst to begin with.
+    /// Sets another limit from tick `now` on, and begins with a whole burst.
     pub fn set(&mut self, limit: Limit, now: u64) {
         let Limit { rate, burst } = limit;
         let second = u128::from(self.second) << PARTS;
@@ -185,7 +186,7 @@ impl Meter {
         self.begin(now);
     }
 
-    /// Begins anew: nothing is owed, and no booking counts any more.
+    /// Begins anew: nothing is owed, and earlier bookings no longer count.
     fn begin(&mut self, now: u64) {
         for lane in &mut self.lanes {
             *lane = Lane { each: lane.each, burst: lane.burst, ..Lane::default() };
@@ -201,7 +202,7 @@ impl Meter {
         if passed < -signed(back) || passed > signed(idle) {
             return self.begin(now);
         }
-        // Of two threads one may be a little behind.
+        // Another thread's clock may be a little behind.
         let Ok(passed) = u64::try_from(passed) else { return };
         self.seen = now;
         for lane in &mut self.lanes {
@@ -210,15 +211,15 @@ impl Meter {
         }
     }
 
-    /// The tick at which frames that booked may pass, if it has not come at tick `now`.
+    /// Returns the tick at which booked frames may pass; `None` if they may at tick `now`.
     pub fn waits(&self, booking: &Booking, now: u64) -> Option<u64> {
         let stepped_back = booking.made.saturating_sub(now) > self.second / STEP_PARTS;
         let waits = now < booking.until && !stepped_back && booking.limits == self.limits;
         waits.then_some(booking.until)
     }
 
-    /// What there is for frames at tick `now` that `booked` before, which ends; and for such as
-    /// `may_wait`, or may not.
+    /// Returns the time that the meter has at tick `now` for frames with the booking `booked`,
+    /// which ends. `may_wait` says whether the frames can wait.
     pub fn room(&mut self, booked: Option<Booking>, may_wait: bool, now: u64) -> Room {
         self.look(now);
         let mut room = Room { lanes: self.lanes, left: [0; 2], booked: [0; 2], used: [0; 2] };
@@ -241,27 +242,27 @@ impl Meter {
         room
     }
 
-    /// Ticks that the rate takes for so many packets and bytes.
+    /// Returns the ticks that so many packets and bytes take at the rate.
     pub fn ticks_of(&self, load: Load) -> u64 {
         let [bytes, packets] = &self.lanes;
         bytes.cost(load.bytes).max(packets.cost(load.packets)) >> PARTS
     }
 
-    /// What was taken of a room has passed.
+    /// Charges the frames that were taken from `room`.
     pub fn spend(&mut self, room: &Room) {
         for (lane, used) in self.lanes.iter_mut().zip(room.used) {
             lane.ahead.earn(used);
         }
     }
 
-    /// What passed did not, after all.
+    /// Gives back the cost of frames that did not pass after all.
     pub fn refund(&mut self, load: Load) {
         for (lane, units) in self.lanes.iter_mut().zip([load.bytes, load.packets]) {
             lane.ahead.spend(lane.cost(units));
         }
     }
 
-    /// How many of the frames may pass now, which do.
+    /// Returns how many of the frames may pass now, and charges them.
     pub fn admit(
         &mut self,
         loads: impl Iterator<Item = Load>,
@@ -282,9 +283,9 @@ impl Meter {
         count
     }
 
-    /// Books for frames that may not pass at tick `now`: for `first`, and for as much as `all` of a
-    /// burst, those that passed among it, or who once had half a burst would book half of one
-    /// again.
+    /// Books for frames that may not pass at tick `now`: for `first` at least, and for the cost of
+    /// `all` up to a turn. `all` has the burst's frames that passed too: otherwise a port that once
+    /// passed half a burst would book for half a burst again and again.
     pub fn book(&mut self, first: Load, all: Load, now: u64) -> Booking {
         let until = now.saturating_add(self.wait(first, now));
         let mut cost = [0; 2];
@@ -298,7 +299,7 @@ impl Meter {
         Booking { made: now, until, cost, limits: self.limits }
     }
 
-    /// Ticks from tick `now` on that a frame has to wait, if it books now.
+    /// Returns the ticks, from tick `now` on, that a frame that books now has to wait.
     pub fn wait(&mut self, frame: Load, now: u64) -> u64 {
         self.look(now);
         let late = self.late;

@@ -1,76 +1,76 @@
-//! Mirrors: whose frames are copied to which port.
+//! Mirrors: copies of one port's frames, delivered to another port.
 //!
-//! A mirror names its ports, and is a [`Watch`] while they are there: it rests while one of them is
-//! not, and goes on when it is. A port that gets copies is no port of the
-//! switch otherwise, so that a mirror of it, of which there is none ([`conflict`]), would have
-//! nothing to copy.
+//! A [`Mirror`] names its ports. A [`Watch`] is a mirror whose two ports exist; a mirror without
+//! one of its ports rests until the port exists. A port that gets copies takes part in no
+//! forwarding, so a mirror of such a port would have nothing to copy; [`conflict`] refuses such a
+//! mirror.
 
 use super::{PortId, VlanId};
 
 base::words! {
-    /// Which frames of a port, seen from the switch.
+    /// Direction of a port's frames, seen from the switch.
     Way {
-        /// Those that come from it.
+        /// Frames that the port sends.
         In "in",
-        /// Those that were delivered to it.
+        /// Frames that are delivered to the port.
         Out "out",
-        /// All.
+        /// Both directions.
         Both "both",
     }
 }
 
-/// A mirror that is wanted.
+/// A configured mirror.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mirror {
-    /// Its name.
+    /// Name of the mirror.
     pub name: String,
-    /// The port that is watched.
+    /// Name of the watched port.
     pub from: String,
-    /// The port that gets the copies.
+    /// Name of the port that gets the copies.
     pub to: String,
-    /// What is copied.
+    /// The frames that are copied.
     pub frames: Copied,
 }
 
-/// Which frames are copied, and how much of each.
+/// The frames that a mirror copies, and the bytes of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Copied {
-    /// Those in this direction.
+    /// Direction of the frames.
     pub way: Way,
-    /// Only those of this VLAN.
+    /// Only frames of this VLAN; `None`: of all.
     pub vlan: Option<VlanId>,
-    /// So many bytes; all if there is no such number.
+    /// Bytes copied of each frame; `None`: all.
     pub snaplen: Option<u32>,
 }
 
-/// A mirror whose ports are there.
+/// A mirror whose ports exist.
 #[derive(Debug, Clone)]
 pub struct Watch {
-    /// Its name.
+    /// Name of the mirror.
     pub name: String,
-    /// Its place among the mirrors that are wanted.
+    /// Index of the mirror in the list of configured mirrors.
     pub place: usize,
-    /// The port that is watched.
+    /// The watched port.
     pub from: PortId,
     /// The port that gets the copies.
     pub to: PortId,
-    /// What is copied.
+    /// The frames that are copied.
     pub frames: Copied,
 }
 
 impl Watch {
-    /// Whether frames are copied that come from a port.
+    /// True if the mirror copies frames that come from this port.
     pub fn takes_in(&self, port: PortId) -> bool {
         self.from == port && self.frames.way != Way::Out
     }
 
-    /// Whether frames are copied that are delivered to a port.
+    /// True if the mirror copies frames that are delivered to this port.
     pub fn takes_out(&self, port: PortId) -> bool {
         self.from == port && self.frames.way != Way::In
     }
 }
 
-/// Why a mirror cannot be beside others, if that is so.
+/// Returns why a mirror cannot exist beside the others; `None` if it can.
 pub fn conflict<'m>(
     mirror: &Mirror,
     others: impl IntoIterator<Item = &'m Mirror>,

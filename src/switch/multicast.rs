@@ -1,23 +1,24 @@
-//! Multicast snooping: which ports the frames of a group go to (RFC 4541).
+//! Multicast snooping: decides which ports get the frames of a group (RFC 4541).
 //!
-//! A group is known by its bridge, VLAN and IP address, its members by port; sources are of no
-//! account. Frames of a group are limited to its members and to ports with `multicast-router=on`
-//! only where nothing can be lost by it:
+//! A group is identified by bridge, VLAN and IP address, its members by port; sources are ignored.
+//! Frames of a group are limited to the group's members and to ports with `multicast-router=on`,
+//! but only where no frame can be lost by the limit:
 //!
-//! * A querier is heard there, by a port that may have one: members report again and again. Without
-//!   one, hosts report when they join and never again.
-//! * A port gets all frames until hosts behind it had the time to answer a query that was sent
-//!   since it came: a guest that migrates does not know that its switch is another one.
-//! * The group has a member. All other groups are flooded, and always those of a link
-//!   ([`multicast::is_limitable`]).
+//! * A querier is heard in the segment, by a port that may have one: members then report again and
+//!   again. Without a querier, hosts report when they join and never again.
+//! * A port gets all frames until the hosts behind the port had the time to answer a query that was
+//!   sent since the port came: a guest that migrates does not know that its switch is another one.
+//! * The group has a member. Frames of all other groups are flooded, and always those of link-local
+//!   groups ([`multicast::is_limitable`]).
 //!
-//! A leave ends nothing: the querier asks whether others of that port stay, and who does not answer
-//! that is a member no more. A group that finds no room is not limited, and a port that asks for
-//! more than it may gets all frames: limits cost bandwidth and no frame.
+//! A leave ends no membership: the querier asks whether other hosts behind the port stay, and a
+//! port that does not answer the query is no longer a member. A group that finds no room is not
+//! limited, and a port that reports more groups than it may gets all frames: snooping costs
+//! bandwidth and no frame.
 //!
-//! Forwarding reads the table without a lock (`table`). Who writes holds a lock for one record at
-//! a time; a worker tries to get it, and a port writes [`MEMBERSHIP_RECORDS_PER_SECOND`] records.
-//! Nothing is allocated after the start.
+//! Forwarding reads the table without a lock (`table`). A writer holds a lock for one record at a
+//! time. A worker only tries to get the lock, and a port writes at most
+//! [`MEMBERSHIP_RECORDS_PER_SECOND`] records. Nothing is allocated after the start.
 //!
 //! [`multicast::is_limitable`]: base::frame::multicast::is_limitable
 
@@ -45,23 +46,23 @@ pub struct Snooping {
     accounts: Mutex<Accounts>,
 }
 
-/// Which ports a flooded frame reaches.
+/// The ports that a flooded frame reaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
-    /// All of its segment.
+    /// All ports of the frame's segment.
     All,
-    /// Those with multicast routers.
+    /// Ports with multicast routers.
     Routers,
-    /// These, and the members of its group.
+    /// Ports with multicast routers, and the members of the frame's group.
     Members(Limited),
 }
 
-/// Why a message about groups goes nowhere.
+/// Why a message about groups is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Barred {
-    /// A query, or a multicast router's message, from a port that may have no such behind it.
+    /// A query or a multicast router's message, from a port that may have no querier or router.
     NoQuerier,
-    /// It is not canonical, or a part of one.
+    /// The message is not canonical, or is only a part of one.
     Malformed,
 }
 
@@ -69,57 +70,56 @@ pub enum Barred {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limited {
     place: u16,
-    /// Of the group that has that place, and no other one.
+    /// Serial number of the group; another group in the same place has another number.
     pub serial: u32,
-    /// Ports that came before this second have been asked,
+    /// Second of the querier's last query: ports that came before this second have been asked.
     asked: u32,
-    /// unless nothing from this port reaches them.
+    /// Port of the querier; a port that frames from this port do not reach has not been asked.
     pub querier: PortId,
-    /// The second of which all this is.
+    /// The second in which the group was looked up.
     now: u32,
 }
 
-/// What became of a report or a query; of several records, the last of these.
+/// Outcome of a report or a query; of several records, the last outcome in this list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Noted {
-    /// Nothing follows from it.
+    /// The message changes nothing.
     Ignored,
-    /// It counts.
+    /// The message is noted.
     Yes,
-    /// Another thread holds the lock; the host or querier says it again.
+    /// Another thread holds the lock; the host or querier will repeat the message.
     Busy,
-    /// There is no room for it.
+    /// There is no room for the group, member or querier.
     Full,
     /// The port has reported too often in this second.
     TooMany,
 }
 
-/// What is known of a port in a segment.
+/// A member or a querier in a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Known {
     /// The segment.
     pub segment: Segment,
-    /// The group of which there is a member; of a querier the address that stands for all groups
-    /// of its protocol.
+    /// The member's group; for a querier the unspecified address of its IP version.
     pub group: IpAddr,
-    /// Where it is.
+    /// Port of the member or querier.
     pub port: PortId,
-    /// Whether it is a querier.
+    /// True for a querier.
     pub is_querier: bool,
-    /// Seconds since it was heard.
+    /// Seconds since the member or querier was heard.
     pub age: u32,
-    /// Whether frames of the group are limited; of a querier whether those of any can be.
+    /// True if frames of the group can be limited; for a querier, if frames of any group can be.
     pub limits: bool,
 }
 
-/// What only those who write need.
+/// Counts that only writers need.
 #[derive(Debug)]
 struct Accounts {
-    /// Segments with a querier: the number of each, by which the table has its queriers.
+    /// Segments with a querier, and the number of each, which indexes the table's queriers.
     segments: HashMap<Segment, u16>,
-    /// The groups of each of these.
+    /// Groups of each segment, by the segment's number.
     groups: [usize; MAX_SNOOPED_SEGMENTS],
-    /// All groups.
+    /// Groups of all segments.
     count: usize,
     /// Memberships of each port.
     joined: Box<[u16]>,
@@ -128,9 +128,10 @@ struct Accounts {
     serial: u32,
 }
 
-/// Which ports a message about groups reaches, from a port that may have a querier or not; nothing
-/// if it goes where its addresses say. Hosts that hear a report would not report themselves, and
-/// queriers that hear a query would yield to a lower address (RFC 4541 section 2.1.1).
+/// Returns the ports that a message about groups reaches; `Ok(None)` if the message goes where its
+/// addresses say. `may_query`: the ingress port may have a querier. A host that hears a report
+/// would not report itself, and a querier that hears a query would yield to a lower address (RFC
+/// 4541 section 2.1.1).
 pub fn reach(
     message: &Result<Option<Message<'_>>, Refused>,
     may_query: bool,
@@ -147,7 +148,7 @@ pub fn reach(
 impl Default for Snooping {
     fn default() -> Snooping {
         let accounts = Accounts {
-            // Twice as many as there can be: a map that is half full at most never grows.
+            // Twice the largest number of segments: a map that is at most half full never grows.
             segments: HashMap::with_capacity(2 * MAX_SNOOPED_SEGMENTS),
             groups: [0; MAX_SNOOPED_SEGMENTS],
             count: 0,
@@ -160,7 +161,7 @@ impl Default for Snooping {
 }
 
 impl Snooping {
-    /// The lock, unless another thread holds it for long.
+    /// Takes the lock, unless another thread holds the lock for long.
     fn try_lock(&self) -> Option<MutexGuard<'_, Accounts>> {
         (0..SNOOPING_LOCK_ATTEMPTS).find_map(|_| match self.accounts.try_lock() {
             Ok(accounts) => Some(accounts),
@@ -176,20 +177,19 @@ impl Snooping {
         self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How a group's frames are limited; nothing if they are not.
+    /// Returns how a group's frames are limited; `None` if they are not.
     pub fn limited(&self, segment: Segment, group: IpAddr, now: u32) -> Option<Limited> {
         let table = &self.table;
         let (place, serial) = table.find(segment, group)?;
         let querier = table.querier(place, &group).filter(|querier| querier.limits(now))?;
         let has_members = table.members(place).any(|port| table.is_member(place, port, now));
         let (asked, querier) = (querier.asked(now), querier.port);
-        // A group that ended meanwhile had no member.
+        // A group that ended meanwhile has no member.
         let is_limited = has_members && table.has_serial(place, serial);
         is_limited.then_some(Limited { place: place as u16, serial, asked, querier, now })
     }
 
-    /// The limited groups that have an Ethernet address in common, in order; not part of the data
-    /// path.
+    /// Returns the limited groups that share an Ethernet address, in order; not for the data path.
     pub fn limited_by_mac(
         &self,
         segment: Segment,
@@ -204,8 +204,9 @@ impl Snooping {
         groups.into_iter().filter_map(limited).collect()
     }
 
-    /// Whether the frames of a limited group go to a port, routers apart, behind which all is as it
-    /// is since second `since`. Those of a group that ended meanwhile go to all ports.
+    /// True if frames of a limited group go to a port, whose hosts have not changed since second
+    /// `since`. Ports with multicast routers are not considered. Frames of a group that ended go to
+    /// all ports.
     pub fn takes(&self, of: Limited, port: PortId, since: u32) -> bool {
         let place = usize::from(of.place);
         since >= of.asked
@@ -222,8 +223,9 @@ impl Snooping {
         }
     }
 
-    /// Notes that a port is a member of these groups, as far as there is a querier. Of a port for
-    /// which there is no room it is not known what it is a member of.
+    /// Notes that a port is a member of these groups, if the segment has a querier. After an answer
+    /// other than [`Noted::Yes`] and [`Noted::Ignored`] the port's memberships are unknown: the
+    /// caller must let the port get all frames until the port is asked again.
     pub fn report(
         &self,
         segment: Segment,
@@ -233,7 +235,7 @@ impl Snooping {
     ) -> Noted {
         let mut noted = Noted::Ignored;
         for group in groups.filter(is_limitable) {
-            // The lock is held for one record at a time: others want it too.
+            // The lock is held for one record at a time, since other workers want the lock too.
             noted = noted.max(self.join(segment, group, port, now));
             if noted == Noted::TooMany {
                 break;
@@ -242,14 +244,15 @@ impl Snooping {
         noted
     }
 
-    /// Begins anew with a port: what is behind it is another one, or in another segment.
+    /// Forgets a port's reports: another device is behind the port, or the port is in another
+    /// segment.
     pub fn forget(&self, port: PortId) {
         for place in (0..PLACES).filter(|place| self.table.has_report(*place, port)) {
             self.lock().clear(&self.table, place, port);
         }
     }
 
-    /// Removes what ended; not part of the data path.
+    /// Removes ended memberships, groups and segments; not for the data path.
     pub fn sweep(&self, now: u32) {
         for place in (0..PLACES).filter(|place| self.table.is_used(*place)) {
             self.lock().sweep(&self.table, place, now);
@@ -261,7 +264,7 @@ impl Snooping {
         });
     }
 
-    /// All queriers that are heard; not part of the data path.
+    /// Returns all queriers that are heard; not for the data path.
     pub fn queriers(&self, now: u32) -> Vec<Known> {
         let accounts = self.lock();
         let queriers = accounts.segments.iter().flat_map(|(segment, number)| {
@@ -279,8 +282,8 @@ impl Snooping {
         all
     }
 
-    /// Members of groups, `most` of them from a position on, 0 at first, and the next position if
-    /// there are more. Not part of the data path.
+    /// Returns up to `most` memberships from position `at` on, which is 0 at first, and the next
+    /// position if there are more. Not for the data path.
     pub fn memberships(&self, at: usize, most: usize, now: u32) -> (Vec<Known>, Option<usize>) {
         let mut found = Vec::new();
         for place in at / MAX_PORTS..PLACES {
@@ -295,7 +298,7 @@ impl Snooping {
         (found, None)
     }
 
-    /// The members of a group.
+    /// Returns the members of the group in a place.
     fn known(&self, place: usize, now: u32) -> impl Iterator<Item = Known> {
         let table = &self.table;
         table.group(place).into_iter().flat_map(move |(segment, group)| {
@@ -309,7 +312,7 @@ impl Snooping {
         })
     }
 
-    /// How many groups there are, and how many memberships of ports in them.
+    /// Returns the number of groups, and the number of memberships of ports in groups.
     pub fn sizes(&self) -> (usize, u64) {
         let accounts = self.lock();
         (accounts.count, accounts.joined.iter().map(|count| u64::from(*count)).sum())
@@ -333,11 +336,11 @@ impl Snooping {
         Noted::Yes
     }
 
-    /// A query about one group: who does not answer it is a member no more.
+    /// Notes a query about one group: a port that does not answer is no longer a member.
     fn ask(&self, segment: Segment, group: IpAddr, response: u32, now: u32) -> Noted {
         let Some(_accounts) = self.try_lock() else { return Noted::Busy };
         let Some((place, _)) = self.table.find(segment, group) else { return Noted::Ignored };
-        // It is sent twice: the first one counts, until both are answered.
+        // Queriers send each such query twice: the first one counts, until both are answered.
         let (_, end) = self.table.asked(place);
         if end <= now {
             let response = response.min(MAX_QUERY_RESPONSE_SECONDS);
@@ -371,7 +374,7 @@ impl Snooping {
 }
 
 impl Accounts {
-    /// Counts a record of a port; false if that is one too many in this second.
+    /// Counts a record of a port; false if the port has written too many in this second.
     fn may_report(&mut self, port: PortId, now: u32) -> bool {
         let (second, count) = &mut self.records[usize::from(port)];
         if *second != now {
@@ -381,7 +384,8 @@ impl Accounts {
         *count <= MEMBERSHIP_RECORDS_PER_SECOND
     }
 
-    /// The number of a segment, which gets one if it has none; none if all are in use.
+    /// Returns the number of a segment, and gives the segment a number if it has none; `None` if
+    /// all numbers are in use.
     fn number(&mut self, table: &Table, segment: Segment) -> Option<u16> {
         if let Some(number) = self.segments.get(&segment) {
             return Some(*number);
@@ -395,7 +399,7 @@ impl Accounts {
         Some(number)
     }
 
-    /// Makes room for a group, if its segment may have one more.
+    /// Gives a group a place, if its segment may have one more group.
     fn open(
         &mut self,
         table: &Table,
@@ -407,7 +411,7 @@ impl Accounts {
         if self.groups[usize::from(number)] >= most {
             return None;
         }
-        // 0 is no group's.
+        // Serial number 0 stands for no group.
         let serial = self.serial.wrapping_add(1).max(1);
         let place = table.open(segment, group, number, serial)?;
         self.serial = serial;
@@ -416,7 +420,7 @@ impl Accounts {
         Some(place)
     }
 
-    /// Ends a membership; the group is as it was otherwise.
+    /// Ends a membership; the group keeps its place.
     fn clear(&mut self, table: &Table, place: usize, port: PortId) {
         if table.has_report(place, port) {
             table.clear_report(place, port);

@@ -1,12 +1,12 @@
-//! The story of one frame: may it come in, who sent it, where does it go.
+//! Decides about one frame: its source, and the ports that it goes to.
 //!
-//! In the order of IEEE Std 802.1Q-2018, clause 8.6: the source is admitted and learned, then the
-//! reserved addresses are filtered, the destination is resolved, and what may leave by the
-//! resolved port is forwarded; what no port is known for is flooded.
+//! The order is that of IEEE Std 802.1Q-2018, clause 8.6: the source is admitted and learned, the
+//! reserved addresses are filtered, the destination is resolved, and the frame is forwarded if it
+//! may leave by the resolved port. A frame to an unknown address is flooded.
 //!
-//! Everything here is a function of its arguments and the table. The caller counts drops and
-//! refused learning from the answers; it calls [`Policy::admit_source`] and [`Policy::decide`]
-//! where what it remembers of a burst (`memo.rs`) does not answer.
+//! Every function depends on its arguments and the forwarding table only. The caller counts drops
+//! and refused learning from the answers. The caller calls [`Policy::admit_source`] and
+//! [`Policy::decide`] if the burst's memos (`memo.rs`) have no answer.
 
 use super::fdb::{Fdb, Learn, PortId, Tick};
 use super::port_security::PortSecurity;
@@ -14,7 +14,7 @@ use super::reserved::{Reserved, ReservedSet};
 use super::segment::{Bridge, Segment, Station, VlanId};
 use super::vlan::Membership;
 
-/// What stands behind a port.
+/// The kind of device behind a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PortKind {
     /// A VM.
@@ -28,20 +28,20 @@ pub trait PortView {
     /// The kind of a port, or `None` if there is no such port (any more).
     fn kind(&self, port: PortId) -> Option<PortKind>;
 
-    /// Whether frames of a segment leave by a port.
+    /// True if frames of the segment leave by the port.
     fn is_member(&self, port: PortId, segment: Segment) -> bool;
 
-    /// Whether the sources of a port's frames are learned.
+    /// True if the sources of the port's frames are learned.
     fn learns(&self, port: PortId) -> bool;
 
-    /// Whether a port is one of those that do not reach each other.
+    /// True if the port is isolated: isolated ports do not reach each other.
     fn is_isolated(&self, port: PortId) -> bool;
 
-    /// The protocols between neighbours that pass from a port.
+    /// Returns the protocols between neighbours that pass from the port.
     fn passes(&self, port: PortId) -> ReservedSet;
 }
 
-/// Ports by number, without settings of their own.
+/// Ports by number, without settings.
 impl PortView for [Option<PortKind>] {
     fn kind(&self, port: PortId) -> Option<PortKind> {
         self.get(usize::from(port)).copied().flatten()
@@ -67,42 +67,42 @@ impl PortView for [Option<PortKind>] {
 /// The port a frame came in on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ingress {
-    /// Its number.
+    /// Number of the port.
     pub port: PortId,
-    /// Its kind.
+    /// Kind of the port.
     pub kind: PortKind,
 }
 
-/// What the administrator asks of a port beyond forwarding. Of a table of ports that asks for
-/// nothing a burst pays nothing for it.
+/// The administrator's settings of a port beyond plain forwarding. In a table of ports without such
+/// settings a burst pays nothing for them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortPolicy {
-    /// Frames for addresses that no port is known for go there too.
+    /// Frames to unknown addresses are flooded to this port too.
     pub flood_unknown: bool,
-    /// Frames pass; otherwise none does, in either direction.
+    /// The port forwards; if false, no frame passes in either direction.
     pub forwards: bool,
-    /// The sources of its frames are learned.
+    /// The sources of the port's frames are learned.
     pub learns: bool,
-    /// It does not reach the other ports of which this is asked, nor they it.
+    /// The port reaches no other isolated port, and no isolated port reaches it.
     pub isolated: bool,
-    /// Only so much of what it sends is flooded.
+    /// Floods of the port's frames are limited.
     pub limits_floods: bool,
-    /// The protocols between neighbours that pass from it and to it.
+    /// Protocols between neighbours that pass from the port and to the port.
     pub passes: ReservedSet,
-    /// The bridge that it is a port of.
+    /// The port's bridge.
     pub bridge: Bridge,
-    /// The VLANs of that bridge that it is a member of.
+    /// VLANs of the bridge that the port is a member of.
     pub vlans: Membership,
-    /// What it may send; none if that is anything.
+    /// Rules for the addresses that the port may send; `None`: any.
     pub security: Option<PortSecurity>,
-    /// Whether multicast routers and queriers may be behind it; if not given, behind uplinks.
+    /// Multicast routers and queriers may be behind the port; `None`: behind uplinks only.
     pub multicast_router: Option<bool>,
-    /// It gets the copies of a mirror, and takes part in no forwarding.
+    /// The port gets the copies of a mirror, and takes part in no forwarding.
     pub observes: bool,
 }
 
 impl PortPolicy {
-    /// Nothing is asked.
+    /// No settings.
     pub const PLAIN: PortPolicy = PortPolicy {
         flood_unknown: true,
         forwards: true,
@@ -117,7 +117,7 @@ impl PortPolicy {
         observes: false,
     };
 
-    /// Whether such floods go there.
+    /// True if such floods go to this port.
     pub fn takes(&self, flood: Flood) -> bool {
         let asked = match flood {
             Flood::Group => true,
@@ -127,34 +127,34 @@ impl PortPolicy {
         self.forwards && asked
     }
 
-    /// Whether frames go from here to a port of which this is asked, as far as isolation says.
+    /// True if isolation lets frames go from this port to `other`.
     pub fn reaches(&self, other: &PortPolicy) -> bool {
         !(self.isolated && other.isolated)
     }
 
-    /// Whether multicast routers and queriers may be behind a port of this kind.
+    /// True if multicast routers and queriers may be behind this port, whose kind is `kind`.
     pub fn may_route(&self, kind: PortKind) -> bool {
         self.multicast_router.unwrap_or(kind == PortKind::Uplink)
     }
 
-    /// Whether frames from there are looked at one by one.
+    /// True if the port's frames must be examined one by one.
     #[inline(always)]
     pub fn screens(&self) -> bool {
         self.vlans != Membership::Opaque || self.security.is_some() || self.observes
     }
 
-    /// A VLAN of its bridge.
+    /// Returns the segment of a VLAN of the port's bridge.
     #[inline(always)]
     pub fn segment(&self, vlan: VlanId) -> Segment {
         Segment::new(self.bridge.number(), vlan)
     }
 
-    /// Where its frames without a tag are, and its static addresses.
+    /// Returns the segment of the port's untagged frames and static addresses.
     pub fn untagged(&self) -> Option<Segment> {
         self.vlans.untagged().map(|vlan| self.segment(vlan))
     }
 
-    /// Whether frames of a segment leave by it.
+    /// True if frames of the segment leave by the port.
     pub fn is_member(&self, segment: Segment) -> bool {
         !self.observes
             && segment.bridge() == self.bridge.number()
@@ -171,19 +171,19 @@ impl Default for PortPolicy {
 /// Why a frame is flooded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Flood {
-    /// It is for all stations, or for a group.
+    /// The destination is the broadcast address or a group.
     Group,
-    /// No port is known to have its destination address.
+    /// No port is known to have the destination.
     Unknown,
-    /// It is for a reserved address, and its port passes this protocol.
+    /// The destination is reserved, and the ingress port passes this protocol.
     Reserved(Reserved),
 }
 
 impl Flood {
-    /// So many bits has [`Flood::number`].
+    /// Bits of [`Flood::number`].
     pub const BITS: u32 = 3;
 
-    /// Another number for each.
+    /// Returns a number that differs for each reason.
     pub fn number(self) -> u32 {
         match self {
             Flood::Group => 0,
@@ -193,44 +193,45 @@ impl Flood {
     }
 }
 
-/// What the administrator allows.
+/// The administrator's rules for the whole switch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Rules {
     /// Forward from uplink to uplink. Off by default: two TAPs in one bridge are a loop.
     pub uplink_to_uplink: bool,
 }
 
-/// Where a frame goes.
+/// The ports that a frame goes to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Decision {
     /// To this port alone.
     Unicast(PortId),
-    /// To every port that [`Rules::flood_reaches`] and that takes such floods.
+    /// To every port for which [`Rules::flood_reaches`] and [`PortPolicy::takes`] are true.
     Flood(Flood),
     /// Nowhere.
     Drop(DropCause),
 }
 
-/// Why a frame goes nowhere. A drop is an outcome, not an error: the caller counts it.
+/// Why a frame is dropped. A drop is an outcome, not an error: the caller counts drops.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum DropCause {
-    /// The destination is one a bridge must not forward (01:80:c2:00:00:00 to 0f), and the frame of
-    /// no protocol that its port passes.
+    /// A bridge must not forward the destination (01:80:c2:00:00:00 to 0f), and the ingress port
+    /// does not pass the frame's protocol.
     ReservedAddress,
-    /// The source is zero or a group address: no station sends that, and answers to it flood.
+    /// The source is zero or a group address. No station sends such frames, and answers would
+    /// flood.
     BadSource,
     /// The destination is on the port the frame came from.
     Hairpin,
-    /// From one uplink to another, which the rules do not allow.
+    /// The frame goes from one uplink to another, which the rules do not allow.
     UplinkToUplink,
-    /// From one isolated port to another.
+    /// The frame goes from one isolated port to another.
     Isolated,
-    /// One of its ports does not forward ([`PortPolicy`]).
+    /// The ingress or the egress port does not forward ([`PortPolicy::forwards`]).
     AdminDown,
 }
 
 impl Rules {
-    /// Whether a flood from `ingress` goes out of `egress`: never back where it came from, and
+    /// True if a flood from `ingress` goes out of `egress`: never back to the ingress port, and
     /// from uplink to uplink only if allowed.
     #[inline]
     pub fn flood_reaches(self, ingress: Ingress, egress: PortId, egress_kind: PortKind) -> bool {
@@ -243,22 +244,21 @@ impl Rules {
     }
 }
 
-/// What decisions are made from: the table, the ports and the rules of one moment.
+/// The input of a decision: the forwarding table, the ports and the rules of one moment.
 pub struct Policy<'a, P: PortView + ?Sized> {
-    /// Where addresses live.
+    /// The forwarding table.
     pub fdb: &'a Fdb,
-    /// What the ports are.
+    /// Properties of the ports.
     pub ports: &'a P,
-    /// What is allowed.
+    /// Rules for the whole switch.
     pub rules: Rules,
 }
 
 impl<P: PortView + ?Sized> Policy<'_, P> {
-    /// Refuses a frame whose source no station can have; learns the source otherwise.
+    /// Learns a frame's source. Refuses a source that no station can have.
     ///
-    /// A source that is not learned, because the table is full, because it is configured for
-    /// another port, or because the port does not learn, is no reason to drop the frame: answers to
-    /// it go elsewhere or flood.
+    /// A frame passes even if its source is not learned, because the table is full, the address is
+    /// configured for another port, or the port does not learn: answers go elsewhere or flood.
     #[inline]
     pub fn admit_source(
         &self,
@@ -275,8 +275,8 @@ impl<P: PortView + ?Sized> Policy<'_, P> {
         }
     }
 
-    /// Where a frame goes that begins with `bytes` and is for a reserved address. The address alone
-    /// does not say: several protocols share one.
+    /// Decides about a frame to a reserved address; the frame begins with `bytes`. The address
+    /// alone does not identify the protocol, since several protocols share an address.
     pub fn decide_reserved(&self, ingress: Ingress, bytes: &[u8]) -> Decision {
         match Reserved::of(bytes) {
             Some(protocol) if self.ports.passes(ingress.port).has(protocol) => {
@@ -286,8 +286,8 @@ impl<P: PortView + ?Sized> Policy<'_, P> {
         }
     }
 
-    /// Where a frame with this destination goes, its source being admitted; for a reserved address
-    /// if its port passes nothing.
+    /// Decides about a frame with this destination, whose source is admitted. A frame to a reserved
+    /// address is dropped here; [`Policy::decide_reserved`] is for ports that pass protocols.
     #[inline]
     pub fn decide(&self, ingress: Ingress, destination: Station) -> Decision {
         if destination.mac.is_group() {
@@ -303,9 +303,10 @@ impl<P: PortView + ?Sized> Policy<'_, P> {
             return Decision::Drop(DropCause::Hairpin);
         }
         match self.ports.kind(egress) {
-            // The port is gone and its addresses are about to be flushed: none is known.
+            // The port is gone and its addresses are about to be flushed, so the address counts as
+            // unknown.
             None => Decision::Flood(Flood::Unknown),
-            // It has left the segment since it was learned there.
+            // The port has left the segment since the address was learned there.
             Some(_) if !self.ports.is_member(egress, destination.segment) => {
                 Decision::Flood(Flood::Unknown)
             }

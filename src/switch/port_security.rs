@@ -1,25 +1,24 @@
-//! What a port may send: the addresses its frames may give as their sender's, and the servers that
-//! may be behind it.
+//! Port security: the addresses that a port's frames may give as their sender's, and the servers
+//! that may be behind a port.
 //!
-//! [`check`] looks at the source address of Ethernet and of IP, at the sender in ARP and RARP, at
-//! targets and link-layer addresses of neighbour discovery, and at what a DHCP client says of
-//! itself.
+//! [`check`] examines the source addresses of Ethernet and IP, the sender in ARP and RARP, targets
+//! and link-layer addresses of neighbour discovery, and the identity that a DHCP client gives.
 //!
-//! * Each check is made whatever another one says. An exception (a DHCP client without an address,
-//!   duplicate address detection, an ARP probe, a report of IGMP) excuses one field of a frame and
-//!   no other.
-//! * A frame whose headers cannot be followed to their end is refused: the frame's receiver may
-//!   read the headers otherwise. Such are headers behind the first [`MAX_HEADERS_LEN`] bytes,
+//! * Each check is made independently of the others. An exception (a DHCP client without an
+//!   address, duplicate address detection, an ARP probe, a report of IGMP) excuses one field of a
+//!   frame only.
+//! * A frame whose headers cannot be read to their end is refused: the frame's receiver may read
+//!   the headers differently. Such are headers beyond the first [`MAX_HEADERS_LEN`] bytes,
 //!   neighbour discovery and DHCP in fragments (RFC 6980, 7112, 7113), more than two VLAN tags, and
-//!   a checksum that would be written over what was read.
+//!   a checksum offload that would overwrite bytes that were checked.
 //! * Frames of other types than IPv4, IPv6, ARP and RARP are refused unless
 //!   [`PortSecurity::ethertypes`] lists the type: some receivers find an IP packet behind a type
 //!   that the guard does not know (MPLS, LLC, a provider's tag; CVE-2021-27853, -27854, -27861).
-//! * Packets in an IP tunnel are not looked at. The receiver of a tunnel is configured for one
-//!   other end, whose address is checked in the outer header.
+//! * Packets in an IP tunnel are not examined. The receiver of a tunnel is configured for one peer,
+//!   whose address is checked in the outer header.
 //!
-//! The bytes are private ones, of which a frame of most kinds needs no more than the snapshot:
-//! [`Refused::Short`] asks for the rest of [`MAX_HEADERS_LEN`], [`Refused::Whole`] for all.
+//! [`check`] reads private bytes. For most frames the snapshot suffices; [`Refused::Short`] asks
+//! for the rest of [`MAX_HEADERS_LEN`], [`Refused::Whole`] for the whole frame.
 //!
 //! [`MAX_HEADERS_LEN`]: base::limits::MAX_HEADERS_LEN
 
@@ -46,35 +45,35 @@ use base::frame::protocol::{
     ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_QINQ, ETHERTYPE_RARP, ETHERTYPE_VLAN,
 };
 
-/// What a port may send.
+/// The addresses and servers that a port may have.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortSecurity {
-    /// Frames that break a rule are dropped; otherwise they are only counted.
+    /// Frames that break a rule are dropped; if false, they are only counted.
     pub enforced: bool,
     /// Link-layer addresses of the port.
     pub macs: AllowedMacs,
     /// IP addresses of the port.
     pub ips: AllowedIps,
-    /// Servers that may be behind it.
+    /// Servers that may be behind the port.
     pub servers: Servers,
-    /// Types of frames that may be sent beside IPv4, IPv6, ARP and RARP; [`LLC`] are frames with a
-    /// length in the place of the type.
+    /// Further types of frames that may be sent, beside IPv4, IPv6, ARP and RARP. [`LLC`] stands
+    /// for frames with a length in place of the type.
     pub ethertypes: Box<[u16]>,
 }
 
-/// Stands for frames of IEEE 802.2 in [`PortSecurity::ethertypes`].
+/// Stands for IEEE 802.2 frames in [`PortSecurity::ethertypes`].
 pub const LLC: u16 = 0;
 
 /// Link-layer addresses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AllowedMacs {
-    /// Any; those inside a frame must be its source address.
+    /// Any address; an address inside a frame must be the frame's source address.
     Any,
-    /// These alone.
+    /// Only these addresses.
     Only {
         /// The addresses.
         list: Box<[MacAddr]>,
-        /// Virtual routers' too (RFC 9568 section 7.3).
+        /// Addresses of virtual routers are allowed too (RFC 9568 section 7.3).
         vrrp: bool,
     },
 }
@@ -89,7 +88,7 @@ impl AllowedMacs {
         }
     }
 
-    /// True if a frame from `source` may have this address as its sender's inside.
+    /// True if a frame from `source` may have this link-layer address of the sender inside.
     fn allow_inside(&self, mac: MacAddr, source: MacAddr) -> bool {
         match self {
             AllowedMacs::Any => mac == source,
@@ -98,7 +97,7 @@ impl AllowedMacs {
     }
 }
 
-/// True for addresses of virtual routers, of IPv4 and of IPv6.
+/// True for addresses of virtual routers, for IPv4 and for IPv6.
 fn is_vrrp(mac: MacAddr) -> bool {
     matches!(mac.0, [0, 0, 0x5e, 0, 1 | 2, router] if router != 0)
 }
@@ -106,12 +105,12 @@ fn is_vrrp(mac: MacAddr) -> bool {
 /// IP addresses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AllowedIps {
-    /// No list was given.
+    /// No list was given: any address is allowed.
     any: bool,
-    /// First addresses and masks.
+    /// First address and mask of each prefix.
     v4: Box<[(u32, u32)]>,
     v6: Box<[(u128, u128)]>,
-    /// The list names link-local addresses, so that others are not allowed.
+    /// The list names link-local addresses, so that no others are allowed.
     names_link_local: bool,
 }
 
@@ -119,8 +118,8 @@ pub struct AllowedIps {
 const LINK_LOCAL: (u128, u128) = (0xfe80 << 112, 0xffc0 << 112);
 
 impl AllowedIps {
-    /// Those of a list; any if it is empty. If some are of IPv6, link-local ones are allowed unless
-    /// the list names such itself.
+    /// Allows the addresses of a list; an empty list allows any. A list with IPv6 addresses allows
+    /// all link-local addresses too, unless it names link-local ones.
     pub fn new(list: &[Prefix]) -> AllowedIps {
         let v6: Box<[_]> = list.iter().filter_map(|prefix| prefix.v6()).collect();
         AllowedIps {
@@ -157,23 +156,23 @@ impl AllowedIps {
         self.v6.iter().any(|prefix| is_in(bits, *prefix))
     }
 
-    /// Returns true if a station of IPv4 may be there.
+    /// True if the port may have an IPv4 address.
     fn has_v4(&self) -> bool {
         self.any || !self.v4.is_empty()
     }
 
-    /// Returns true if a station of IPv6 may be there.
+    /// True if the port may have an IPv6 address.
     fn has_v6(&self) -> bool {
         self.any || !self.v6.is_empty()
     }
 
-    /// Returns what an address of IPv4 breaks that is none of the port's: `rule`, or
-    /// [`Rule::Version`] if the port has no address of IPv4.
+    /// Returns the refusal of an IPv4 address that is not the port's: `rule`, or [`Rule::Version`]
+    /// if the port has no IPv4 address.
     fn refuse_v4(&self, address: Ipv4Addr, rule: Rule) -> Refused {
         if self.has_v4() { rule } else { Rule::Version }.of_ip(address)
     }
 
-    /// Returns what an address of IPv6 breaks; see [`AllowedIps::refuse_v4`].
+    /// Returns the refusal of an IPv6 address; see [`AllowedIps::refuse_v4`].
     fn refuse_v6(&self, address: Ipv6Addr, rule: Rule) -> Refused {
         if self.has_v6() { rule } else { Rule::Version }.of_ip(address)
     }
@@ -183,12 +182,12 @@ fn is_in(address: u128, (first, mask): (u128, u128)) -> bool {
     address & mask == first
 }
 
-/// Kinds of servers.
+/// Kinds of servers that may be behind a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Servers {
-    /// DHCP, or a relay of it.
+    /// A DHCP server or relay.
     pub dhcp: bool,
-    /// DHCPv6, or a relay of it.
+    /// A DHCPv6 server or relay.
     pub dhcpv6: bool,
     /// A router that advertises itself or redirects, of IPv6 or IPv4, or to snooping switches.
     pub ra: bool,
@@ -197,7 +196,7 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// As they are called in `allow-server`.
+    /// Returns the names of the servers in `allow-server`.
     pub fn names(self) -> Vec<&'static str> {
         let all =
             [(self.dhcp, "dhcp"), (self.dhcpv6, "dhcpv6"), (self.ra, "ra"), (self.vrrp, "vrrp")];
@@ -205,17 +204,18 @@ impl Servers {
     }
 }
 
-/// What a frame was refused for.
+/// A broken rule, and the address that broke it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Violation {
-    /// The rule that it breaks.
+    /// The broken rule.
     pub rule: Rule,
-    /// The address that is not the port's, if that is the matter.
+    /// The address that is not the port's; [`Address::None`] if the rule is not about an address.
     pub address: Address,
 }
 
 base::words! {
-    /// Rules, by what of a frame breaks them, with the names of their counters and in events.
+    /// Rules, named after the part of a frame that breaks them; the names are those of counters and
+    /// events.
     Rule {
         /// The source address.
         Mac "mac",
@@ -227,28 +227,28 @@ base::words! {
         Rarp "rarp",
         /// Target or link-layer address of neighbour discovery.
         Nd "nd",
-        /// What a DHCP client says of itself.
+        /// The identity, addresses or number of DHCP clients.
         Dhcp "dhcp",
-        /// A server, relay or router has sent the frame.
+        /// A frame of a server, relay or router.
         Server "server",
-        /// Its headers cannot be read.
+        /// Headers that cannot be read.
         Headers "headers",
-        /// The type of the frame.
+        /// Type of the frame.
         Ethertype "ethertype",
-        /// The frame is of an IP version of which the port has no address. A guest sends such
-        /// frames by itself, as when the guest gives itself a link-local address.
+        /// IP version of which the port has no address. A guest sends such frames by itself, for
+        /// example when it gives itself a link-local address.
         Version "version",
     }
 }
 
-/// An address that a frame has.
+/// An address in a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Address {
-    /// None is the matter.
+    /// No address.
     None,
-    /// One of the link layer.
+    /// A link-layer address.
     Mac(MacAddr),
-    /// One of IP.
+    /// An IP address.
     Ip(IpAddr),
 }
 
@@ -276,14 +276,14 @@ impl Rule {
     }
 }
 
-/// Tags: of 802.1Q, 802.1ad, and one in use before that.
+/// Types of VLAN tags: 802.1Q, 802.1ad, and one in use before 802.1ad.
 const TAGS: [u16; 3] = [ETHERTYPE_VLAN, ETHERTYPE_QINQ, 0x9100];
-/// Below it is a length (IEEE Std 802.3 section 3.2.6).
+/// Smallest type; a smaller value is a length (IEEE Std 802.3 section 3.2.6).
 pub const FIRST_ETHERTYPE: u16 = 0x600;
 
-/// Checks whether a frame may be sent from a port with these rules; the error is the first rule
-/// that the frame breaks. `clients` notes the identifier of a DHCP client ([`DhcpClients::note`])
-/// and returns false if the port has had too many.
+/// Checks whether a port with these rules may send the frame. The error is the first broken rule,
+/// or a request for more bytes. `clients` notes the identifier of a DHCP client
+/// ([`DhcpClients::note`]) and returns false if the port has had too many.
 #[inline]
 pub fn check(
     rules: &PortSecurity,
@@ -302,7 +302,7 @@ pub fn check(
     }
 }
 
-/// Checks a frame that is not IP without a tag.
+/// Checks a frame other than an untagged IP packet.
 #[inline(never)]
 fn check_other(frame: &Sent<'_>, mut ethertype: u16) -> Result<(), Refused> {
     let mut at = 14;
@@ -321,7 +321,7 @@ fn check_other(frame: &Sent<'_>, mut ethertype: u16) -> Result<(), Refused> {
         other => {
             let listed = if other < FIRST_ETHERTYPE { LLC } else { other };
             let is_listed = frame.rules.ethertypes.contains(&listed);
-            // What passes between neighbours is the matter of `ReservedSet`.
+            // `ReservedSet` decides about protocols between neighbours.
             match is_listed || frame.mac(0)?.is_bridge_reserved() {
                 true => Ok(()),
                 false => Err(Rule::Ethertype.alone()),

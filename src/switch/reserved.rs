@@ -1,8 +1,8 @@
-//! Protocols between neighbours: their frames are for addresses that a bridge keeps to itself
-//! (01:80:c2:00:00:00 to 0f), and pass between ports with `pass` alone.
+//! Protocols between neighbours. Their frames go to addresses that a bridge does not forward
+//! (01:80:c2:00:00:00 to 0f), and pass between ports with `pass` only.
 //!
-//! A protocol is known by address and type together, as several share an address. Of a frame with
-//! VLAN tags the type behind them counts. PAUSE (01) is none of them: it is about one link.
+//! Address and type together identify a protocol, as several protocols share an address. In a frame
+//! with VLAN tags the type behind the tags counts. PAUSE (01) never passes: it concerns one link.
 
 use base::frame::MacAddr;
 use base::frame::ethernet::l3_offset;
@@ -19,23 +19,23 @@ base::words! {
     }
 }
 
-/// The last octets of LLDP's addresses: nearest customer bridge, nearest bridge other than a
-/// two-port MAC relay, nearest bridge.
+/// Last octets of LLDP's addresses: nearest customer bridge, nearest bridge other than a two-port
+/// MAC relay, nearest bridge.
 const LLDP: [u8; 3] = [0x00, 0x03, 0x0e];
 const LACP: u8 = 0x02;
 const STP: u8 = 0x00;
 
 const ETHERTYPE_LLDP: [u8; 2] = [0x88, 0xcc];
 const ETHERTYPE_SLOW: [u8; 2] = [0x88, 0x09];
-/// Subtypes of slow protocols that link aggregation has: LACP itself and its markers.
+/// Subtypes of slow protocols that link aggregation uses: LACP and its marker protocol.
 const LACP_SUBTYPES: [u8; 2] = [1, 2];
-/// The LLC header of a BPDU: both its access points and "unnumbered information".
+/// The LLC header of a BPDU: two service access points and "unnumbered information".
 const LLC_STP: [u8; 3] = [0x42, 0x42, 0x03];
-/// A type below this is a length, and a header of LLC follows.
+/// First value that is a type; a smaller value is a length, followed by an LLC header.
 const LEAST_TYPE: u16 = 0x0600;
 
 impl Reserved {
-    /// The protocol of a frame that begins with `bytes` and is for a reserved address.
+    /// Returns the protocol of a frame to a reserved address; the frame begins with `bytes`.
     pub fn of(bytes: &[u8]) -> Option<Reserved> {
         let last = *bytes.get(5)?;
         let after = l3_offset(bytes);
@@ -50,8 +50,8 @@ impl Reserved {
         }
     }
 
-    /// The protocol that an address is mostly used for, and how its frames go on behind the source
-    /// address.
+    /// Returns the protocol that mostly uses an address, and the bytes of such a frame behind the
+    /// source address.
     pub fn usual(address: MacAddr) -> Option<(Reserved, &'static [u8])> {
         match address.0[5] {
             _ if !address.is_bridge_reserved() => None,
@@ -63,26 +63,26 @@ impl Reserved {
     }
 }
 
-/// Some of these protocols.
+/// A set of protocols between neighbours.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReservedSet(u8);
 
 impl ReservedSet {
-    /// None of them.
+    /// The empty set.
     pub const NONE: ReservedSet = ReservedSet(0);
 
-    /// Adds one.
+    /// Adds a protocol.
     pub fn add(&mut self, protocol: Reserved) {
         self.0 |= 1 << protocol as u8;
     }
 
-    /// Whether it is among them.
+    /// True if the set has the protocol.
     pub fn has(self, protocol: Reserved) -> bool {
         self.0 >> protocol as u8 & 1 != 0
     }
 }
 
-/// `lldp,stp`
+/// Prints the names with commas between, such as `lldp,stp`.
 impl std::fmt::Display for ReservedSet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let all = Reserved::ALL.into_iter().filter(|protocol| self.has(*protocol));
@@ -104,7 +104,7 @@ mod tests {
         [&[1, 0x80, 0xc2, 0, 0, last][..], &[2, 0, 0, 0, 0, 1], rest].concat()
     }
 
-    /// Address and type of each standard; neither alone.
+    /// Address and type of each standard together, and neither alone.
     #[test]
     fn a_protocol_is_known_by_address_and_type() {
         let (lldp, lacp) = (&[0x88, 0xcc, 2, 7][..], &[0x88, 0x09, 1, 1][..]);
@@ -116,7 +116,7 @@ mod tests {
             let lacps = (last == 2).then_some(Reserved::Lacp);
             let stps = (last == 0).then_some(Reserved::Stp);
             assert_eq!([of(lldp), of(lacp), of(marker), of(stp)], [lldps, lacps, lacps, stps]);
-            // PAUSE, slow protocols of others, SNAP, a BPDU's LLC behind a type.
+            // PAUSE, other slow protocols, SNAP, a BPDU's LLC header behind a type.
             for rest in [
                 &[0x88, 0x08, 0, 1][..],
                 oam,

@@ -1,73 +1,73 @@
-//! Segments: which stations a frame may reach at all.
+//! Segments: broadcast domains, the stations that a frame may reach.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use base::frame::MacAddr;
 use base::limits::FDB_MAX_BRIDGES;
 
-/// Number of a bridge; 0 is the one that ports are in which name none.
+/// Number of a bridge; 0 is the default bridge, for ports that name no bridge.
 pub type BridgeId = u16;
 
-/// A VLAN identifier: 1 to 4094, or 0 for the frames of a bridge that are in no VLAN.
+/// A VLAN identifier: 1 to 4094, or 0 for frames in no VLAN.
 pub type VlanId = u16;
 
-/// A broadcast domain: a VLAN of a bridge. No frame leaves the one it came in on.
+/// A broadcast domain: a VLAN of a bridge. No frame leaves the segment on which it arrived.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Segment(u32);
 
 impl Segment {
-    /// No VLAN of the bridge 0: of a switch that has no others.
+    /// The default bridge without a VLAN: the only segment of a switch without bridges and VLANs.
     pub const DEFAULT: Segment = Segment(0);
 
-    /// Of a bridge and a VLAN.
+    /// Makes the segment of a bridge and a VLAN.
     #[inline(always)]
     pub const fn new(bridge: BridgeId, vlan: VlanId) -> Segment {
         Segment((bridge as u32) << 12 | (vlan & 0xfff) as u32)
     }
 
-    /// Its bridge.
+    /// Returns the segment's bridge.
     pub const fn bridge(self) -> BridgeId {
         (self.0 >> 12) as BridgeId
     }
 
-    /// Its VLAN.
+    /// Returns the segment's VLAN.
     pub const fn vlan(self) -> VlanId {
         (self.0 & 0xfff) as VlanId
     }
 
-    /// As one number.
+    /// Returns the segment as a number, for [`Segment::from_bits`].
     #[inline(always)]
     pub const fn to_bits(self) -> u32 {
         self.0
     }
 
-    /// From that number.
+    /// Makes a segment from the number that [`Segment::to_bits`] returned.
     pub const fn from_bits(bits: u32) -> Segment {
         Segment(bits)
     }
 }
 
-/// An address of a segment: the same address in another one is another station.
+/// An address in a segment. An equal address in another segment belongs to another station.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Station {
-    /// Where it is.
+    /// Segment of the station.
     pub segment: Segment,
-    /// Its address.
+    /// Link-layer address of the station.
     pub mac: MacAddr,
 }
 
 impl Station {
-    /// That of no frame.
+    /// The zero address in the default segment, which no frame has as its source.
     pub const NONE: Station = Station { segment: Segment::DEFAULT, mac: MacAddr([0; 6]) };
 
-    /// An address of a segment.
+    /// Makes a station of a segment and an address.
     #[inline(always)]
     pub const fn new(segment: Segment, mac: MacAddr) -> Station {
         Station { segment, mac }
     }
 }
 
-/// A station of the default segment.
+/// Makes a station of the default segment.
 impl From<MacAddr> for Station {
     #[inline(always)]
     fn from(mac: MacAddr) -> Station {
@@ -75,8 +75,8 @@ impl From<MacAddr> for Station {
     }
 }
 
-/// A bridge of the switch: its ports reach each other and no others. There as long as a port names
-/// it, or a worker has a table of ports with one that did.
+/// A bridge of the switch: its ports reach each other and no others. A bridge exists as long as a
+/// port names it, or a worker's table of ports has a port that did.
 #[derive(Clone, Debug, Default)]
 pub struct Bridge(Option<Arc<Named>>);
 
@@ -86,21 +86,22 @@ struct Named {
     number: BridgeId,
 }
 
-/// Bridges by their numbers, from 1.
+/// Named bridges by their numbers, from 1.
 static BRIDGES: Mutex<Vec<Weak<Named>>> = Mutex::new(Vec::new());
 
 impl Bridge {
-    /// The name of the bridge that ports are in which name none.
+    /// Name of the default bridge.
     pub const DEFAULT_NAME: &str = "default";
-    /// That bridge.
+    /// The bridge of ports that name no bridge.
     pub const DEFAULT: Bridge = Bridge(None);
 
-    /// The bridge of this name; none if there are [`FDB_MAX_BRIDGES`].
+    /// Returns the bridge of this name, and makes the bridge if it does not exist; `None` if there
+    /// are [`FDB_MAX_BRIDGES`] bridges.
     pub fn named(name: &str) -> Option<Bridge> {
         if name == Bridge::DEFAULT_NAME {
             return Some(Bridge::DEFAULT);
         }
-        // Poison is no concern: a number is entered in one step.
+        // A poisoned lock is usable: each entry of the list is whole at any moment.
         let mut all = BRIDGES.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = all.iter().filter_map(Weak::upgrade).find(|known| known.name == name) {
             return Some(Bridge(Some(known)));
@@ -117,13 +118,13 @@ impl Bridge {
         Some(Bridge(Some(new)))
     }
 
-    /// Its number.
+    /// Returns the bridge's number.
     #[inline(always)]
     pub fn number(&self) -> BridgeId {
         self.0.as_ref().map_or(0, |named| named.number)
     }
 
-    /// Its name.
+    /// Returns the bridge's name.
     pub fn name(&self) -> &str {
         self.0.as_ref().map_or(Bridge::DEFAULT_NAME, |named| &named.name)
     }

@@ -1,22 +1,22 @@
-//! Storm control: how much of what a port sends may be flooded, by the class of the frame.
+//! Storm control: limits the floods of a port, by the class of the frame.
 
 use super::meter::Limit;
 use base::frame::MacAddr;
 
 base::words! {
-    /// What is flooded, with its name in `storm=`.
+    /// Class of a flooded frame, with its name in `storm=`.
     FloodClass {
-        /// Frames for all stations.
+        /// Frames to the broadcast address.
         Broadcast "bcast",
-        /// Frames for a group of them.
+        /// Frames to a group address.
         Multicast "mcast",
-        /// Frames for a station that is not known.
+        /// Frames to a station that is not in the forwarding table.
         Unknown "unknown",
     }
 }
 
 impl FloodClass {
-    /// That of a frame that is flooded, by its destination.
+    /// Returns the class of a flooded frame with this destination.
     pub fn of(destination: MacAddr) -> FloodClass {
         match destination {
             MacAddr::BROADCAST => FloodClass::Broadcast,
@@ -26,7 +26,7 @@ impl FloodClass {
     }
 }
 
-/// How much of each class may be flooded, by its number.
+/// Limits of the classes, indexed by the class's number.
 pub type FloodLimits = [Limit; FloodClass::ALL.len()];
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Atomics and locks of the tables: the standard library's, or those of `tests/models`, which runs
-//! the tables under every interleaving and every reordering that the orderings allow.
+//! Atomics and locks of the tables: the standard library's, or loom's in `tests/models`, which runs
+//! the tables under every interleaving and every reordering that the memory orderings allow.
 
 #[cfg(loom)]
 pub(super) use crate::loomed::{

@@ -1,49 +1,50 @@
-//! What would become of a frame, without anything being learned from it.
+//! Tells the fate of a frame without learning its source.
 
 use super::fdb::{PortId, Tick};
 use super::policy::{Decision, DropCause, Ingress, Policy, PortView};
 use super::segment::Station;
 
-/// What is known of a frame's source before it comes.
+/// State of a frame's source address before the frame arrives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
-    /// No station has it: the frame goes nowhere.
+    /// No station can have the address: the frame is dropped.
     Bad,
-    /// It is on the port that the frame comes in on; true if it is configured there.
+    /// The address is on the frame's port; true if it is configured there.
     Here(bool),
-    /// It was learned on another port, and moves.
+    /// The address was learned on this other port, and moves here.
     Moves(PortId),
-    /// It is configured on another port, and is not learned here. The frame goes on.
+    /// The address is configured on this other port, and is not learned here. The frame goes on.
     Static(PortId),
-    /// It flaps, and stays on another port for a while. The frame goes on.
+    /// The address flaps, and is held at this other port for a while. The frame goes on.
     Held(PortId),
-    /// It is learned, if there is room.
+    /// The address is new and is learned, if there is room.
     New,
-    /// The port has learned as many as it may: not this one.
+    /// The port has learned as many addresses as it may; this one is not learned. The frame goes
+    /// on.
     Full,
-    /// The port does not learn.
+    /// The port does not learn. The frame goes on.
     Off,
 }
 
-/// The way of a frame through the switch's decisions.
+/// The switch's decisions about one frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Trace {
-    /// Its source.
+    /// The decision about the source.
     pub source: Source,
-    /// Where it goes.
+    /// The decision about the destination.
     pub decision: Decision,
 }
 
 impl Trace {
-    /// Whether what it goes on with is for [`Policy::decide_reserved`] to say.
+    /// True if the destination is reserved, so that [`Policy::decide_reserved`] has the decision.
     pub fn is_reserved(&self) -> bool {
         self.decision == Decision::Drop(DropCause::ReservedAddress)
     }
 }
 
 impl<P: PortView + ?Sized> Policy<'_, P> {
-    /// What [`Policy::admit_source`] and [`Policy::decide`] would say of a frame at `now`,
-    /// in a table that has room for its source.
+    /// Returns the answers that [`Policy::admit_source`] and [`Policy::decide`] would give for a
+    /// frame at `now`, in a table with room for the source.
     pub fn trace(
         &self,
         ingress: Ingress,
@@ -67,7 +68,7 @@ impl<P: PortView + ?Sized> Policy<'_, P> {
             None => Source::New,
         };
         let decision = match known {
-            // Its own address would be known by then.
+            // `decide` would find the source itself, which `admit_source` would have learned.
             Source::New | Source::Moves(_) if source == destination => {
                 Decision::Drop(DropCause::Hairpin)
             }
@@ -96,7 +97,7 @@ mod tests {
         MacAddr([2, 0, 0, 0, 0, n])
     }
 
-    /// Addresses 1 and 2 are learned on ports 0 and 1, 3 on port 3, 4 on one that is gone; 5 is
+    /// Addresses 1 and 2 are learned on ports 0 and 1, 3 on port 3, 4 on a port that is gone; 5 is
     /// configured on port 1.
     fn table() -> Fdb {
         let fdb = Fdb::new(FdbConfig {

@@ -1,14 +1,15 @@
-//! VLANs of a port: in which one a frame comes in, which ones leave by it, and with what tag.
+//! VLANs of a port: the VLAN of an arriving frame, the VLANs that leave by the port, and their
+//! tags.
 //!
-//! After IEEE Std 802.1Q-2018, clauses 6.9 (support of the EISS), 8.6.2 (ingress) and 8.6.4
-//! (egress). Only tags of type 0x8100 are VLANs' tags. A tag with the identifier 0 carries a
-//! priority and stands for no tag.
+//! Follows IEEE Std 802.1Q-2018, clauses 6.9 (support of the EISS), 8.6.2 (ingress) and 8.6.4
+//! (egress). Only tags of type 0x8100 are VLAN tags. A tag with the identifier 0 carries a priority
+//! and counts as no tag.
 
 use super::segment::VlanId;
 use base::frame::ethernet::{self, TagEdit, VLAN_TAG_LEN};
 use base::limits::MAX_VLAN;
 
-/// Which of a tag's 16 bits are the identifier.
+/// Bits of a tag that are the VLAN identifier.
 const VID_MASK: u16 = 0x0fff;
 
 /// A set of VLANs.
@@ -16,49 +17,49 @@ const VID_MASK: u16 = 0x0fff;
 pub struct VlanSet(Box<[u64; 64]>);
 
 impl VlanSet {
-    /// None.
+    /// Makes the empty set.
     pub fn new() -> VlanSet {
         VlanSet(Box::new([0; 64]))
     }
 
-    /// Those from `first` to `last`.
+    /// Makes the set of the VLANs from `first` to `last`.
     pub fn of(first: VlanId, last: VlanId) -> VlanSet {
         let mut set = VlanSet::new();
         set.add(first, last);
         set
     }
 
-    /// All there are.
+    /// Makes the set of all VLANs.
     pub fn all() -> VlanSet {
         VlanSet::of(1, MAX_VLAN)
     }
 
-    /// Adds those from `first` to `last`.
+    /// Adds the VLANs from `first` to `last`.
     pub fn add(&mut self, first: VlanId, last: VlanId) {
         for vlan in first..=last.min(VID_MASK) {
             self.0[usize::from(vlan / 64)] |= 1 << (vlan % 64);
         }
     }
 
-    /// Adds those of another set.
+    /// Adds the VLANs of another set.
     pub fn join(&mut self, other: &VlanSet) {
         self.0.iter_mut().zip(other.0.iter()).for_each(|(own, word)| *own |= word);
     }
 
-    /// Returns those that are in both sets.
+    /// Returns the VLANs that are in both sets.
     pub fn common(&self, other: &VlanSet) -> VlanSet {
         let mut both = self.clone();
         both.0.iter_mut().zip(other.0.iter()).for_each(|(own, word)| *own &= word);
         both
     }
 
-    /// Whether it is among them.
+    /// True if the set has the VLAN.
     #[inline]
     pub fn has(&self, vlan: VlanId) -> bool {
         self.0[usize::from(vlan / 64) % 64] >> (vlan % 64) & 1 != 0
     }
 
-    /// They as ranges, in order, each with its first and last.
+    /// Returns the VLANs as ranges, in order, each with its first and last VLAN.
     pub fn ranges(&self) -> Vec<(VlanId, VlanId)> {
         let mut ranges: Vec<(VlanId, VlanId)> = Vec::new();
         for vlan in (0..=VID_MASK).filter(|vlan| self.has(*vlan)) {
@@ -77,7 +78,7 @@ impl Default for VlanSet {
     }
 }
 
-/// `all`, or `10,20-29`.
+/// Prints `all`, or ranges such as `10,20-29`.
 impl std::fmt::Display for VlanSet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if *self == VlanSet::all() {
@@ -100,31 +101,32 @@ impl std::fmt::Debug for VlanSet {
     }
 }
 
-/// Of which VLANs a port is a member.
+/// The VLANs that a port is a member of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Membership {
-    /// Of none. Tags are what its frames carry, and nothing to the switch.
+    /// No VLAN. Tags are a part of the frame that the switch does not interpret.
     #[default]
     Opaque,
-    /// Of this one, without a tag.
+    /// This VLAN; the port's frames have no tag.
     Access(VlanId),
-    /// Of several.
+    /// Several VLANs.
     Trunk {
-        /// With a tag.
+        /// VLANs whose frames have a tag.
         tagged: VlanSet,
-        /// Without a tag; 0 is no VLAN. Frames without a tag do not come in if there is none.
+        /// The VLAN of frames without a tag; 0 is no VLAN. `None`: frames without a tag are
+        /// refused.
         native: Option<VlanId>,
     },
 }
 
 impl Membership {
-    /// The VLAN that a frame which begins with `bytes`, at least 14, comes in on; nothing if it may
-    /// not come in.
+    /// Returns the VLAN of an arriving frame that begins with `bytes`, at least 14; `None` if the
+    /// port refuses the frame.
     pub fn classify(&self, bytes: &[u8]) -> Option<VlanId> {
         let tag = || ethernet::vlan_tag(bytes).map(|tag| tag & VID_MASK);
         match self {
             Membership::Opaque => Some(0),
-            // Its own tag too: a guest that tags is meant to be on a trunk.
+            // Refuses a tag of the port's own VLAN too: a guest that tags belongs on a trunk.
             Membership::Access(own) => {
                 let untagged = tag().unwrap_or(0) == 0 && !ethernet::is_service_tagged(bytes, 12);
                 untagged.then_some(*own)
@@ -136,7 +138,7 @@ impl Membership {
         }
     }
 
-    /// Whether frames of a VLAN leave by the port.
+    /// True if frames of the VLAN may leave by the port.
     #[inline]
     pub fn is_member(&self, vlan: VlanId) -> bool {
         match self {
@@ -161,7 +163,7 @@ impl Membership {
         }
     }
 
-    /// The VLAN of frames without a tag.
+    /// Returns the VLAN of frames without a tag.
     pub fn untagged(&self) -> Option<VlanId> {
         match self {
             Membership::Opaque => Some(0),
@@ -170,8 +172,9 @@ impl Membership {
         }
     }
 
-    /// How a frame of `vlan`, of which the port is a member, leaves by it: it begins with `bytes`
-    /// and came in where [`Membership::classify`] said so. Nothing if it may not leave.
+    /// Returns how the tag of a frame changes when the frame leaves by the port; `None` if it may
+    /// not leave. The port is a member of `vlan`; the frame begins with `bytes` and arrived where
+    /// [`Membership::classify`] admitted it.
     pub fn edit(&self, vlan: VlanId, bytes: &[u8]) -> Option<TagEdit> {
         let tag = ethernet::vlan_tag(bytes);
         match self {
@@ -182,10 +185,10 @@ impl Membership {
                 Some(tag) if tag & VID_MASK == vlan => TagEdit::Keep,
                 Some(tag) => TagEdit::Rewrite(tag & !VID_MASK | vlan),
             }),
-            // Without a tag from here on.
+            // From here on the frame leaves without a tag.
             _ => match tag {
                 None => Some(TagEdit::Keep),
-                // A frame of no VLAN would be one of a VLAN out there.
+                // Outside of the switch the frame's tag would put the frame into the tag's VLAN.
                 Some(tag) if tag & VID_MASK != vlan && tag & VID_MASK != 0 => None,
                 Some(_) => (!ethernet::is_tagged(bytes, 12 + VLAN_TAG_LEN)).then_some(TagEdit::Pop),
             },
@@ -199,7 +202,7 @@ mod tests {
     use base::frame::ethernet::TagBytes;
     use base::limits::SNAPSHOT_LEN;
 
-    /// The first bytes of a frame with these tags.
+    /// Returns the first bytes of a frame with these tags.
     fn frame(tags: &[(u16, u16)]) -> Vec<u8> {
         let mut bytes = vec![2; 12];
         for (kind, tag) in tags {
@@ -291,7 +294,7 @@ mod tests {
         assert_eq!(zero.edit(0, &own), None, "it would be one of VLAN 10 out there");
     }
 
-    /// What is remembered of one is true of the next.
+    /// A worker may apply a remembered answer to the next frame with equal tag bytes.
     #[test]
     fn frames_with_the_same_tag_bytes_have_the_same_answers() {
         let ports = [

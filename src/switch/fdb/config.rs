@@ -1,35 +1,35 @@
-//! How large a table may become, as a whole, for a port and for a segment.
+//! Size limits of a table: of the whole, of a port and of a segment.
 
 use base::limits::{
     FDB_MAX_ENTRIES, FDB_MAX_PER_PORT, FDB_MAX_PER_SEGMENT, FDB_RESERVED_PER_PORT,
     FDB_RESERVED_PER_SEGMENT,
 };
 
-/// Shape of a table. Not printable: it holds the key.
+/// Configuration of a table. Has no `Debug`, since the key is secret.
 #[derive(Clone, Copy)]
 pub struct FdbConfig {
-    /// Entries the table learns; beyond it only `reserved_per_port` applies.
+    /// Entries that the table learns; a full table still learns reserved entries.
     pub max_entries: u32,
-    /// Entries one port may learn, unless [`super::Fdb::set_port_cap`] says otherwise.
+    /// Entries that one port may learn, unless [`super::Fdb::set_port_cap`] changes the number.
     pub max_per_port: u32,
-    /// Entries a port may learn although the table is full.
+    /// Entries that a port may learn although the table is full.
     pub reserved_per_port: u32,
-    /// Entries a segment may hold; the default one as many as the table.
+    /// Entries that a segment may hold; the default segment has no such limit.
     pub max_per_segment: u32,
-    /// Entries a segment may hold although the table is full.
+    /// Entries that a segment may hold although the table is full.
     pub reserved_per_segment: u32,
-    /// An entry idle for more than this many seconds is removed; 0: never.
+    /// Seconds after which an idle entry is removed; 0: never.
     pub age_seconds: u32,
-    /// An address that flaps between ports is held at one for a while.
+    /// An address that flaps between ports is held at one of them for a while.
     pub damping: bool,
-    /// Ports are numbered from 0 up to this, exclusive.
+    /// Number of ports; port numbers are below it.
     pub ports: usize,
-    /// Secret of the hash: random per table in service, fixed in tests.
+    /// Secret key of the hash: random per table in service, fixed in tests.
     pub key: [u64; 2],
 }
 
 impl FdbConfig {
-    /// With the switch's limits.
+    /// Makes a configuration with the switch's limits.
     pub fn limited(ports: usize, age_seconds: u32, key: [u64; 2]) -> FdbConfig {
         FdbConfig {
             max_entries: FDB_MAX_ENTRIES,

@@ -1,24 +1,24 @@
-//! Damping: an address that flaps between ports stays at one for a while.
+//! Damping: an address that flaps between ports stays at one port for a while.
 //!
-//! Two stations with one address, a loop, or a guest that sends from its neighbour's address have
-//! an entry move with each frame. Held where it is, it would be the port's that sends at the right
-//! moment: it goes back to its *origin* instead, the port that had it before the moves began, and
-//! follows nothing for [`FDB_HOLD_SECONDS`]. Frames from elsewhere pass and are not learned from.
-//! A machine that migrates, or a virtual address that fails over, moves once or twice and is
-//! followed.
+//! Two stations with one address, a loop, or a guest that sends from its neighbour's address move
+//! an entry with each frame. If the entry were held at its present port, the port that sends at the
+//! right moment would win. So the entry goes back to its *origin*, the port that had the entry
+//! before the moves began, and is held there for [`FDB_HOLD_SECONDS`]. Frames from other ports pass
+//! and are not learned from. A machine that migrates, or a virtual address that fails over, moves
+//! once or twice and is followed.
 //!
 //! A hold *lapses* when its port has sent nothing from the address for [`FDB_SILENCE_SECONDS`], and
 //! one other port alone has: two routers that both had a virtual address agree again. While two
 //! other ports send there is a loop, and the hold stays. A silent owner may merely have had nothing
-//! to say: its next frame takes the address back at once, and begins another hold.
+//! to send: its next frame takes the address back at once, and begins another hold.
 //!
-//! Others: Linux's bridge and Open vSwitch follow every move. Junos drops the frames of those
-//! beyond a number a second, if it is set (`mac-move-limit`). A router of EVPN that sees five moves
-//! in 180 s takes no more part in them until an operator comes (RFC 7432, section 15.1).
+//! Other switches: Linux's bridge and Open vSwitch follow every move. Junos drops frames of moving
+//! addresses beyond a configured rate (`mac-move-limit`). An EVPN router that sees five moves in
+//! 180 s stops advertising the address until an operator intervenes (RFC 7432, section 15.1).
 //!
-//! Each entry has a record of its own, in an array that is read only when a frame comes from
-//! another port than the entry's: a port that has a thousand addresses flap displaces no record of
-//! another one, and an address that stays costs nothing.
+//! Each entry has its own record of moves, in an array that is read only when a frame comes from
+//! another port than the entry's. So a port that makes a thousand addresses flap displaces no other
+//! address's record, and an address that stays costs nothing.
 
 use super::{PortId, Tick};
 use base::limits::{FDB_FLAPS, FDB_HOLD_SECONDS, FDB_MAX_PORTS, FDB_SILENCE_SECONDS};
@@ -35,40 +35,40 @@ const ALONE_MASK: u64 = 0xff;
 const _: () = assert!(Tick::ticks(FDB_HOLD_SECONDS + 1) as u64 <= ALONE_MASK);
 const LAST_SHIFT: u32 = 32;
 
-/// The last moves of an entry: ten bits of the origin, ten of the rival, three of their count, one
-/// "lapsed", eight of how many ticks after the last move the rival began to be alone, and 32 of the
-/// tick of the last move.
+/// The last moves of an entry: ten bits of the origin, ten of the rival, three of the number of
+/// moves, one "lapsed", eight of the ticks from the last move until the rival began to be alone,
+/// and 32 of the tick of the last move.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Moves(pub(super) u64);
 
 impl Moves {
-    /// None lately.
+    /// No recent move.
     pub(super) const NONE: Moves = Moves(0);
 
-    /// So many until tick `now`, without a rival.
+    /// Makes a record of `count` moves until tick `now`, without a rival.
     fn new(origin: PortId, count: u32, now: Tick) -> Moves {
         let origin = u64::from(origin) & PORT_MASK;
         let (count, last) = (u64::from(count) << COUNT_SHIFT, u64::from(now.to_bits()));
         Moves(origin | origin << RIVAL_SHIFT | count | last << LAST_SHIFT)
     }
 
-    /// Where the entry was before them.
+    /// Returns the port that had the entry before the moves.
     pub(super) fn origin(self) -> PortId {
         (self.0 & PORT_MASK) as PortId
     }
 
-    /// Of a hold: the port beside the origin that moved the entry last, or would have.
+    /// Returns, during a hold, the port beside the origin that moved the entry last or tried to.
     fn rival(self) -> PortId {
         (self.0 >> RIVAL_SHIFT & PORT_MASK) as PortId
     }
 
-    /// Since when no other port than the rival was one.
+    /// Returns the tick since which the rival alone has contested the hold.
     fn alone_since(self) -> Tick {
         let after = (self.0 >> ALONE_SHIFT & ALONE_MASK) as u32;
         Tick::from_bits(self.last().to_bits().saturating_add(after))
     }
 
-    /// How many there were in their last second.
+    /// Returns the number of moves in the second of the last move.
     fn count(self) -> u32 {
         (self.0 >> COUNT_SHIFT & COUNT_MASK) as u32
     }
@@ -77,19 +77,19 @@ impl Moves {
         Tick::from_bits((self.0 >> LAST_SHIFT) as u32)
     }
 
-    /// Whether they are of so late that the next one belongs to them. Of two workers one may have
-    /// read the clock before the other; should time step back, they are of another time.
+    /// True if the moves are so recent that the next move belongs to them. Another worker's clock
+    /// may be a little ahead; after a large step back of time the moves are not recent.
     fn are_recent(self, now: Tick) -> bool {
         self != Moves::NONE && now.second().abs_diff(self.last().second()) <= FDB_HOLD_SECONDS
     }
 
-    /// Whether they were so many that the entry stays where it is.
+    /// True if the moves are so many that the entry stays where it is.
     pub(super) fn hold(self, now: Tick) -> bool {
         self.count() >= FDB_FLAPS && self.are_recent(now)
     }
 
-    /// With one more at `now`, from one port to another. If they [`hold`](Moves::hold) then, the
-    /// entry goes to their origin instead.
+    /// Returns the record with one more move at `now`, from port `from` to port `to`. If the record
+    /// [`hold`](Moves::hold)s then, the entry goes to the origin instead.
     pub(super) fn and(self, from: PortId, to: PortId, now: Tick) -> Moves {
         if !self.are_recent(now) {
             return Moves::new(from, 1, now);
@@ -109,8 +109,8 @@ impl Moves {
         }
     }
 
-    /// Of a hold: with a frame at `now` from `port` that it keeps from moving the entry. The same
-    /// if that port is the rival already.
+    /// Returns the record of a hold after a frame at `now` from `port`, which the hold keeps from
+    /// moving the entry. The record is unchanged if the port is the rival already.
     pub(super) fn contested(self, port: PortId, now: Tick) -> Moves {
         if self.rival() == port {
             return self;
@@ -121,15 +121,15 @@ impl Moves {
         Moves(self.0 & !fields | u64::from(port) << RIVAL_SHIFT | after)
     }
 
-    /// Of a hold: whether it lapses with a frame at `now` from `port`, when its own port's last one
-    /// was `seen`.
+    /// True if the hold lapses with a frame at `now` from `port`. `seen` is the tick of the last
+    /// frame from the hold's own port.
     pub(super) fn lapse(self, port: PortId, seen: Tick, now: Tick) -> bool {
         self.rival() == port
             && now.is_past(seen, FDB_SILENCE_SECONDS)
             && now.is_past(self.alone_since(), FDB_SILENCE_SECONDS)
     }
 
-    /// Of a hold that lapses.
+    /// Returns the record of a hold that lapses at `now`.
     pub(super) fn lapsed(self, now: Tick) -> Moves {
         Moves(Moves::new(self.origin(), 0, now).0 | LAPSED)
     }
@@ -139,7 +139,7 @@ impl Moves {
 mod tests {
     use super::*;
 
-    /// So many in one second, away from ports 1 and 2 by turns.
+    /// Returns the record after so many moves in one second, between ports 1 and 2.
     fn moved(moves: Moves, count: u32, now: u32) -> Moves {
         let ports = |n| (1 + (n % 2) as PortId, 2 - (n % 2) as PortId);
         (0..count).fold(moves, |moves, n| moves.and(ports(n).0, ports(n).1, now.into()))
@@ -149,7 +149,7 @@ mod tests {
         moves.hold(now.into())
     }
 
-    /// The beginning of a second, and so many ticks.
+    /// Returns the tick `ticks` after the beginning of a second.
     fn at(second: u32, ticks: u32) -> Tick {
         Tick::from_bits(Tick::from(second).to_bits() + ticks)
     }
@@ -160,7 +160,7 @@ mod tests {
         assert!(!holds(few, 50) && !holds(Moves::NONE, 0));
         let many = few.and(2, 1, at(50, 7));
         assert!(holds(many, 50));
-        // As many in two seconds are no flapping, whatever their number.
+        // A rate below the limit is no flapping, whatever the total number of moves.
         let mut slow = Moves::NONE;
         for now in 50..90 {
             slow = moved(slow, FDB_FLAPS - 1, now);
@@ -228,7 +228,7 @@ mod tests {
         assert!(!other.lapse(3, at(50, 5), at(52, 0)) && other.lapse(3, at(50, 5), at(52, 1)));
     }
 
-    /// Whoever had it first gets it back with one frame; others move it as any address.
+    /// The first owner gets the address back with one frame; other ports move it like any address.
     #[test]
     fn after_a_lapse_the_origin_holds_at_once() {
         let lapsed = moved(Moves::NONE, FDB_FLAPS, 50).lapsed(at(52, 0));

@@ -1,15 +1,15 @@
-//! A bucket without an empty slot: whose entry gives way.
+//! A bucket without an empty slot: chooses the entry that is displaced.
 //!
-//! A port that has fewer entries than are kept for the port displaces one of a port that has more:
-//! else networks of thousands of VLANs, each with the entries kept for it, would fill the buckets,
-//! and a quiet guest's traffic would flood. Other ports displace their own entries alone, or a
-//! guest that sends from many addresses would push its neighbours out.
+//! A port with fewer entries than are reserved for it displaces an entry of a port with more than
+//! are reserved. Otherwise networks of thousands of VLANs, each with its reserved entries, would
+//! fill the buckets, and a quiet guest's traffic would flood. All other ports displace their own
+//! entries only; otherwise a guest that sends from many addresses would displace its neighbours.
 
 use super::super::sync::Ordering;
 use super::{Fdb, Found, Home, Learn, Moves, PortId, Station, Tick, Word};
 
 impl Fdb {
-    /// Inserts an entry in the place of another one, under the shard's lock.
+    /// Inserts an entry in place of another entry, under the shard's lock.
     #[cold]
     pub(super) fn insert_in_full(
         &self,

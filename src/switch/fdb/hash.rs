@@ -1,17 +1,17 @@
 //! Keyed hash of a 48-bit address: chooses the bucket.
 //!
-//! A guest picks its addresses freely; one that knew which share a bucket could fill its
-//! neighbour's, whose frames would flood for good. So the hash has a random key per table, never
-//! shown outside, and two rounds of folded multiplication (64 × 64 → 128 bits, high half xor low
-//! half), the construction of wyhash and foldhash: after one round addresses that differ by a
-//! little still differ by a little times the key.
+//! A guest chooses its addresses freely. A guest that knew which addresses share a bucket could
+//! fill the bucket of its neighbour, whose frames would then always flood. So the hash has a random
+//! key per table, never shown outside, and two rounds of folded multiplication (64 × 64 → 128 bits,
+//! high half xor low half), the construction of wyhash and foldhash. One round would not suffice:
+//! the hashes of addresses that differ by a little still differ by a little times the key.
 
 use base::frame::fold::{PI, fold};
 
 /// 2^32 divided by the golden ratio, odd: Knuth's multiplicative hash.
 const GOLDEN: u32 = 0x9e37_79b1;
 
-/// The two secret multipliers and the secret offset of one table.
+/// The secret offset and the two secret multipliers of one table.
 #[derive(Clone, Copy)]
 pub(super) struct MacHash {
     offset: u64,
@@ -29,11 +29,11 @@ impl MacHash {
         }
     }
 
-    /// 64 well-mixed bits of an address, given as a number below 2^48, and the number of its
-    /// segment, which makes for 0 what the address alone makes.
+    /// Returns 64 well-mixed bits of an address, given as a number below 2^48, and the number of
+    /// its segment. Segment 0 does not change the hash of the address.
     #[inline(always)]
     pub(super) fn hash(&self, mac_bits: u64, segment: u32) -> u64 {
-        // Numbers that follow each other differ in the upper half of the product.
+        // Consecutive numbers differ in the upper half of the product.
         let segment = u64::from(segment.wrapping_mul(GOLDEN) >> 16) << 48;
         fold(fold(mac_bits ^ segment ^ self.offset, self.first), self.second)
     }
@@ -68,7 +68,7 @@ mod tests {
             ];
             for (name, pattern) in patterns {
                 let chi = chi_square(hash, pattern);
-                // 8 deviations either way: too even would be structure as well.
+                // 8 deviations either way: too even a distribution would show structure as well.
                 assert!((3375.0..4815.0).contains(&chi), "{name} {key:x?}: {chi}");
             }
         }

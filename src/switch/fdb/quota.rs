@@ -1,16 +1,17 @@
-//! How many entries the table, each port and each segment may hold.
+//! Bounds the number of entries of the table, of each port and of each segment.
 //!
-//! A guest that sends from a million source addresses may spoil its own learning, no other guest's:
-//! the port cap keeps it from filling the table, and the first few entries of every port are
-//! reserved, so that even many such guests together cannot keep a quiet one from being learned.
-//! Segments likewise: behind one uplink are the networks of several tenants.
+//! A guest that sends from a million source addresses may harm its own learning only: the port cap
+//! keeps the guest from filling the table, and the first few entries of every port are reserved, so
+//! that even many such guests together cannot keep a quiet guest from being learned. Segments are
+//! bounded in the same way: the networks of several tenants may be behind one uplink.
 //!
-//! What is refused is answered as [`Learn`] has it.
+//! Refusals are answered with [`Learn`].
 //!
-//! Static entries count, and no cap is about them: beside those a port learns as many as its cap.
+//! Static entries count, but no cap applies to them: a port learns as many entries as its cap
+//! beside its static ones.
 //!
-//! Counts are taken before a word is stored and given back after it is cleared: a count may be
-//! too high for a moment, never too low, so a cap is never exceeded.
+//! An entry is counted before its word is stored, and until after its word is cleared. So a count
+//! may be too high for a moment, never too low, and a cap is never exceeded.
 
 use std::sync::OnceLock;
 
@@ -18,25 +19,25 @@ use super::super::sync::{AtomicU32, Ordering};
 use super::{CacheLine, FdbConfig, Learn, PortId, Segment};
 use base::limits::{FDB_MAX_BRIDGES, FDB_VLANS};
 
-/// Entries of each VLAN of a bridge.
+/// Number of entries in each VLAN of a bridge.
 type Vlans = OnceLock<Box<[AtomicU32]>>;
 
 struct PortQuota {
     entries: AtomicU32,
-    /// Static ones among them, which the cap leaves out.
+    /// Number of static entries among them, to which the cap does not apply.
     configured: AtomicU32,
     cap: AtomicU32,
 }
 
 impl PortQuota {
-    /// How many entries it may hold now.
+    /// Returns the number of entries that the port may hold now.
     fn most(&self) -> u32 {
         let configured = self.configured.load(Ordering::Relaxed);
         self.cap.load(Ordering::Relaxed).saturating_add(configured)
     }
 }
 
-/// The counts. Their lines are apart from what lookups read: learning must not slow forwarding.
+/// The counts, on other cache lines than the data of lookups: learning must not slow forwarding.
 pub(super) struct Quota {
     table_cap: u32,
     reserved_per_port: u32,
@@ -44,7 +45,7 @@ pub(super) struct Quota {
     reserved_per_segment: u32,
     total: CacheLine<AtomicU32>,
     ports: Vec<PortQuota>,
-    /// By bridge. The default segment is not counted.
+    /// Counts by bridge. Entries of the default segment are not counted here.
     segments: Vec<Vlans>,
 }
 
@@ -65,7 +66,7 @@ impl Quota {
     }
 
     pub(super) fn set_port_cap(&self, port: PortId, cap: u32) {
-        // One of the table's size leaves the port what is reserved for it and for segments.
+        // A cap of the table's size must not refuse entries reserved for the port and for segments.
         let cap = if cap >= self.table_cap { u32::MAX } else { cap };
         if let Some(quota) = self.ports.get(usize::from(port)) {
             quota.cap.store(cap, Ordering::Relaxed);
@@ -84,24 +85,24 @@ impl Quota {
         self.ports.get(usize::from(port)).map_or(0, |quota| quota.entries.load(Ordering::Relaxed))
     }
 
-    /// Whether a move to this port would be refused. A port that does not exist is full.
+    /// True if the port would refuse a moving entry. A port that does not exist is full.
     pub(super) fn is_port_full(&self, port: PortId) -> bool {
         let is_full = |quota: &PortQuota| quota.entries.load(Ordering::Relaxed) >= quota.most();
         self.ports.get(usize::from(port)).is_none_or(is_full)
     }
 
-    /// True if another entry of this port is among those that are kept for the port.
+    /// True if one more entry of this port would be among the entries reserved for the port.
     pub(super) fn has_reserve(&self, port: PortId) -> bool {
         self.of_port(port) < self.reserved_per_port
     }
 
-    /// True if all entries of this port are among those that are kept for the port.
+    /// True if all entries of this port are among the entries reserved for the port.
     pub(super) fn is_reserved(&self, port: PortId) -> bool {
         self.of_port(port) <= self.reserved_per_port
     }
 
-    /// Why a new entry would be refused now, without taking it. Lets a port that hammers a full
-    /// table be turned away without touching a lock.
+    /// Returns why a new entry would be refused now, without taking room. So a port that hammers a
+    /// full table is refused without a lock.
     pub(super) fn refusal(&self, port: PortId, segment: Segment) -> Option<Learn> {
         if self.is_port_full(port) {
             return Some(Learn::PortFull);
@@ -138,34 +139,34 @@ impl Quota {
         Ok(())
     }
 
-    /// Counts an entry the administrator ordered; no cap applies.
+    /// Takes room for one new static entry; no cap applies.
     pub(super) fn take_static(&self, port: PortId, segment: Segment) {
         self.total.0.fetch_add(1, Ordering::Relaxed);
         self.add_configured(port);
         self.add_segment(segment);
     }
 
-    /// Counts an entry that gives its place to one of another segment; refused, it keeps it.
+    /// Counts an entry that is displaced by an entry of another segment; after a refusal it stays.
     pub(super) fn change_segment(&self, from: Segment, to: Segment) -> Result<(), Learn> {
         self.take_segment(to)?;
         self.drop_segment(from);
         Ok(())
     }
 
-    /// The same by configuration; no cap applies.
+    /// Counts an entry that is displaced by a static entry of another segment; no cap applies.
     pub(super) fn change_segment_static(&self, from: Segment, to: Segment) {
         self.add_segment(to);
         self.drop_segment(from);
     }
 
-    /// Counts a learned entry that moves; refused, it stays where it is.
+    /// Counts a learned entry that moves to another port; after a refusal it stays.
     pub(super) fn transfer(&self, from: PortId, to: PortId) -> Result<(), Learn> {
         self.take_port(to)?;
         self.drop_port(from);
         Ok(())
     }
 
-    /// Counts a learned entry that becomes one by configuration; no cap applies.
+    /// Counts a learned entry that becomes a static one of port `to`; no cap applies.
     pub(super) fn transfer_static(&self, from: PortId, to: PortId) {
         self.add_configured(to);
         self.drop_port(from);
@@ -185,7 +186,7 @@ impl Quota {
         count_up_below(&quota.entries, quota.most()).ok_or(Learn::PortFull)
     }
 
-    /// The count of a segment that is counted.
+    /// Returns the count of a segment; `None` for the default segment, which is not counted.
     fn of_segment(&self, segment: Segment) -> Option<&AtomicU32> {
         if segment == Segment::DEFAULT {
             return None;
@@ -195,7 +196,7 @@ impl Quota {
         vlans.get(usize::from(segment.vlan()))
     }
 
-    /// Takes room in a segment: how many it held, if it is counted.
+    /// Takes room in a segment. Returns the number of entries before; `None` if it is not counted.
     fn take_segment(&self, segment: Segment) -> Result<Option<u32>, Learn> {
         let count = self.of_segment(segment);
         let taken = count.map(|count| count_up_below(count, self.segment_cap));
@@ -228,7 +229,7 @@ impl Quota {
     }
 }
 
-/// Adds one unless the count has reached `cap`; tells the count before.
+/// Adds one unless the count has reached `cap`; returns the count before.
 fn count_up_below(count: &AtomicU32, cap: u32) -> Option<u32> {
     let up = |n: u32| (n < cap).then(|| n + 1);
     count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, up).ok()
@@ -282,7 +283,7 @@ mod tests {
         assert_eq!((quota.total(), quota.of_port(0), quota.of_port(1)), (3, 2, 1));
     }
 
-    /// Static entries neither need room below a cap nor take any.
+    /// Static entries need no room below a cap, and take none.
     #[test]
     fn a_cap_is_about_learned_entries() {
         let quota = quota(100, 2, 0);
@@ -291,12 +292,12 @@ mod tests {
         assert_eq!((fill(), quota.of_port(0)), (2, 5));
         quota.give_back(0, Segment::DEFAULT, true);
         assert_eq!((fill(), quota.is_port_full(0)), (0, true));
-        // A learned one that becomes static makes room for another.
+        // A learned entry that becomes static makes room for another.
         quota.transfer_static(0, 0);
         assert_eq!((fill(), quota.of_port(0)), (1, 5));
         quota.set_port_cap(0, 1);
         assert_eq!((fill(), quota.refusal(0, Segment::DEFAULT)), (0, Some(Learn::PortFull)));
-        // As many as the table: what is reserved comes on top.
+        // A cap of the table's size: reserved entries come on top.
         quota.set_port_cap(0, 100);
         assert!(!quota.is_port_full(0) && quota.ports[0].most() == u32::MAX);
     }
@@ -320,7 +321,7 @@ mod tests {
         assert_eq!(taken.into_inner(), 140);
     }
 
-    /// A network that is large leaves room for the others, and costs the default segment nothing.
+    /// A large network leaves room for others, and costs the default segment nothing.
     #[test]
     fn a_segment_gets_its_reserve_and_never_more_than_its_cap() {
         let quota = quota(4, 100, 0);

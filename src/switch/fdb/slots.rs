@@ -1,21 +1,22 @@
 //! Storage of the forwarding table: words, time stamps, and how they are laid out in memory.
 //!
-//! A word is one table entry in one atomic: 48 bits of address, 5 bits of its segment, one bit
-//! "static", 10 bits of port. Zero is an empty slot; no entry looks like it, because the zero
-//! address is never stored. An entry therefore changes hands in one store, and a reader sees the
-//! old or the new one, whole.
+//! A word is one table entry in one atomic: 48 bits of address, 5 bits of segment, one bit
+//! "static", 10 bits of port. Zero is an empty slot; no entry is zero, because the zero address is
+//! never stored. An entry therefore changes in one store, and a reader sees the old entry or the
+//! new one, whole.
 //!
-//! Five zero bits are the default segment. Other segments have numbers in an array beside the
-//! words. A slot passes from one segment to another through an empty word, and a reader that has
-//! found a number looks at the word again: then both are of one entry.
+//! Five zero bits mean the default segment. The numbers of other segments are in an array beside
+//! the words. A slot passes from one segment to another through an empty word. A reader that has
+//! found a segment's number loads the word again: if the word is unchanged, number and word belong
+//! together.
 //!
 //! A bucket is the eight slots of one cache line. A probe never leaves its bucket, so a lookup
-//! costs at most one miss, and one shard lock covers everything an insertion may touch.
+//! costs at most one miss, and one shard lock covers everything that an insertion may touch.
 //!
 //! A third array has the moves of each entry ([`Moves`]).
 //!
-//! Memory is taken zeroed from the allocator and stays untouched, thus unbacked, until an entry
-//! is written; a table that holds ten addresses costs ten pages, not 12 MiB.
+//! The allocator returns zeroed memory, which stays untouched, and thus without pages, until an
+//! entry is written; a table of ten addresses costs ten pages, not 12 MiB.
 
 use super::super::sync::{AtomicU32, AtomicU64, Ordering};
 use super::damping::Moves;
@@ -28,15 +29,15 @@ use base::limits::FDB_MAX_PORTS;
 pub(super) const BUCKET_SLOTS: usize = 8;
 /// Bytes of a cache line.
 const LINE: usize = 64;
-/// Low bits of a word that are not the address.
+/// Number of low bits of a word that are not the address.
 const KEY_SHIFT: u32 = 16;
-/// Those that are not its segment either.
+/// Number of low bits of a word that are neither the address nor the segment.
 const TAIL_BITS: u32 = 11;
 const TAIL_MASK: u64 = 0x7ff;
 const STATIC_BIT: u64 = 0x400;
 const PORT_MASK: u64 = 0x3ff;
 const _: () = assert!(FDB_MAX_PORTS as u64 == PORT_MASK + 1);
-/// Other values of a word's segment bits than that of the default segment.
+/// Number of values that a word's segment bits have beside zero, the default segment.
 const MARKS: u32 = 31;
 
 /// One entry, or [`Word::EMPTY`].
@@ -59,7 +60,8 @@ impl Word {
         MacAddr([a, b, c, d, e, f])
     }
 
-    /// Its segment is the default one; else the array beside the words has its number.
+    /// True for an entry of the default segment; for others the array beside the words has the
+    /// number.
     fn is_default(self) -> bool {
         self.0 >> TAIL_BITS & u64::from(MARKS) == 0
     }
@@ -75,15 +77,15 @@ impl Word {
     }
 }
 
-/// The address as a number below 2^48, first octet least significant: a word and a half-word load,
-/// without the byte swaps of the transmission order, which does not matter in here.
+/// Returns the address as a number below 2^48, first octet least significant: one load of a word
+/// and one of a half-word, without swapping bytes, whose order does not matter here.
 #[inline(always)]
 fn pack(mac: MacAddr) -> u64 {
     let [a, b, c, d, e, f] = mac.0;
     u64::from(u32::from_le_bytes([a, b, c, d])) | u64::from(u16::from_le_bytes([e, f])) << 32
 }
 
-/// Address and segment as a word has them.
+/// Returns address and segment as a word holds them.
 #[inline(always)]
 fn key(Station { segment, mac }: Station) -> u64 {
     let mark = match segment.to_bits() {
@@ -93,7 +95,7 @@ fn key(Station { segment, mac }: Station) -> u64 {
     pack(mac) << KEY_SHIFT | u64::from(mark) << TAIL_BITS
 }
 
-/// Where a station belongs: its bucket's first slot, and what it looks like in a word.
+/// Place of a station: its bucket's first slot, and its bits in a word.
 #[derive(Clone, Copy)]
 pub(super) struct Home {
     first: usize,
@@ -101,34 +103,34 @@ pub(super) struct Home {
     segment: Segment,
 }
 
-/// An occupied slot as it was at the moment of the scan.
+/// An occupied slot with its word at the moment of the scan.
 #[derive(Clone, Copy)]
 pub(super) struct Found {
     pub(super) slot: usize,
     pub(super) word: Word,
 }
 
-/// The arrays. A slot's number indexes each.
+/// The arrays, indexed by the number of a slot.
 pub(super) struct Slots {
     hash: MacHash,
     bucket_mask: usize,
-    /// Slots before the first cache-line boundary of `words`; they stay unused.
+    /// Unused slots in front of the first cache-line boundary of `words`.
     skip: usize,
     words: Vec<AtomicU64>,
     stamps: Vec<AtomicU32>,
-    /// Of words that are not of the default segment.
+    /// Segment numbers of words that are not in the default segment.
     segments: Vec<AtomicU32>,
     moves: Vec<AtomicU64>,
 }
 
 impl Slots {
-    /// `buckets` must be a power of two.
+    /// Makes empty arrays; `buckets` must be a power of two.
     pub(super) fn new(buckets: usize, key: [u64; 2]) -> Slots {
-        // A large allocation starts 16 bytes into a page, and safe Rust has no lazily zeroed
-        // array of a 64-byte-aligned type: take one bucket more and start at the boundary.
+        // A large allocation starts 16 bytes into a page, and safe Rust has no lazily zeroed array
+        // of a 64-byte-aligned type: so there is one bucket more, and the first slots are skipped.
         let length = (buckets + 1) * BUCKET_SLOTS;
         // `vec![0; n]` asks for zeroed memory without touching it, and the map is done in place:
-        // optimised builds reduce it to nothing, so the pages stay unbacked.
+        // optimised builds reduce the map to nothing, so the memory stays without pages.
         let pairs = || vec![0u64; length].into_iter().map(AtomicU64::new).collect();
         let (words, moves): (Vec<AtomicU64>, Vec<AtomicU64>) = (pairs(), pairs());
         let numbers = || vec![0u32; length].into_iter().map(AtomicU32::new).collect();
@@ -150,21 +152,23 @@ impl Slots {
         (home.first - self.skip) / BUCKET_SLOTS
     }
 
-    /// The slots of a run of buckets.
+    /// Returns the slots of a run of buckets.
     pub(super) fn slots_of(&self, first_bucket: usize, buckets: usize) -> std::ops::Range<usize> {
         let first = self.skip + first_bucket * BUCKET_SLOTS;
         first..first + buckets * BUCKET_SLOTS
     }
 
-    /// The entry of the address at `home`, if any.
+    /// Returns the entry of the address at `home`, if there is one.
     ///
-    /// The scan passes over empty slots: entries are removed in any order, and one that stays must
-    /// be found while its neighbours go. Word xor key is below 2^16 exactly for the wanted
-    /// address. It stops at the match: buckets fill from the front and most hold one entry, so
-    /// that took 2.0, 2.4 and 7.2 ns with 10, 1000 and 65536 addresses in random order, a
-    /// branch-free look at all eight slots 5.2, 7.5 and 10.4 (EPYC; a locked hash map 16 to 21).
+    /// The scan skips empty slots: entries are removed in any order, and an entry that stays must
+    /// be found while its neighbours go. Word xor key is below 2^16 exactly for the wanted address.
+    /// The scan stops at the match: buckets fill from the front and most hold one entry, so the
+    /// scan took
+    /// 2.0, 2.4 and 7.2 ns with 10, 1000 and 65536 addresses in random order, and a branch-free
+    /// look at all eight slots 5.2, 7.5 and 10.4 (EPYC; a locked hash map 16 to 21).
     ///
-    /// Acquire pairs with [`Slots::set`]: who sees the word sees the stamp stored before it.
+    /// Acquire pairs with [`Slots::set`]: a reader that sees the word sees the stamp stored before
+    /// it.
     #[inline(always)]
     pub(super) fn find(&self, home: Home) -> Option<Found> {
         let bucket = self.words.get(home.first..home.first + BUCKET_SLOTS)?;
@@ -178,19 +182,19 @@ impl Slots {
                         None => continue,
                     }
                 }
-                // The zero address matches every empty slot, and has no entry.
+                // The zero address matches every empty slot, and never has an entry.
                 return (found.word != Word::EMPTY).then_some(found);
             }
         }
         None
     }
 
-    /// What was found, as it is now, if it is an entry of the segment of `home`.
+    /// Returns the entry with its present word, if it is of the segment of `home`.
     #[inline(never)]
     fn of_segment(&self, mut found: Found, home: Home) -> Option<Found> {
-        // Each further round sees an entry that moved meanwhile.
+        // Each further round sees a word that changed meanwhile.
         loop {
-            // Acquire: who sees the next segment's number sees the empty word before it.
+            // Acquire: a reader that sees the next segment's number sees the empty word before it.
             let segment = self.segments[found.slot].load(Ordering::Acquire);
             if segment != home.segment.to_bits() {
                 return None;
@@ -206,7 +210,7 @@ impl Slots {
         }
     }
 
-    /// The segment of an entry; only with the shard's lock held.
+    /// Returns the segment of an entry; only with the shard's lock held.
     pub(super) fn segment(&self, found: Found) -> Segment {
         match found.word.is_default() {
             true => Segment::DEFAULT,
@@ -214,14 +218,15 @@ impl Slots {
         }
     }
 
-    /// Where the bucket's words and stamps begin, to be prefetched: a line, and half of one.
+    /// Returns the addresses of the bucket's words and stamps, for a prefetch: a line and half a
+    /// line.
     #[inline(always)]
     pub(super) fn lines(&self, home: Home) -> (*const u8, *const u8) {
         let words = self.words.as_ptr().wrapping_add(home.first);
         (words.cast(), self.stamps.as_ptr().wrapping_add(home.first).cast())
     }
 
-    /// All slots of the bucket with their words, empty ones too.
+    /// Returns all slots of the bucket with their words, empty ones too.
     pub(super) fn bucket(&self, home: Home) -> impl Iterator<Item = Found> + '_ {
         (home.first..home.first + BUCKET_SLOTS).map(|slot| Found { slot, word: self.word(slot) })
     }
@@ -230,12 +235,12 @@ impl Slots {
         Word(self.words[slot].load(Ordering::Acquire))
     }
 
-    /// Only with the shard's lock held: two writers of one bucket could store one address twice.
+    /// Stores a word; only with the shard's lock held: two writers could store one address twice.
     pub(super) fn set(&self, slot: usize, word: Word) {
         self.words[slot].store(word.0, Ordering::Release);
     }
 
-    /// Makes room in a slot for an entry of this segment; likewise.
+    /// Prepares a slot for an entry of this segment; only with the shard's lock held.
     pub(super) fn enter(&self, slot: usize, segment: Segment) {
         let number = &self.segments[slot];
         if segment != Segment::DEFAULT && number.load(Ordering::Relaxed) != segment.to_bits() {
@@ -244,21 +249,24 @@ impl Slots {
         }
     }
 
-    /// The last moves of the entry in a slot. Without the shard's lock they may be of the entry
-    /// before it or after: one frame may be answered by another address's moves then.
+    /// Returns the last moves of the entry in a slot. Without the shard's lock the moves may be
+    /// those of the slot's entry before or after: then one frame is answered by another address's
+    /// moves.
     pub(super) fn moves(&self, slot: usize) -> Moves {
         Moves(self.moves[slot].load(Ordering::Relaxed))
     }
 
-    /// Only with the shard's lock held. Before the next entry's word is stored, which carries it to
-    /// others; memory that says nothing else stays untouched.
+    /// Stores an entry's moves; only with the shard's lock held, and before the next entry's word,
+    /// whose store publishes the moves. Equal moves are not stored, so that unused memory stays
+    /// untouched.
     pub(super) fn set_moves(&self, slot: usize, moves: Moves) {
         if self.moves(slot) != moves {
             self.moves[slot].store(moves.0, Ordering::Relaxed);
         }
     }
 
-    /// Replaces them if they are still those seen. Without the lock: its holder may overwrite them.
+    /// Replaces the moves if they are still `seen`. Takes no lock: the lock's holder may overwrite
+    /// them.
     pub(super) fn exchange_moves(&self, slot: usize, seen: Moves, moves: Moves) {
         if seen != moves {
             let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);

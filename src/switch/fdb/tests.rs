@@ -1,4 +1,4 @@
-//! Rules of the table, one test each; `model` and `threads` test what no single rule shows.
+//! Rules of the table, one test each; `model` and `threads` test combinations of rules.
 
 use std::collections::HashSet;
 use std::thread;
@@ -34,19 +34,19 @@ fn station(n: u64) -> MacAddr {
     MacAddr::from_bits(0x5254_0000_0000 + n)
 }
 
-/// The stamp of a frame at the beginning of a second.
+/// Returns the stamp of a frame at the beginning of a second.
 fn bits(second: u32) -> u32 {
     Tick::from(second).to_bits()
 }
 
-/// `count` addresses that share a bucket.
+/// Returns `count` addresses that share a bucket.
 fn neighbours(fdb: &Fdb, count: usize) -> Vec<MacAddr> {
     let bucket = |mac| fdb.slots.bucket_of(fdb.slots.home(mac));
     let home = bucket(station(0).into());
     (0..).map(station).filter(|&mac| bucket(mac.into()) == home).take(count).collect()
 }
 
-/// Counts agree with each other and with the words, and no address is in the table twice.
+/// Checks that counts and words agree, and that no address is in the table twice.
 fn assert_consistent(fdb: &Fdb) {
     let entries = fdb.entries(0);
     let addresses: HashSet<MacAddr> = entries.iter().map(|entry| entry.station.mac).collect();
@@ -242,7 +242,7 @@ fn cap_of_one_port_can_be_raised() {
     assert_eq!((fdb.port_len(3), fdb.port_len(4)), (1, 3));
 }
 
-/// Lowered below what a port has learned, it takes nothing away, and lets nothing in.
+/// A cap below the number of a port's entries removes none, and admits none.
 #[test]
 fn cap_of_one_port_can_be_lowered() {
     let fdb = Fdb::new(FdbConfig { age_seconds: 10, ..config() });
@@ -259,7 +259,7 @@ fn cap_of_one_port_can_be_lowered() {
     assert_consistent(&fdb);
 }
 
-/// A port that does not learn: of its own addresses the static ones are known.
+/// A port that does not learn knows its static addresses only.
 #[test]
 fn what_is_not_learned_is_recognised() {
     let fdb = Fdb::new(config());
@@ -382,7 +382,7 @@ fn bucket_full_evicts_the_ports_own_oldest() {
     let fdb = table();
     let macs = neighbours(&fdb, 9);
     for (i, &mac) in macs[..8].iter().enumerate() {
-        // Ports 0 and 1 in turn; port 1's oldest is entry 3, refreshed last is entry 1.
+        // Ports 0 and 1 in turn; port 1's oldest entry is 3, refreshed last is entry 1.
         fdb.learn(mac, (i % 2) as PortId, i as u32);
     }
     fdb.learn(macs[1], 1, 50);
@@ -409,8 +409,8 @@ fn bucket_full_of_others_refuses() {
     assert_eq!(fdb.lookup(macs[8]), None);
 }
 
-/// An uplink teaches as many addresses as the table and the VLANs behind the uplink may hold: a
-/// port has those that are kept for the port all the same.
+/// An uplink teaches as many addresses as the table and the VLANs behind the uplink may hold: each
+/// other port still gets its reserved entries.
 #[test]
 fn bucket_full_of_many_yields_to_those_that_are_kept() {
     let fdb = Fdb::new(FdbConfig::limited(256, AGE, config().key));
@@ -427,7 +427,7 @@ fn bucket_full_of_many_yields_to_those_that_are_kept() {
     let refused = all().filter(|(port, mac)| fdb.learn(*mac, *port, 0) != Learn::Inserted).count();
     let lost = all().filter(|(port, mac)| fdb.lookup(*mac) != Some(*port)).count();
     assert_eq!((refused, lost), (0, 0));
-    // Not a seventeenth, where there is no room.
+    // A seventeenth address is not learned if there is no room.
     let more = |port: &PortId| fdb.learn(of(*port, 16), *port, 0);
     let answers: Vec<Learn> = (1..256).map(|port| more(&port)).collect();
     assert!(answers.iter().all(|answer| *answer == Learn::TableFull), "{answers:?}");
@@ -480,7 +480,7 @@ fn a_poisoned_shard_goes_on() {
 #[test]
 #[cfg_attr(miri, ignore = "many insertions; the paths are those of the smaller tests")]
 fn sweeps_reach_every_run_of_every_shard() {
-    // Four runs a shard; both kinds of sweep must find what the runs say is there.
+    // Four runs a shard; both kinds of sweep must find the entries that the runs count.
     let shape = FdbConfig { max_entries: 16_384, max_per_port: 16_384, ..config() };
     let fdb = Fdb::new(shape);
     for n in 0..10_000 {

@@ -1,54 +1,54 @@
-//! The table's time.
+//! Time of the forwarding table.
 
 /// Ticks in a second, as a power of two.
 const SHIFT: u32 = 3;
 
-/// An eighth of a second: fine enough to see within a second who still sends from an address,
-/// coarse enough that a stream writes the time stamp of its address eight times a second only.
+/// An eighth of a second: fine enough to see within a second which port still sends from an
+/// address, coarse enough that a stream writes the stamp of its address only eight times a second.
 ///
-/// A tick is 2^27 ns, and the last one of each second is shorter: so many ticks in a row as make a
-/// second always last exactly a second, and no division tells a tick from the nanoseconds.
+/// A tick is 2^27 ns, and the last tick of each second is shorter. So eight ticks in a row always
+/// last exactly a second, and a shift, not a division, turns nanoseconds into ticks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Tick(u32);
 
 impl Tick {
-    /// That of so many seconds and nanoseconds. After 17 years of seconds it begins anew.
+    /// Returns the tick of a time. Ticks wrap after 17 years of seconds.
     #[inline]
     pub fn new(seconds: u32, nanos: u32) -> Tick {
         Tick(seconds << SHIFT | (nanos >> 27) & ((1 << SHIFT) - 1))
     }
 
-    /// The number that [`Tick::to_bits`] told.
+    /// Makes a tick from the number that [`Tick::to_bits`] returned.
     pub const fn from_bits(bits: u32) -> Tick {
         Tick(bits)
     }
 
-    /// Its number.
+    /// Returns the tick's number.
     #[inline]
     pub const fn to_bits(self) -> u32 {
         self.0
     }
 
-    /// The second that it is a part of.
+    /// Returns the second that contains the tick.
     #[inline]
     pub const fn second(self) -> u32 {
         self.0 >> SHIFT
     }
 
-    /// So many ticks are `seconds`.
+    /// Returns the number of ticks in `seconds`.
     pub(super) const fn ticks(seconds: u32) -> u32 {
         seconds.saturating_mul(1 << SHIFT)
     }
 
-    /// Whether at least so many seconds have passed since `before`, which may lie ahead: another
-    /// worker's clock.
+    /// True if at least `seconds` have passed since `before`. `before` may be later than this tick,
+    /// by another worker's clock.
     pub(super) fn is_past(self, before: Tick, seconds: u32) -> bool {
-        // More than so many: only the ticks between the two have passed as a whole.
+        // More than, not equal: only the ticks between the two have passed completely.
         self.0.saturating_sub(before.0) > Tick::ticks(seconds)
     }
 }
 
-/// The beginning of a second.
+/// Returns the first tick of a second.
 impl From<u32> for Tick {
     fn from(second: u32) -> Tick {
         Tick::new(second, 0)

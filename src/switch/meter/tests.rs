@@ -1,11 +1,11 @@
-//! Senders that always have more, or come now and then, by clocks that tests make.
+//! Senders that always have frames, or send now and then, on simulated clocks.
 
 use super::*;
 
-/// Ticks a second: of a fast counter, of nanoseconds, of a slow counter.
+/// Ticks a second of a fast counter, of nanoseconds, of a slow counter.
 const CLOCKS: [u64; 3] = [3_000_000_000, 1_000_000_000, 25_000_000];
 
-/// Numbers that look random.
+/// A generator of numbers that look random.
 struct Random(u64);
 
 impl Random {
@@ -21,12 +21,12 @@ fn frame(bytes: u64) -> Load {
     Load { packets: 1, bytes }
 }
 
-/// A packet of so many segments of 1,448 bytes of payload.
+/// Returns a packet of so many segments of 1,448 bytes of payload.
 fn segments(count: u64) -> Load {
     Load { packets: count, bytes: count * 1514 }
 }
 
-/// What a sender sends.
+/// Generates a sender's frames.
 type Frames = fn(&mut Random) -> Load;
 
 const KINDS: [(&str, Frames); 5] = [
@@ -55,7 +55,7 @@ fn meter(second: u64, limit: Limit, now: u64) -> Meter {
     meter
 }
 
-/// One who always has a burst of frames to send.
+/// A sender that always has a burst of frames.
 struct Greedy {
     frames: Frames,
     pending: Vec<Load>,
@@ -69,7 +69,8 @@ impl Greedy {
         Greedy { frames, pending: Vec::new(), booked: None, at, sent: Load::NONE }
     }
 
-    /// Sends what may pass; comes again when the next may, or `late` ticks later.
+    /// Sends the frames that may pass. Comes again when the next frame may pass, or `late` ticks
+    /// later.
     fn look(&mut self, meter: &mut Meter, random: &mut Random, late: u64) {
         self.pending.resize_with(64, || (self.frames)(random));
         let pending = self.pending.iter().copied();
@@ -86,7 +87,8 @@ impl Greedy {
     }
 }
 
-/// What one sends in each of so many seconds who comes up to two milliseconds late.
+/// Returns the load that a sender sends in each of so many seconds, if it is up to two milliseconds
+/// late at each look.
 fn run(second: u64, limit: Limit, frames: Frames, seconds: u64) -> Vec<Load> {
     let (start, mut random) = (second * 77 + 12_345, Random(0x1234_5678_9abc_def1));
     let mut meter = meter(second, limit, start);
@@ -103,7 +105,7 @@ fn run(second: u64, limit: Limit, frames: Frames, seconds: u64) -> Vec<Load> {
         .collect()
 }
 
-/// Within so many percent, and the longest frame of all.
+/// True if `got` is within so many percent of `due`, plus the longest frame.
 fn within(got: u64, due: u64, percent: u64) -> bool {
     got.abs_diff(due) <= due * percent / 100 + segments(45).bytes
 }
@@ -114,7 +116,7 @@ fn a_bit_rate_is_kept_within_two_percent() {
         for rate in [1_000_000, 10_000_000, 50_000_000, 100_000_000, 1_000_000_000, 10_000_000_000]
         {
             for (kind, frames) in KINDS {
-                // Not millions of frames for each clock.
+                // Keeps the number of frames below millions for each clock.
                 let many = rate > 100_000_000 && kind != "TSO";
                 if many && second != CLOCKS[0] || kind == "short" && rate > 1_000_000_000 {
                     continue;
@@ -144,7 +146,7 @@ fn a_packet_rate_is_kept_within_two_percent() {
     }
 }
 
-/// Where short and long frames meet both limits, each of them holds, and one of them is reached.
+/// With short and long frames and both limits, each limit holds, and one of them is reached.
 #[test]
 fn of_two_rates_the_lower_one_counts() {
     let both = |bits, packets| Limit { rate: Rate { bits, packets }, burst: Size::default() };
@@ -180,7 +182,7 @@ fn a_burst_passes_at_once_and_comes_back_with_the_time() {
     assert_eq!(passed(start + 10 * second), 110, "no more is saved up");
 }
 
-/// A frame that is longer than a burst passes by what is left of a whole one, and is paid for.
+/// A frame longer than a burst passes when the whole burst is left, and is paid for.
 #[test]
 fn a_frame_longer_than_a_burst_passes_too() {
     for burst in [1514, 10_000, 65_536] {
@@ -205,7 +207,7 @@ fn while_the_time_stands_a_burst_passes_and_no_more() {
     assert!((2_400_000..2_700_000).contains(&sender.sent.bytes), "{:?}", sender.sent);
 }
 
-/// A step back costs the time of it at most, and a second if it is a long one.
+/// A step back costs at most the time of the step, and at most a second for a long step.
 #[test]
 fn a_time_that_steps_back_neither_gives_a_rate_away_nor_stops_it() {
     let second = 1_000_000_000;
@@ -270,7 +272,7 @@ fn another_rate_holds_from_its_beginning() {
     }
 }
 
-/// What comes first in each turn of a worker, which looks once a millisecond, gets no more.
+/// The first sender in each turn of a worker, which looks once a millisecond, gets no more.
 #[test]
 fn all_that_wait_get_their_part() {
     let second = 1_000_000_000;
@@ -298,7 +300,7 @@ fn all_that_wait_get_their_part() {
     }
 }
 
-/// Frames that cannot wait meet those that have booked ahead of them.
+/// Frames that cannot wait compete with frames that have booked.
 #[test]
 fn who_cannot_wait_is_not_shut_out_by_those_who_can() {
     let second = 1_000_000_000;
@@ -333,7 +335,7 @@ fn what_did_not_pass_is_given_back() {
     let mut passed = 0;
     while now < 10_000_000_000 {
         let got = meter.admit(std::iter::repeat_n(frame(1514), 64), None, true, now);
-        // Half of it finds no buffer.
+        // Half of the frames find no buffer.
         let back = got / 2;
         meter.refund(std::iter::repeat_n(frame(1514), back).sum());
         passed += (got - back) * 1514;
@@ -342,7 +344,7 @@ fn what_did_not_pass_is_given_back() {
     assert!(within(passed as u64, 12_500_000, 2), "{passed}");
 }
 
-/// What a frame would have to wait is what its booking says, others' bookings included.
+/// The wait that is announced for a frame is that of its booking, others' bookings included.
 #[test]
 fn a_frame_waits_as_long_as_its_booking_says() {
     for clock in CLOCKS {

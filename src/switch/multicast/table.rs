@@ -1,11 +1,12 @@
 //! Groups, their members and queriers, as forwarding reads them: without a lock, and without
-//! waiting for those who write. Writers hold the lock of [`Snooping`].
+//! waiting for writers. Writers hold the lock of [`Snooping`].
 //!
-//! A group has a place, one of [`WINDOW`] that follow its keyed hash, and stays there until it has
-//! no member. A reader that misses a group read the table at a moment when the group had no member.
-//! A place that another group has meanwhile has another serial number, which a reader reads before
-//! and after the key; the number is 0 while the key changes. All other values may be of different
-//! moments: each was true at one of them.
+//! A group has a place, one of the [`WINDOW`] places that follow the group's keyed hash, and keeps
+//! the place until the group has no member. A reader that misses a group read the table at a moment
+//! when the group had no member. Each group has its own serial number; a reader reads a place's
+//! serial number before and after the key, so the reader notices when another group takes the
+//! place. The number is 0 while the key changes. All other values may be of different moments: each
+//! value was true at one of them.
 //!
 //! [`Snooping`]: super::Snooping
 
@@ -21,10 +22,10 @@ use base::limits::{
     RESERVED_GROUPS_PER_SEGMENT,
 };
 
-/// Places for groups: twice as many as there can be, those that segments keep included.
+/// Places for groups: twice the largest number of groups, those reserved for segments included.
 pub const PLACES: usize =
     (2 * (MAX_GROUPS + MAX_SNOOPED_SEGMENTS * RESERVED_GROUPS_PER_SEGMENT)).next_power_of_two();
-/// Places in which a group may be: one cache line of tags or two.
+/// Places in which a group may be: their tags fill one cache line or two.
 const WINDOW: usize = if PLACES < 16 { PLACES } else { 16 };
 const WORDS: usize = MAX_PORTS / 64;
 const V6: u64 = 1 << 32;
@@ -37,11 +38,12 @@ const _: () = assert!(PLACES <= 1 << 16 && MAX_PORTS.is_multiple_of(64));
 pub struct Querier {
     /// The port where it was heard.
     pub port: PortId,
-    /// The second of its last query to all; 0 if there is no querier.
+    /// Second of the last general query; 0 if there is no querier.
     pub heard: u32,
-    /// The second of a query that is being answered, and when that is over.
+    /// Second of a general query that is being answered, and the second in which the time to answer
+    /// ends.
     pub pending: (u32, u32),
-    /// The second of the last query of which that is over; 0 if there is none.
+    /// Second of the last general query whose time to answer has ended; 0 if there is none.
     pub asked: u32,
 }
 
@@ -49,23 +51,24 @@ impl Querier {
     /// No querier.
     pub const NONE: Querier = Querier { port: 0, heard: 0, pending: (0, 0), asked: 0 };
 
-    /// Whether it is heard.
+    /// True if the querier is heard.
     pub fn is_present(&self, now: u32) -> bool {
         self.heard > 0 && now < self.heard.saturating_add(QUERIER_SECONDS)
     }
 
-    /// The second of the last query that all have had the time to answer; 0 if there is none.
+    /// Returns the second of the last query that all hosts had the time to answer; 0 if there is
+    /// none.
     pub fn asked(&self, now: u32) -> u32 {
         if self.pending.1 <= now { self.pending.0.max(self.asked) } else { self.asked }
     }
 
-    /// Whether groups can be limited.
+    /// True if groups can be limited.
     pub fn limits(&self, now: u32) -> bool {
         self.is_present(now) && self.asked(now) > 0
     }
 }
 
-/// A [`Querier`] in memory.
+/// A [`Querier`] in atomics.
 #[derive(Debug, Default)]
 struct QuerierCell {
     port: AtomicU16,
@@ -76,32 +79,33 @@ struct QuerierCell {
 
 #[derive(Debug, Default)]
 struct Place {
-    /// Of the group that has the place.
+    /// Serial number of the group in the place.
     serial: AtomicU32,
-    /// The number of the group's segment.
+    /// Number of the group's segment.
     number: AtomicU16,
     key: [AtomicU64; 3],
-    /// Ports with a report.
+    /// Ports with a report, a bit for each.
     members: [AtomicU64; WORDS],
-    /// A query about this group, and until when it can be answered; 0 if there is none.
+    /// Second of a query about this group, and the second in which the time to answer ends; 0 if
+    /// none.
     asked: AtomicU64,
 }
 
-/// The arrays.
+/// The arrays of the table, indexed by place or by segment number.
 #[derive(Debug)]
 pub struct Table {
     hash: RandomState,
-    /// A part of the hash of each place's group; 0 if it has none.
+    /// A part of the hash of each place's group; 0 if the place is free.
     tags: Box<[AtomicU32]>,
     places: Box<[Place]>,
-    /// The second of each port's last report about the group of each place; 0 is none.
+    /// Second of each port's last report about the group of each place; 0 if there is none.
     reports: Box<[AtomicU32]>,
     queriers: Box<[[QuerierCell; 2]]>,
 }
 
 impl Default for Table {
     fn default() -> Table {
-        // Zeroed memory that stays untouched, as in `fdb::slots`.
+        // Zeroed memory that is not touched before use, as in `fdb::slots`.
         let reports = vec![0u32; PLACES * MAX_PORTS].into_iter().map(AtomicU32::new).collect();
         let queriers = (0..MAX_SNOOPED_SEGMENTS).map(|_| Default::default()).collect();
         Table {
@@ -127,7 +131,7 @@ fn pair(value: u64) -> (u32, u32) {
 }
 
 impl Table {
-    /// The first place of a group's window, and its tag.
+    /// Returns the first place of a group's window, and the group's tag.
     fn home(&self, key: &[u64; 3]) -> (usize, u32) {
         let hash = self.hash.hash_one(key);
         (hash as usize % PLACES, (hash >> 32) as u32 | 1)
@@ -137,26 +141,27 @@ impl Table {
         (first..first + WINDOW).map(|place| place % PLACES)
     }
 
-    /// The key and the serial number of the group that has a place.
+    /// Returns the key and the serial number of the group in a place.
     fn key(&self, place: usize) -> ([u64; 3], u32) {
         let Place { serial, key, .. } = &self.places[place];
         let serial = serial.load(Acquire);
         (key.each_ref().map(|word| word.load(Relaxed)), serial)
     }
 
-    /// Whether a place has the group of this serial number still, after all that was read of it.
+    /// True if the group of this serial number still has the place. The caller asks after its
+    /// reads.
     pub fn has_serial(&self, place: usize, serial: u32) -> bool {
         fence(Acquire);
-        // In this order: who saw that the place is free never finds the old group there again.
+        // In this order: a reader that saw the place free never finds the old group there again.
         serial != 0 && self.is_used(place) && self.places[place].serial.load(Relaxed) == serial
     }
 
-    /// Whether a place has a group.
+    /// True if a group has the place.
     pub fn is_used(&self, place: usize) -> bool {
         self.tags[place].load(Acquire) != 0
     }
 
-    /// The place of a group, and its serial number.
+    /// Returns the place of a group, and the group's serial number.
     pub fn find(&self, segment: Segment, group: IpAddr) -> Option<(usize, u32)> {
         let wanted = key_of(segment, group);
         let (first, tag) = self.home(&wanted);
@@ -169,7 +174,7 @@ impl Table {
         })
     }
 
-    /// The group that has a place.
+    /// Returns the group in a place.
     pub fn group(&self, place: usize) -> Option<(Segment, IpAddr)> {
         if !self.is_used(place) {
             return None;
@@ -184,7 +189,7 @@ impl Table {
         self.has_serial(place, serial).then_some(known)
     }
 
-    /// The ports with a report about the group of a place.
+    /// Returns the ports with a report about the group of a place.
     pub fn members(&self, place: usize) -> impl Iterator<Item = PortId> {
         let words = self.places[place].members.iter().enumerate();
         words.flat_map(|(at, word)| {
@@ -197,18 +202,18 @@ impl Table {
         })
     }
 
-    /// The second of a port's last report.
+    /// Returns the second of a port's last report about the group of a place; 0 if there is none.
     pub fn reported(&self, place: usize, port: PortId) -> u32 {
         self.reports[place * MAX_PORTS + usize::from(port)].load(Relaxed)
     }
 
-    /// Whether a port has reported.
+    /// True if the port has reported the group of a place.
     pub fn has_report(&self, place: usize, port: PortId) -> bool {
         let word = self.places[place].members[usize::from(port) / 64].load(Relaxed);
         word >> (port % 64) & 1 != 0
     }
 
-    /// Whether a port that reported is a member still.
+    /// True if a port that reported is still a member.
     pub fn is_member(&self, place: usize, port: PortId, now: u32) -> bool {
         let reported = self.reported(place, port);
         let (asked, end) = self.asked(place);
@@ -216,19 +221,19 @@ impl Table {
         has_answered && reported > 0 && now < reported.saturating_add(MEMBERSHIP_SECONDS)
     }
 
-    /// A query about the group of a place, and until when it can be answered; zeros if there is
-    /// none.
+    /// Returns the second of a query about the group of a place, and the second in which the time
+    /// to answer ends; zeros if there is no query.
     pub fn asked(&self, place: usize) -> (u32, u32) {
         pair(self.places[place].asked.load(Relaxed))
     }
 
-    /// The querier for the group of a place, if there is one.
+    /// Returns the querier for the group of a place, if there is one.
     pub fn querier(&self, place: usize, group: &IpAddr) -> Option<Querier> {
         let number = self.places[place].number.load(Relaxed);
         Some(self.querier_of(number, group.is_ipv4())).filter(|querier| querier.heard > 0)
     }
 
-    /// The querier of the segment of this number.
+    /// Returns the querier of a segment, by the segment's number, for IGMP or MLD.
     pub fn querier_of(&self, number: u16, is_v4: bool) -> Querier {
         let cell = &self.queriers[usize::from(number)][usize::from(is_v4)];
         Querier {
@@ -240,16 +245,16 @@ impl Table {
     }
 }
 
-/// With the lock held.
+/// Writers' functions; the caller holds the lock of [`super::Snooping`].
 impl Table {
-    /// Gives a group a place; none if all of its window are taken.
+    /// Gives a group a place; `None` if all places of the group's window are taken.
     pub fn open(&self, segment: Segment, group: IpAddr, number: u16, serial: u32) -> Option<usize> {
         let key = key_of(segment, group);
         let (first, tag) = self.home(&key);
         let place = Table::window(first).find(|place| !self.is_used(*place))?;
         let at = &self.places[place];
-        // A reader that sees a word of the new key sees at its second look that the number is not
-        // the old one; and who sees the new number sees the new key.
+        // A reader that sees a word of the new key sees at its second look another serial number
+        // than the old one; and a reader that sees the new serial number sees the new key.
         at.serial.store(0, Relaxed);
         fence(Release);
         at.key.iter().zip(key).for_each(|(word, value)| word.store(value, Relaxed));
@@ -260,20 +265,20 @@ impl Table {
         Some(place)
     }
 
-    /// Frees the place of a group without members. Returns the number of its segment.
+    /// Frees the place of a group without members. Returns the number of the group's segment.
     pub fn close(&self, place: usize) -> u16 {
         self.tags[place].store(0, Release);
         self.places[place].number.load(Relaxed)
     }
 
-    /// Notes a report of a port.
+    /// Notes a port's report about the group of a place.
     pub fn set_report(&self, place: usize, port: PortId, now: u32) {
         self.reports[place * MAX_PORTS + usize::from(port)].store(now, Relaxed);
         let word = &self.places[place].members[usize::from(port) / 64];
         word.store(word.load(Relaxed) | 1 << (port % 64), Relaxed);
     }
 
-    /// Ends a membership.
+    /// Ends a port's membership in the group of a place.
     pub fn clear_report(&self, place: usize, port: PortId) {
         let word = &self.places[place].members[usize::from(port) / 64];
         word.store(word.load(Relaxed) & !(1 << (port % 64)), Relaxed);
@@ -285,12 +290,12 @@ impl Table {
         self.places[place].asked.store(u64::from(at) << 32 | u64::from(end), Relaxed);
     }
 
-    /// Notes a querier of the segment of this number.
+    /// Stores the querier of a segment, by the segment's number.
     pub fn set_querier(&self, number: u16, is_v4: bool, querier: &Querier) {
         let cell = &self.queriers[usize::from(number)][usize::from(is_v4)];
         let (at, end) = querier.pending;
         cell.port.store(querier.port, Relaxed);
-        // Before the query that is being answered: a reader that sees that one sees the last.
+        // Before `pending`: a reader that sees the new `pending` sees this `asked`.
         cell.asked.store(querier.asked, Relaxed);
         cell.pending.store(u64::from(at) << 32 | u64::from(end), Release);
         cell.heard.store(querier.heard, Relaxed);

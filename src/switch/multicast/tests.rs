@@ -1,4 +1,4 @@
-//! Snooping: when groups are limited, to whom, and what the table has room for.
+//! Snooping: when groups are limited, to which ports, and what the table has room for.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ fn specific(n: u16) -> Query {
     Query { group: Some(group(n)), ..general(1) }
 }
 
-/// A table in which a querier was heard and answered.
+/// Returns a table in which a querier was heard and answered.
 fn asked() -> Snooping {
     let all = Snooping::default();
     assert_eq!(all.query(A, UP, &general(1), START), Noted::Yes);
@@ -42,7 +42,7 @@ fn join(all: &Snooping, segment: Segment, port: PortId, n: u16, now: u32) -> Not
     all.report(segment, port, [group(n)].into_iter(), now)
 }
 
-/// Which of ports 1 to 4, there since `since`, get a group's frames; nothing if all do.
+/// Returns which of ports 1 to 4, there since `since`, get a group's frames; `None` if all do.
 fn members(all: &Snooping, segment: Segment, n: u16, since: u32, now: u32) -> Option<Vec<PortId>> {
     let limited = all.limited(segment, group(n), now)?;
     Some((1..5).filter(|port| all.takes(limited, *port, since)).collect())
@@ -74,7 +74,7 @@ fn without_its_querier_a_group_is_flooded_again() {
     join(&all, A, 1, 1, end - 1);
     assert_eq!(members(&all, A, 1, 1, end - 1), Some(vec![1]));
     assert_eq!(members(&all, A, 1, 1, end), None);
-    // It comes back, and nothing of before counts as asked.
+    // The querier comes back, and no earlier query counts.
     all.query(A, UP, &general(5), end + 5);
     assert_eq!(members(&all, A, 1, 1, end + 6), None);
     assert_eq!(members(&all, A, 1, 1, end + 12), Some(vec![1]));
@@ -136,7 +136,8 @@ fn a_querier_that_asks_too_rarely_does_not_count() {
     assert!(all.queriers(START).is_empty());
 }
 
-/// A guest that joins a million groups fills its own quota; one in a full table leaves those of
+/// A guest that joins a million groups fills its own quota. In a full table a new group leaves the
+/// other groups as they are, and the reserved room of other segments.
 /// others as they are, and room for theirs.
 #[test]
 fn quotas_keep_room_for_others_and_push_none_out() {
@@ -150,7 +151,7 @@ fn quotas_keep_room_for_others_and_push_none_out() {
         assert_eq!(noted == Noted::Yes, n < u32::from(MAX_GROUPS_PER_PORT), "{n}");
     }
     assert_eq!(join(&all, A, 1, 1, START), Noted::Yes);
-    // With other ports the segment is full, and with other segments the table.
+    // With other ports the segment is filled, and with other segments the table.
     for (n, port) in (0..4_000).map(|n| (n, 3 + n / 200)) {
         join(&all, A, port, n, START);
     }
@@ -168,7 +169,7 @@ fn quotas_keep_room_for_others_and_push_none_out() {
     assert_eq!(all.accounts.lock().unwrap().segments.capacity(), capacity, "nothing was allocated");
 }
 
-/// A place that another group has is not taken for the first one's.
+/// A place that another group has taken is not mistaken for the first group's.
 #[test]
 fn what_was_found_is_not_another_groups() {
     let all = asked();
@@ -177,7 +178,7 @@ fn what_was_found_is_not_another_groups() {
     all.forget(1);
     all.sweep(START + 4);
     assert!((1..5).all(|port| all.takes(found, port, 1)), "a group that ended");
-    // Another group gets the place. A port may report so many in a second.
+    // Another group gets the place. A port may report so many groups in a second.
     let now = |n: u16| START + 4 + u32::from(n) / 1_000;
     let other = (2..).find(|n| {
         let now = now(*n);
@@ -194,7 +195,7 @@ fn what_was_found_is_not_another_groups() {
     assert_eq!(members(&all, A, other, 1, now(other)), Some(vec![2]));
 }
 
-/// A port reports 10^6 groups in a second: as many count as it may, and other ports' do too.
+/// A port reports 10^6 groups in a second: its allowed number counts, and other ports' reports too.
 #[test]
 fn a_port_reports_so_many_groups_in_a_second_and_no_more() {
     let all = asked();
@@ -212,8 +213,8 @@ fn a_port_reports_so_many_groups_in_a_second_and_no_more() {
     assert_eq!(join(&all, A, 1, 1, START + 1), Noted::Full, "its groups, in the next second");
 }
 
-/// Ports that report without a pause, each as much as it may, hold nobody up who forwards: a group
-/// of another segment, and of the same one, is limited to its member each time.
+/// Ports that report without a pause, each as much as it may, do not delay forwarding: a group of
+/// another segment, and a group of their own segment, is limited to its member each time.
 #[test]
 fn look_ups_are_decided_while_others_report() {
     let all = asked();
@@ -254,14 +255,15 @@ fn look_ups_are_decided_while_others_report() {
     assert_eq!(undecided, 0);
 }
 
-/// Queriers and members.
+/// Returns queriers and members.
 fn known(all: &Snooping, now: u32) -> Vec<Known> {
     let (members, more) = all.memberships(0, usize::MAX, now);
     assert_eq!(more, None);
     [all.queriers(now), members].concat()
 }
 
-/// As many memberships as ports may have: parts are no longer than asked for, and together all.
+/// With as many memberships as ports may have, no part is longer than asked for, and the parts
+/// together are complete.
 #[test]
 fn members_come_in_parts() {
     let all = asked();
@@ -293,16 +295,16 @@ fn all_that_is_known_is_told() {
         assert!(known.iter().all(|one| one.segment == A));
         known.iter().map(of).collect::<Vec<_>>()
     };
-    // The querier's address stands before those of groups.
+    // The querier's address sorts before those of groups.
     let waits = [(UP, true, 2, false), (1, false, 0, false), (2, false, 1, false)];
     assert_eq!(told(START + 2), waits);
     let limits = [(UP, true, 4, true), (1, false, 2, true), (2, false, 3, true)];
     assert_eq!(told(START + 4), limits);
-    // Who does not answer is a member no more, before it is removed.
+    // A port that does not answer is no member, even before the sweep removes it.
     all.query(A, UP, &specific(7), START + 5);
     join(&all, A, 1, 7, START + 6);
     let of_7: Vec<PortId> = known(&all, START + 20).iter().map(|one| one.port).collect();
     assert_eq!(of_7, [UP, 1]);
-    // All ends with the querier but members, whose frames are flooded.
+    // Everything ends with the querier except memberships; their groups are flooded.
     assert_eq!(told(START + 5 + QUERIER_SECONDS), [(1, false, QUERIER_SECONDS - 1, false)]);
 }

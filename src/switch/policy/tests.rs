@@ -1,4 +1,4 @@
-//! The story of one frame, in cases.
+//! Decisions about one frame, in cases.
 
 use super::*;
 use crate::fdb::FdbConfig;
@@ -14,9 +14,9 @@ const NOW: u32 = 1000;
 /// The answer to one frame.
 #[derive(PartialEq, Eq, Debug)]
 struct Verdict {
-    /// What became of the source; `None` if the frame was dropped before.
+    /// The answer about the source; `None` if the frame was dropped before.
     learned: Option<Learn>,
-    /// Where the frame goes.
+    /// The decision about the destination.
     decision: Decision,
 }
 
@@ -68,7 +68,7 @@ fn station(n: u8) -> MacAddr {
     MacAddr([0x52, 0x54, 0, 0, 0, n])
 }
 
-/// Four guests of which something is asked.
+/// Four guests with settings.
 impl PortView for [PortPolicy; 4] {
     fn kind(&self, _: PortId) -> Option<PortKind> {
         Some(PortKind::Guest)
@@ -91,7 +91,7 @@ impl PortView for [PortPolicy; 4] {
     }
 }
 
-/// As of Linux's bridge: two isolated ports do not reach each other, any other pair does.
+/// Two isolated ports do not reach each other and any other pair does, as in Linux's bridge.
 #[test]
 fn isolated_ports_do_not_reach_each_other_and_all_others() {
     let of = |isolated| PortPolicy { isolated, ..PortPolicy::PLAIN };
@@ -115,7 +115,7 @@ fn isolated_ports_do_not_reach_each_other_and_all_others() {
     }
 }
 
-/// Sticky: what is configured for a port is known there, and nothing else is.
+/// A port that does not learn knows its configured addresses only.
 #[test]
 fn a_port_that_does_not_learn_knows_its_static_addresses() {
     let mut ports = [(); 4].map(|()| PortPolicy::PLAIN);
@@ -129,7 +129,7 @@ fn a_port_that_does_not_learn_knows_its_static_addresses() {
     assert_eq!(known, [Ok(Learn::Known), Ok(Learn::Static), Ok(Learn::Off)]);
     let group = MacAddr::BROADCAST.into();
     assert_eq!(policy.admit_source(GUEST_A, group, NOW), Err(DropCause::BadSource));
-    // What was learned elsewhere stays there.
+    // An address that was learned elsewhere stays there.
     bench.fdb.learn(station(3), 1, NOW);
     assert_eq!((admit(3), bench.fdb.lookup(station(3))), (Ok(Learn::Off), Some(1)));
     assert_eq!(policy.admit_source(GUEST_B, station(4).into(), NOW), Ok(Learn::Inserted));
@@ -177,7 +177,7 @@ fn reserved_addresses_are_not_forwarded_and_their_sender_is_learned() {
     }
 }
 
-/// What its port passes is flooded to ports that pass it too.
+/// A protocol that the ingress port passes is flooded to ports that pass it too.
 #[test]
 fn a_protocol_passes_between_ports_that_both_pass_it() {
     let passes = |protocols: &[Reserved]| {
@@ -201,7 +201,7 @@ fn a_protocol_passes_between_ports_that_both_pass_it() {
                 if asked.passes.has(protocol) { Decision::Flood(flood) } else { dropped };
             assert_eq!(policy.decide_reserved(ingress, &frame), expected, "{protocol:?} {port}");
             assert_eq!(asked.takes(flood), asked.passes.has(protocol));
-            // No other frame for the address passes.
+            // No other frame to the reserved address passes.
             let other = [&to.0[..], &station(1).0, &[0x88, 0x08, 0, 1]].concat();
             assert_eq!(policy.decide_reserved(ingress, &other), dropped);
         }

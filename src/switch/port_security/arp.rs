@@ -12,8 +12,8 @@ const TARGET_IP: usize = 24;
 const REQUEST: u16 = 1;
 const REQUEST_REVERSE: u16 = 3;
 
-/// An ARP packet: the sender is the port's. One without an address may ask whether the address that
-/// it is about to use, one of the port's, is free.
+/// Checks an ARP packet: the sender must be the port's. A sender without an address may probe
+/// whether an address of the port is free.
 pub fn check(frame: &Sent<'_>, at: usize) -> Result<(), Refused> {
     let sender = sender(frame, at, Rule::Arp)?;
     let from = frame.v4(at + SENDER_IP)?;
@@ -29,8 +29,8 @@ pub fn check(frame: &Sent<'_>, at: usize) -> Result<(), Refused> {
     }
 }
 
-/// A RARP packet: a request of a station for itself, as after a migration. It has no addresses of
-/// IP yet, or the port's.
+/// Checks a RARP packet: a station may ask for its own address only, as after a migration. The IP
+/// addresses must be zero or the port's.
 pub fn check_reverse(frame: &Sent<'_>, at: usize) -> Result<(), Refused> {
     let operation = sender(frame, at, Rule::Rarp)?;
     let target = frame.mac(at + TARGET_MAC)?;
@@ -46,9 +46,10 @@ pub fn check_reverse(frame: &Sent<'_>, at: usize) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Checks what both have in common, the sender's link-layer address; the operation.
+/// Checks hardware type and the sender's link-layer address, as ARP and RARP have them. Returns the
+/// operation.
 fn sender(frame: &Sent<'_>, at: usize, rule: Rule) -> Result<u16, Refused> {
-    // Ethernet and IPv4, with addresses of their lengths.
+    // Ethernet and IPv4, with addresses of 6 and 4 bytes.
     let kind = [frame.u16(at)?, frame.u16(at + 2)?, frame.u16(at + 4)?];
     if kind != [1, 0x0800, 0x0604] {
         return Err(Rule::Headers.alone());

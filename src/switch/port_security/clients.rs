@@ -1,18 +1,18 @@
-//! Clients of DHCP that a port has: how many identifiers its messages may have.
+//! Bounds the number of DHCP client identifiers in the messages of a port.
 //!
 //! A server keeps a lease for each identifier, so a guest with one link-layer address and many
-//! identifiers would take all addresses of a network. A port keeps the identifiers that the port's
-//! messages had in the last [`GUARD_DHCP_HOURS`]; a message with one more is refused.
+//! identifiers would take all addresses of a network. A port keeps the identifiers that its
+//! messages had in the last [`GUARD_DHCP_HOURS`]; a message with one more identifier is refused.
 //!
 //! Workers note identifiers without a lock. Two workers that note one identifier at the same time
-//! may take two places for the identifier, which lowers the port's own limit and no other's.
+//! may take two places for the identifier, which lowers the limit of this port only.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use base::limits::{GUARD_DHCP_CLIENTS, GUARD_DHCP_HOURS};
 
-/// Bits of a place with the hour in which the identifier was seen last, counted from 1; the other
+/// Bits of a place that hold the hour of the identifier's last message, counted from 1; the other
 /// bits are the identifier's hash.
 const HOUR_BITS: u32 = 24;
 const HOUR: u64 = (1 << HOUR_BITS) - 1;
@@ -20,18 +20,18 @@ const HOUR: u64 = (1 << HOUR_BITS) - 1;
 /// Identifiers of the DHCP clients behind one port.
 #[derive(Debug, Default)]
 pub struct DhcpClients {
-    /// The key, without which a guest cannot make two identifiers that count as one.
+    /// Secret key of the hash: without it a guest cannot find two identifiers with one hash.
     key: RandomState,
     places: [AtomicU64; GUARD_DHCP_CLIENTS],
 }
 
 impl DhcpClients {
     /// Notes a client's identifier in second `now`. Returns false if the port has had too many
-    /// others lately.
+    /// other identifiers lately.
     pub fn note(&self, identifier: &[&[u8]], now: u32) -> bool {
         let hour = u64::from(now / 3600) + 1;
         let place = self.key.hash_one(identifier) & !HOUR | hour;
-        // Another worker may take the place that was free: then the next free one is taken.
+        // Another worker may take the free place first; then the next round finds another place.
         for _ in 0..=GUARD_DHCP_CLIENTS {
             let mut free = None;
             for slot in &self.places {

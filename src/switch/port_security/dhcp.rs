@@ -1,17 +1,17 @@
-//! DHCP (RFC 2131, 2132): no server, and clients that ask for themselves.
+//! DHCP (RFC 2131, 2132): a port without a server sends only clients' messages, each for itself.
 //!
 //! A server finds a client's lease by the client identifier (option 61), or by the hardware address
-//! if the message has no identifier. It answers to the subnet of a relay (`giaddr`, RFC 3046). The
-//! guard therefore reads a client's message as far as servers do, and refuses a message that two
-//! servers may read differently: one without an end, one with an option twice (RFC 3396), one whose
-//! options continue in the fields `sname` and `file` (option 52).
+//! if the message has no identifier. A server answers to the subnet of a relay (`giaddr`, RFC
+//! 3046). The guard therefore reads a client's message as far as servers do, and refuses a message
+//! that two servers may read differently: a message without an end option, with an option twice
+//! (RFC 3396), or with options in the fields `sname` and `file` (option 52).
 
 use core::net::Ipv4Addr;
 
 use super::{Refused, Rule, Sent};
 use base::frame::MacAddr;
 
-/// Ports of UDP.
+/// UDP ports.
 const SERVER: u16 = 67;
 const CLIENT: u16 = 68;
 
@@ -54,19 +54,18 @@ const INFORM: u8 = 8;
 const ID_OF_ETHERNET: u8 = 1;
 const ID_OF_DUID: u8 = 255;
 
-/// A datagram of UDP, or its first fragment.
+/// A UDP datagram, or its first fragment.
 #[derive(Clone, Copy)]
 pub struct Datagram {
     /// Offset of the UDP header in the frame.
     pub at: usize,
-    /// The datagram is no fragment.
+    /// The datagram is not a fragment.
     pub whole: bool,
 }
 
 impl Datagram {
-    /// Returns the payload: private bytes over which no checksum is written. A payload in
-    /// fragments, one that is cut into several datagrams, and one that ends behind its frame are
-    /// refused.
+    /// Returns the payload: private bytes that no checksum offload overwrites. Refuses a fragment,
+    /// a packet that is cut into several datagrams, and a payload that ends beyond the frame.
     pub fn payload<'a>(self, frame: &Sent<'a>) -> Result<&'a [u8], Refused> {
         if !self.whole || frame.is_cut {
             return Err(Rule::Headers.alone());
@@ -77,8 +76,8 @@ impl Datagram {
     }
 }
 
-/// Checks a datagram over IPv4. Returns true if a client sends the datagram that may have no
-/// address yet.
+/// Checks a datagram over IPv4. Returns true if the sender is a client, which may have no address
+/// yet.
 #[inline]
 pub fn check(frame: &Sent<'_>, datagram: Datagram) -> Result<bool, Refused> {
     let (from, to) = (frame.u16(datagram.at)?, frame.u16(datagram.at + 2)?);
@@ -95,7 +94,7 @@ pub fn check(frame: &Sent<'_>, datagram: Datagram) -> Result<bool, Refused> {
     Ok(from == CLIENT)
 }
 
-/// Checks a message to a server, from a port without one.
+/// Checks a message to a server, from a port without a server.
 #[inline(never)]
 fn client(frame: &Sent<'_>, datagram: Datagram) -> Result<(), Refused> {
     let message = datagram.payload(frame)?;
@@ -136,8 +135,8 @@ fn client(frame: &Sent<'_>, datagram: Datagram) -> Result<(), Refused> {
     options.id.map_or(Ok(()), |id| identifier(frame, id))
 }
 
-/// Checks a client identifier: one with a link-layer address has an address of the port; of others
-/// a port has a limited number.
+/// Checks a client identifier. A link-layer address in the identifier must be the port's; the
+/// number of other identifiers is bounded.
 fn identifier(frame: &Sent<'_>, id: &[u8]) -> Result<(), Refused> {
     match *id {
         [ID_OF_ETHERNET, ref mac @ ..] if mac.len() == 6 => {
@@ -153,13 +152,13 @@ fn identifier(frame: &Sent<'_>, id: &[u8]) -> Result<(), Refused> {
 /// The options of a message that decide about a lease.
 #[derive(Default)]
 struct Options<'a> {
-    /// The message type; none in a message of BOOTP.
+    /// The message type; `None` in a BOOTP message.
     kind: Option<&'a [u8]>,
     /// The client identifier.
     id: Option<&'a [u8]>,
     /// The address that a client asks for, or declines.
     requested: Option<&'a [u8]>,
-    /// A relay agent has added what it knows of the client.
+    /// A relay agent has added its option.
     is_relayed: bool,
 }
 

@@ -1,4 +1,4 @@
-//! DHCPv6 (RFC 8415): no server, and clients that ask for themselves.
+//! DHCPv6 (RFC 8415): a port without a server sends only clients' messages, each for itself.
 //!
 //! A server finds a client's leases by the client's DUID and the identifiers of the client's
 //! identity associations (IAID). A message that does not follow RFC 8415 to its last byte is
@@ -11,7 +11,7 @@ use super::{Refused, Rule, Sent};
 use base::frame::MacAddr;
 use base::limits::GUARD_DHCPV6_ASSOCIATIONS;
 
-/// Ports of UDP.
+/// UDP ports.
 const CLIENT: u16 = 546;
 const SERVER: u16 = 547;
 
@@ -21,7 +21,7 @@ const OF_CLIENTS: [u8; 8] = [1, 3, 4, 5, 6, RELEASE, DECLINE, 11];
 const RELEASE: u8 = 8;
 const DECLINE: u8 = 9;
 
-/// Message type and transaction.
+/// Bytes of message type and transaction identifier.
 const MESSAGE_HEADER: usize = 4;
 
 /// Options (RFC 8415 section 21).
@@ -58,7 +58,7 @@ pub fn check(frame: &Sent<'_>, datagram: Datagram) -> Result<(), Refused> {
     if to == SERVER { client(frame, datagram) } else { Ok(()) }
 }
 
-/// Checks a message to a server, from a port without one.
+/// Checks a message to a server, from a port without a server.
 #[inline(never)]
 fn client(frame: &Sent<'_>, datagram: Datagram) -> Result<(), Refused> {
     let message = datagram.payload(frame)?;
@@ -88,7 +88,7 @@ fn client(frame: &Sent<'_>, datagram: Datagram) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Returns the length of the header of an identity association; `None` of another option.
+/// Returns the length of the header of an identity association; `None` for another option.
 fn association_header(code: u16) -> Option<usize> {
     match code {
         IA_NA | IA_PD => Some(IAID + 8),
@@ -97,7 +97,7 @@ fn association_header(code: u16) -> Option<usize> {
     }
 }
 
-/// Returns the client's DUID, which an information-request may lack.
+/// Returns the client's DUID; `None` if there is none, as in some information-requests.
 fn client_duid(options: &[u8]) -> Result<Option<&[u8]>, Refused> {
     let mut duid = None;
     for option in Options(options) {
@@ -110,7 +110,7 @@ fn client_duid(options: &[u8]) -> Result<Option<&[u8]>, Refused> {
     Ok(duid)
 }
 
-/// Checks a DUID: one with an Ethernet address has an address of the port.
+/// Checks a DUID: an Ethernet address in the DUID must be the port's.
 pub fn check_duid(frame: &Sent<'_>, duid: &[u8]) -> Result<(), Refused> {
     let u16_at = |at: usize| Some(u16::from_be_bytes([*duid.get(at)?, *duid.get(at + 1)?]));
     let mac_at = match (u16_at(0), u16_at(2)) {
@@ -123,7 +123,7 @@ pub fn check_duid(frame: &Sent<'_>, duid: &[u8]) -> Result<(), Refused> {
     if frame.is_own(mac) { Ok(()) } else { Err(Rule::Dhcp.of_mac(mac)) }
 }
 
-/// Checks the addresses and prefixes that a client gives up.
+/// Checks that the addresses and prefixes that a client gives up are the port's.
 fn check_leases(frame: &Sent<'_>, leases: &[u8]) -> Result<(), Refused> {
     for option in Options(leases) {
         let (code, value) = option?;
@@ -141,7 +141,7 @@ fn check_leases(frame: &Sent<'_>, leases: &[u8]) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Options with their codes, up to the last byte.
+/// Iterates over options with their codes; an error for options that end too early.
 struct Options<'a>(&'a [u8]);
 
 impl<'a> Iterator for Options<'a> {

@@ -1,4 +1,4 @@
-//! The first bytes of a frame, and what stands in the way of reading them.
+//! The first bytes of a frame, and the reasons why they cannot be read.
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::Deref;
@@ -7,63 +7,63 @@ use super::{AllowedMacs, PortSecurity, Rule, Violation};
 use base::frame::MacAddr;
 use base::limits::{MAX_HEADERS_LEN, MAX_MESSAGE_LEN};
 
-/// Why a frame may not be sent, or not yet.
+/// Why a frame may not be sent, or which bytes the check needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refused {
-    /// The first [`MAX_HEADERS_LEN`] bytes of the frame are needed to say.
+    /// The check needs the first [`MAX_HEADERS_LEN`] bytes of the frame.
     Short,
-    /// All bytes of the frame, which has at most [`MAX_MESSAGE_LEN`], are needed to say.
+    /// The check needs all bytes of the frame, at most [`MAX_MESSAGE_LEN`].
     Whole,
-    /// It breaks a rule.
+    /// The frame breaks a rule.
     Broken(Violation),
 }
 
-/// The first bytes of a frame, and what becomes of them on their way.
+/// The first bytes of a frame, and the changes to them on their way.
 #[derive(Clone, Copy, Debug)]
 pub struct Headers<'a> {
-    /// Private bytes: the first [`MAX_HEADERS_LEN`], or all if the frame is shorter; or fewer, and
-    /// then the answer may be [`Refused::Short`].
+    /// Private bytes: the first [`MAX_HEADERS_LEN`], or the whole frame if it is shorter. With
+    /// fewer bytes the answer may be [`Refused::Short`].
     pub bytes: &'a [u8],
-    /// Private bytes: all of the frame; or none, and then the answer may be [`Refused::Whole`].
+    /// Private bytes: the whole frame, or none; with none the answer may be [`Refused::Whole`].
     pub whole: &'a [u8],
     /// Bytes of the whole frame.
     pub len: usize,
-    /// Where a checksum is written by whoever delivers or receives the frame.
+    /// Offset at which the switch or the receiver writes a checksum.
     pub sum_at: Option<usize>,
-    /// It is cut into several packets, of which these bytes are the first.
+    /// The frame will be cut into several packets; these bytes are the first packet's.
     pub is_cut: bool,
 }
 
-/// A frame beside what is allowed where it comes from.
+/// A frame together with the rules of its port.
 #[derive(Clone, Copy)]
 pub(super) struct Sent<'a> {
-    /// The rules of its port.
+    /// Rules of the port.
     pub(super) rules: &'a PortSecurity,
     pub(super) headers: &'a Headers<'a>,
-    /// Its source address.
+    /// Source address of the frame.
     pub(super) source: MacAddr,
-    /// Notes a DHCP client's identifier; false if the port has had too many.
+    /// Notes a DHCP client's identifier; returns false if the port has had too many.
     pub(super) clients: &'a dyn Fn(&[&[u8]]) -> bool,
 }
 
 impl<'a> Sent<'a> {
-    /// Returns true if a link-layer address inside the frame is one of the port.
+    /// True if a link-layer address inside the frame is the port's.
     pub(super) fn is_own(&self, mac: MacAddr) -> bool {
         self.rules.macs.allow_inside(mac, self.source)
     }
 
-    /// Returns true if a virtual router may be behind the port.
+    /// True if a virtual router may be behind the port.
     pub(super) fn may_have_virtual_router(&self) -> bool {
         let vrrp_mac = matches!(self.rules.macs, AllowedMacs::Only { vrrp: true, .. });
         self.rules.servers.vrrp || vrrp_mac
     }
 
-    /// Notes the identifier of a DHCP client behind the port, if the port may have one more.
+    /// Notes the identifier of a DHCP client behind the port; fails if the port has had too many.
     pub(super) fn note_client(&self, identifier: &[&[u8]]) -> Result<(), Refused> {
         if (self.clients)(identifier) { Ok(()) } else { Err(Rule::Dhcp.alone()) }
     }
 
-    /// Returns `len` bytes from `at`, however far into the frame.
+    /// Returns `len` bytes from `at`, which may lie beyond the first [`MAX_HEADERS_LEN`].
     pub(super) fn message(&self, at: usize, len: usize) -> Result<&'a [u8], Refused> {
         let frame: &'a Headers<'a> = self.headers;
         if at + len > frame.len || frame.len > MAX_MESSAGE_LEN || frame.is_overwritten(at, len) {
@@ -84,7 +84,7 @@ impl<'a> Deref for Sent<'a> {
 }
 
 impl Headers<'_> {
-    /// `N` bytes from `at`.
+    /// Returns `N` bytes from `at`.
     #[inline(always)]
     fn take<const N: usize>(&self, at: usize) -> Result<[u8; N], Refused> {
         match self.bytes.get(at..).and_then(<[u8]>::first_chunk::<N>) {
@@ -94,15 +94,15 @@ impl Headers<'_> {
         }
     }
 
-    /// The answer for bytes up to `end` that are not here: whether the frame, and what is looked at
-    /// of it, goes that far.
+    /// Returns the answer for bytes up to `end` that are missing: a request for more bytes, or a
+    /// refusal if the frame or the examined part of it is shorter.
     #[cold]
     fn missing(&self, end: usize) -> Refused {
         let ever = end <= self.len.min(MAX_HEADERS_LEN);
         if ever { Refused::Short } else { Rule::Headers.alone() }
     }
 
-    /// True if a checksum, which has two bytes, is written over some of `len` bytes from `at`.
+    /// True if a checksum of two bytes is written over some of the `len` bytes from `at`.
     #[inline(always)]
     fn is_overwritten(&self, at: usize, len: usize) -> bool {
         self.sum_at.is_some_and(|sum| sum < at + len && at < sum + 2)

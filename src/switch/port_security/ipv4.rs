@@ -1,4 +1,4 @@
-//! IPv4 (RFC 791), and the protocols by which routers make themselves known.
+//! IPv4 (RFC 791), and the protocols by which routers announce themselves.
 
 use core::net::Ipv4Addr;
 
@@ -10,24 +10,24 @@ const SHORTEST_HEADER: usize = 20;
 
 const ICMP: u8 = 1;
 const IGMP: u8 = 2;
-/// VRRP (RFC 9568), and CARP.
+/// VRRP (RFC 9568) and CARP.
 pub(super) const VRRP: u8 = 112;
 
-/// Messages of ICMP from a router (RFC 792, 1256).
+/// ICMP messages of a router (RFC 792, 1256).
 const REDIRECT: u8 = 5;
 const ROUTER_ADVERTISEMENT: u8 = 9;
 
-/// Messages of IGMP from a station: reports of each version (RFC 1112, 2236, 3376) and a leave.
+/// IGMP messages of a station: reports of each version (RFC 1112, 2236, 3376) and a leave.
 const REPORTS: [u8; 4] = [0x12, 0x16, 0x22, 0x17];
-/// Messages of multicast router discovery (RFC 4286): a router advertises itself to snooping
-/// switches, and takes that back.
+/// Messages of multicast router discovery (RFC 4286): a router announces itself to snooping
+/// switches, and withdraws the announcement.
 const MULTICAST_ROUTER: [u8; 2] = [0x30, 0x32];
 
-/// Ports of UDP to which virtual routers send to groups: HSRP (RFC 2281), HSRP over IPv6, GLBP.
+/// UDP ports to which virtual routers send to groups: HSRP (RFC 2281), HSRP over IPv6, GLBP.
 const VIRTUAL_ROUTERS: [u16; 3] = [1985, 2029, 3222];
 
-/// Checks a packet: the packet's source is the port's. A station without an address may ask all
-/// DHCP servers for one, and may say which groups it is in (RFC 3376 section 4.2.13).
+/// Checks a packet: the source address must be the port's. A station without an address may ask all
+/// DHCP servers for one, and may report its groups (RFC 3376 section 4.2.13).
 #[inline]
 pub fn check(frame: &Sent<'_>, at: usize) -> Result<(), Refused> {
     let first = frame.u8(at)?;
@@ -59,8 +59,8 @@ pub fn check(frame: &Sent<'_>, at: usize) -> Result<(), Refused> {
     }
 }
 
-/// Checks a message of a protocol that routers speak, in the packet at `at` with a header of
-/// `header` bytes. Returns true if the message is a station's that may have no address yet.
+/// Checks a message of ICMP, IGMP, VRRP or CARP in the packet at `at`, whose header has `header`
+/// bytes. Returns true if the message is from a station that may have no address yet.
 #[inline(never)]
 fn check_routing(
     frame: &Sent<'_>,
@@ -82,7 +82,7 @@ fn check_routing(
     Ok(is_report && frame.v4(at + 16)?.is_multicast())
 }
 
-/// Checks a datagram of UDP, which goes to a group or not, for what virtual routers send.
+/// Checks a UDP datagram, to a group or not: virtual routers' messages need a virtual router.
 #[inline]
 pub(super) fn check_redundancy(
     frame: &Sent<'_>,

@@ -10,17 +10,17 @@ use base::frame::MacAddr;
 use base::frame::protocol::{DESTINATION_OPTIONS, FRAGMENT, HOP_BY_HOP, ICMPV6, ROUTING, UDP};
 
 const HEADER: usize = 40;
-/// Of UDP, the shortest header that is looked at behind those of IPv6.
+/// Bytes of the UDP header, the shortest header that is examined behind the IPv6 headers.
 const SHORTEST_UPPER: usize = 8;
 
-/// Further next headers that another one follows.
+/// Further extension headers, each followed by another header.
 const AUTHENTICATION: u8 = 51;
 const MOBILITY: u8 = 135;
 const HOST_IDENTITY: u8 = 139;
 const SHIM6: u8 = 140;
 
-/// Messages of ICMPv6: of multicast listeners (RFC 2710, 3810), of neighbour discovery, and of
-/// inverse discovery (RFC 3122).
+/// Messages of ICMPv6: multicast listener discovery (RFC 2710, 3810), neighbour discovery, and
+/// inverse neighbour discovery (RFC 3122).
 const LISTENER_REPORT: u8 = 131;
 const LISTENER_DONE: u8 = 132;
 const ROUTER_SOLICITATION: u8 = 133;
@@ -31,27 +31,27 @@ const REDIRECT: u8 = 137;
 const INVERSE_SOLICITATION: u8 = 141;
 const INVERSE_ADVERTISEMENT: u8 = 142;
 const LISTENER_REPORT_2: u8 = 143;
-/// Messages of multicast router discovery (RFC 4286): a router advertises itself to snooping
-/// switches, and takes that back.
+/// Messages of multicast router discovery (RFC 4286): a router announces itself to snooping
+/// switches, and withdraws the announcement.
 const MULTICAST_ROUTER_ADVERTISEMENT: u8 = 151;
 const MULTICAST_ROUTER_TERMINATION: u8 = 153;
 
-/// Options with a link-layer address: the source's, the target's.
+/// Options with the link-layer address of the source, and of the target.
 const SOURCE_MAC: u8 = 1;
 const TARGET_MAC: u8 = 2;
 
-/// Where the headers of a packet end.
+/// The upper-layer header of a packet.
 struct Upper {
-    /// The protocol there; none of a fragment that is not the first.
+    /// Protocol of the header; `None` in a fragment that is not the first.
     protocol: Option<u8>,
     at: usize,
-    /// There is a fragment header before it.
+    /// A fragment header precedes the upper-layer header.
     fragment: bool,
 }
 
-/// A packet: its source is the port's. To groups, a station without an address may look whether the
-/// one that it is about to use, one of the port's, is free; look for routers; and say which groups
-/// it is in.
+/// Checks a packet: the source address must be the port's. A station without an address may send to
+/// groups: to probe whether an address of the port is free, to look for routers, and to report its
+/// groups.
 #[inline]
 pub fn check(frame: &Sent<'_>, at: usize) -> Result<(), Refused> {
     if frame.u8(at)? >> 4 != 6 {
@@ -60,8 +60,8 @@ pub fn check(frame: &Sent<'_>, at: usize) -> Result<(), Refused> {
     let from = frame.v6(at + 8)?;
     let upper = upper(frame, at)?;
     if upper.fragment && upper.protocol.is_some() {
-        // RFC 7112: all headers are in the first fragment. Behind its end stands padding, which may
-        // look like one while the next fragment has the real one.
+        // RFC 7112: all headers are in the first fragment. Bytes behind the fragment's end are
+        // padding that may look like a header while the next fragment has the real header.
         let end = at + HEADER + usize::from(frame.u16(at + 4)?);
         if upper.at + SHORTEST_UPPER > end {
             return Err(Rule::Headers.alone());
@@ -86,8 +86,8 @@ pub fn check(frame: &Sent<'_>, at: usize) -> Result<(), Refused> {
     }
 }
 
-/// Follows the headers of the packet at `at`. It ends with the bytes: each header has at least
-/// eight.
+/// Follows the extension headers of the packet at `at`. The loop ends: each header has at least
+/// eight bytes.
 #[inline]
 fn upper(frame: &Headers<'_>, at: usize) -> Result<Upper, Refused> {
     let mut next = frame.u8(at + 6)?;
@@ -116,12 +116,12 @@ fn upper(frame: &Headers<'_>, at: usize) -> Result<Upper, Refused> {
     }
 }
 
-/// A message of ICMPv6 in the packet at `packet`; true if its sender may have no address yet.
+/// Checks an ICMPv6 message of the packet at `packet`; true if its sender may have no address yet.
 #[inline(never)]
 fn icmp(frame: &Sent<'_>, packet: usize, upper: &Upper, from: Ipv6Addr) -> Result<bool, Refused> {
     let at = upper.at;
     let kind = frame.u8(at)?;
-    // Where its options begin.
+    // Offset of the message's options.
     let options = match kind {
         LISTENER_REPORT | LISTENER_DONE | LISTENER_REPORT_2 => return Ok(true),
         ROUTER_ADVERTISEMENT
@@ -139,12 +139,12 @@ fn icmp(frame: &Sent<'_>, packet: usize, upper: &Upper, from: Ipv6Addr) -> Resul
         _ => return Ok(false),
     };
     let end = packet + HEADER + usize::from(frame.u16(packet + 4)?);
-    // RFC 6980: not in fragments, even if there is only one.
+    // RFC 6980: neighbour discovery must not use fragments, not even a single one.
     if upper.fragment || options > end || end > frame.len {
         return Err(Rule::Headers.alone());
     }
     let named = macs(frame, options, end, |option, mac| {
-        // What a router redirects to has an address of its own.
+        // A redirect names the address of the router that it points to.
         let is_own = frame.rules.macs.allow_inside(mac, frame.source);
         match is_own || (kind == REDIRECT && option == TARGET_MAC) {
             true => Ok(()),
@@ -158,12 +158,12 @@ fn icmp(frame: &Sent<'_>, packet: usize, upper: &Upper, from: Ipv6Addr) -> Resul
             return Err(frame.rules.ips.refuse_v6(target, Rule::Nd));
         }
     }
-    // RFC 4861 sections 4.1 and 4.3: without an address of IP it gives none of the link layer.
+    // RFC 4861 sections 4.1 and 4.3: without an IP address it gives no link-layer address.
     Ok(!named && matches!(kind, ROUTER_SOLICITATION | NEIGHBOUR_SOLICITATION))
 }
 
-/// Calls `each` for all options from `at` to `end` that have a link-layer address; true if there
-/// are any.
+/// Calls `each` for all options from `at` to `end` that have a link-layer address. Returns true if
+/// there is one.
 fn macs(
     frame: &Headers<'_>,
     mut at: usize,

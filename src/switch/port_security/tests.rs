@@ -1,4 +1,4 @@
-//! Frames of an honest guest pass, and those of one that gives other addresses than its own do not.
+//! Frames of an honest guest pass; frames of a guest that gives foreign addresses do not.
 
 mod dhcp;
 mod frames;
@@ -73,7 +73,7 @@ fn the_source_address_is_the_port_s() {
         Err(Rule::Mac),
         &[
             ("ARP", from(OTHER, ETHERTYPE_ARP, &arp)),
-            // Exceptions are for a field further in (CVE-2025-52889 and -52890).
+            // Exceptions excuse a field further in (CVE-2025-52889 and -52890).
             ("DHCP", discover(OTHER, OWN)),
             ("DAD", from(OTHER, ETHERTYPE_IPV6, &dad)),
             ("RARP", from(OTHER, ETHERTYPE_RARP, &frames::arp(3, (OWN, NO_IP), (OWN, NO_IP)))),
@@ -164,7 +164,7 @@ fn the_source_of_ip_is_the_port_s() {
     );
 }
 
-/// RFC 2710 section 8, RFC 4861 sections 4.1 and 4.3: who has no address yet speaks to groups.
+/// RFC 2710 section 8, RFC 4861 sections 4.1 and 4.3: a station without an address sends to groups.
 #[test]
 fn without_an_address_of_ipv6_a_guest_sends_to_groups_only() {
     let solicitation = icmp(133, &[0; 4], &[]);
@@ -193,7 +193,7 @@ fn a_list_of_one_version_has_no_other() {
     all_are(&four, Err(Rule::Version), &[("MLD", mld), ("TCP", tcp), ("DAD", dad)]);
     let probe = arp_frame(1, (OWN, NO_IP), (NO_MAC, OWN_IP));
     all_are(&six, Err(Rule::Version), &[("DHCP", discover(OWN, OWN)), ("a probe", probe)]);
-    // What another rule is about stays so.
+    // A frame that breaks another rule is still refused for the other rule.
     let router = from(OWN, ETHERTYPE_IPV6, &v6(LINK, &[], 58, &icmp(134, &[0; 12], &[])));
     all_are(&four, Err(Rule::Server), &[("an advertisement", router)]);
 }
@@ -220,12 +220,12 @@ fn frames_of_other_types_need_a_list() {
         all_are(&lists(0x88b6), Err(Rule::Ethertype), &[(what, frame.clone())]);
         all_are(&lists(ethertype), Ok(()), &[(what, frame)]);
     }
-    // A list says nothing of what is checked.
+    // The list does not exempt types that are checked.
     let all = PortSecurity { ethertypes: [ETHERTYPE_ARP, LLC].into(), ..both() };
     all_are(&all, Err(Rule::Arp), &[("ARP", from(OWN, ETHERTYPE_ARP, &spoofed))]);
 }
 
-/// IGMP is the host's word for the groups it is in, also before it has an address.
+/// A host reports its groups by IGMP, also before it has an address.
 #[test]
 fn a_station_without_an_address_says_which_groups_it_is_in() {
     let group = [224, 0, 0, 22];
@@ -313,7 +313,7 @@ fn virtual_routers_have_addresses_of_their_own_kind() {
             ("ND", packet(&target)),
         ],
     );
-    // The address of the link layer excuses none of IP.
+    // An allowed link-layer address excuses no IP address.
     all_are(&rules, Err(Rule::Arp), &[("ARP", from(VIRTUAL, ETHERTYPE_ARP, &spoofs))]);
     all_are(&rules, Err(Rule::Nd), &[("ND", packet(&other))]);
     for mac in [[0, 0, 0x5e, 0, 1, 0], [0, 0, 0x5e, 0, 3, 1], [0, 0, 0x5e, 1, 1, 1]] {
@@ -322,7 +322,7 @@ fn virtual_routers_have_addresses_of_their_own_kind() {
     }
 }
 
-/// Without a list, addresses inside a frame are that of its source.
+/// Without a list, link-layer addresses inside a frame must be the frame's source.
 #[test]
 fn without_a_list_a_frame_does_not_contradict_itself() {
     let rules = PortSecurity { macs: AllowedMacs::Any, ips: AllowedIps::new(&[]), ..both() };

@@ -1,9 +1,9 @@
-//! An address that flaps stays where it was, and nothing else does.
+//! A flapping address stays where it was, and other addresses are not affected.
 
 use super::*;
 use base::limits::{FDB_FLAPS, FDB_HOLD_SECONDS};
 
-/// The address moves between these ports, as often as is followed in one second.
+/// Moves the address between these ports, as often as moves are followed in one second.
 fn flap(fdb: &Fdb, mac: MacAddr, ports: [PortId; 2], now: u32) {
     for n in 1..FDB_FLAPS as usize {
         let (from, port) = (ports[(n + 1) % 2], ports[n % 2]);
@@ -11,7 +11,7 @@ fn flap(fdb: &Fdb, mac: MacAddr, ports: [PortId; 2], now: u32) {
     }
 }
 
-/// Five moves a second are too many: the port that had the address first keeps it.
+/// Five moves a second are too many: the port that had the address first keeps the address.
 #[test]
 fn an_address_that_flaps_stays_with_its_first_port() {
     let fdb = table();
@@ -33,12 +33,12 @@ fn an_address_that_flaps_stays_with_its_first_port() {
     assert_consistent(&fdb);
 }
 
-/// What has it at the moment of the last move has no advantage, nor has what took it in silence.
+/// Neither the port at the last move nor the port that took the address unnoticed has an advantage.
 #[test]
 fn an_address_goes_back_from_whatever_port_has_it() {
     let fdb = table();
     fdb.learn(station(1), 3, 10);
-    // Taken in one second; the owner's next frame is the first move of the next.
+    // Moved in one second; the owner's next frame is the first move of the next second.
     assert_eq!(fdb.learn(station(1), 4, 10), Learn::Moved { from: 3 });
     for n in 1..FDB_FLAPS as usize {
         fdb.learn(station(1), [4, 3][n % 2], 11);
@@ -53,7 +53,7 @@ fn an_address_goes_back_from_whatever_port_has_it() {
     assert_consistent(&fdb);
 }
 
-/// Its owner's own frame may be the last move.
+/// The owner's own frame may be the last move.
 #[test]
 fn the_first_port_takes_an_address_back_itself() {
     let fdb = table();
@@ -66,19 +66,19 @@ fn the_first_port_takes_an_address_back_itself() {
     assert_eq!(fdb.learn(station(1), 4, 11), Learn::Held { at: 3 });
 }
 
-/// A machine that migrates and comes back, a virtual address that fails over each other second.
+/// A machine migrates and comes back; a virtual address fails over every other second.
 #[test]
 fn what_moves_now_and_then_is_followed() {
     let fdb = table();
     fdb.learn(station(1), 3, 10);
     for (now, port) in [(10, 4), (10, 3), (11, 4), (13, 3), (14, 4), (15, 3), (16, 4), (17, 3)] {
         assert!(matches!(fdb.learn(station(1), port, now), Learn::Moved { .. }), "{now}");
-        // Announced five times.
+        // The address is announced five times.
         assert!((0..5).all(|_| fdb.learn(station(1), port, now) == Learn::Known));
     }
 }
 
-/// Other addresses that flap change nothing about one that does, however many they are.
+/// Other flapping addresses, in any number, do not affect a flapping address.
 #[test]
 fn each_address_has_a_record_of_its_own() {
     let fdb = table();
@@ -93,8 +93,8 @@ fn each_address_has_a_record_of_its_own() {
     assert!((0..100).all(|n| fdb.learn(station(n), 4, 15) == Learn::Held { at: 3 }));
 }
 
-/// What is forgotten, or given by configuration, is held no longer: an address that comes into its
-/// slot begins anew.
+/// An address that was flushed or configured is no longer held: the next address in the slot begins
+/// anew.
 #[test]
 fn nothing_is_left_of_an_address_that_is_forgotten() {
     let begun = || {
@@ -121,7 +121,7 @@ fn nothing_is_left_of_an_address_that_is_forgotten() {
     assert_eq!(fdb.learn(station(1), 4, 10), Learn::Inserted);
 }
 
-/// A port that goes while another one has its address gets it back as one that comes later.
+/// A port that goes while another port has its address gets the address back as any new port would.
 #[test]
 fn no_address_goes_back_to_a_port_that_is_gone() {
     for gone in [Fdb::flush_port, Fdb::close_port] {
@@ -136,7 +136,7 @@ fn no_address_goes_back_to_a_port_that_is_gone() {
     }
 }
 
-/// The first port may have learned as many as it may meanwhile.
+/// The first port may have reached its cap meanwhile.
 #[test]
 fn an_address_stays_where_it_is_if_its_first_port_has_no_room() {
     let fdb = Fdb::new(FdbConfig { max_per_port: 1, ..config() });
@@ -154,7 +154,7 @@ fn an_address_stays_where_it_is_if_its_first_port_has_no_room() {
     assert_consistent(&fdb);
 }
 
-/// A bucket that is full gives an address of the same port up: with it its record.
+/// A full bucket displaces an address of the same port, and the address's record of moves.
 #[test]
 fn an_address_that_displaces_another_begins_anew() {
     let fdb = table();
@@ -168,12 +168,12 @@ fn an_address_that_displaces_another_begins_anew() {
     assert_eq!(fdb.learn(crowd[8], 4, 10), Learn::Moved { from: 3 });
 }
 
-/// So many milliseconds.
+/// Returns the tick at so many milliseconds.
 fn ms(millis: u32) -> Tick {
     Tick::new(millis / 1000, millis % 1000 * 1_000_000)
 }
 
-/// Port 3 had the address, which flapped between it and port 4 at second 10 until it was held.
+/// Port 3 had the address, which flapped between ports 3 and 4 at second 10 until it was held.
 fn held_at_3() -> Fdb {
     let fdb = table();
     fdb.learn(station(1), 3, 10);
@@ -182,7 +182,7 @@ fn held_at_3() -> Fdb {
     fdb
 }
 
-/// Two routers had one address, and one of them gives in.
+/// Two routers had one address, and one of them gives up.
 #[test]
 fn a_hold_ends_when_its_port_has_been_silent_for_a_second() {
     let fdb = held_at_3();
@@ -190,7 +190,7 @@ fn a_hold_ends_when_its_port_has_been_silent_for_a_second() {
         assert!(fdb.learn(station(1), 3, ms(now)).is_in_table());
         assert_eq!(fdb.learn(station(1), 4, ms(now + 50)), Learn::Held { at: 3 });
     }
-    // Silent since 11.9 s.
+    // The owner is silent since 11.9 s.
     let generation = fdb.generation();
     for now in (12_000..12_900).step_by(100) {
         assert_eq!(fdb.held(station(1), 4, ms(now)), Some(3), "{now}");
@@ -206,7 +206,7 @@ fn a_hold_ends_when_its_port_has_been_silent_for_a_second() {
     assert_consistent(&fdb);
 }
 
-/// However seldom it sends, if that is more than once a second, and whoever else does.
+/// The owner sends seldom, but more than once a second, whoever else sends.
 #[test]
 fn a_hold_stays_while_its_port_sends() {
     let fdb = held_at_3();
@@ -218,7 +218,7 @@ fn a_hold_stays_while_its_port_sends() {
     }
 }
 
-/// A station has sent a broadcast, and frames of it go round between two ports for ever.
+/// A station has sent a broadcast, whose frames go round between two ports for ever.
 #[test]
 fn a_loop_of_two_ports_takes_no_address_of_a_silent_one() {
     let fdb = held_at_3();
@@ -230,8 +230,8 @@ fn a_loop_of_two_ports_takes_no_address_of_a_silent_one() {
     }
 }
 
-/// A guest that sends from its neighbour's address all the time has it only while the neighbour is
-/// silent: one frame is enough to get it back, and to keep it for a second.
+/// A guest that always sends from its neighbour's address has the address only while the neighbour
+/// is silent: one frame of the neighbour gets it back, and keeps it for a second.
 #[test]
 fn an_attacker_loses_an_address_with_its_owners_next_frame() {
     let fdb = held_at_3();
@@ -252,7 +252,7 @@ fn an_attacker_loses_an_address_with_its_owners_next_frame() {
     assert_consistent(&fdb);
 }
 
-/// A port at its cap gets no address when its hold ends either.
+/// A port at its cap gets no address when the address's hold ends either.
 #[test]
 fn a_hold_does_not_end_for_a_port_without_room() {
     let fdb = held_at_3();
@@ -263,7 +263,7 @@ fn a_hold_does_not_end_for_a_port_without_room() {
     assert_consistent(&fdb);
 }
 
-/// The port of a hold refreshes while another one's frame ends the hold: one of both fails.
+/// The port of a hold refreshes while another port's frame ends the hold: one of the two fails.
 #[test]
 fn a_frame_of_its_port_at_the_last_moment_keeps_a_hold() {
     let fdb = held_at_3();
@@ -272,7 +272,7 @@ fn a_frame_of_its_port_at_the_last_moment_keeps_a_hold() {
     assert!(moves.lapse(4, seen, ms(12_000)));
     assert_eq!(fdb.refresh(found, ms(12_000)), Some(Learn::Refreshed));
     assert_eq!(fdb.relocate(found, station(1).into(), 4, ms(12_000)), Learn::Held { at: 3 });
-    // The frame came after the other one's look at the stamp.
+    // The refresh came after the other port's look at the stamp.
     let ended = fdb.end_hold(found, seen, station(1).into(), 4, ms(12_000));
     assert_eq!((ended, fdb.lookup(station(1))), (Learn::Held { at: 3 }, Some(3)));
     assert_eq!(fdb.seen(found.slot), ms(12_000));

@@ -1,4 +1,4 @@
-//! Random operations on the table and on a plain map must give the same answers.
+//! Random operations on the table and on a plain map must give equal answers.
 
 use std::collections::HashMap;
 
@@ -19,16 +19,16 @@ struct Modelled {
     moves: Option<Flaps>,
 }
 
-/// The moves of an entry.
+/// Record of an entry's moves.
 #[derive(Clone)]
 struct Flaps {
-    /// Where it was before them.
+    /// The port that had the entry before the moves.
     origin: PortId,
-    /// The second of each.
+    /// The second of each move.
     seconds: Vec<u32>,
-    /// It was held, and then followed another port: when.
+    /// The second in which a hold lapsed.
     lapsed: Option<u32>,
-    /// Who contests a hold, and since when alone.
+    /// The port that contests a hold, and the second since when it does so alone.
     rival: (PortId, u32),
 }
 
@@ -37,7 +37,7 @@ impl Flaps {
         Flaps { origin, seconds: Vec::new(), lapsed: None, rival: (origin, 0) }
     }
 
-    /// How many there were in that second.
+    /// Returns the number of moves in second `now`.
     fn in_second(&self, now: u32) -> usize {
         self.seconds.iter().filter(|second| **second == now).count()
     }
@@ -52,7 +52,7 @@ impl Modelled {
         Modelled { port, stamp, configured, moves: None }
     }
 
-    /// Whether it moved so often in one second that it stays.
+    /// True if the entry moved so often in one second that it stays.
     fn is_held(&self, now: u32) -> bool {
         let flaps = self.moves.as_ref();
         flaps.zip(flaps.and_then(Flaps::last)).is_some_and(|(flaps, last)| {
@@ -60,7 +60,7 @@ impl Modelled {
         })
     }
 
-    /// Whether a hold refuses `port`; otherwise it ends.
+    /// True if a hold refuses `port`; otherwise the hold ends.
     fn is_refused(&mut self, port: PortId, now: u32) -> bool {
         let (stamp, Some(flaps)) = (self.stamp, self.moves.as_mut()) else { return false };
         if flaps.rival.0 != port {
@@ -75,7 +75,8 @@ impl Modelled {
         false
     }
 
-    /// Moves it away to `to`; where it belongs if that was once too often.
+    /// Moves the entry to `to`, or to its origin if that was one move too many. Returns the new
+    /// port.
     fn leaves(&mut self, to: PortId, now: u32) -> Option<PortId> {
         let old = |flaps: &Flaps| flaps.last().is_none_or(|last| now - last > FDB_HOLD_SECONDS);
         if self.moves.as_ref().is_none_or(old) {
@@ -110,7 +111,7 @@ impl Model {
         Model { entries: HashMap::new(), caps: [MODEL_CAPS.max_per_port; 5] }
     }
 
-    /// Whether a port has learned as many as it may; static ones do not count.
+    /// True if a port has learned as many as it may; static entries do not count.
     fn is_full(&self, port: PortId) -> bool {
         let learned = self.entries.values().filter(|entry| entry.port == port && !entry.configured);
         learned.count() as u32 >= self.caps[usize::from(port)]
@@ -177,7 +178,7 @@ impl Model {
     }
 }
 
-/// One random operation on both; they must agree on the answer.
+/// Runs one random operation on both; the answers must be equal.
 fn step_both(fdb: &Fdb, model: &mut Model, random: &mut Random, (stations, now): (u64, u32)) {
     let (mac, port) = (station(random.below(stations)), random.below(5) as PortId);
     match random.below(100) {
@@ -199,7 +200,7 @@ fn step_both(fdb: &Fdb, model: &mut Model, random: &mut Random, (stations, now):
         97 => {
             let learned = |_: &MacAddr, e: &Modelled| !e.configured && e.port == port;
             assert_eq!(fdb.flush_port(port), model.remove_where(learned));
-            // No address goes back there.
+            // No address goes back to a flushed port.
             let of = |entry: &&mut Modelled| entry.moves.as_ref().is_some_and(|m| m.origin == port);
             model.entries.values_mut().filter(of).for_each(|entry| entry.moves = None);
         }
@@ -218,7 +219,7 @@ fn random_operations_agree_with_a_plain_map() {
     let (seeds, steps) = if cfg!(miri) { (2, 400) } else { (20, 5_000) };
     for seed in 0..seeds {
         let (fdb, mut model, mut random) = (Fdb::new(MODEL_CAPS), Model::new(), Random(seed));
-        // Few of them flap.
+        // With few stations many of them flap.
         let stations = if seed % 2 == 0 { 60 } else { 4 };
         let mut held = 0;
         let mut remembered: HashMap<MacAddr, (PortId, u64)> = HashMap::new();

@@ -1,4 +1,4 @@
-//! Threads against each other: what must hold at any interleaving.
+//! Threads against each other: promises that hold at any interleaving.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -67,13 +67,13 @@ fn threads_a_moving_entry_is_seen_on_one_port_or_the_other() {
     thread::scope(|scope| {
         scope.spawn(|| {
             start.wait();
-            // One move a second: more would be held.
+            // One move a second: more moves would be held.
             for round in 0..10 * rounds() {
                 fdb.learn(mac, 6 + (round % 2) as PortId, round as u32);
             }
             done.store(true, Ordering::Relaxed);
         });
-        // Readers do nothing but look, so that their looks fall anywhere within a move.
+        // Readers do nothing but look up, so that lookups fall anywhere within a move.
         for _ in 0..2 {
             scope.spawn(|| {
                 start.wait();
@@ -115,7 +115,7 @@ fn threads_one_address_inserted_by_many_is_one_entry() {
 
 #[test]
 fn threads_a_new_generation_never_comes_with_an_old_port() {
-    // Move n goes to port n % 8 and counts generation n. Whoever reads generation g, then the
+    // Move n goes to port n % 8 and counts generation n. A reader that reads generation g, then the
     // port, then g again, may see move g or g + 1 (stored, not yet counted), never g - 1.
     let fdb = table();
     let mac = station(1);
@@ -126,7 +126,7 @@ fn threads_a_new_generation_never_comes_with_an_old_port() {
         scope.spawn(|| {
             start.wait();
             for n in 1..=10 * rounds() {
-                // One a second: more would be held.
+                // One move a second: more moves would be held.
                 let moved = fdb.learn(mac, (n % 8) as PortId, n as u32);
                 assert!(matches!(moved, Learn::Moved { .. }));
             }
@@ -145,8 +145,8 @@ fn threads_a_new_generation_never_comes_with_an_old_port() {
 
 #[test]
 fn threads_a_refresh_and_a_sweep_never_both_win() {
-    // An entry about to expire is refreshed and swept at the same moment. If the sweep is first
-    // the refresh must notice and insert it again: once learned, it is there.
+    // An entry about to expire is refreshed and swept at the same moment. If the sweep is first,
+    // the refresh must notice and insert the entry again: a learned address is in the table.
     let fdb = Fdb::new(FdbConfig { age_seconds: 1, ..config() });
     let mac = station(1);
     let start = Barrier::new(2);

@@ -1,5 +1,5 @@
-//! A client of DHCP or DHCPv6 behind a port asks for itself: its identity, its addresses, its
-//! subnet are the port's, and its message can be read in one way.
+//! A client of DHCP or DHCPv6 behind a port asks for itself: its identity, addresses and subnet are
+//! the port's, and servers can read its message in one way only.
 
 use std::cell::RefCell;
 
@@ -21,7 +21,7 @@ fn option(code: u8, value: &[u8]) -> Vec<u8> {
     [&[code, value.len() as u8], value].concat()
 }
 
-/// A client's message with these options and end.
+/// Returns a client's message with these options and this end.
 fn with_options(options: &[Vec<u8>], end: &[u8]) -> Vec<u8> {
     let mut message = bootp(1, OWN);
     message.pop();
@@ -32,7 +32,7 @@ fn to_server(message: &[u8]) -> Vec<u8> {
     from(OWN, ETHERTYPE_IPV4, &v4(OWN_IP, [255; 4], 17, 0, 0, &udp(68, 67, message)))
 }
 
-/// A message of a kind with further options.
+/// Returns a message of a type with further options.
 fn message(kind: u8, options: &[Vec<u8>]) -> Vec<u8> {
     with_options(&[vec![option(KIND, &[kind])], options.to_vec()].concat(), END)
 }
@@ -41,19 +41,19 @@ fn sent(kind: u8, options: &[Vec<u8>]) -> Vec<u8> {
     to_server(&message(kind, options))
 }
 
-/// A message whose field at `at` is overwritten.
+/// Returns a message whose field at `at` is overwritten.
 fn changed(kind: u8, at: usize, bytes: &[u8]) -> Vec<u8> {
     let mut message = message(kind, &[]);
     message[at..at + bytes.len()].copy_from_slice(bytes);
     to_server(&message)
 }
 
-/// The client identifier made of a link-layer address.
+/// Returns the client identifier made of a link-layer address.
 fn id_of(mac: MacAddr) -> Vec<u8> {
     option(CLIENT_ID, &[&[1], &mac.0[..]].concat())
 }
 
-/// DUIDs: by time and address, by address.
+/// DUIDs by time and address, and by address.
 fn llt(mac: MacAddr) -> Vec<u8> {
     [&[0, 1, 0, 1, 9, 9, 9, 9], &mac.0[..]].concat()
 }
@@ -62,7 +62,7 @@ fn ll(mac: MacAddr) -> Vec<u8> {
     [&[0, 3, 0, 1], &mac.0[..]].concat()
 }
 
-/// The client identifier made of a DUID (RFC 4361).
+/// Returns the client identifier made of a DUID (RFC 4361).
 fn id_of_duid(duid: &[u8]) -> Vec<u8> {
     option(CLIENT_ID, &[&[255, 0, 0, 0, 1], duid].concat())
 }
@@ -104,7 +104,7 @@ fn an_honest_client_is_served() {
     );
 }
 
-/// An identity association with an option in it, of 24 bytes.
+/// Returns an identity association with one option, of 24 bytes.
 fn ia_with(code: u16, value: &[u8]) -> Vec<u8> {
     let mut lease = value.to_vec();
     lease.resize(25, 0);
@@ -141,7 +141,7 @@ fn another_s_identity_is_refused() {
             ("associations", to_dhcpv6(1, &vec![(3, vec![0; 12]); 9])),
         ],
     );
-    // Without a list of addresses any is the port's.
+    // Without a list of addresses, any address is the port's.
     let any = PortSecurity { ips: AllowedIps::new(&[]), ..both() };
     all_are(&any, Ok(()), &[("release", changed(RELEASE, 12, &OTHER_IP))]);
 }
@@ -220,7 +220,7 @@ fn a_message_that_servers_may_read_differently_is_refused() {
     );
 }
 
-/// What a client says of itself is noted once for each message, and decides.
+/// A client's identity is noted once for each message, and the answer decides.
 #[test]
 fn identifiers_are_noted() {
     let noted = |frame: &[u8], room: bool| {
@@ -248,7 +248,7 @@ fn identifiers_are_noted() {
     assert_eq!(noted(&solicit, false).1, Err(()));
 }
 
-/// A checksum is finished after a message was checked.
+/// A checksum is completed after the message was checked.
 #[test]
 fn no_checksum_is_written_over_an_option() {
     let frame = sent(DISCOVER, &[id_of(OWN)]);

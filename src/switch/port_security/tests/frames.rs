@@ -1,4 +1,4 @@
-//! Frames of a guest, byte by byte, and what the rules of its port say of them.
+//! Frames of a guest, byte by byte, and the verdicts of the port's rules.
 
 use crate::port_security::*;
 use base::frame::Prefix;
@@ -27,13 +27,13 @@ pub fn rules(ips: &[&str]) -> PortSecurity {
     }
 }
 
-/// One that has an address of each version.
+/// Returns the rules of a port with an address of each IP version.
 pub fn both() -> PortSecurity {
     rules(&["10.0.0.1", OWN_V6])
 }
 
-/// What is wrong with a frame, as far as a worker finds out: with the snapshot, and if that is too
-/// short, with more.
+/// Returns the verdict that a worker reaches: with the snapshot, and with more bytes if the
+/// snapshot is too short.
 pub fn verdict(rules: &PortSecurity, frame: &[u8]) -> Result<(), Rule> {
     asking(rules, frame, None, false)
 }
@@ -69,7 +69,7 @@ pub fn from(source: MacAddr, ethertype: u16, rest: &[u8]) -> Vec<u8> {
     ethernet(source, MacAddr::BROADCAST, ethertype, rest)
 }
 
-/// Operation, sender and target.
+/// Returns an ARP packet of an operation, a sender and a target.
 pub fn arp(op: u16, sender: (MacAddr, [u8; 4]), target: (MacAddr, [u8; 4])) -> Vec<u8> {
     let kind = [0, 1, 8, 0, 6, 4];
     let [op, one, other] = [&op.to_be_bytes()[..], &sender.0.0, &target.0.0];
@@ -80,7 +80,7 @@ pub fn arp_frame(op: u16, sender: (MacAddr, [u8; 4]), target: (MacAddr, [u8; 4])
     from(OWN, ETHERTYPE_ARP, &arp(op, sender, target))
 }
 
-/// An IPv4 packet; `fragment` is the field with flags and offset.
+/// Returns an IPv4 packet; `fragment` is the field with flags and offset.
 pub fn v4(
     source: [u8; 4],
     to: [u8; 4],
@@ -109,7 +109,7 @@ pub fn udp(sport: u16, dport: u16, rest: &[u8]) -> Vec<u8> {
     all
 }
 
-/// A message of DHCP without options.
+/// Returns a DHCP message without options.
 pub fn bootp(op: u8, chaddr: MacAddr) -> Vec<u8> {
     let mut message = vec![0; 240];
     message[..3].copy_from_slice(&[op, 1, 6]);
@@ -119,7 +119,7 @@ pub fn bootp(op: u8, chaddr: MacAddr) -> Vec<u8> {
     message
 }
 
-/// A message of DHCPv6: type, options.
+/// Returns a DHCPv6 message of a type with options.
 pub fn dhcpv6(kind: u8, options: &[(u16, Vec<u8>)]) -> Vec<u8> {
     let mut message = vec![kind, 0, 0, 1];
     for (code, value) in options {
@@ -130,19 +130,20 @@ pub fn dhcpv6(kind: u8, options: &[(u16, Vec<u8>)]) -> Vec<u8> {
     message
 }
 
-/// What a client sends to DHCPv6 servers.
+/// Returns a client's packet to DHCPv6 servers.
 pub fn to_dhcpv6(kind: u8, options: &[(u16, Vec<u8>)]) -> Vec<u8> {
     let datagram = udp(546, 547, &dhcpv6(kind, options));
     from(OWN, ETHERTYPE_IPV6, &v6(LINK, &[], 17, &datagram))
 }
 
-/// A client's first message.
+/// Returns a client's first message.
 pub fn discover(source: MacAddr, chaddr: MacAddr) -> Vec<u8> {
     let datagram = udp(68, 67, &bootp(1, chaddr));
     from(source, ETHERTYPE_IPV4, &v4(NO_IP, [255; 4], 17, 0, 0, &datagram))
 }
 
-/// An IPv6 packet with these headers between: numbers and contents, each of eight bytes or more.
+/// Returns an IPv6 packet with these extension headers: numbers and contents of at least eight
+/// bytes.
 pub fn v6(source: &str, headers: &[(u8, Vec<u8>)], proto: u8, rest: &[u8]) -> Vec<u8> {
     let mut body = Vec::new();
     for (at, (_, content)) in headers.iter().enumerate() {
@@ -159,20 +160,20 @@ pub fn v6(source: &str, headers: &[(u8, Vec<u8>)], proto: u8, rest: &[u8]) -> Ve
     packet
 }
 
-/// Options of a hop-by-hop or destination header: so many times eight bytes.
+/// Returns the options of a hop-by-hop or destination header: so many times eight bytes.
 pub fn options(eights: usize) -> Vec<u8> {
     let mut header = vec![0; 8 * eights];
     header[1] = eights as u8 - 1;
     header
 }
 
-/// A fragment header: offset and flags.
+/// Returns a fragment header with offset and flags.
 pub fn fragment(field: u16) -> Vec<u8> {
     let [high, low] = field.to_be_bytes();
     vec![0, 0, high, low, 0, 0, 0, 1]
 }
 
-/// A message of ICMPv6: type, body behind the checksum, link-layer options.
+/// Returns an ICMPv6 message: type, body behind the checksum, link-layer options.
 pub fn icmp(kind: u8, body: &[u8], macs: &[(u8, MacAddr)]) -> Vec<u8> {
     let mut message = vec![kind, 0, 0, 0];
     message.extend(body);
@@ -183,7 +184,7 @@ pub fn icmp(kind: u8, body: &[u8], macs: &[(u8, MacAddr)]) -> Vec<u8> {
     message
 }
 
-/// Of a target.
+/// Returns the body of a message about a target.
 pub fn about(target: &str) -> Vec<u8> {
     [&[0; 4][..], &target.parse::<Ipv6Addr>().unwrap().octets()].concat()
 }
@@ -193,13 +194,13 @@ pub fn nd(source: &str, kind: u8, target: &str, macs: &[(u8, MacAddr)]) -> Vec<u
     from(OWN, ETHERTYPE_IPV6, &v6(source, &[], 58, &message))
 }
 
-/// The same frame behind VLAN tags.
+/// Returns the frame with VLAN tags.
 pub fn tagged(frame: &[u8], tags: &[u16]) -> Vec<u8> {
     let tags = tags.iter().flat_map(|tag| [tag.to_be_bytes(), [0, 5]].concat());
     [&frame[..12], &tags.collect::<Vec<_>>(), &frame[12..]].concat()
 }
 
-/// Each frame, plain and behind one and two tags, has this verdict.
+/// Checks that each frame, plain and behind one and two tags, has this verdict.
 pub fn all_are(rules: &PortSecurity, expected: Result<(), Rule>, frames: &[(&str, Vec<u8>)]) {
     for (what, frame) in frames {
         for tags in [&[][..], &[0x8100], &[0x88a8], &[0x88a8, 0x8100], &[0x8100, 0x8100]] {
@@ -208,7 +209,7 @@ pub fn all_are(rules: &PortSecurity, expected: Result<(), Rule>, frames: &[(&str
     }
 }
 
-/// Frames of servers, by what allows them.
+/// Returns frames of servers, with the permissions that allow them.
 pub fn served() -> [(Servers, Vec<Vec<u8>>); 4] {
     let four = |sport, dport, op, chaddr| {
         let datagram = udp(sport, dport, &bootp(op, chaddr));

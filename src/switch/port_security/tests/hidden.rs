@@ -1,4 +1,4 @@
-//! What a guest hides does not get past: behind headers, in fragments, in what is written later.
+//! Hidden bytes do not pass: behind headers, in fragments, or written later.
 
 use super::frames::*;
 use crate::port_security::*;
@@ -60,7 +60,7 @@ fn extension_headers_hide_nothing() {
     );
 }
 
-/// A packet may say that it is shorter than its frame: only what it has is read by anyone.
+/// A packet may claim to be shorter than its frame: receivers read only the packet's bytes.
 #[test]
 fn what_follows_a_packet_is_padding() {
     let mut frame = nd(OWN_V6, 136, OWN_V6, &[(2, OWN)]);
@@ -72,8 +72,8 @@ fn what_follows_a_packet_is_padding() {
     all_are(&both(), Err(Rule::Headers), &[("no length", frame)]);
 }
 
-/// The first fragment has all headers (RFC 7112): what stands behind its end seems to be one, and
-/// the next fragment has the real one.
+/// The first fragment has all headers (RFC 7112): bytes behind its end look like a header, and the
+/// next fragment has the real one.
 #[test]
 fn headers_do_not_hide_in_the_next_fragment() {
     let chain = [(44, fragment(1)), (60, options(1))];
@@ -130,7 +130,7 @@ fn a_dhcp_client_asks_for_itself() {
             ("half a header", from(OWN, ETHERTYPE_IPV4, &[0x45; 10])),
         ],
     );
-    // Of several datagrams in one packet only the first is here.
+    // Of several datagrams in one packet only the first is at hand.
     let frame = packet(0, 0, &message(1, OWN));
     assert_eq!(asking(&both(), &frame, None, true), Err(Rule::Headers));
     let other = packet(0, 0, &udp(5000, 5001, &[0; 300]));
@@ -149,7 +149,7 @@ fn there_are_no_servers_but_those_allowed() {
             }
         }
     }
-    // A router has its own addresses.
+    // A router sends its own addresses.
     let rules = PortSecurity { servers: Servers { ra: true, ..Servers::default() }, ..both() };
     let message = icmp(134, &[0; 12], &[(1, OTHER)]);
     let advertisement = from(OWN, ETHERTYPE_IPV6, &v6(LINK, &[], 58, &message));
@@ -160,7 +160,7 @@ fn there_are_no_servers_but_those_allowed() {
     all_are(&rules, Err(Rule::Ip), &[("another's IP", offer)]);
 }
 
-/// A checksum is written when the frame is delivered, after it was checked.
+/// A checksum is written at delivery, after the frame was checked.
 #[test]
 fn no_checksum_is_written_over_what_was_read() {
     let frames = [
@@ -168,7 +168,7 @@ fn no_checksum_is_written_over_what_was_read() {
         nd(OWN_V6, 136, OWN_V6, &[(2, OWN)]),
         discover(OWN, OWN),
     ];
-    // The sender's addresses; target, option; the client's address.
+    // The sender's addresses; target and option; the client's address.
     let fields: [&[std::ops::Range<usize>]; 3] =
         [&[22..28, 28..32], &[62..78, 78..80, 80..86], &[70..76, 43..45]];
     for (frame, fields) in frames.iter().zip(fields) {
@@ -179,12 +179,12 @@ fn no_checksum_is_written_over_what_was_read() {
             assert!(!hit || answer == Err(Rule::Headers), "{sum}: {answer:?}");
         }
     }
-    // Where ICMPv6 and UDP have it.
+    // Where ICMPv6 and UDP have their checksums.
     assert_eq!(asking(&both(), &frames[1], Some(56), false), Ok(()));
     assert_eq!(asking(&both(), &frames[2], Some(40), false), Ok(()));
 }
 
-/// Bytes without a pattern.
+/// A generator of bytes without a pattern.
 struct Random(u64);
 
 impl Random {
@@ -198,8 +198,8 @@ impl Random {
     }
 }
 
-/// Any bytes have an answer, which does not depend on how many of them were at hand. Half of the
-/// frames are sound ones with some bytes changed, which get further than others.
+/// Any bytes have a verdict, which does not depend on how many bytes were at hand. Half of the
+/// frames are valid frames with some bytes changed, which are read further than random bytes.
 #[test]
 fn any_frame_has_an_answer() {
     let all: Vec<Vec<u8>> = served().into_iter().flat_map(|(_, frames)| frames).collect();
