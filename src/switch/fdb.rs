@@ -47,7 +47,7 @@ pub use tick::Tick;
 /// Number of a port in the switch, below [`FDB_MAX_PORTS`].
 pub type PortId = u16;
 
-/// Stamp of an entry that the ageing sweep has claimed: it can no longer be refreshed.
+/// Stamp of an entry that the ageing sweep has claimed; such an entry can no longer be refreshed.
 const EXPIRING: u32 = u32::MAX;
 /// The latest stamp of an entry that is not claimed.
 const LAST_TICK: Tick = Tick::from_bits(EXPIRING - 1);

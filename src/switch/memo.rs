@@ -22,7 +22,8 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Shift that keeps as many of the product's uppermost bits as an index number has.
 const INDEX_SHIFT: u32 = 64 - INDEX_SLOTS.trailing_zeros();
 
-// An index entry is a byte, 0 for empty; masks stand in for bounds checks.
+// An index entry is a byte, 0 for empty. `% BURST_FRAMES` and `% INDEX_SLOTS` replace bounds
+// checks.
 const _: () = assert!(BURST_FRAMES.is_power_of_two() && BURST_FRAMES < 256);
 
 /// Remembers the last source of one port.

@@ -19,13 +19,13 @@ use super::vlan::Membership;
 pub enum PortKind {
     /// A VM.
     Guest,
-    /// A network of unknown size, usually a TAP in a bridge.
+    /// A network of unknown size; usually the port is a TAP in a bridge of the host.
     Uplink,
 }
 
-/// The caller's table of ports, as far as a decision needs it.
+/// The caller's table of ports, reduced to the properties that a decision needs.
 pub trait PortView {
-    /// The kind of a port, or `None` if there is no such port (any more).
+    /// Returns the kind of a port; `None` if the port does not exist, or no longer exists.
     fn kind(&self, port: PortId) -> Option<PortKind>;
 
     /// True if frames of the segment leave by the port.
@@ -64,7 +64,7 @@ impl PortView for [Option<PortKind>] {
     }
 }
 
-/// The port a frame came in on.
+/// The port on which a frame arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ingress {
     /// Number of the port.
@@ -220,7 +220,7 @@ pub enum DropCause {
     /// The source is zero or a group address. No station sends such frames, and answers would
     /// flood.
     BadSource,
-    /// The destination is on the port the frame came from.
+    /// The destination is on the ingress port.
     Hairpin,
     /// The frame goes from one uplink to another, which the rules do not allow.
     UplinkToUplink,

@@ -39,7 +39,7 @@ pub enum FilterError {
     NoReturn,
 }
 
-/// A program that was checked.
+/// A checked program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Filter(Box<[Instruction]>);
 

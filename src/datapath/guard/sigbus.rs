@@ -43,7 +43,7 @@ use sys::threads::lock;
 /// Why a range cannot be guarded.
 #[derive(Debug, thiserror::Error)]
 pub enum GuardError {
-    /// Empty, not page-aligned, or reaching past the end of the address space.
+    /// The range is empty, not page-aligned, or reaches past the end of the address space.
     #[error("range is empty, unaligned or overflows")]
     BadRange,
     /// [`MAX_GUARDED_MAPPINGS`] mappings are guarded already.

@@ -43,7 +43,7 @@ pub enum TableError {
     /// [`MAX_PORT_ROUNDED_BYTES`].
     #[error("regions that begin or end inside huge pages are {0} bytes of these")]
     TooRounded(u64),
-    /// No region with these coordinates.
+    /// No region has these addresses and this length.
     #[error("no such region")]
     Unknown,
 }

@@ -164,7 +164,7 @@ impl Burst {
         self.keep_tags();
     }
 
-    /// The frames, in ring order.
+    /// Returns the frames, in ring order.
     #[inline(always)]
     pub fn frames(&self) -> &[Frame] {
         &self.frames[..self.count]

@@ -1,4 +1,4 @@
-//! One descriptor chain as a list of memory pieces, in one pass and without allocation.
+//! Walks one descriptor chain into a list of memory pieces, in one pass and without allocation.
 //!
 //! Every descriptor is read once. The length of a chain is bounded: by the size of the ring (the
 //! specification's bound, which also ends loops) and, in an indirect table, by
@@ -51,7 +51,7 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// No bytes.
+    /// A piece without bytes.
     pub const EMPTY: Piece = Piece { at: std::ptr::null_mut(), len: 0 };
 
     /// Drops the first `n` bytes, at most all of them.
@@ -75,8 +75,8 @@ pub struct PieceBuf {
     pub(super) linked: u32,
 }
 
-// SAFETY: pieces are plain addresses here; code that dereferences one upholds the lock and table
-// rules of `ring`.
+// SAFETY: a `PieceBuf` only stores addresses; code that dereferences an address follows the lock
+// and table rules of `ring`.
 unsafe impl Send for PieceBuf {}
 
 impl PieceBuf {
@@ -90,7 +90,7 @@ impl PieceBuf {
         }
     }
 
-    /// Number of pieces held.
+    /// Returns the number of pieces in the list.
     #[inline(always)]
     pub fn len(&self) -> usize {
         self.len

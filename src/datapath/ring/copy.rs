@@ -327,8 +327,8 @@ impl Reader<'_> {
 /// written bytes even if the sender changes its memory meanwhile.
 ///
 /// # Safety
-/// `to` is valid for writes and `from` for reads of `len` bytes, and they do not overlap, or the
-/// result is garbage.
+/// `to` is valid for writes and `from` for reads of `len` bytes. The two must not overlap, or the
+/// bytes and the sum are garbage.
 pub(super) unsafe fn copy_summed(to: *mut u8, from: *const u8, len: usize) -> Sum {
     let whole = len / STEP * STEP;
     // SAFETY: the caller's promise; `whole` is at most `len`.
@@ -513,7 +513,7 @@ mod tests {
             for len in (0..200).chain([1447, 1448, 1449, 2048]) {
                 for (from, to) in [(0, 0), (1, 0), (7, 3), (16, 5)] {
                     let mut copy = vec![0u8; to + len + 1];
-                    // SAFETY: both are longer than that.
+                    // SAFETY: both slices have more than `len` bytes.
                     let sum = unsafe {
                         copy_summed(copy[to..].as_mut_ptr(), bytes[from..].as_ptr(), len)
                     };

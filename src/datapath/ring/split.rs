@@ -1,4 +1,4 @@
-//! The split ring in guest memory: all loads and stores of its fields.
+//! The split ring in guest memory: all loads and stores of the ring's fields.
 //!
 //! Layout (virtio 1.2 sections 2.7.5, 2.7.6, 2.7.8), little-endian:
 //! ```text
@@ -41,7 +41,7 @@ pub(super) fn passed(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
-/// Bytes of the avail and used structures that are not per element: flags, idx, event.
+/// Bytes of the available and the used ring beside their elements: flags, idx and an event index.
 const AVAIL_FIXED: u64 = 6;
 const USED_FIXED: u64 = 6;
 
@@ -68,10 +68,10 @@ pub struct RingConfig {
     pub offloads: Offloads,
 }
 
-/// Why a ring cannot start, or was found broken while it ran.
+/// Why a ring cannot start, or broke while it ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
-    /// Not a power of two, zero or too large.
+    /// The size is zero, too large or not a power of two.
     #[error("ring size {0} is not a power of two up to {MAX_RING_SIZE}")]
     Size(u16),
     /// Part of the ring lies outside the memory regions.
@@ -96,7 +96,7 @@ pub enum RingError {
         /// Ring size.
         size: u16,
     },
-    /// The front-end shortened a file of the guest's memory after it was mapped.
+    /// The front-end truncated a file of the guest's memory after the file was mapped.
     #[error("the guest's memory was truncated")]
     Truncated,
     /// A head in the available ring is not below the ring size.

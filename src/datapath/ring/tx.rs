@@ -1,4 +1,4 @@
-//! Taking frames from a driver's transmit queue, and giving the descriptors back.
+//! Takes frames from a driver's transmit queue, and gives the descriptors back.
 //!
 //! A burst is taken in two passes. The first pass reads heads and descriptors and translates their
 //! addresses, so that the cache misses of the frames' first lines overlap. The second pass copies

@@ -31,7 +31,7 @@ use crate::worker::{Token, Workers};
 use base::limits::{CLOSE_TIMEOUT_MILLIS, DRAIN_MILLIS};
 use sys::clock;
 
-/// How a ring is kicked.
+/// How the driver kicks a ring.
 #[derive(Debug, Default)]
 enum Kick {
     /// No kick message yet: the ring cannot start.

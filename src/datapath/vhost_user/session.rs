@@ -144,7 +144,7 @@ pub enum End {
     Stopped,
 }
 
-/// One session. Dropping it stops the rings and takes the port out of the switch.
+/// The session with one front-end. Dropping it stops the rings and removes the port's addresses.
 pub struct Session<'a> {
     context: &'a Context,
     port: &'a Port,

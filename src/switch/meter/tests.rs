@@ -361,16 +361,16 @@ fn a_frame_waits_as_long_as_its_booking_says() {
     }
 }
 
-/// One whose frames pass and then find no buffers at their receiver: all but `taken` are given
-/// back, while what is booked behind them stays.
+/// A sender whose frames pass and then find no buffers at the receiver: all but the frames that the
+/// receiver takes are given back, while the booking for later frames stays.
 struct HeldUp {
     sender: Greedy,
     taken: Taken,
-    /// What would wait for longer is dropped.
+    /// Ticks; a frame that would wait longer is dropped.
     longest: u64,
 }
 
-/// How many of the frames that passed the receiver takes.
+/// Returns how many of the frames that passed the receiver takes.
 type Taken = fn(&mut Random, u64) -> u64;
 
 const TAKEN: [Taken; 4] = [
@@ -380,7 +380,7 @@ const TAKEN: [Taken; 4] = [
     |random, passed| if random.below(8) > 0 { passed.min(1) } else { passed },
 ];
 
-/// Frames wait for their own port's rate as long as it takes, for a receiver's so long at most.
+/// Longest waits, in ticks: without a limit for the own port's rate, bounded for a receiver's rate.
 const LONGEST: [u64; 2] = [u64::MAX, 10_000_000];
 
 impl HeldUp {
@@ -388,7 +388,8 @@ impl HeldUp {
         HeldUp { sender: Greedy::new(frames, 0), taken, longest }
     }
 
-    /// Sends what may pass and is taken; comes again when what is booked may pass, or soon.
+    /// Sends the frames that may pass and that the receiver takes. Comes again when the booked
+    /// frames may pass, or soon.
     fn look(&mut self, meter: &mut Meter, random: &mut Random) {
         let Greedy { frames, pending, booked, at, sent } = &mut self.sender;
         pending.resize_with(64, || frames(random));
@@ -410,8 +411,8 @@ impl HeldUp {
     }
 }
 
-/// No more than the rate and a burst pass. A sender of frames of all lengths may lose time at the
-/// rate of its own port: short frames that were given back wait with a long one behind them.
+/// No more than the rate and a burst pass. A sender of short and long frames may get less than the
+/// rate of its own port: short frames that were given back wait with a long frame behind them.
 #[test]
 fn frames_given_back_before_those_that_booked_gain_nothing() {
     let second = 1_000_000_000;
@@ -433,8 +434,8 @@ fn frames_given_back_before_those_that_booked_gain_nothing() {
     }
 }
 
-/// Others with the same receiver get its rate beside senders whose frames pass and are all given
-/// back, whether their own frames wait or not.
+/// Other senders to a receiver get the receiver's rate beside senders whose frames pass and are all
+/// given back, whether the other senders' frames can wait or not.
 #[test]
 fn frames_given_back_before_those_that_booked_cost_others_nothing() {
     let second = 1_000_000_000;

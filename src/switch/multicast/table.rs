@@ -36,7 +36,7 @@ const _: () = assert!(PLACES <= 1 << 16 && MAX_PORTS.is_multiple_of(64));
 /// A querier of a segment, for IGMP or for MLD.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Querier {
-    /// The port where it was heard.
+    /// The port at which the querier was heard.
     pub port: PortId,
     /// Second of the last general query; 0 if there is no querier.
     pub heard: u32,

@@ -1,7 +1,7 @@
-//! Rings against the parts of virtio-queue's mock driver, over memory that both sides map.
+//! Tests rings against virtio-queue's mock driver, over memory that both sides map.
 //!
-//! The parts are placed by hand: `MockSplitQueue` (0.18) counts the available ring's elements as
-//! bytes and so lets the used ring overlap it.
+//! The tests place the parts of a ring by hand: `MockSplitQueue` (0.18) counts the available ring's
+//! elements as bytes, so that the used ring overlaps the available ring.
 
 mod notify;
 mod offload;
@@ -32,7 +32,7 @@ const NEXT: u16 = 1;
 pub(crate) const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-/// A guest's memory as its driver and as the device see it.
+/// A guest's memory as the driver and as the device see the memory.
 pub(crate) struct Guest {
     driver: GuestMemoryMmap<()>,
     table: Arc<MemTable>,
@@ -87,7 +87,7 @@ impl Guest {
         let file = File::from(fd.try_clone().unwrap());
         let ranges = [(GuestAddress(0), MEMORY as usize, Some(FileOffset::new(file, 0)))];
         let driver = GuestMemoryMmap::from_ranges_with_files(ranges).unwrap();
-        // Two regions that meet, so that buffers can lie across them.
+        // Two adjacent regions, so that buffers can cross the border.
         let half = MEMORY / 2;
         let truncated = Arc::default();
         let region = |start: u64| Region {
@@ -154,7 +154,7 @@ pub(crate) fn describe(queue: &Queue<'_>, first: u16, descriptors: &[Descriptor]
     }
 }
 
-/// Makes heads available, after those made available before.
+/// Makes heads available, behind the heads made available before.
 pub(crate) fn offer(queue: &Queue<'_>, heads: &[u16]) {
     let mut idx = u16::from_le(queue.avail().idx().load());
     for &head in heads {
@@ -165,7 +165,7 @@ pub(crate) fn offer(queue: &Queue<'_>, heads: &[u16]) {
     queue.avail().idx().store(idx.to_le());
 }
 
-/// Head and length of all used elements published so far.
+/// Returns head and length of all used elements published so far.
 fn used(queue: &Queue<'_>) -> Vec<(u32, u32)> {
     let count = u16::from_le(queue.used().idx().load());
     (0..count)
@@ -176,7 +176,7 @@ fn used(queue: &Queue<'_>) -> Vec<(u32, u32)> {
         .collect()
 }
 
-/// A frame of `len` bytes whose content depends on `seed`.
+/// Returns a frame of `len` bytes whose content depends on `seed`.
 fn frame(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(7).wrapping_add(seed)).collect()
 }

@@ -1,5 +1,5 @@
-//! Frames that ask for offloads: examined whatever their layout, and delivered as each receiver
-//! can take them.
+//! Frames that ask for offloads: the ring examines them in any layout, and delivers them as each
+//! receiver can take them.
 
 use super::*;
 use crate::ring::{Burst, Cut, Delivered, Frame, RxScratch};

@@ -1,4 +1,4 @@
-//! Delivering: every shape of buffer, and nothing written beyond what is reported.
+//! Delivery: every shape of buffer, and no write beyond the reported bytes.
 
 use super::*;
 use crate::ring::{Burst, Cut, Delivered, RxScratch};
@@ -34,7 +34,7 @@ impl Frames {
     }
 }
 
-/// Posts buffers of these sizes, one descriptor each, poisoned; returns their addresses.
+/// Posts poisoned buffers of these sizes, one descriptor each, and returns the buffers' addresses.
 fn post(guest: &Guest, queue: &Queue<'_>, sizes: &[u32]) -> Vec<u64> {
     let mut at = DATA;
     let mut addresses = Vec::new();
@@ -246,7 +246,7 @@ fn chains_of_a_packet_s_pages_are_all_walked() {
     let guest = Guest::new();
     let queue = guest.queue();
     let mut ring = guest.start(&queue);
-    // Linux without mergeable buffers posts 19 descriptors for each.
+    // Linux without mergeable buffers posts 19 descriptors for each buffer.
     post_chains(&guest, &queue, SIZE, 19, 1600, 0);
     let done = Frames::new(&[1514; SIZE as usize]).deliver(&mut ring);
     assert_eq!(done.frames, u64::from(SIZE));

@@ -4,8 +4,8 @@ use super::*;
 use crate::ring::{Burst, Cut, RxScratch};
 use base::frame::VnetHdr;
 
-/// Frames of a sender in pieces: the length of each, and the sizes of the pieces it lies in, behind
-/// the virtio-net header.
+/// Frames of a sender: the bytes of each frame, and the sizes of the pieces behind the virtio-net
+/// header.
 const SHAPES: &[(usize, &[usize])] = &[
     (14, &[14]),
     (60, &[60]),

@@ -1,4 +1,4 @@
-//! Taking bursts: every shape of chain, and what is no chain.
+//! Taking bursts: every shape of chain, and chains that are no frames.
 
 use super::*;
 use crate::ring::{Burst, Frame, RingError};
@@ -249,7 +249,7 @@ fn rejected_chains_count_the_descriptors_they_made_us_read() {
     let guest = Guest::new();
     let queue = guest.queue();
     let mut ring = guest.start(&queue);
-    // Empty descriptors, which are not even pieces, and a last one that points nowhere.
+    // Empty descriptors, which make no pieces, and a last descriptor that points outside of memory.
     let mut table: Vec<_> = (1..1000).map(|next| desc(DATA, 0, NEXT, next)).collect();
     table.push(desc(u64::MAX, 1, 0, 0));
     guest.indirect(DATA, &table);
@@ -304,7 +304,7 @@ fn the_ring_wraps_around_its_size_and_its_index() {
     assert_eq!(u16::from_le(queue.used().idx().load()), at.wrapping_add(50));
 }
 
-/// The guest's memory with its upper half cut into regions of a page.
+/// The guest's memory, with its upper half split into regions of one page.
 fn in_slivers(guest: &Guest) -> Arc<MemTable> {
     let fd = memfd("slivers", MEMORY).unwrap();
     let truncated = Arc::default();

@@ -67,7 +67,7 @@ impl Modelled {
             flaps.rival = (port, now);
             return true;
         }
-        // Of two seconds, one has surely passed.
+        // In whole seconds, a difference of two means that at least one second has passed.
         if now - flaps.rival.1 <= FDB_SILENCE_SECONDS || now - stamp <= FDB_SILENCE_SECONDS {
             return true;
         }
