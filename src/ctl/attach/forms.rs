@@ -165,6 +165,12 @@ pub fn libvirt(wanted: &Wanted) -> Told {
                     doctor --user libvirt-qemu";
         notes.push(note.to_owned());
     }
+    if wanted.emulated && wanted.version.fears_msix() {
+        let version = wanted.version;
+        notes.push(format!(
+            "QEMU {version} without KVM fails with MSI-X here: boot the guest with pci=nomsi"
+        ));
+    }
     Told { arguments: Vec::new(), text, notes }
 }
 
@@ -264,6 +270,15 @@ mod tests {
         assert!(libvirt(&wanted).text.contains("mode='server'/>"));
         assert!(cloud_hypervisor(&wanted).text.contains("vhost_mode=server"));
         assert!(dpdk(&wanted).text.contains(",server=1\n"));
+    }
+
+    #[test]
+    fn a_domain_whose_card_would_end_qemu_gets_a_note() {
+        let mut wanted = wanted(1, "7.2");
+        let notes = |wanted: &Wanted| libvirt(wanted).notes.join("\n");
+        assert!(notes(&wanted).contains("pci=nomsi"), "{}", notes(&wanted));
+        wanted.emulated = false;
+        assert!(!notes(&wanted).contains("pci=nomsi"), "{}", notes(&wanted));
     }
 
     #[test]

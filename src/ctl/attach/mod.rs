@@ -248,14 +248,12 @@ impl Attach {
             port.card_mac = mac.to_string();
             port.mac = Some(mac.to_string());
         }
-        let version = match (self.qemu_version, qemu) {
-            (Some(version), _) => version,
-            (None, false) => Version { major: 0, minor: 0 },
-            (None, true) => Version::installed().unwrap_or_else(|| {
+        let version = self.qemu_version.or_else(Version::installed).unwrap_or_else(|| {
+            if qemu {
                 notes.push("no QEMU is found here: for another one say --qemu-version".to_owned());
-                Version { major: 10, minor: 0 }
-            }),
-        };
+            }
+            Version { major: 10, minor: 0 }
+        });
         let wanted = Wanted {
             port,
             mem: self.mem,
