@@ -151,10 +151,8 @@ pub const SPIN_EVENT_CHECK_NANOS: u64 = 5_000;
 /// times a second, causes far less.
 pub const SPIN_WAIT_NANOS: u64 = 10_000_000;
 
-/// How long it does not, the first time and at most; doubled while it goes on.
+/// How long it does not, until it looks again.
 pub const SPIN_OFF_NANOS: u64 = 100_000_000;
-/// See [`SPIN_OFF_NANOS`].
-pub const SPIN_OFF_MAX_NANOS: u64 = 1_600_000_000;
 
 /// Tuning: a worker that works for a smaller part of the time, one in so many, is not busy: no ring
 /// leaves it. A ring that takes nothing counts as such a part when workers are chosen.
