@@ -12,14 +12,15 @@
 //!
 //! Frames that cannot wait are dropped instead. Others' bookings could keep the clock ahead for
 //! ever: so bookings do not count for frames that cannot wait, and the clock may be
-//! [`RATE_LATE_NANOS`] further ahead.
+//! [`RATE_NO_WAIT_NANOS`] further ahead.
 //!
 //! Time is an argument, in ticks of any clock.
 
 use base::budget::Budget;
 use base::frame::Load;
 use base::limits::{
-    RATE_BURST_BYTES, RATE_BURST_NANOS, RATE_BURST_PACKETS, RATE_LATE_NANOS, RATE_TURN_NANOS,
+    RATE_BURST_BYTES, RATE_BURST_NANOS, RATE_BURST_PACKETS, RATE_LATE_NANOS, RATE_NO_WAIT_NANOS,
+    RATE_TURN_NANOS,
 };
 
 const NANOS: u128 = 1_000_000_000;
@@ -119,6 +120,7 @@ pub struct Meter {
     /// Ticks in a second.
     second: u64,
     late: u64,
+    no_wait: u64,
     turn: u64,
     /// Tick of the last look.
     seen: u64,
@@ -163,6 +165,7 @@ impl Meter {
         Meter {
             second,
             late: clamp(parts(RATE_LATE_NANOS)),
+            no_wait: clamp(parts(RATE_NO_WAIT_NANOS)),
             turn: clamp(parts(RATE_TURN_NANOS)),
             ..Meter::default()
         }
@@ -232,7 +235,9 @@ impl Meter {
             let most = lane.burst.saturating_add(self.late);
             let (most, ahead) = match may_wait {
                 true => (most, lane.ahead()),
-                false => (most.saturating_add(self.late), lane.ahead().saturating_sub(lane.booked)),
+                false => {
+                    (most.saturating_add(self.no_wait), lane.ahead().saturating_sub(lane.booked))
+                }
             };
             room.left[at] = signed(most).saturating_sub_unsigned(ahead);
         }

@@ -319,6 +319,35 @@ fn what_cannot_wait_for_a_rate_out_is_dropped_and_counted() {
     });
 }
 
+/// A sender whose frames may wait has its part of a receiver's rate beside one that floods, whose
+/// frames may not: these are there whenever a frame fits.
+#[test]
+fn floods_leave_a_part_of_a_rate_out_to_who_may_wait() {
+    let _alone = alone();
+    let cases = [("10mbit", 60), ("10mbit", 1514), ("100mbit", 60), ("100mbit", 1514)];
+    for (rate, len) in cases.into_iter().take(testkit::rounds(1, 4, 4)) {
+        let d = Daemon::with_ports(&["", &format!(",rate-out={rate}"), ""], &[]);
+        let [mut from, mut to, mut flooder] = guests(&d, VmConfig::new);
+        let bytes = plain(from.mac(), to.mac(), 1514);
+        let flood = plain(flooder.mac(), [0xff; 6], len);
+        let (start, mut got) = (Instant::now(), [0; 2]);
+        while start.elapsed() < BEFORE + MEASURED {
+            fill(&mut from, 0, &bytes);
+            fill(&mut flooder, 0, &flood);
+            let is_counted = start.elapsed() > BEFORE;
+            to.rx[0].recv(256, |_, frame| {
+                let sender = usize::from(frame[6..12] == flooder.mac());
+                got[sender] += if is_counted { frame.len() } else { 0 };
+            });
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        d.counters().balance();
+        d.stop();
+        println!("{rate}, floods of {len} bytes: bytes of who may wait and of who floods {got:?}");
+        assert!(got.iter().all(|part| part * 8 >= got.iter().sum()), "{rate} {len}: {got:?}");
+    }
+}
+
 /// A worker whose only sources wait for a rate sleeps. At 1 Gbit/s it forwards 82,000 frames a
 /// second besides, and may spin for the next ones, within the budget of spinning.
 #[test]

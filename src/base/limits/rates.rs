@@ -24,9 +24,13 @@ pub const RATE_BURST_PACKETS: u64 = super::BURST_FRAMES as u64;
 pub const RATE_BURST_NANOS: u64 = 10_000_000;
 
 /// Tuning: by so much of the rate a port may exceed its burst, as a worker may come so late to
-/// frames that wait; and once more where frames cannot wait, which are dropped while others' have
-/// the rate. In the first second that makes a hundredth, or two.
+/// frames that wait. In the first second that makes a hundredth.
 pub const RATE_LATE_NANOS: u64 = 10_000_000;
+
+/// Tuning: frames that cannot wait may exceed that by so much of the rate, as they are dropped
+/// while others' frames have the rate. Much less than [`RATE_QUEUE_NANOS`]: beside a sender that
+/// floods, frames that can wait have to be able to book.
+pub const RATE_NO_WAIT_NANOS: u64 = 2_500_000;
 
 /// Tuning: frames that wait for a rate get so much of it at a time, or one frame, before others
 /// have their turn.

@@ -411,6 +411,25 @@ impl HeldUp {
     }
 }
 
+/// Frames that cannot wait leave frames that can wait, but not for long, their turn.
+#[test]
+fn who_can_wait_for_a_while_is_not_shut_out_by_those_who_cannot() {
+    let second = 1_000_000_000;
+    for (rate, bytes) in [(10_000_000, 60), (10_000_000, 1514), (100_000_000, 60)] {
+        let mut meter = meter(second, bits(rate), 0);
+        let mut one = HeldUp::new(|_| frame(1514), |_, passed| passed, LONGEST[1]);
+        for now in (0..10 * second).step_by(second as usize / 10_000) {
+            meter.admit(std::iter::repeat_n(frame(bytes), 64), None, false, now);
+            if one.sender.at <= now {
+                one.sender.at = now;
+                one.look(&mut meter, &mut Random(5));
+            }
+        }
+        let (sent, due) = (one.sender.sent.bytes, 10 * rate / 8);
+        assert!(sent >= due / 8, "{rate} {bytes}: {sent} of {due}");
+    }
+}
+
 /// No more than the rate and a burst pass. A sender of short and long frames may get less than the
 /// rate of its own port: short frames that were given back wait with a long frame behind them.
 #[test]
