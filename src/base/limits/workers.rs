@@ -86,7 +86,7 @@ pub const RETRY_NANOS: u64 = 1_000_000;
 /// of `epoll_wait`.
 pub const SHORTEST_SLEEP_NANOS: u64 = 1_000_000;
 
-/// Descriptors of a transmit ring whose completion may wait for the next signal to receive; the
+/// Descriptors of a transmit ring whose completion may wait for another signal of its guest; the
 /// driver stops at a full ring.
 pub const TX_COALESCED_SLOTS: u32 = 32;
 
@@ -94,9 +94,12 @@ pub const TX_COALESCED_SLOTS: u32 = 32;
 /// millisecond; its receivers acknowledge every second to fifth packet.
 pub const TX_COALESCED_BYTES: u64 = 4 * BURST_BYTES as u64;
 
-/// How long that signal waits: one tick of `epoll_wait`; acknowledgements of a TCP stream come
-/// sooner.
+/// How long a worker holds such a signal: one tick of `epoll_wait`; acknowledgements of a TCP
+/// stream come sooner.
 pub const TX_COALESCED_NANOS: u64 = 1_000_000;
+
+/// Signals that a worker holds; the next ones do not wait.
+pub const MAX_HELD_SIGNALS: usize = 64;
 
 /// Senders a receive ring tells apart when it has too few buffers for all; 40 bytes each. Ports
 /// whose numbers are equal modulo it share a part.

@@ -1,19 +1,22 @@
 //! The signals a worker owes to guests.
 //!
 //! Noted while rings are locked, sent at the end of the turn, once per ring: a write that wakes a
-//! thread costs about 9 µs, and nothing that may sleep happens under a lock. Some are owed for
-//! later: those of transmit rings that are coalesced (`port::moderation`), and those of a port to
-//! which they are expensive (`guard::signal_cost`).
+//! thread costs about 9 µs, and nothing that may sleep happens under a lock. Two kinds wait: those
+//! that transmit rings need for little (`held`), and those of a port to which they are expensive
+//! (`guard::signal_cost`).
+
+mod held;
 
 use std::cmp::Reverse;
 use std::sync::{Arc, Weak};
 
+use self::held::HeldSignals;
 use crate::events::{What, reason};
 use crate::guard::{SignalResult, SignalSlot, Took};
-use crate::port::moderation::{Completed, Notify};
+use crate::port::moderation::Completed;
 use crate::port::{Eviction, Port, PortTable, Tx, TxState, Vring};
 use crate::ring::{CallFd, RingError};
-use base::limits::{SENDERS_NANOS, SHORTEST_SLEEP_NANOS, TX_COALESCED_NANOS};
+use base::limits::{SENDERS_NANOS, SHORTEST_SLEEP_NANOS};
 use base::stats::{QueueStats, WorkerStats};
 use switch::PortId;
 use sys::clock;
@@ -22,12 +25,12 @@ use sys::clock;
 pub struct Signals {
     worker: usize,
     turn: u64,
-    /// Those of this turn, with the cycles that sending each took.
-    pending: Vec<(PortId, Arc<CallFd>, u64)>,
-    /// Those for later.
-    owed: Vec<Owed>,
-    /// How long a signal is coalesced at most, in cycles.
-    longest: u64,
+    /// Those of this turn.
+    pending: Pending,
+    /// Those of transmit rings that wait for another signal of their guests.
+    held: HeldSignals,
+    /// Those of ports to which signals are expensive.
+    paced: Vec<PacedSignal>,
     /// Signals not wanted in this turn.
     suppressed: u64,
     /// Rings that broke and were not reported.
@@ -36,29 +39,12 @@ pub struct Signals {
     senders: Senders,
 }
 
-/// A signal for later. A descriptor that is replaced or closed meanwhile is not signalled any more:
-/// its session signals the next one.
-struct Owed {
+/// A signal that its port may have from cycle `due` on. A descriptor that is replaced or closed
+/// meanwhile is not signalled any more: its session signals the next one.
+struct PacedSignal {
     port: PortId,
     call: Weak<CallFd>,
-    /// The cycle from which on it is sent.
     due: u64,
-    /// Of a transmit ring that is coalesced: it is sent with the next signal of the guest's receive
-    /// rings, which had so many when it was noted.
-    with_rx: Option<u32>,
-}
-
-impl Owed {
-    /// True if it signals this descriptor.
-    fn is_for(&self, call: &Arc<CallFd>) -> bool {
-        std::ptr::eq(self.call.as_ptr(), Arc::as_ptr(call))
-    }
-
-    /// True if it is to be sent at cycle `now`.
-    fn is_due(&self, ports: &PortTable, now: u64) -> bool {
-        let received = || ports.guest(self.port).map(|(_, guest)| guest.received());
-        now >= self.due || self.with_rx.is_some_and(|before| received() != Some(before))
-    }
 }
 
 /// Who may owe a signal, as far as is known.
@@ -112,8 +98,8 @@ impl Signals {
             worker,
             turn: 0,
             pending: Vec::new(),
-            owed: Vec::new(),
-            longest: clock::cycles_in(TX_COALESCED_NANOS),
+            held: HeldSignals::default(),
+            paced: Vec::new(),
             suppressed: 0,
             broken: Vec::new(),
             slot,
@@ -174,7 +160,7 @@ impl Signals {
         self.senders.now |= 1 << (id % 64);
     }
 
-    /// Notes what a completed burst of a transmit ring calls for.
+    /// Notes a completed burst of a transmit ring, whose driver may want a signal.
     #[inline(always)]
     pub fn note_sent(
         &mut self,
@@ -185,45 +171,50 @@ impl Signals {
     ) {
         self.note_sender(id);
         let TxState { vring, side: Tx { moderation, .. }, .. } = state;
-        let forward = moderation.is_over(&burst) && self.bring_forward(vring);
-        match moderation.completed(&burst) {
-            Notify::Nothing => self.note(id, false, vring, stats),
-            // One is sent at the end of this turn, which is about this burst too.
-            _ if forward => {}
-            Notify::Now if self.bring_forward(vring) => {}
-            Notify::Now => self.note(id, true, vring, stats),
-            Notify::Later => {
-                // Woken in this turn anyhow: now is as good.
-                let woken = self.pending.iter().any(|(port, ..)| *port == id);
-                match &vring.call {
-                    Some(call) if !woken => {
-                        let due = moderation.hold(&burst, self.longest);
-                        let (call, with_rx) = (Arc::downgrade(call), Some(burst.received));
-                        self.owed.push(Owed { port: id, call, due, with_rx });
-                        stats.signals.add(1);
-                    }
-                    _ => {
-                        moderation.release();
-                        self.note(id, true, vring, stats);
-                    }
-                }
-            }
+        let is_much = moderation.add(&burst);
+        if burst.wanted || (is_much && moderation.is_held()) {
+            self.note_wanted(id, &burst, is_much, state, stats);
+        } else {
+            self.note(id, false, vring, stats);
         }
     }
 
-    /// Has the coalesced signal of a ring sent at the end of this turn; false if there is none.
-    #[inline(always)]
-    fn bring_forward(&mut self, vring: &mut Vring) -> bool {
-        !self.owed.is_empty() && self.find_and_bring_forward(vring)
-    }
-
-    fn find_and_bring_forward(&mut self, vring: &mut Vring) -> bool {
-        let Some(call) = &vring.call else { return false };
-        let mut coalesced = self.owed.iter_mut().filter(|owed| owed.with_rx.is_some());
-        let Some(owed) = coalesced.find(|owed| owed.is_for(call)) else { return false };
-        owed.due = 0;
-        vring.signalled = (self.worker + 1, self.turn);
-        true
+    /// Has the driver signalled at the end of this turn if it `is_much` that was completed, else
+    /// holds the signal.
+    fn note_wanted(
+        &mut self,
+        id: PortId,
+        burst: &Completed,
+        is_much: bool,
+        state: &mut TxState,
+        stats: &QueueStats,
+    ) {
+        let TxState { vring, side: Tx { moderation, .. }, .. } = state;
+        let Some(call) = &vring.call else { return self.note(id, false, vring, stats) };
+        let is_held = self.held.holds(call);
+        // A signal that is held no longer was sent: completed since is this burst.
+        let is_sent = !is_held && moderation.release();
+        let is_much = if is_sent { moderation.add(burst) } else { is_much };
+        let pays = moderation.pays(burst.received, is_sent);
+        if is_held && (is_much || !pays) {
+            self.held.release(call);
+            moderation.release();
+            vring.signalled = (self.worker + 1, self.turn);
+            add(&mut self.pending, id, Arc::clone(call));
+        } else if burst.wanted && !is_held {
+            // A guest that is woken in this turn anyhow is signalled with that.
+            let is_woken = || self.pending.iter().any(|(port, ..)| *port == id);
+            let may_wait = !is_much && pays && !is_woken();
+            if may_wait && self.held.hold(id, call, burst.received) {
+                moderation.hold();
+                stats.signals.add(1);
+            } else {
+                moderation.release();
+                self.note(id, true, vring, stats);
+            }
+        } else if !burst.wanted {
+            self.note(id, false, vring, stats);
+        }
     }
 
     /// True while a paced signal is due before the end of the shortest sleep there is, from cycle
@@ -231,19 +222,20 @@ impl Signals {
     #[inline(always)]
     pub fn due_soon(&self, now: u64) -> bool {
         let soon = || now.saturating_add(clock::cycles_in(SHORTEST_SLEEP_NANOS));
-        self.owed.iter().any(|owed| owed.with_rx.is_none() && owed.due < soon())
+        self.paced.iter().any(|paced| paced.due < soon())
     }
 
-    /// The cycle at which the first signal for later is due; none if there is none.
+    /// The cycle at which the first signal that waits is due; none if there is none.
     pub fn due(&self) -> Option<u64> {
-        self.owed.iter().map(|owed| owed.due).min()
+        self.paced.iter().map(|paced| paced.due).chain(self.held.due()).min()
     }
 
     /// Forgets what is owed to ports that `stays` says no to: their rings have stopped.
     #[cold]
     pub fn forget(&mut self, stays: impl Fn(PortId) -> bool) {
         self.pending.retain(|(id, ..)| stays(*id));
-        self.owed.retain(|one| stays(one.port));
+        self.held.forget(&stays);
+        self.paced.retain(|paced| stays(paced.port));
         self.broken.retain(|one| stays(one.port));
     }
 
@@ -276,14 +268,17 @@ impl Signals {
     /// turn of cycle `now`, by which the rings judge as well what is sent by now.
     #[inline]
     pub fn flush(&mut self, ports: &PortTable, stats: &WorkerStats, now: u64) {
-        if !self.owed.is_empty() {
-            self.take_due(ports, now);
+        if !self.held.is_empty() {
+            self.held.take_due(ports, now, &mut self.pending);
+        }
+        if !self.paced.is_empty() {
+            self.take_due(now);
         }
         let mut cycles = 0;
         for at in 0..self.pending.len() {
             let (id, call, spent) = &mut self.pending[at];
             if call.waits() {
-                pace(&mut self.owed, *id, call);
+                pace(&mut self.paced, *id, call);
                 continue;
             }
             let sent = self.slot.signal(call);
@@ -333,24 +328,23 @@ impl Signals {
         }
     }
 
-    /// Adds the signals that are due to those of this turn. Ports that nothing is held against come
-    /// first, as they shall not wait for the others; of these the most suspicious one, which is the
-    /// only one of its port if it is slow again, and may be the last. Of one port the one that has
-    /// waited longest comes first.
+    /// Adds the paced signals that are due to those of this turn. Ports that nothing is held
+    /// against come first, as they shall not wait for the others; of these the most suspicious
+    /// one, which is the only one of its port if it is slow again, and may be the last. Of one port
+    /// the one that has waited longest comes first.
     #[inline(never)]
-    fn take_due(&mut self, ports: &PortTable, now: u64) {
+    fn take_due(&mut self, now: u64) {
         let pending = &mut self.pending;
-        let mut paced = false;
-        self.owed.retain(|owed| {
-            let Some(call) = owed.call.upgrade() else { return false };
-            let due = owed.is_due(ports, now);
-            if due && !pending.iter().any(|(_, other, _)| Arc::ptr_eq(other, &call)) {
-                pending.push((owed.port, call, 0));
-                paced |= owed.with_rx.is_none();
+        let before = self.paced.len();
+        self.paced.retain(|paced| {
+            let Some(call) = paced.call.upgrade() else { return false };
+            let is_due = now >= paced.due;
+            if is_due {
+                add(pending, paced.port, call);
             }
-            !due
+            !is_due
         });
-        if paced {
+        if self.paced.len() < before {
             pending.sort_by_cached_key(|(_, call, _)| call.suspicion().map(Reverse));
         }
     }
@@ -361,13 +355,28 @@ impl Signals {
     }
 }
 
+/// Signals of a turn: whose, and the cycles that sending each took.
+type Pending = Vec<(PortId, Arc<CallFd>, u64)>;
+
+/// Adds a signal to those of a turn, unless it is among them.
+fn add(pending: &mut Pending, port: PortId, call: Arc<CallFd>) {
+    if !pending.iter().any(|(_, other, _)| Arc::ptr_eq(other, &call)) {
+        pending.push((port, call, 0));
+    }
+}
+
+/// True if that is the descriptor that is referred to.
+fn is_same(one: &Weak<CallFd>, call: &Arc<CallFd>) -> bool {
+    std::ptr::eq(one.as_ptr(), Arc::as_ptr(call))
+}
+
 /// Keeps a signal for when its port may be signalled again.
 #[cold]
-fn pace(owed: &mut Vec<Owed>, port: PortId, call: &Arc<CallFd>) {
-    if !owed.iter().any(|owed| owed.with_rx.is_none() && owed.is_for(call)) {
+fn pace(paced: &mut Vec<PacedSignal>, port: PortId, call: &Arc<CallFd>) {
+    if !paced.iter().any(|paced| is_same(&paced.call, call)) {
         let now = clock::cycles();
         let due = now.saturating_add(call.wait_left(now));
-        owed.push(Owed { port, call: Arc::downgrade(call), due, with_rx: None });
+        paced.push(PacedSignal { port, call: Arc::downgrade(call), due });
     }
 }
 
@@ -380,19 +389,4 @@ pub fn evict(port: &Port, session: u64, why: &str) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_sent_lately_is_known_for_a_while() {
-        let mut senders = Senders::default();
-        let span = clock::cycles_in(SENDERS_NANOS);
-        assert_eq!(senders.others(1, 0), 0);
-        senders.now = 0b1110;
-        assert_eq!([senders.others(1, 1), senders.others(0, 2), senders.others(65, 3)], [2, 3, 2]);
-        assert_eq!(senders.others(1, span), 2);
-        assert_eq!(senders.others(1, 2 * span - 1), 2, "not forgotten at once");
-        assert_eq!(senders.others(1, 2 * span), 2);
-        assert_eq!(senders.others(1, 2 * span + 1), 0, "but twice as long after it");
-    }
-}
+mod tests;

@@ -241,10 +241,7 @@ impl Assignment {
             QueueRef::Tx(queue) => queue
                 .quiet_soon()
                 .filter(|state| state.side.gate.discard == Discard::Never)
-                .map(|mut state| {
-                    state.vring.owner = Some(worker);
-                    state.side.moderation.release();
-                }),
+                .map(|mut state| state.vring.owner = Some(worker)),
             QueueRef::Rx(queue) => queue.quiet_soon().map(|mut state| {
                 (state.vring.owner, state.side.stale_kicks) = (Some(worker), counted);
             }),

@@ -193,7 +193,6 @@ impl<'p> Source<'p> for TransmitRing<'p> {
         }
         if let Some(ring) = &mut state.vring.ring {
             let completed = Completed {
-                now: on.time.cycle,
                 wanted: ring.complete(&guard.burst),
                 slots: guard.burst.slots(),
                 bytes: guard.bytes,
