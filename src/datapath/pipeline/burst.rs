@@ -27,6 +27,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::arrival::Arrival;
 use super::backpressure::{self, Backpressure};
 use super::deliver::{Delivery, Room, report_broken};
 use super::flood::{FloodList, Floods};
@@ -46,7 +47,7 @@ use crate::ring::Burst;
 use base::frame::flow_hash;
 use base::limits::{BURST_FRAMES, RETRY_NANOS};
 use base::stats::{DropReason, QueueStats, WorkerStats};
-use switch::{BurstMemo, Fdb, Ingress, Policy, PortId, Rules, SourceMemo, Tick};
+use switch::{BurstMemo, Fdb, Policy, PortId, Rules, SourceMemo, Tick};
 use sys::clock;
 
 /// Where a burst comes from.
@@ -212,59 +213,11 @@ impl Pipeline {
         let mut context = self.context.take().unwrap_or_default();
         let mut guard = BurstGuard::new(&mut context, source.counters());
         let (from, slot) = (source.port(), source.floods());
-        let serviced = match source.take(self, &mut guard) {
+        let next = match source.take(self, &mut guard) {
+            Ok(()) => self.carry(ports, &mut source, guard, stats),
             Err(instead) => {
                 guard.nothing();
                 instead
-            }
-            Ok(()) => {
-                let mut passed = Default::default();
-                if ports.is_limited() {
-                    match self.limit_input(&mut source, &mut guard) {
-                        Ok(all) => passed = all,
-                        Err(next) => {
-                            let next = source.complete(self, guard, stats, next);
-                            self.context = Some(context);
-                            return next;
-                        }
-                    }
-                }
-                if ports.is_observed() {
-                    self.begin_observing(ports, &mut guard);
-                }
-                self.classify(ports, &mut source, &mut guard);
-                if guard.outcomes.are_wanted() {
-                    self.find_mirrored(ports, from.id, &mut guard);
-                }
-                if self.stalls.is_watching() && source.ring().is_some() {
-                    let unsettled = guard.plan.unsettled();
-                    guard.burst.stage(unsettled);
-                }
-                if guard.plan.is_fanned() {
-                    let flooded = guard.plan.flooded_frames();
-                    guard.burst.stage(flooded);
-                }
-                let mut next = self.deliver_or_wait(ports, &mut source, &mut guard, stats);
-                if passed.exceeds(&guard.burst) {
-                    passed.refund_cut(from, &guard.burst);
-                }
-                if guard.waits_for_flood {
-                    next = self.retry();
-                }
-                if !guard.violations.is_empty() {
-                    let kept = guard.burst.frames().len();
-                    guard.violations.count(kept, from);
-                }
-                if let Some(snooping) = ports.snooping() {
-                    let BurstContext { snooped, burst, .. } = &mut *guard;
-                    let now = self.time.tick.second();
-                    snooped.note(snooping, burst, (ports, from), now);
-                }
-                if guard.outcomes.are_wanted() {
-                    self.observe(ports, from, &mut guard, stats);
-                }
-                self.is_at(At::sender(from.id));
-                source.complete(self, guard, stats, next)
             }
         };
         drop(source);
@@ -272,7 +225,84 @@ impl Pipeline {
             self.flood(ports, (from, slot), &mut context, stats);
         }
         self.context = Some(context);
-        serviced
+        next
+    }
+
+    /// Carries a burst that was taken to its receivers, and completes the burst at its source.
+    #[inline(always)]
+    fn carry<'p>(
+        &mut self,
+        ports: &'p PortTable,
+        source: &mut impl Source<'p>,
+        mut guard: BurstGuard<'_>,
+        stats: &WorkerStats,
+    ) -> Next {
+        let mut passed = Default::default();
+        if ports.is_limited() {
+            match self.limit_input(source, &mut guard) {
+                Ok(all) => passed = all,
+                Err(next) => return source.complete(self, guard, stats, next),
+            }
+        }
+        if ports.is_observed() {
+            self.begin_observing(ports, &mut guard);
+        }
+        self.classify(ports, source, &mut guard);
+        self.stage(ports, source, &mut guard);
+        let mut next = self.deliver_or_wait(ports, source, &mut guard, stats);
+        if guard.flood.waits {
+            next = self.retry();
+        }
+        if passed.exceeds(&guard.burst) {
+            passed.refund_cut(source.port(), &guard.burst);
+        }
+        self.report(ports, source.port(), &mut guard, stats);
+        self.is_at(At::sender(source.port().id));
+        source.complete(self, guard, stats, next)
+    }
+
+    /// Copies frames to private memory that observers or floods read later, or whose sender's
+    /// memory may make the worker wait.
+    #[inline(always)]
+    fn stage<'p>(
+        &mut self,
+        ports: &PortTable,
+        source: &mut impl Source<'p>,
+        context: &mut BurstContext,
+    ) {
+        if context.outcomes.are_wanted() {
+            self.find_mirrored(ports, source.port().id, context);
+        }
+        if self.stalls.is_watching() && source.ring().is_some() {
+            let unsettled = context.plan.unsettled();
+            context.burst.stage(unsettled);
+        }
+        if context.plan.is_fanned() {
+            let flooded = context.plan.flooded_frames();
+            context.burst.stage(flooded);
+        }
+    }
+
+    /// Tells guards, groups and observers what became of a burst that was delivered.
+    #[inline(always)]
+    fn report(
+        &mut self,
+        ports: &PortTable,
+        from: &Port,
+        context: &mut BurstContext,
+        stats: &WorkerStats,
+    ) {
+        if !context.violations.is_empty() {
+            let kept = context.burst.frames().len();
+            context.violations.count(kept, from);
+        }
+        if let Some(snooping) = ports.snooping() {
+            let BurstContext { snooped, burst, .. } = &mut *context;
+            snooped.note(snooping, burst, (ports, from), self.time.tick.second());
+        }
+        if context.outcomes.are_wanted() {
+            self.observe(ports, from, context, stats);
+        }
     }
 
     /// Decides about every frame of the burst and plans where it goes.
@@ -283,19 +313,14 @@ impl Pipeline {
         source: &mut impl Source<'p>,
         context: &mut BurstContext,
     ) {
-        let policy = Policy { fdb: &self.fdb, ports, rules: self.rules };
-        let port = source.port();
-        let ingress = Ingress { port: port.id, kind: port.kind() };
+        let policy = &Policy { fdb: &self.fdb, ports, rules: self.rules };
+        let (port, now) = (source.port(), self.time.tick);
         let floods = Floods::new(source.floods(), source.ring().is_some(), self.time.cycle);
-        let (memo, now) = (source.memo(), self.time.tick);
+        let arrival = Arrival { policy, port, source: source.memo(), now };
         match (ports.policy(port.id).screens(), ports.snooping().is_some()) {
-            (false, false) => {
-                context.classify::<false, false>(&policy, port, ingress, memo, floods, now)
-            }
-            (false, true) => {
-                context.classify::<false, true>(&policy, port, ingress, memo, floods, now)
-            }
-            (true, _) => context.classify::<true, true>(&policy, port, ingress, memo, floods, now),
+            (false, false) => context.classify::<false, false>(arrival, floods),
+            (false, true) => context.classify::<false, true>(arrival, floods),
+            (true, _) => context.classify::<true, true>(arrival, floods),
         }
     }
 
@@ -378,22 +403,25 @@ pub struct BurstContext {
     pub snooped: Snooped,
     /// Bytes of the frames that were classified.
     pub bytes: u64,
-    /// The burst's first frame is flooded and waits, as another flood of the source goes on.
-    pub waits_for_flood: bool,
-    /// The frames are a flood's, which were counted, captured and mirrored when they came in.
-    pub is_continued: bool,
-    /// The source's right to a flood of several turns, if the burst needs one.
-    pub permit: Option<FloodPermit>,
+    /// What its floods need.
+    pub flood: FloodState,
     /// Until when it may wait for rings that another worker holds, once it does.
     pub wait_until: Option<Instant>,
     /// What became of its copies, if it is captured.
     pub outcomes: Outcomes,
     /// Room for delivering.
     pub room: Room,
-    /// Room for the beginning of a frame that is captured.
-    pub beginning: Vec<u8>,
-    /// Room for the frames that mirrors shorten; none before it was needed.
-    pub excerpts: Option<Box<Burst>>,
+}
+
+/// How far the floods of a burst are.
+#[derive(Default)]
+pub struct FloodState {
+    /// The burst's first frame is flooded and waits, as another flood of the source goes on.
+    pub waits: bool,
+    /// The frames are a flood's, which were counted, captured and mirrored when they came in.
+    pub is_continued: bool,
+    /// The source's right to a flood of several turns, if the burst needs one.
+    pub permit: Option<FloodPermit>,
 }
 
 /// Flow hashes of a burst's frames, where its source needed them.
@@ -451,7 +479,7 @@ impl<'a> BurstGuard<'a> {
     #[inline(always)]
     pub fn new(context: &'a mut BurstContext, from: &'a QueueStats) -> BurstGuard<'a> {
         (context.bytes, context.wait_until) = (0, None);
-        (context.waits_for_flood, context.is_continued) = (false, false);
+        (context.flood.waits, context.flood.is_continued) = (false, false);
         BurstGuard { context, from }
     }
 

@@ -8,10 +8,12 @@
 //! frames of a burst, if any goes to a port with a limit. A comparison beside each decision cost
 //! every frame 5 of 290 instructions.
 
+use super::arrival::Arrival;
 use super::burst::{BurstContext, bytes_of};
 use super::egress;
 use super::flood::{Added, Floods};
-use super::plan::Scope;
+use super::multicast::Snooped;
+use super::plan::{Plan, Scope};
 use super::screen::{Passage, admit};
 use crate::port::guest::Receivers;
 use crate::port::mtu::NO_LIMIT;
@@ -22,77 +24,75 @@ use base::frame::{MacAddr, flow_hash};
 use base::limits::BURST_FRAMES;
 use base::stats::DropReason;
 use switch::{
-    BurstMemo, Decision, DropCause, Fdb, Flood, Ingress, Learn, Policy, PortPolicy, Reach,
-    ReservedSet, Segment, SourceMemo, Station, Tick,
+    BurstMemo, Decision, DropCause, Fdb, Flood, Ingress, Learn, PortId, PortPolicy, Reach,
+    ReservedSet, Segment, Station,
 };
 use sys::prefetch;
 
-/// Decides about the frames of one burst. Bursts are mostly one stream, so what the frame before
-/// came to is tried first: two comparisons of addresses a frame.
+/// Decides about the frames of one burst. Bursts are mostly one stream, so the addresses of the
+/// frame before are tried first: two comparisons of addresses a frame.
 struct Classifier<'a> {
-    policy: &'a Policy<'a, PortTable>,
-    port: &'a Port,
+    arrival: Arrival<'a>,
     ingress: Ingress,
-    source: &'a mut SourceMemo,
+    /// The rules of the port that sent the burst.
+    rules: &'a PortPolicy,
     memo: &'a mut BurstMemo,
-    now: Tick,
-    /// What is asked of the port, and where the frame before came in.
-    asked: &'a PortPolicy,
-    segment: Segment,
-    /// The tag of the last frame that came in there, and how many came in with another one than
-    /// the frame before.
-    tag: TagBytes,
-    turns: u32,
-    /// Read before the first learning, as the memo's rule demands.
+    /// The table's generation before the first learning, as the memo's rule demands.
     generation: u64,
-    /// Addresses of the last frame that was admitted, and what was decided about it.
+    entry: Entry,
+    /// Addresses of the last frame that was admitted, and what was decided about that frame.
     last: Addresses,
     decision: Decision,
-    /// Receive queues that the decision's port can take frames on.
-    receivers: Receivers<'a>,
+    receiver: Receiver<'a>,
+    exits: Exits,
+}
+
+/// Where the frame before came in.
+struct Entry {
+    segment: Segment,
+    tag: TagBytes,
+    /// Frames of the burst that came in with another tag than the frame before.
+    tag_changes: u32,
+}
+
+/// The receive queues of the port that the last decision names.
+struct Receiver<'a> {
+    queues: Receivers<'a>,
     /// Whether there are several, and the only one if not: all that most frames ask.
-    choice: bool,
+    are_many: bool,
     only: u8,
     /// Flow hashes of the burst, if they are known.
     hashes: Option<&'a [u32; BURST_FRAMES]>,
-    /// The shortest of the longest frames that the ports decided on take.
-    least: u32,
-    /// All of these send frames on with the tags with which they came.
-    keeps_tags: bool,
+}
+
+/// What all ports that the burst's unicast frames go to have in common.
+struct Exits {
+    /// The shortest of the longest frames that the ports take.
+    max_len: u32,
+    /// All ports send frames on with the tags with which the frames came.
+    keep_tags: bool,
 }
 
 impl<'a> Classifier<'a> {
-    /// For a burst from `port`; `now` is the present tick.
     fn new(
-        policy: &'a Policy<'a, PortTable>,
-        port: &'a Port,
-        ingress: Ingress,
-        source: &'a mut SourceMemo,
+        arrival: Arrival<'a>,
         memo: &'a mut BurstMemo,
-        now: Tick,
+        hashes: Option<&'a [u32; BURST_FRAMES]>,
     ) -> Classifier<'a> {
-        let generation = policy.fdb.generation();
-        let asked = policy.ports.policy(ingress.port);
+        let Arrival { policy, port, .. } = &arrival;
+        let ingress = Ingress { port: port.id, kind: port.kind() };
+        let (generation, rules) = (policy.fdb.generation(), policy.ports.policy(port.id));
         Classifier {
-            policy,
-            port,
+            arrival,
             ingress,
-            source,
+            rules,
             memo,
-            now,
-            asked,
-            segment: asked.segment(0),
-            tag: TagBytes::UNKNOWN,
-            turns: 0,
             generation,
+            entry: Entry { segment: rules.segment(0), tag: TagBytes::UNKNOWN, tag_changes: 0 },
             last: Addresses::NONE,
             decision: Decision::Flood(Flood::Group),
-            receivers: Receivers::NONE,
-            choice: false,
-            only: 0,
-            hashes: None,
-            least: NO_LIMIT,
-            keeps_tags: true,
+            receiver: Receiver { queues: Receivers::NONE, are_many: false, only: 0, hashes },
+            exits: Exits { max_len: NO_LIMIT, keep_tags: true },
         }
     }
 
@@ -101,9 +101,9 @@ impl<'a> Classifier<'a> {
     fn decide<const SCREENED: bool>(&mut self, frame: &Frame) -> Result<Decision, DropReason> {
         if SCREENED {
             let tag = frame.tag();
-            if tag != self.tag {
+            if tag != self.entry.tag {
                 self.enter(frame)?;
-                (self.tag, self.turns) = (tag, self.turns + 1);
+                (self.entry.tag, self.entry.tag_changes) = (tag, self.entry.tag_changes + 1);
             }
         }
         let addresses = ethernet::addresses(&frame.snapshot);
@@ -116,13 +116,13 @@ impl<'a> Classifier<'a> {
     /// A frame with another tag than the one before, in a VLAN of its own.
     #[inline(never)]
     fn enter(&mut self, frame: &Frame) -> Result<(), DropReason> {
-        if !self.asked.forwards {
+        if !self.rules.forwards {
             return Err(DropReason::AdminDown);
         }
-        let segment = self.asked.segment(admit(self.asked, frame)?);
-        if segment != self.segment {
+        let segment = self.rules.segment(admit(self.rules, frame)?);
+        if segment != self.entry.segment {
             // The same addresses are others there.
-            (self.segment, self.last) = (segment, Addresses::NONE);
+            (self.entry.segment, self.last) = (segment, Addresses::NONE);
         }
         Ok(())
     }
@@ -130,13 +130,14 @@ impl<'a> Classifier<'a> {
     /// True if a frame is of the same stream as the one before, which was admitted.
     #[inline(always)]
     fn goes_on<const SCREENED: bool>(&self, frame: &Frame) -> bool {
-        ethernet::addresses(&frame.snapshot) == self.last && (!SCREENED || frame.tag() == self.tag)
+        ethernet::addresses(&frame.snapshot) == self.last
+            && (!SCREENED || frame.tag() == self.entry.tag)
     }
 
     /// A frame of another stream than the one before.
     #[inline(never)]
     fn turn_to(&mut self, addresses: Addresses, frame: &Frame) -> Result<(), DropReason> {
-        if !self.asked.forwards {
+        if !self.rules.forwards {
             return Err(DropReason::AdminDown);
         }
         if !addresses.same_source(self.last) {
@@ -147,11 +148,11 @@ impl<'a> Classifier<'a> {
         }
         self.last = addresses;
         if self.decision == Decision::Drop(DropCause::ReservedAddress)
-            && self.asked.passes != ReservedSet::NONE
+            && self.rules.passes != ReservedSet::NONE
         {
             // The next frame for this address may be of another protocol.
             self.last = Addresses::NONE;
-            self.decision = self.policy.decide_reserved(self.ingress, frame.head());
+            self.decision = self.arrival.policy.decide_reserved(self.ingress, frame.head());
         }
         Ok(())
     }
@@ -159,11 +160,11 @@ impl<'a> Classifier<'a> {
     /// Admits and learns a source that is not that of the frame before.
     fn admit(&mut self, from: MacAddr) -> Result<(), DropReason> {
         let (id, generation) = (self.ingress.port, self.generation);
-        let station = Station::new(self.segment, from);
-        if !self.source.covers(station, id, generation, self.now) {
-            let learn =
-                self.policy.admit_source(self.ingress, station, self.now).map_err(reason)?;
-            self.source.note(station, id, generation, self.now, learn);
+        let station = Station::new(self.entry.segment, from);
+        let Arrival { policy, source, now, .. } = &mut self.arrival;
+        if !source.covers(station, id, generation, *now) {
+            let learn = policy.admit_source(self.ingress, station, *now).map_err(reason)?;
+            source.note(station, id, generation, *now, learn);
             self.count(from, learn);
         }
         Ok(())
@@ -171,7 +172,7 @@ impl<'a> Classifier<'a> {
 
     /// Counts a source that was not learned, or that came from another port.
     fn count(&self, from: MacAddr, learn: Learn) {
-        let Port { stats, last_seen, .. } = self.port;
+        let Port { stats, last_seen, .. } = self.arrival.port;
         match learn {
             Learn::Static => {
                 stats.learn_static.add_shared(1);
@@ -195,107 +196,128 @@ impl<'a> Classifier<'a> {
 
     /// Looks up a destination that is not that of the frame before.
     fn resolve(&mut self, to: MacAddr) {
-        let Classifier { policy, ingress, .. } = self;
-        let station = Station::new(self.segment, to);
-        self.decision = self.memo.decide(station, || policy.decide(*ingress, station));
-        if let Decision::Unicast(egress) = self.decision
-            && !policy.ports.policy(egress).forwards
-        {
-            self.decision = Decision::Drop(DropCause::AdminDown);
-        }
-        self.receivers = match self.decision {
-            Decision::Unicast(egress) => match &self.policy.ports[egress].endpoint {
-                Endpoint::Guest(guest) => guest.receivers(),
-                Endpoint::Device(_) => Receivers::NONE,
-            },
-            _ => Receivers::NONE,
-        };
+        let ports = self.arrival.policy.ports;
+        let station = Station::new(self.entry.segment, to);
+        let decide = || self.arrival.policy.decide(self.ingress, station);
+        self.decision = self.memo.decide(station, decide);
+        let mut queues = Receivers::NONE;
         if let Decision::Unicast(egress) = self.decision {
-            let ports = self.policy.ports;
-            self.least = self.least.min(ports[egress].mtu.max_len());
-            let passage = || Passage::new(ports, self.ingress.port, egress);
-            self.keeps_tags &= ports.is_plain() || passage().is_open();
+            if !ports.policy(egress).forwards {
+                self.decision = Decision::Drop(DropCause::AdminDown);
+            } else {
+                if let Endpoint::Guest(guest) = &ports[egress].endpoint {
+                    queues = guest.receivers();
+                }
+                self.exits.add(ports, self.ingress.port, egress);
+            }
         }
-        self.choice = self.receivers.are_many();
-        self.only = self.receivers.any().unwrap_or(0) as u8;
+        self.receiver.turn_to(queues);
+    }
+
+    /// Adds a frame that is flooded.
+    fn flood<const SNOOPED: bool>(
+        &self,
+        (i, frame): (usize, &Frame),
+        flood: Flood,
+        snooped: &mut Snooped,
+        (floods, plan): (&mut Floods<'_>, &mut Plan),
+    ) -> Added {
+        let (Arrival { policy, now, .. }, segment) = (&self.arrival, self.entry.segment);
+        let reach = match flood {
+            Flood::Group if SNOOPED => {
+                snooped.reach(policy.ports.snooping(), frame, i, segment, now.second())
+            }
+            _ => Reach::All,
+        };
+        let scope = Scope { from: self.ingress, segment, flood, reach };
+        floods.add(policy, scope, (i as u8, frame.len as usize), plan)
+    }
+}
+
+impl<'a> Receiver<'a> {
+    #[inline(always)]
+    fn turn_to(&mut self, queues: Receivers<'a>) {
+        self.queues = queues;
+        self.are_many = queues.are_many();
+        self.only = queues.any().unwrap_or(0) as u8;
     }
 
     /// The receive queue for unicast frame `index` of the burst; 0 for a TAP, and where nothing can
-    /// take it, which the delivery then finds and counts.
+    /// take the frame, which the delivery then finds and counts.
     #[inline(always)]
     fn queue(&mut self, index: usize, frame: &Frame) -> u8 {
-        if self.choice { self.choose(index, frame) } else { self.only }
+        if self.are_many { self.choose(index, frame) } else { self.only }
     }
 
     #[inline(never)]
     fn choose(&mut self, index: usize, frame: &Frame) -> u8 {
         let known = self.hashes.map(|hashes| hashes[index]);
         let hash = || known.unwrap_or_else(|| flow_hash(&frame.snapshot));
-        self.receivers.choose(hash).unwrap_or(0) as u8
+        self.queues.choose(hash).unwrap_or(0) as u8
+    }
+}
+
+impl Exits {
+    /// Adds the port `to`, to which frames of port `from` go.
+    #[inline(always)]
+    fn add(&mut self, ports: &PortTable, from: PortId, to: PortId) {
+        self.max_len = self.max_len.min(ports[to].mtu.max_len());
+        self.keep_tags &= ports.is_plain() || Passage::new(ports, from, to).is_open();
     }
 }
 
 impl BurstContext {
-    /// Admits, learns and decides every frame of the burst; fills the plan. May cut the burst. Its
+    /// Admits, learns and decides every frame of the burst; fills the plan. May cut the burst. The
     /// loop has all registers to itself: inlined it took 2 % more instructions a frame. `SCREENED`
     /// for a port whose frames are looked at one by one, `SNOOPED` where groups may be limited:
     /// what is not needed costs nothing.
     #[inline(never)]
     pub fn classify<const SCREENED: bool, const SNOOPED: bool>(
         &mut self,
-        policy: &Policy<'_, PortTable>,
-        port: &Port,
-        ingress: Ingress,
-        source: &mut SourceMemo,
+        arrival: Arrival<'_>,
         mut floods: Floods<'_>,
-        now: Tick,
     ) {
-        let BurstContext { burst, plan, memo, flows, outcomes, violations, snooped, .. } = self;
+        let BurstContext { burst, plan, memo, flows, violations, snooped, .. } = self;
         memo.start_burst();
-        let asked = policy.ports.policy(ingress.port);
+        let (Arrival { policy, port, now, .. }, first) = (&arrival, arrival.port.id);
+        let (policy, rules) = (*policy, policy.ports.policy(first));
         // Before anything is learned from them.
-        let refused = match &asked.security {
-            Some(rules) if SCREENED && asked.forwards => violations.find(burst, rules, port, now),
+        let refused = match &rules.security {
+            Some(security) if SCREENED && rules.forwards => {
+                violations.find(burst, security, port, *now)
+            }
             _ => 0,
         };
         let barred = refused | if SNOOPED { snooped.find(burst, policy.ports, port) } else { 0 };
-        let mut classifier = Classifier::new(policy, port, ingress, source, memo, now);
+        let mut classifier = Classifier::new(arrival, memo, flows.take());
         if policy.fdb.is_large() && !SCREENED {
-            fetch_entries(policy.fdb, burst.frames(), classifier.segment);
+            fetch_entries(policy.fdb, burst.frames(), classifier.entry.segment);
         }
-        classifier.hashes = flows.take();
         let mut cut = None;
         // The frame before may go on as a stretch: frames with its addresses go where it does.
         let mut stretch = false;
         for (i, frame) in burst.frames().iter().enumerate() {
+            let is_barred = (SCREENED || SNOOPED) && barred >> i & 1 != 0;
             if stretch {
-                let is_barred = (SCREENED || SNOOPED) && barred >> i & 1 != 0;
                 if classifier.goes_on::<SCREENED>(frame) && !is_barred {
                     continue;
                 }
                 plan.stretch(i as u8);
                 stretch = false;
             }
-            if (SCREENED || SNOOPED) && barred >> i & 1 != 0 {
+            if is_barred {
                 plan.drop(i as u8, snooped.refused(i, refused));
                 continue;
             }
             match classifier.decide::<SCREENED>(frame) {
                 Ok(Decision::Unicast(egress)) => {
-                    plan.unicast(i as u8, egress, classifier.queue(i, frame));
-                    stretch = !classifier.choice;
+                    plan.unicast(i as u8, egress, classifier.receiver.queue(i, frame));
+                    stretch = !classifier.receiver.are_many;
                 }
                 Ok(Decision::Flood(flood)) => {
-                    let segment = classifier.segment;
-                    let reach = match flood {
-                        Flood::Group if SNOOPED => {
-                            snooped.reach(policy.ports.snooping(), frame, i, segment, now.second())
-                        }
-                        _ => Reach::All,
-                    };
-                    let scope = Scope { from: ingress, segment, flood, reach };
-                    let frame = (i as u8, frame.len as usize);
-                    if floods.add(policy, scope, frame, plan) == Added::Waits {
+                    let lists = (&mut floods, &mut *plan);
+                    let added = classifier.flood::<SNOOPED>((i, frame), flood, snooped, lists);
+                    if added == Added::Waits {
                         cut = Some(i);
                         break;
                     }
@@ -308,15 +330,28 @@ impl BurstContext {
             plan.stretch(burst.frames().len() as u8);
         }
         plan.close();
-        let Classifier { least, keeps_tags, turns, .. } = classifier;
-        burst.are_alike = SCREENED && turns < 2;
-        if least < NO_LIMIT || !keeps_tags {
-            let least = if keeps_tags { least } else { 0 };
-            egress::limit_runs(burst, plan, (ingress.port, policy.ports), least, outcomes);
+        let Classifier { exits, entry, .. } = classifier;
+        burst.are_alike = SCREENED && entry.tag_changes < 2;
+        self.flood.permit = floods.permit;
+        self.end_classification(policy.ports, first, &exits, cut);
+    }
+
+    /// Ends the classification of a burst from port `from` whose frames from `cut` on wait.
+    #[inline(always)]
+    fn end_classification(
+        &mut self,
+        ports: &PortTable,
+        from: PortId,
+        exits: &Exits,
+        cut: Option<usize>,
+    ) {
+        let BurstContext { burst, plan, outcomes, .. } = self;
+        if exits.max_len < NO_LIMIT || !exits.keep_tags {
+            let max_len = if exits.keep_tags { exits.max_len } else { 0 };
+            egress::limit_runs(burst, plan, (from, ports), max_len, outcomes);
         }
-        self.permit = floods.permit;
         if let Some(at) = cut {
-            self.waits_for_flood = at == 0;
+            self.flood.waits = at == 0;
             self.burst.cut(at);
         }
         self.bytes = bytes_of(&self.burst);

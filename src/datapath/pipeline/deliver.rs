@@ -85,6 +85,10 @@ pub struct Room {
     pub scratch: RxScratch,
     /// For frames to a device.
     pub batch: FrameBatch,
+    /// For the beginning of a frame that is captured.
+    pub beginning: Vec<u8>,
+    /// For the frames that mirrors shorten; none before it was needed.
+    pub excerpts: Option<Box<Burst>>,
 }
 
 /// What delivering needs besides the burst.

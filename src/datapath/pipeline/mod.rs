@@ -15,6 +15,7 @@
 //! * [`signals`] the signals owed to guests;
 //! * [`stalls`] whose memory the worker is at, and whose made it wait.
 
+mod arrival;
 pub mod backpressure;
 pub mod burst;
 pub mod classify;

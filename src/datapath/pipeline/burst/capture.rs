@@ -41,17 +41,17 @@ impl Pipeline {
         (outcomes, lost, may_look): (&[Outcome], u64, bool),
         context: &mut BurstContext,
     ) {
-        let BurstContext { burst, plan, beginning, is_continued, .. } = context;
+        let BurstContext { burst, plan, room, flood, .. } = context;
         let (time, direction) = (clock::wall_nanos(), Direction::In);
         let (now, captures) = (clock::monotonic_nanos(), ports.captures().count());
         let longest = ports.captures().map(Capture::reads).max().unwrap_or(0);
-        beginning.resize(beginning.len().max(longest), 0);
-        let bytes = &mut beginning[..longest];
+        room.beginning.resize(room.beginning.len().max(longest), 0);
+        let bytes = &mut room.beginning[..longest];
         for capture in ports.captures() {
             let mut leaving = capture.open(self.worker, now, captures);
             leaving.lose(lost);
             if !(may_look && leaving.may_look()) {
-                leaving.lose(wanted(capture, from, outcomes, (burst, plan, *is_continued)));
+                leaving.lose(wanted(capture, from, outcomes, (burst, plan, flood.is_continued)));
                 continue;
             }
             let (mut drops, mut behind) = (plan.drops().peekable(), outcomes);
@@ -69,7 +69,7 @@ impl Pipeline {
                     ..came
                 });
                 let wants = |packet: &Packet| capture.wants(packet.port, packet.dropped);
-                let came = once(came).filter(|_| !*is_continued);
+                let came = once(came).filter(|_| !flood.is_continued);
                 let mut wanted = came.chain(went).filter(wants).peekable();
                 if wanted.peek().is_none() {
                     continue;
@@ -84,7 +84,7 @@ impl Pipeline {
                 }
             }
             // Of what was no frame there is nothing to look at.
-            for reason in burst.rejected().filter(|_| !*is_continued) {
+            for reason in burst.rejected().filter(|_| !flood.is_continued) {
                 let dropped = Some(reason);
                 if !capture.wants(from, dropped) {
                     continue;

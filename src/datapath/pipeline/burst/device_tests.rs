@@ -51,8 +51,8 @@ impl Lab {
 
     /// With a limit to what comes of its TAP.
     fn limited(input: Limit) -> Lab {
-        let up = Port::device(0, "up", DevicePort::tap("up", 1))
-            .limited([input, Limit::default()], FloodLimits::default());
+        let up = Port::device(0, "up", DevicePort::tap("up", 1));
+        up.rates.set([input, Limit::default()], FloodLimits::default());
         let guests = (1..=GUESTS as PortId).map(|id| Port::guest(id, &id.to_string(), 1));
         let ports: PortTable = std::iter::once(up).chain(guests).map(Arc::new).collect();
         let fake = Fake::new(Transfer::WouldBlock);

@@ -45,7 +45,7 @@ impl Pipeline {
         stats: &WorkerStats,
     ) {
         self.serve(ports, (from, slot), context, stats);
-        let permit = context.permit.take().map(Arc::new);
+        let permit = context.flood.permit.take().map(Arc::new);
         for (fan, next) in context.plan.unserved() {
             let (frames, scope) = (context.burst.keep(fan.frames()), fan.scope());
             let (slot, permit) = (slot.cloned(), permit.clone());
@@ -104,7 +104,7 @@ impl Pipeline {
         self.is_at(At::NOTHING);
         let unsettled = Unsettled { context, from };
         let context = &mut *unsettled.context;
-        context.is_continued = true;
+        context.flood.is_continued = true;
         if ports.is_observed() {
             context.outcomes.begin();
             self.find_mirrored(ports, from.id, context);

@@ -255,7 +255,11 @@ fn a_flood_to_few_ports_is_made_at_once() {
 #[test]
 fn the_receivers_of_all_floods_count() {
     let policy = |id| PortPolicy { flood_unknown: usize::from(id) % 2 == 0, ..PortPolicy::PLAIN };
-    let port = |id: PortId| Port::guest(id, &id.to_string(), 1).asked(policy(id));
+    let port = |id: PortId| {
+        let port = Port::guest(id, &id.to_string(), 1);
+        port.policy.set(policy(id));
+        port
+    };
     let all = FLOOD_RECEIVERS;
     let mut lab = Lab::with((0..=all as PortId).map(port));
     lab.send(&frame(ALL, 1, 60));
@@ -505,9 +509,9 @@ fn storm_control_is_asked_once() {
     let rate = Rate { bits: 0, packets: 1 };
     let two = Limit { rate, burst: Size { bytes: 0, packets: 2 } };
     let storm = [two, Limit::default(), Limit::default()];
-    let sender = Port::guest(0, "0", 1)
-        .asked(PortPolicy { limits_floods: true, ..PortPolicy::PLAIN })
-        .limited([Limit::default(); 2], storm);
+    let sender = Port::guest(0, "0", 1);
+    sender.policy.set(PortPolicy { limits_floods: true, ..PortPolicy::PLAIN });
+    sender.rates.set([Limit::default(); 2], storm);
     let others = (1..=MANY as PortId).map(|id| Port::guest(id, &id.to_string(), 1));
     let mut lab = Lab::with(std::iter::once(sender).chain(others));
     (1..=3).for_each(|mark| lab.send(&frame(ALL, mark, 60)));
@@ -523,9 +527,12 @@ fn the_rate_of_each_receiver_holds() {
     let rate = Rate { bits: 0, packets: 1 };
     let one = Limit { rate, burst: Size { bytes: 0, packets: 1 } };
     let last = MANY as PortId;
-    let port = |id: PortId| match id == last {
-        true => Port::guest(id, "last", 1).limited([Limit::default(), one], FloodLimits::default()),
-        false => Port::guest(id, &id.to_string(), 1),
+    let port = |id: PortId| {
+        let port = Port::guest(id, &id.to_string(), 1);
+        if id == last {
+            port.rates.set([Limit::default(), one], FloodLimits::default());
+        }
+        port
     };
     let mut lab = Lab::with((0..=last).map(port));
     (1..=3).for_each(|mark| lab.send(&frame(ALL, mark, 60)));

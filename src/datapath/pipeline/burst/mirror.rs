@@ -47,7 +47,7 @@ impl Pipeline {
         };
         if wanted == 0 && !is_captured {
             context.outcomes.end();
-        } else if wanted != 0 && !self.stalls.is_watching() && !context.is_continued {
+        } else if wanted != 0 && !self.stalls.is_watching() && !context.flood.is_continued {
             context.burst.stage(staged(ports, from, context));
         }
     }
@@ -71,7 +71,7 @@ impl Pipeline {
         }
         let mut places = Places { all: [0; BURST_FRAMES], count: 0 };
         for watch in ports.watches() {
-            if watch.takes_in(from) && !context.is_continued {
+            if watch.takes_in(from) && !context.flood.is_continued {
                 places.of_all(ports, from, watch, &context.burst);
                 context.burst.keep_tags();
                 self.mirror(ports, port, (watch, &places), context, stats);
@@ -96,7 +96,8 @@ impl Pipeline {
         context: &mut BurstContext,
         stats: &WorkerStats,
     ) {
-        let BurstContext { burst, plan, room, wait_until, excerpts, .. } = context;
+        let BurstContext { burst, plan, room, wait_until, .. } = context;
+        let mut excerpts = room.excerpts.take();
         let (mut places, mut burst) = (places.get(), &*burst);
         let all: [u8; BURST_FRAMES] = std::array::from_fn(|at| at as u8);
         if let Some(most) = watch.frames.snaplen {
@@ -111,9 +112,10 @@ impl Pipeline {
         let copies = delivery.mirror(burst, places, &ports[watch.to], plan.spare_run());
         let slow = delivery.slow;
         self.account.forgive(slow);
-        if let Some(excerpt) = excerpts {
+        if let Some(excerpt) = &mut excerpts {
             excerpt.clear();
         }
+        context.room.excerpts = excerpts;
         from.stats.copies.add_shared(copies as u64);
         let counted = &ports.mirror_stats()[watch.place];
         counted.copies.add_shared((copies as u64).saturating_sub(outcomes.drops()));

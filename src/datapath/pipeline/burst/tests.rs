@@ -58,7 +58,8 @@ impl Lab {
         let limits = [[input, Limit::default()], [Limit::default(); 2]];
         let port = |id: PortId| {
             let port = Port::guest(id, &id.to_string(), 1);
-            Arc::new(port.limited(limits[usize::from(id)], FloodLimits::default()))
+            port.rates.set(limits[usize::from(id)], FloodLimits::default());
+            Arc::new(port)
         };
         let ports: PortTable = (0..2).map(port).collect();
         let memory = [Guest::new(), Guest::new()];
