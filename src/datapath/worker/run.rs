@@ -4,6 +4,7 @@ mod polled;
 mod ready;
 mod sleep;
 mod takeover;
+mod turn;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -12,6 +13,7 @@ use std::sync::{Arc, MutexGuard};
 use vmm_sys_util::epoll::EpollEvent;
 
 use self::ready::{Ready, ReadySources};
+use self::turn::Turn;
 use super::handle::{Note, Shared, Token, WorkerHandle};
 use super::kick::receive_kick;
 use super::reserve::Reserves;
@@ -22,7 +24,7 @@ use crate::pipeline::deliver::count_broken;
 use crate::pipeline::signals::Owing;
 use crate::pipeline::stalls::At;
 use crate::port::{Discard, Endpoint, Next, PortTable, Ports, Queue, Tx, TxState};
-use base::limits::{EPOLL_BATCH, SHORTEST_SLEEP_NANOS, TURN_NANOS};
+use base::limits::{EPOLL_BATCH, SHORTEST_SLEEP_NANOS};
 use switch::PortId;
 use sys::clock;
 use sys::logging::never_wait;
@@ -31,43 +33,40 @@ use sys::usage::run_queue_delay_millis;
 
 /// One worker thread.
 pub struct Worker {
-    /// Number of the thread, what other threads see of it, and all threads.
+    /// Number of the thread.
     number: usize,
+    /// What other threads see of it.
     own: Arc<WorkerHandle>,
     reserves: Arc<Reserves>,
     /// The worker whose sources these are: another one for a reserve that works for it.
     handle: Arc<WorkerHandle>,
+    index: usize,
     /// Which ports there are now, and the table that this worker goes by.
     present: Arc<Ports>,
     ports: Arc<PortTable>,
-    index: usize,
-    /// Number of workers.
-    of: usize,
     pipeline: Pipeline,
     spin: SpinPolicy,
     ready: ReadySources,
-    /// Where the next turn starts, so that a turn cut short by time is continued.
-    cursor: usize,
+    inbox: Inbox,
+    turn: Turn,
+}
+
+/// What other threads and the kernel told a worker.
+struct Inbox {
     notes: Vec<Note>,
     /// Kicks of rings whose lock another thread had, to be looked at again.
     kicked: Vec<(Token, bool)>,
-    /// Rings whose signals another thread may owe, and which one.
-    debts: Vec<(PortId, usize)>,
-    owing: Owing,
+    debts: Debts,
     events: Vec<EpollEvent>,
+    /// The worker slept before this turn.
     woken: bool,
-    /// Sources of the last turn that wait for something.
-    waiting: usize,
-    /// Some of them for their receivers.
-    receivers: bool,
-    /// Several sources wanted the last turn: each gets its quantum only.
-    contended: bool,
-    /// … and all of them were throttled.
-    idle: bool,
-    /// The loop's one reading of the cycle counter: when the present iteration began.
-    now: u64,
-    /// [`TURN_NANOS`] in cycles.
-    turn_cycles: u64,
+}
+
+/// Rings whose signals another thread may owe.
+struct Debts {
+    rings: Vec<(PortId, usize)>,
+    /// Which thread.
+    owing: Owing,
 }
 
 impl Worker {
@@ -85,10 +84,9 @@ impl Worker {
             own: Arc::clone(&handle),
             reserves: Arc::clone(reserves),
             handle,
+            index,
             present: Arc::clone(&shared.ports),
             ports: shared.ports.present(),
-            index,
-            of: reserves.workers(),
             pipeline: Pipeline::new(
                 index,
                 Arc::clone(&shared.fdb),
@@ -97,19 +95,14 @@ impl Worker {
             ),
             spin: SpinPolicy::new(shared.poll && is_worker, clock::cycles(), clock::cycles_in),
             ready: ReadySources::default(),
-            cursor: 0,
-            notes: Vec::new(),
-            kicked: Vec::new(),
-            debts: Vec::new(),
-            owing: Owing::Anyone,
-            events: vec![EpollEvent::default(); EPOLL_BATCH],
-            woken: false,
-            waiting: 0,
-            receivers: false,
-            contended: false,
-            idle: false,
-            now: clock::cycles(),
-            turn_cycles: clock::cycles_in(TURN_NANOS),
+            inbox: Inbox {
+                notes: Vec::new(),
+                kicked: Vec::new(),
+                debts: Debts { rings: Vec::new(), owing: Owing::Anyone },
+                events: vec![EpollEvent::default(); EPOLL_BATCH],
+                woken: false,
+            },
+            turn: Turn::new(clock::cycles()),
         };
         worker.pipeline.work_for(index, &worker.handle.floods, false);
         worker
@@ -135,21 +128,21 @@ impl Worker {
     }
 
     fn work(&mut self) {
-        self.now = clock::cycles();
+        self.turn.now = clock::cycles();
         while !self.own.stop.load(Ordering::Relaxed) {
             if self.own.takeover.has_news() {
                 self.update_takeover();
             }
             self.refresh();
             self.take_notes();
-            if !self.kicked.is_empty() {
+            if !self.inbox.kicked.is_empty() {
                 self.retry_kicks();
             }
-            if !self.debts.is_empty() {
+            if !self.inbox.debts.rings.is_empty() {
                 self.settle_debts();
             }
             let found = self.turn();
-            if std::mem::take(&mut self.woken) && !found {
+            if std::mem::take(&mut self.inbox.woken) && !found {
                 self.own.stats.empty_wakeups.add(1);
             }
             let rest = self.after_turn(found);
@@ -157,10 +150,10 @@ impl Worker {
             // tells of its buffers may be another worker's.
             let sleepy = (rest || self.ready.is_empty())
                 && self.spin.may_sleep()
-                && self.ready.len() == self.waiting
+                && self.ready.len() == self.turn.waiting
                 && self.pipeline.floods().is_empty()
-                && !self.pipeline.signals().due_soon(self.now);
-            if !sleepy && self.spin.check_events(self.now) {
+                && !self.pipeline.signals().due_soon(self.turn.now);
+            if !sleepy && self.spin.check_events(self.turn.now) {
                 self.take_events();
             }
             self.account(found);
@@ -178,8 +171,8 @@ impl Worker {
     #[cold]
     fn finish_floods(&mut self) {
         while !self.pipeline.floods().is_empty() {
-            self.now = clock::cycles();
-            self.pipeline.begin_turn(self.now, false, false);
+            self.turn.now = clock::cycles();
+            self.pipeline.begin_turn(self.turn.now, false, false);
             self.go_on_with_floods();
             self.pipeline.end_turn(&self.ports, &self.own.stats);
         }
@@ -196,7 +189,7 @@ impl Worker {
                 let Worker { pipeline, ports, own, .. } = worker;
                 served |= pipeline.go_on(ports, &own.stats);
             });
-            if clock::since(self.now, self.pipeline.end_look()) >= self.turn_cycles {
+            if clock::since(self.turn.now, self.pipeline.end_look()) >= self.turn.longest {
                 break;
             }
         }
@@ -221,7 +214,7 @@ impl Worker {
         let stays = |id| after.agrees(&before, id);
         let source_stays = |token: Token| token.port().is_none_or(stays);
         self.ready.retain(source_stays);
-        self.kicked.retain(|&(token, _)| source_stays(token));
+        self.inbox.kicked.retain(|&(token, _)| source_stays(token));
         self.pipeline.signals().forget(stays);
         self.pipeline.floods().forget_gone(&self.ports);
         self.own.adopted.store(self.ports.serial(), Ordering::Release);
@@ -232,13 +225,13 @@ impl Worker {
     fn after_turn(&mut self, found: bool) -> bool {
         let stats = &self.own.stats;
         if found {
-            if self.spin.found(self.now) {
+            if self.spin.found(self.turn.now) {
                 stats.spins_found.add(1);
             }
             return false;
         }
         if !self.ready.is_empty() && !self.waits_for_time() {
-            match self.spin.next(self.now, run_queue_delay_millis) {
+            match self.spin.next(self.turn.now, run_queue_delay_millis) {
                 Instead::Look => return false,
                 Instead::Arm => self.arm_all(),
                 Instead::GiveUp => {
@@ -253,9 +246,11 @@ impl Worker {
     /// True if all sources wait for a time that a sleep does not miss, which no spin brings nearer.
     #[cold]
     fn waits_for_time(&self) -> bool {
-        let soon = self.now.saturating_add(clock::cycles_in(SHORTEST_SLEEP_NANOS));
+        let soon = self.turn.now.saturating_add(clock::cycles_in(SHORTEST_SLEEP_NANOS));
         let waits = |ready: &Ready| ready.retry_at >= soon;
-        self.waiting == self.ready.len() && !self.receivers && self.ready.iter().all(waits)
+        self.turn.waiting == self.ready.len()
+            && !self.turn.receivers
+            && self.ready.iter().all(waits)
     }
 
     /// Arms every source; those that turn out to have work stay ready.
@@ -277,8 +272,8 @@ impl Worker {
     #[inline]
     fn account(&mut self, found: bool) {
         let now = clock::cycles();
-        let spent = clock::since(self.now, now);
-        self.now = now;
+        let spent = clock::since(self.turn.now, now);
+        self.turn.now = now;
         self.pipeline.stalls().end_turn(spent, now);
         let stats = &self.own.stats;
         if found {
@@ -288,88 +283,62 @@ impl Worker {
         } else {
             stats.idle_cycles.add(spent);
             // Receivers that take frames are waited for in microseconds, which is part of the work.
-            if self.receivers {
+            if self.turn.receivers {
                 self.spin.work(spent);
             }
         }
     }
 
-    /// One pass over the ready sources; true if any had frames.
+    /// One pass over the ready sources; true if any had frames. A pass that is cut short by time is
+    /// continued by the next turn.
     fn turn(&mut self) -> bool {
-        let mut found = false;
-        (self.waiting, self.receivers) = (0, false);
-        let mut working = 0;
-        let mut cut = false;
-        self.pipeline.begin_turn(self.now, self.contended, self.idle);
-        let mut began = self.now;
+        self.pipeline.begin_turn(self.turn.now, self.turn.contended, self.turn.idle);
+        (self.turn.working, self.turn.waiting, self.turn.receivers) = (0, 0, false);
+        let (mut found, mut is_cut, mut began) = (false, false, self.turn.now);
         if !self.pipeline.floods().is_empty() {
             // Floods compete with the sources for the worker's time.
-            (found, working) = (self.go_on_with_floods(), 1);
+            (found, self.turn.working) = (self.go_on_with_floods(), 1);
             began = self.pipeline.end_look();
         }
         for left in (0..self.ready.len()).rev() {
-            if self.cursor >= self.ready.len() {
-                self.cursor = 0;
-            }
-            let Some(&Ready { token, looks, .. }) = self.ready.get(self.cursor) else {
-                break;
-            };
-            let serviced = self.service(token);
-            self.ready[self.cursor].retry_at = match serviced {
-                Next::At(cycle) | Next::Receiver(cycle) => cycle,
-                _ => 0,
-            };
-            let keep = match serviced {
-                Next::More => {
-                    found = true;
-                    working += 1;
-                    self.ready[self.cursor].looks = 0;
-                    true
-                }
-                Next::Last => {
-                    found = true;
-                    working += 1;
-                    self.ready[self.cursor].looks = 0;
-                    self.can_poll(token) || self.arm(token)
-                }
-                Next::Locked | Next::Throttled | Next::Again => {
-                    working += 1;
-                    true
-                }
-                Next::At(_) | Next::Receiver(_) => {
-                    self.waiting += 1;
-                    self.receivers |= matches!(serviced, Next::Receiver(_));
-                    true
-                }
-                Next::Empty => {
-                    self.ready[self.cursor].looks = looks.saturating_add(1);
-                    // Looking at a TAP is a system call; its event tells as well.
-                    (self.can_poll(token) && self.spin.hold(self.now, looks.saturating_add(1)))
-                        || self.arm(token)
-                }
-                Next::Gone => false,
-            };
-            if keep {
-                self.cursor += 1;
+            let Some(token) = self.ready.next() else { break };
+            let next = self.service(token);
+            found |= self.turn.count(next);
+            if self.stays_ready(token, next) {
+                self.ready.pass();
             } else {
-                self.ready.remove(self.cursor);
+                self.ready.remove_next();
             }
             if left == 0 {
                 break;
             }
             let now = self.pipeline.end_look();
-            if found && clock::since(began, now) >= self.turn_cycles {
-                cut = matches!(token, Token::Device(..));
+            if found && clock::since(began, now) >= self.turn.longest {
+                is_cut = matches!(token, Token::Device(..));
                 break;
             }
         }
-        // Throttled ones compete too: a turn in which all do must not forgive what they owe. Nor
-        // must one that a device's long burst ended before it came to the others.
-        self.contended = working > 1 || (cut && self.contended);
-        self.idle = self.contended && !found;
+        self.turn.end(found, is_cut);
         self.pipeline.end_turn(&self.ports, &self.own.stats);
         self.own.stats.turns.add(1);
         found
+    }
+
+    /// True if the source that was just looked at is to be looked at in the next turn, whether an
+    /// event tells of it or not.
+    #[inline(always)]
+    fn stays_ready(&mut self, token: Token, next: Next) -> bool {
+        let looks = self.ready.note(next);
+        match next {
+            Next::More | Next::Locked | Next::Throttled | Next::Again => true,
+            Next::At(_) | Next::Receiver(_) => true,
+            Next::Last => self.can_poll(token) || self.arm(token),
+            // Looking at a TAP is a system call; its event tells as well.
+            Next::Empty => {
+                (self.can_poll(token) && self.spin.hold(self.turn.now, looks)) || self.arm(token)
+            }
+            Next::Gone => false,
+        }
     }
 
     /// Looks at one source. A panic, which would be a bug of ours, is contained: it costs the port
@@ -462,17 +431,17 @@ impl Worker {
 
     /// Takes what sessions asked for.
     fn take_notes(&mut self) {
-        self.handle.take_notes(&mut self.notes);
-        if self.notes.is_empty() {
+        self.handle.take_notes(&mut self.inbox.notes);
+        if self.inbox.notes.is_empty() {
             return;
         }
         // They may be a new port's.
         self.refresh();
         // In their order, as of two announcements the later one counts; and one by one, so that
         // what is left is not lost with one that panics.
-        self.notes.reverse();
+        self.inbox.notes.reverse();
         let (mut announced, mut left) = (self.pipeline.floods().has_own(), Vec::new());
-        while let Some(note) = self.notes.pop() {
+        while let Some(note) = self.inbox.notes.pop() {
             match note {
                 Note::Look(token @ Token::Receive(..)) => {
                     self.contained(token, |worker| worker.kick(token, false));
@@ -505,7 +474,7 @@ impl Worker {
         // Events may be a new port's.
         self.refresh();
         for i in 0..count {
-            match Token::from_bits(self.events[i].data()) {
+            match Token::from_bits(self.inbox.events[i].data()) {
                 Token::Wake => {
                     let _ = self.handle.wake.read();
                 }
@@ -541,7 +510,7 @@ impl Worker {
             state.map(|state| self.wake(receive_kick(port, guest, index, state, kicked)))
         };
         if kept.is_none() {
-            self.kicked.push((token, kicked));
+            self.inbox.kicked.push((token, kicked));
         }
         self.pipeline.is_at(At::NOTHING);
     }
@@ -549,7 +518,7 @@ impl Worker {
     /// Looks again at rings whose lock another thread had when they were kicked.
     #[cold]
     fn retry_kicks(&mut self) {
-        let mut kicked = std::mem::take(&mut self.kicked);
+        let mut kicked = std::mem::take(&mut self.inbox.kicked);
         kicked.sort_unstable_by_key(|(token, _)| token.to_bits());
         kicked.dedup();
         for (token, kicked) in kicked {

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::ops::{Deref, DerefMut};
 
+use crate::port::Next;
 use crate::worker::Token;
 
 /// A source with work, or that lately had some.
@@ -21,9 +22,47 @@ pub(super) struct ReadySources {
     list: Vec<Ready>,
     /// Those of the list: a thousand guests that answer a broadcast are not looked for one by one.
     listed: HashSet<Token>,
+    /// Place of the source that is looked at next: a turn that is cut short is continued there.
+    next: usize,
 }
 
 impl ReadySources {
+    /// The source that is looked at next, after the last one again the first.
+    #[inline(always)]
+    pub fn next(&mut self) -> Option<Token> {
+        if self.next >= self.list.len() {
+            self.next = 0;
+        }
+        Some(self.list.get(self.next)?.token)
+    }
+
+    /// Notes what came of the look at that source; how often in a row it was found empty.
+    #[inline(always)]
+    pub fn note(&mut self, next: Next) -> u32 {
+        let Some(ready) = self.list.get_mut(self.next) else { return 0 };
+        match next {
+            Next::More | Next::Last => ready.looks = 0,
+            Next::Empty => ready.looks = ready.looks.saturating_add(1),
+            _ => {}
+        }
+        ready.retry_at = match next {
+            Next::At(cycle) | Next::Receiver(cycle) => cycle,
+            _ => 0,
+        };
+        ready.looks
+    }
+
+    /// The source behind that one is looked at next.
+    #[inline(always)]
+    pub fn pass(&mut self) {
+        self.next += 1;
+    }
+
+    /// The source waits for its next event, and the one behind it is looked at next.
+    pub fn remove_next(&mut self) {
+        self.remove(self.next);
+    }
+
     /// True if the source is ready.
     pub fn contains(&self, token: Token) -> bool {
         self.listed.contains(&token)

@@ -16,22 +16,22 @@ impl Worker {
         let more = !self.ready.is_empty() && self.listen_behind();
         // From here on no guest's memory is touched.
         self.pipeline.signals().slot().asleep();
-        let asleep = self.now;
+        let asleep = self.turn.now;
         self.own.sleep_state.asleep();
         let timeout = match self.due() {
             _ if more || self.own.takeover.has_news_before_sleep() => 0,
             // A tick too late rather than one too early, after which it would sleep again.
-            Some(due) => millis(clock::time_of(clock::since(self.now, due))),
+            Some(due) => millis(clock::time_of(clock::since(self.turn.now, due))),
             None => -1,
         };
         let events = self.wait_for_events(timeout);
-        self.now = clock::cycles();
+        self.turn.now = clock::cycles();
         self.pipeline.signals().slot().active();
         self.own.sleep_state.awake();
         self.take(events);
-        self.spin.woke(asleep, self.now);
+        self.spin.woke(asleep, self.turn.now);
         self.own.stats.wakeups.add(1);
-        self.woken = true;
+        self.inbox.woken = true;
     }
 
     /// Waits for events, so many milliseconds at most; how many there are.
@@ -44,14 +44,14 @@ impl Worker {
             timeout = 0;
         }
         // An error can only be EINTR; there is nothing to do but come back.
-        self.handle.epoll.wait(timeout, &mut self.events).unwrap_or(0)
+        self.handle.epoll.wait(timeout, &mut self.inbox.events).unwrap_or(0)
     }
 
     /// The cycle at which the first source, kick or signal is to be looked at again.
     fn due(&mut self) -> Option<u64> {
         let ready = self.ready.iter().map(|ready| ready.retry_at).filter(|&cycle| cycle != 0);
-        let retry = || self.now.saturating_add(clock::cycles_in(RETRY_NANOS));
-        let kicked = (!self.kicked.is_empty()).then(retry);
+        let retry = || self.turn.now.saturating_add(clock::cycles_in(RETRY_NANOS));
+        let kicked = (!self.inbox.kicked.is_empty()).then(retry);
         ready.chain(kicked).chain(self.pipeline.signals().due()).min()
     }
 
@@ -65,7 +65,7 @@ impl Worker {
         }
         self.pipeline.is_at(At::NOTHING);
         let now = clock::cycles();
-        self.pipeline.stalls().end_turn(clock::since(self.now, now), now);
+        self.pipeline.stalls().end_turn(clock::since(self.turn.now, now), now);
         more
     }
 

@@ -26,7 +26,7 @@ impl Worker {
     pub(super) fn update_takeover(&mut self) {
         self.end_suspensions();
         let reserves = Arc::clone(&self.reserves);
-        if self.number < self.of {
+        if self.number < self.reserves.workers() {
             if let Some(thread) = reserves.come_back(self.number) {
                 self.begin_work(Owing::Thread(thread));
             }
@@ -60,13 +60,13 @@ impl Worker {
         for ready in self.ready.take() {
             self.handle.look(ready.token);
         }
-        for (token, _) in std::mem::take(&mut self.kicked) {
+        for (token, _) in std::mem::take(&mut self.inbox.kicked) {
             self.handle.look(token);
         }
-        for note in self.notes.drain(..).rev() {
+        for note in self.inbox.notes.drain(..).rev() {
             self.handle.leave(note);
         }
-        self.debts.clear();
+        self.inbox.debts.rings.clear();
         self.own.stats.move_to(&self.handle.takeover.counted);
         self.handle.notify_takeover();
         self.work_for(self.number);
@@ -92,12 +92,12 @@ impl Worker {
     /// thread that worked for it may owe.
     fn begin_work(&mut self, owing: Owing) {
         self.refresh();
-        self.debts.clear();
+        self.inbox.debts.rings.clear();
         for port in self.ports.iter() {
             let rings = port.as_guest().map_or(0, |guest| 2 * guest.tx.len());
-            self.debts.extend((0..rings).map(|ring| (port.id, ring)));
+            self.inbox.debts.rings.extend((0..rings).map(|ring| (port.id, ring)));
         }
-        self.owing = owing;
+        self.inbox.debts.owing = owing;
         self.settle_debts();
         self.look_at_all();
     }
@@ -117,7 +117,7 @@ impl Worker {
                 }
                 Endpoint::Device(device) => {
                     for i in 0..device.queues().len() {
-                        if port.device_worker(i, self.of) == self.index {
+                        if port.device_worker(i, self.reserves.workers()) == self.index {
                             self.ready.mark(Token::Device(port.id, i as u16));
                         }
                     }
@@ -130,8 +130,8 @@ impl Worker {
     /// in the next turn.
     #[cold]
     pub(super) fn settle_debts(&mut self) {
-        let (ports, owing) = (Arc::clone(&self.ports), self.owing);
-        let mut debts = std::mem::take(&mut self.debts);
+        let (ports, owing) = (Arc::clone(&self.ports), self.inbox.debts.owing);
+        let mut debts = std::mem::take(&mut self.inbox.debts.rings);
         debts.retain(|&(id, ring)| {
             let queue = ports.get(id).and_then(Port::as_guest).and_then(|guest| guest.queue(ring));
             let signals = self.pipeline.signals();
@@ -146,7 +146,7 @@ impl Worker {
             }
             .is_none()
         });
-        self.debts = debts;
+        self.inbox.debts.rings = debts;
     }
 
     /// This thread goes on: the ports whose memory it waited for are no longer kept apart, and the

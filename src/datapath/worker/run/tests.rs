@@ -74,10 +74,10 @@ fn is_served_later<Side: Default>(
         drop(held);
         worker.expect("the worker waits for the ring's lock")
     });
-    assert_eq!(worker.kicked, [(token, true)]);
+    assert_eq!(worker.inbox.kicked, [(token, true)]);
     assert!(worker.ready.is_empty());
     worker.retry_kicks();
-    assert!(worker.kicked.is_empty());
+    assert!(worker.inbox.kicked.is_empty());
     assert_eq!((worker.ready.len(), queue.stats.kicks.get()), (ready, 1));
 }
 
@@ -110,7 +110,7 @@ fn nothing_is_left_of_a_port_that_is_gone_or_another_one() {
     worker.refresh();
     for id in 0..4 {
         worker.ready.mark(Token::Transmit(id, 0));
-        worker.kicked.push((Token::Receive(id, 0), true));
+        worker.inbox.kicked.push((Token::Receive(id, 0), true));
     }
     let handle = Arc::clone(&worker.handle);
     let adopted = || handle.adopted.load(Ordering::Acquire);
@@ -122,7 +122,7 @@ fn nothing_is_left_of_a_port_that_is_gone_or_another_one() {
     assert_eq!(adopted(), last);
     assert_eq!(tokens(&worker), [Token::Transmit(0, 0), Token::Transmit(3, 0)]);
     let kicked = [Token::Receive(0, 0), Token::Receive(3, 0)];
-    assert_eq!(worker.kicked, kicked.map(|token| (token, true)));
+    assert_eq!(worker.inbox.kicked, kicked.map(|token| (token, true)));
 }
 
 /// A flood without frames, which lasts for one part.
@@ -140,10 +140,10 @@ fn floods_leave_the_sources_their_turn() {
         fake.queue(&broadcast());
     }
     (0..100_000).for_each(|_| worker.pipeline.floods().push(empty_flood()));
-    worker.now = clock::cycles();
+    worker.turn.now = clock::cycles();
     assert!(worker.turn() && !worker.pipeline.floods().is_empty());
     assert_eq!([1, 2].map(|id| input(&worker, id).frames.get()), [1, 1]);
-    assert!(worker.contended);
+    assert!(worker.turn.contended);
 }
 
 /// A reserve finds the floods of its worker, and leaves them when that is back.
@@ -197,7 +197,7 @@ fn with_devices() -> (Worker, [Arc<Fake>; 2]) {
     worker.refresh();
     worker.ready.mark(Token::Device(1, 0));
     worker.ready.mark(Token::Device(2, 0));
-    worker.now = clock::cycles();
+    worker.turn.now = clock::cycles();
     (worker, fakes)
 }
 
@@ -225,12 +225,12 @@ fn a_throttled_device_is_not_forgotten() {
     let (mut worker, [slow, quick]) = with_devices();
     (0..3).for_each(|_| slow.queue(&broadcast()));
     quick.queue(&broadcast());
-    worker.contended = true;
+    worker.turn.contended = true;
     let mut turns = Vec::new();
     while input(&worker, 1).frames.get() < 3 && turns.len() < 10 {
         let found = worker.turn();
         worker.after_turn(found);
-        worker.now = clock::cycles();
+        worker.turn.now = clock::cycles();
         turns.push((found, input(&worker, 1).frames.get()));
     }
     assert_eq!(turns[..3], [(true, 1), (true, 1), (false, 1)], "it skips a turn");
@@ -268,7 +268,11 @@ fn a_reserve_works_for_a_worker_that_stands_still() {
     assert_eq!(tokens(&reserve), [Token::Transmit(0, 0), Token::Transmit(1, 0)]);
     drop(held);
     reserve.settle_debts();
-    assert!(reserve.debts.iter().all(|(id, _)| *id == 1), "{:?}", reserve.debts);
+    assert!(
+        reserve.inbox.debts.rings.iter().all(|(id, _)| *id == 1),
+        "{:?}",
+        reserve.inbox.debts.rings
+    );
     reserve.pipeline.end_turn(&ports, &reserve.own.stats);
     assert_eq!(called.read().unwrap(), 1, "the signal that the worker owes");
     reserve.handle.look(Token::Receive(0, 0));
@@ -360,14 +364,14 @@ fn a_worker_does_not_spin_for_a_time_that_it_knows() {
     for (after, receivers, rests) in
         [(later, false, true), (later, true, false), (soon, false, false)]
     {
-        worker.now = clock::cycles();
+        worker.turn.now = clock::cycles();
         // A spin is worth it, and is paid for.
-        worker.spin.woke(worker.now, worker.now);
+        worker.spin.woke(worker.turn.now, worker.turn.now);
         worker.spin.work(clock::cycles_in(1_000_000_000));
         worker.ready.take();
         worker.ready.mark(Token::Transmit(0, 0));
-        worker.ready[0].retry_at = worker.now + after;
-        (worker.waiting, worker.receivers) = (1, receivers);
+        worker.ready[0].retry_at = worker.turn.now + after;
+        (worker.turn.waiting, worker.turn.receivers) = (1, receivers);
         assert_eq!(worker.waits_for_time(), rests, "{after} {receivers}");
         // Whether it spins otherwise depends on how busy the machine is.
         assert!(!rests || worker.after_turn(false));
