@@ -8,7 +8,7 @@ use api::config::{Config, Entry, Kind, Memory, Origin, Settings};
 use base::frame::Offloads;
 use base::limits::FDB_MAX_PER_PORT;
 use datapath::events::Events;
-use datapath::port::{DevicePort, Port, PortTable};
+use datapath::port::{DevicePort, Port, PortConfig, PortTable};
 use switch::{Fdb, PortId};
 
 /// The ports of a configuration, with their static addresses in the forwarding table.
@@ -58,13 +58,18 @@ pub fn port(id: PortId, settings: &Settings) -> Port {
             (Port::guest(id, name, 2 * settings.queues), settings.offload.receive)
         }
     };
-    let port = port.at(settings.socket.clone()).configured(offload, settings.mtu);
-    let port = if settings.kind == Kind::Port { port.sending(settings.offload.send) } else { port };
-    port.on_platform(settings.platform)
-        .asked(settings.policy())
-        .limited(settings.limits(), settings.flood_limits())
-        .served_by(settings.worker)
-        .with_memory(settings.memory == Memory::Prealloc)
+    let port = port.with(PortConfig {
+        socket: settings.socket.clone(),
+        send: if settings.kind == Kind::Port { settings.offload.send } else { offload },
+        offload,
+        platform: settings.platform,
+        preallocated: settings.memory == Memory::Prealloc,
+    });
+    port.policy.set(settings.policy());
+    port.rates.set(settings.limits(), settings.flood_limits());
+    port.worker.set(settings.worker);
+    port.mtu.configure(settings.mtu);
+    port
 }
 
 /// How many addresses are learned on a port. Whole networks live behind an uplink: the table's

@@ -220,7 +220,9 @@ mod tests {
             list.iter().for_each(|vlan| tagged.add(*vlan, *vlan));
             let vlans = Membership::Trunk { tagged, native: None };
             let policy = PortPolicy { vlans, ..PortPolicy::PLAIN };
-            [Arc::new(Port::guest(0, "a", 1).asked(policy))].into_iter().collect::<PortTable>()
+            let port = Port::guest(0, "a", 1);
+            port.policy.set(policy);
+            [Arc::new(port)].into_iter().collect::<PortTable>()
         };
         let at = |vlan| Station::new(Segment::new(0, vlan), mac(1));
         let (old, new) = (trunk(&[10, 20]), trunk(&[20, 30]));

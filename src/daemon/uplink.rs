@@ -231,7 +231,7 @@ fn open(port: &Port, missing: Missing, handover: &Handover) -> Result<Opened, Up
         let opened = xdp::open(ifname, queues, mode).map_err(|error| failed(error.into()))?;
         return Ok(Opened::xdp(port, opened));
     }
-    let opened = tap::open(ifname, queues, port.offload, missing);
+    let opened = tap::open(ifname, queues, port.config.offload, missing);
     let opened = opened.map_err(|error| failed(error.into()))?;
     handover.keep_tap(ifname, &opened.queues);
     Ok(Opened::tap(port, uplink, opened))
@@ -240,7 +240,7 @@ fn open(port: &Port, missing: Missing, handover: &Handover) -> Result<Opened, Up
 /// Goes on with queues that the process before had; `None` if they cannot be used.
 fn adopt(port: &Port, queues: Vec<OwnedFd>, handover: &Handover) -> Option<Opened> {
     let (uplink, ifname) = port.as_uplink()?;
-    match tap::adopt(queues, ifname, port.offload) {
+    match tap::adopt(queues, ifname, port.config.offload) {
         Ok(opened) => Some(Opened::tap(port, uplink, opened)),
         Err(error) => {
             log::warn!("tap {}: the kept interface cannot be used: {error}", port.name);

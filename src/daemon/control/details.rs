@@ -50,7 +50,7 @@ impl DetailsWait {
             port: Arc::clone(port),
             question,
             end: now + CONTROL_INSPECT_TIMEOUT,
-            socket: port.socket.as_ref().map(look),
+            socket: port.config.socket.as_ref().map(look),
         }
     }
 

@@ -52,7 +52,7 @@ use base::frame::offload::Offloads;
 use base::limits::{PORT_LOG_BURST, PORT_LOG_EVERY};
 use base::stats::{Counter, Direction, DropReason, Drops, PortStats, QueueStats, Traffic};
 use switch::port_security::DhcpClients;
-use switch::{Fdb, FloodLimits, Limit, PortId, PortKind, PortPolicy, StaticError, Station};
+use switch::{Fdb, PortId, PortKind, PortPolicy, StaticError, Station};
 use sys::clock;
 
 pub use device::{Behind, DevicePort, DeviceQueue};
@@ -77,6 +77,35 @@ pub enum Endpoint {
     Device(DevicePort),
 }
 
+/// What the configuration says of a port, without what may change while frames pass.
+#[derive(Debug, Clone)]
+pub struct PortConfig {
+    /// The path of the socket of a VM or a stream; none if the socket was inherited.
+    pub socket: Option<PathBuf>,
+    /// Offloads that frames of the VM may ask for, if the VM agrees.
+    pub send: Offloads,
+    /// Offloads that the switch may use towards the VM or the interface; what a VM has agreed to is
+    /// never more.
+    pub offload: Offloads,
+    /// The VM is offered `VIRTIO_F_ACCESS_PLATFORM`.
+    pub platform: bool,
+    /// The pages of the VM's memory must be there when the memory is mapped.
+    pub preallocated: bool,
+}
+
+impl Default for PortConfig {
+    /// All offloads, and no socket.
+    fn default() -> PortConfig {
+        PortConfig {
+            socket: None,
+            send: Offloads::ALL,
+            offload: Offloads::ALL,
+            platform: false,
+            preallocated: false,
+        }
+    }
+}
+
 /// A port of the switch.
 #[derive(Debug)]
 pub struct Port {
@@ -86,16 +115,8 @@ pub struct Port {
     pub name: String,
     /// What is behind it.
     pub endpoint: Endpoint,
-    /// The path of a VM's or a stream's socket, as configured; none if it was inherited.
-    pub socket: Option<PathBuf>,
-    /// Offloads that frames of a VM behind it may ask for, if the VM agrees.
-    pub send: Offloads,
-    /// Offloads that may be used towards what is behind it; what it has agreed to is never more.
-    pub offload: Offloads,
-    /// A VM behind it is offered `VIRTIO_F_ACCESS_PLATFORM`.
-    pub platform: bool,
-    /// Memory of a VM behind it must be there when it is mapped.
-    pub preallocated: bool,
+    /// What stays as long as the port.
+    pub config: PortConfig,
     /// What else is asked of it.
     pub policy: LivePolicy,
     /// What may pass of its frames.
@@ -142,11 +163,7 @@ impl Port {
             id,
             name: name.to_owned(),
             endpoint,
-            socket: None,
-            send: Offloads::ALL,
-            offload: Offloads::ALL,
-            platform: false,
-            preallocated: false,
+            config: PortConfig::default(),
             policy: LivePolicy::new(PortPolicy::PLAIN),
             rates: Rates::default(),
             left_out: AtomicBool::new(false),
@@ -164,46 +181,9 @@ impl Port {
         }
     }
 
-    /// The port with what the configuration says; all offloads and no MTU otherwise.
-    pub fn configured(self, offload: Offloads, mtu: Option<u16>) -> Port {
-        Port { send: offload, offload, mtu: Mtu::new(mtu), ..self }
-    }
-
-    /// The port whose socket is there.
-    pub fn at(self, socket: Option<PathBuf>) -> Port {
-        Port { socket, ..self }
-    }
-
-    /// The port of a VM that may send with other offloads than it receives.
-    pub fn sending(self, send: Offloads) -> Port {
-        Port { send, ..self }
-    }
-
-    /// The port of a VM whose memory may be reached by the platform's own ways.
-    pub fn on_platform(self, platform: bool) -> Port {
-        Port { platform, ..self }
-    }
-
-    /// The port of a VM whose memory must be there when it is mapped, or need not.
-    pub fn with_memory(self, preallocated: bool) -> Port {
-        Port { preallocated, ..self }
-    }
-
-    /// The port of which something else is asked.
-    pub fn asked(self, policy: PortPolicy) -> Port {
-        Port { policy: LivePolicy::new(policy), ..self }
-    }
-
-    /// The port of whose frames, from it and to it, only so much may pass.
-    pub fn limited(self, limits: [Limit; 2], floods: FloodLimits) -> Port {
-        self.rates.set(limits, floods);
-        self
-    }
-
-    /// The port of a VM whose rings are served by this worker.
-    pub fn served_by(self, worker: Option<u16>) -> Port {
-        self.worker.set(worker);
-        self
+    /// The port with another configuration.
+    pub fn with(self, config: PortConfig) -> Port {
+        Port { config, ..self }
     }
 
     /// Where a static address of the port is; nowhere on a trunk without untagged frames.

@@ -26,7 +26,7 @@ use crate::guard::disposal;
 pub use crate::memory::{Account, Exhausted, Ledger};
 use crate::memory::{DirtyLog, Extent, LogError, MapError, MemTable, Region, TableError};
 use crate::pipeline::Announcement;
-use crate::port::{GuestPort, Port, RegionFacts, SessionFacts};
+use crate::port::{GuestPort, Port, PortConfig, RegionFacts, SessionFacts};
 use crate::ring::RingError;
 use crate::worker::Workers;
 use base::frame::MacAddr;
@@ -420,7 +420,7 @@ impl<'a> Session<'a> {
 
     /// Returns the features offered to this port.
     fn offer(&self) -> Offer {
-        let Port { send, offload, platform, .. } = *self.port;
+        let PortConfig { send, offload, platform, .. } = self.port.config;
         features::offer(send, offload, platform)
     }
 
@@ -499,7 +499,7 @@ impl<'a> Session<'a> {
     /// Returns a region's range of its file; with `preallocated` all of its pages must be there.
     fn extent(&self, spec: &RegionSpec, file: OwnedFd) -> Result<Extent, MapError> {
         let extent = Extent::new(file, spec.offset, spec.len)?;
-        if self.port.preallocated { extent.preallocated() } else { Ok(extent) }
+        if self.port.config.preallocated { extent.preallocated() } else { Ok(extent) }
     }
 
     fn map(&self, spec: RegionSpec, extent: Extent) -> Result<Region, Refusal> {

@@ -9,7 +9,7 @@ use base::frame::Offloads;
 use base::stats::QueueStats;
 use datapath::guard::BlockedWriterWatch;
 use datapath::guard::sigbus;
-use datapath::port::{Port, PortTable, Ports};
+use datapath::port::{Port, PortConfig, PortTable, Ports};
 use datapath::vhost_user::session::{Account, Context, Ledger};
 use datapath::worker::{Shared, Workers};
 use switch::{Fdb, FdbConfig, Rules};
@@ -49,7 +49,10 @@ impl World {
         let offers = [Offloads::ALL, Offloads::CSUM, Offloads::NONE];
         let ports = (0u16..).zip(offers).map(|(id, offload)| {
             let mtu = (id == 2).then_some(1500);
-            Arc::new(Port::guest(id, &format!("vm{id}"), PAIRS).configured(offload, mtu))
+            let config = PortConfig { send: offload, offload, ..PortConfig::default() };
+            let port = Port::guest(id, &format!("vm{id}"), PAIRS).with(config);
+            port.mtu.configure(mtu);
+            Arc::new(port)
         });
         let ports = Arc::new(Ports::new(ports.collect()));
         let config = FdbConfig {
