@@ -372,10 +372,10 @@ impl Delivery<'_> {
         stats.bytes.add(done.bytes);
         if asks {
             let fallbacks = &stats.fallbacks;
-            fallbacks.checksummed.add(done.checksummed);
-            fallbacks.segmented.add(done.segmented);
-            fallbacks.segments.add(done.segments);
-            fallbacks.segments_lost.add(done.segments_lost);
+            fallbacks.checksummed.add(done.fallbacks.checksummed);
+            fallbacks.segmented.add(done.fallbacks.segmented);
+            fallbacks.segments.add(done.fallbacks.segments);
+            fallbacks.segments_lost.add(done.fallbacks.segments_lost);
         }
         if done.bad_buffers > 0 {
             stats.bad_buffers.add(done.bad_buffers);

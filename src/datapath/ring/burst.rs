@@ -95,28 +95,46 @@ pub struct Burst {
     pub(super) taken: usize,
     /// Flags and segmentation types of all headers, or'ed; 0 if no frame asks for an offload.
     asks: u16,
-    rejected: [(u8, DropReason); BURST_FRAMES],
-    rejects: usize,
+    rejected: Rejected,
     pub(super) pieces: PieceBuf,
-    /// First bytes of frames whose headers are longer than a snapshot, by the frame's position: a
-    /// frame's index changes when another frame is rejected, its position does not.
-    headers: Box<[[u8; MAX_HEADERS_LEN]; BURST_FRAMES]>,
-    /// All bytes of frames that were examined as a whole, by the frame's position; empty before the
-    /// first such frame.
-    messages: Box<[u8]>,
-    /// Plain buffers that the first pass found for the second pass. Kept here, as clearing this
-    /// memory would cost a short burst more than its frames.
-    pub(super) found: Box<[Found; BURST_FRAMES]>,
-    /// First descriptors of the chains that the second pass has to walk.
-    pub(super) chains: Box<[Descriptor; BURST_FRAMES]>,
-    /// Memory for [`Burst::stage`]; allocated at the first use.
-    pub(super) staging: Staging,
-    /// Frames whose payload is in private memory already: one bit per index.
-    staged: u64,
+    pub(super) left: ForSecondPass,
+    pub(super) private: PrivateCopies,
     /// VLAN tags that frames leave with.
     pub(super) tags: Tags,
     /// All frames that may be forwarded have the same tag, or none has a tag.
     pub are_alike: bool,
+}
+
+/// Chains that are no frames, by their position in the burst.
+#[derive(Debug)]
+struct Rejected {
+    list: [(u8, DropReason); BURST_FRAMES],
+    count: usize,
+}
+
+/// Left by the first pass over the ring for the second pass. Kept in the burst, as clearing this
+/// memory would cost a short burst more than its frames.
+#[derive(Debug)]
+pub(super) struct ForSecondPass {
+    /// Plain buffers.
+    pub found: Box<[Found; BURST_FRAMES]>,
+    /// First descriptors of the chains that the second pass has to walk.
+    pub chains: Box<[Descriptor; BURST_FRAMES]>,
+}
+
+/// Private memory for bytes of frames.
+#[derive(Debug)]
+pub(super) struct PrivateCopies {
+    /// First bytes of frames whose headers are longer than a snapshot, by the frame's position: a
+    /// frame's index changes when another frame is rejected, its position does not.
+    pub(super) headers: Box<[[u8; MAX_HEADERS_LEN]; BURST_FRAMES]>,
+    /// All bytes of frames that were examined as a whole, by the frame's position; empty before the
+    /// first such frame.
+    pub(super) messages: Box<[u8]>,
+    /// Memory for [`Burst::stage`]; allocated at the first use.
+    pub(super) staging: Staging,
+    /// Frames whose payload is in private memory already: one bit per index.
+    pub(super) staged: u64,
 }
 
 // SAFETY: the pointers in frames and pieces are only dereferenced while the source's lock is held,
@@ -132,16 +150,19 @@ impl Default for Burst {
             heads: [0; BURST_FRAMES],
             taken: 0,
             asks: 0,
-            rejected: [(0, DropReason::BadChain); BURST_FRAMES],
-            rejects: 0,
+            rejected: Rejected { list: [(0, DropReason::BadChain); BURST_FRAMES], count: 0 },
             // `private::extend` needs one more piece for a frame in one piece.
             pieces: PieceBuf::new(BURST_PIECES + BURST_FRAMES),
-            headers: Box::new([[0; MAX_HEADERS_LEN]; BURST_FRAMES]),
-            messages: Box::default(),
-            found: Box::new([Found::CHAIN; BURST_FRAMES]),
-            chains: Box::new([Descriptor::default(); BURST_FRAMES]),
-            staging: Staging::default(),
-            staged: 0,
+            left: ForSecondPass {
+                found: Box::new([Found::CHAIN; BURST_FRAMES]),
+                chains: Box::new([Descriptor::default(); BURST_FRAMES]),
+            },
+            private: PrivateCopies {
+                headers: Box::new([[0; MAX_HEADERS_LEN]; BURST_FRAMES]),
+                messages: Box::default(),
+                staging: Staging::default(),
+                staged: 0,
+            },
             tags: Tags::default(),
             are_alike: false,
         }
@@ -155,12 +176,12 @@ impl Burst {
         self.count = 0;
         self.taken = 0;
         self.asks = 0;
-        self.rejects = 0;
+        self.rejected.count = 0;
         self.pieces.truncate(0);
         self.pieces.linked = 0;
         self.are_alike = false;
-        self.staged = 0;
-        self.staging.clear();
+        self.private.staged = 0;
+        self.private.staging.clear();
         self.keep_tags();
     }
 
@@ -190,7 +211,7 @@ impl Burst {
 
     /// Returns the drop reason of each head taken that is not a frame.
     pub fn rejected(&self) -> impl Iterator<Item = DropReason> {
-        self.rejected[..self.rejects].iter().map(|&(_, reason)| reason)
+        self.rejected.list[..self.rejected.count].iter().map(|&(_, reason)| reason)
     }
 
     /// Returns the pieces of `frame` behind [`Frame::rest`].
@@ -219,8 +240,8 @@ impl Burst {
     }
 
     fn cut_rejected(&mut self, position: u8) {
-        while self.rejects > 0 && self.rejected[self.rejects - 1].0 >= position {
-            self.rejects -= 1;
+        while self.rejected.count > 0 && self.rejected.list[self.rejected.count - 1].0 >= position {
+            self.rejected.count -= 1;
         }
     }
 
@@ -237,7 +258,7 @@ impl Burst {
     /// frames and `rejects` rejected chains.
     pub fn cut_load(&self, frames: usize, rejects: usize) -> Load {
         let cut = &self.frames[self.count.min(frames)..frames];
-        let rejected = repeat_n(Load::NO_FRAME, rejects.saturating_sub(self.rejects));
+        let rejected = repeat_n(Load::NO_FRAME, rejects.saturating_sub(self.rejected.count));
         cut.iter().map(Frame::load).chain(rejected).sum()
     }
 
@@ -299,7 +320,7 @@ impl Burst {
     /// is read from the sender's memory. Frames that are in private memory already stay there.
     #[cold]
     pub fn stage(&mut self, frames: u64) {
-        let frames = frames & !self.staged;
+        let frames = frames & !self.private.staged;
         let staged = |(at, _): &(usize, &mut Frame)| frames >> at & 1 != 0;
         for (_, frame) in self.frames[..self.count].iter_mut().enumerate().filter(staged) {
             let (start, count) = (usize::from(frame.more.0), usize::from(frame.more.1));
@@ -307,7 +328,7 @@ impl Burst {
             let len: usize = more.iter().fold(frame.rest.len as usize, |n, p| n + p.len as usize);
             // Never returns here: the staging has room for a whole burst.
             // SAFETY: only this burst's frames refer to the bytes, which `clear` empties.
-            let Some(to) = (unsafe { self.staging.take(len) }) else { return };
+            let Some(to) = (unsafe { self.private.staging.take(len) }) else { return };
             let mut filled = gather_one(&mut frame.rest, to);
             for mut piece in more.iter().copied() {
                 filled += gather_one(&mut piece, &mut to[filled..]);
@@ -315,7 +336,7 @@ impl Burst {
             frame.rest = Piece { at: to.as_mut_ptr(), len: filled as u32 };
             frame.more = (0, 0);
         }
-        self.staged |= frames;
+        self.private.staged |= frames;
     }
 
     /// True if a frame asks for an offload, so that virtio-net headers differ from frame to frame.
@@ -363,7 +384,7 @@ impl Burst {
             }
         }
         self.count = kept;
-        self.rejected[..self.rejects].sort_unstable_by_key(|&(position, _)| position);
+        self.rejected.list[..self.rejected.count].sort_unstable_by_key(|&(position, _)| position);
     }
 
     /// Checks the offloads that frame `index` asks for.
@@ -386,8 +407,8 @@ impl Burst {
 
     #[inline]
     pub(super) fn reject(&mut self, position: usize, reason: DropReason) {
-        self.rejected[self.rejects] = (position as u8, reason);
-        self.rejects += 1;
+        self.rejected.list[self.rejected.count] = (position as u8, reason);
+        self.rejected.count += 1;
     }
 
     /// Adds a frame in one piece that [`SplitRing::find`] found plain: at least header and snapshot
@@ -545,12 +566,12 @@ impl Burst {
             needs: Offloads::from_bits(byte),
         });
         self.heads.fill(u16::from(byte));
-        self.rejected.fill((byte, DropReason::TapGone));
+        self.rejected.list.fill((byte, DropReason::TapGone));
         self.pieces.poison(piece);
-        self.headers.fill([byte; MAX_HEADERS_LEN]);
-        self.messages.fill(byte);
-        self.found.fill(Found { at: piece.at, len });
-        self.chains.fill(Descriptor::new(u64::from(len), len, len as u16, len as u16));
+        self.private.headers.fill([byte; MAX_HEADERS_LEN]);
+        self.private.messages.fill(byte);
+        self.left.found.fill(Found { at: piece.at, len });
+        self.left.chains.fill(Descriptor::new(u64::from(len), len, len as u16, len as u16));
     }
 }
 

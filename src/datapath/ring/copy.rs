@@ -64,7 +64,7 @@ impl Burst {
             let frame = of.egress(index);
             let len = most.min(frame.len() as usize);
             // SAFETY: only this burst's frames refer to the bytes, which `clear` empties.
-            let Some(to) = (unsafe { self.staging.take(len) }) else { break };
+            let Some(to) = (unsafe { self.private.staging.take(len) }) else { break };
             let len = frame.copy_beginning(to) as u32;
             // SAFETY: `to` lies in the staging of this burst, which is neither written nor dropped
             // before the burst is cleared by another call of this function, or dropped with it.

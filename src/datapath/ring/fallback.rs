@@ -64,7 +64,7 @@ impl SplitRing {
         gathered: &mut Gathered,
         done: &mut Delivered,
     ) -> Result<(), PutError> {
-        let need = u64::from(self.header_len) + u64::from(frame.len());
+        let need = u64::from(self.features.header_len) + u64::from(frame.len());
         let count = self.gather_good(need, ahead, gathered, done)?;
         let request = frame.request();
         let mut bytes = [0u8; MAX_EGRESS_HEADERS_LEN];
@@ -84,7 +84,7 @@ impl SplitRing {
         }
         front.write(bytes.as_ptr(), first);
         self.take_gathered(need, count, ahead, gathered);
-        done.checksummed += 1;
+        done.fallbacks.checksummed += 1;
         Ok(())
     }
 
@@ -136,9 +136,9 @@ impl SplitRing {
             }
             progress.made += 1;
         }
-        done.segmented += 1;
-        done.segments += u64::from(progress.made);
-        done.segments_lost += u64::from(wanted - progress.made + surplus);
+        done.fallbacks.segmented += 1;
+        done.fallbacks.segments += u64::from(progress.made);
+        done.fallbacks.segments_lost += u64::from(wanted - progress.made + surplus);
         Ok(())
     }
 
@@ -152,14 +152,14 @@ impl SplitRing {
     ) -> Result<(), PutError> {
         let (_, len) = progress.segmenter.payload(progress.made);
         let front_len = progress.segmenter.headers_len();
-        let need = u64::from(self.header_len) + front_len as u64 + u64::from(len);
+        let need = u64::from(self.features.header_len) + front_len as u64 + u64::from(len);
         let count = self.gather_good(need, ahead, gathered, done)?;
         let mut to = Writer::new(gathered.pieces.as_slice());
         let mut front = to.clone();
-        to.skip(usize::from(self.header_len) + front_len);
+        to.skip(usize::from(self.features.header_len) + front_len);
         let sum = to.write_summed(&mut progress.payload, len as usize);
         let bytes = progress.segmenter.complete(progress.made, sum);
-        let flags = if self.offloads.has(Offloads::CSUM) { DATA_VALID } else { 0 };
+        let flags = if self.features.offloads.has(Offloads::CSUM) { DATA_VALID } else { 0 };
         let header = VnetHdr { flags, ..VnetHdr::plain(1) };
         self.write_header(&mut front, header, count);
         front.write(bytes.as_ptr(), bytes.len());

@@ -38,6 +38,20 @@ pub struct Delivered {
     pub bad_offload: u64,
     /// Buffers given back unused because of an invalid chain among them.
     pub bad_buffers: u64,
+    /// Work of the switch in place of offloads that the driver did not acknowledge.
+    pub fallbacks: Fallbacks,
+    /// Cycles spent on missing pages under the receiver's buffers, if so many that the run ended
+    /// early; otherwise 0. The frames from `settled` on are not delivered then.
+    pub slow: u64,
+    /// The driver asks to be signalled.
+    pub signal: bool,
+    /// The ring was found broken; frames from `settled` on are not delivered.
+    pub broken: Option<RingError>,
+}
+
+/// Work of the switch on delivered frames in place of offloads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Fallbacks {
     /// Delivered frames whose checksum the switch completed.
     pub checksummed: u64,
     /// Delivered frames that the switch cut into segments.
@@ -46,13 +60,6 @@ pub struct Delivered {
     pub segments: u64,
     /// Segments of the frames in `segmented` that were not delivered.
     pub segments_lost: u64,
-    /// Cycles spent on missing pages under the receiver's buffers, if so many that the run ended
-    /// early; otherwise 0. The frames from `settled` on are not delivered then.
-    pub slow: u64,
-    /// The driver asks to be signalled.
-    pub signal: bool,
-    /// The ring was found broken; frames from `settled` on are not delivered.
-    pub broken: Option<RingError>,
 }
 
 /// How many segments of a frame are delivered.
@@ -180,7 +187,7 @@ impl SplitRing {
         let RxScratch { ahead, gathered } = scratch;
         while done.settled < run.len() {
             let left = &run[done.settled..];
-            if usize::from(self.header_len) == VNET_HDR_LEN {
+            if usize::from(self.features.header_len) == VNET_HDR_LEN {
                 self.put_plain::<VNET_HDR_LEN, OFFLOADS, TAGS>(burst, left, ahead, done);
             } else {
                 self.put_plain::<VNET_HDR_LEN_LEGACY, OFFLOADS, TAGS>(burst, left, ahead, done);
@@ -189,7 +196,7 @@ impl SplitRing {
             let frame = burst.egress(index);
             let put = if !OFFLOADS {
                 self.put(frame, VnetHdr::plain(1), ahead, gathered, done)
-            } else if self.offloads.has(frame.needs()) {
+            } else if self.features.offloads.has(frame.needs()) {
                 self.put(frame, frame.header(), ahead, gathered, done)
             } else {
                 self.put_other(frame, ahead, gathered, done, cut)
@@ -234,7 +241,7 @@ impl SplitRing {
         }
         let count = count.min(wanted).min(BURST_FRAMES);
         for (i, buffer) in ahead.buffers[..count].iter_mut().enumerate() {
-            let head = self.load_head(self.next_avail.wrapping_add(i as u16));
+            let head = self.load_head(self.indices.next_avail.wrapping_add(i as u16));
             if head >= self.size() {
                 return Err(RingError::Head { head, size: self.size() });
             }
@@ -279,7 +286,7 @@ impl SplitRing {
                 false => EgressFrame::new(burst, &frames[usize::from(index)]),
             };
             let need = HEADER_LEN as u32 + frame.len();
-            if buffer.room < need || (OFFLOADS && !self.offloads.has(frame.needs())) {
+            if buffer.room < need || (OFFLOADS && !self.features.offloads.has(frame.needs())) {
                 break;
             }
             let header = if OFFLOADS { frame.header().to_bytes() } else { plain };
@@ -291,7 +298,7 @@ impl SplitRing {
                 store_header::<HEADER_LEN>(buffer.at, &header);
                 frame.copy_to(buffer.at.add(HEADER_LEN));
             }
-            self.store_used(self.next_used.wrapping_add(count), buffer.head, need);
+            self.store_used(self.indices.next_used.wrapping_add(count), buffer.head, need);
             count += 1;
             bytes += u64::from(frame.len());
         }
@@ -302,8 +309,8 @@ impl SplitRing {
                 (buffer.at, HEADER_LEN as u32 + burst.egress(index).len())
             }));
         }
-        self.next_used = self.next_used.wrapping_add(count);
-        self.next_avail = self.next_avail.wrapping_add(count);
+        self.indices.next_used = self.indices.next_used.wrapping_add(count);
+        self.indices.next_avail = self.indices.next_avail.wrapping_add(count);
         ahead.next += usize::from(count);
         done.settled += usize::from(count);
         done.frames += u64::from(count);
@@ -327,7 +334,7 @@ impl SplitRing {
         gathered: &mut Gathered,
         done: &mut Delivered,
     ) -> Result<(), PutError> {
-        let need = u64::from(self.header_len) + u64::from(frame.len());
+        let need = u64::from(self.features.header_len) + u64::from(frame.len());
         let count = self.gather_good(need, ahead, gathered, done)?;
         let mut to = Writer::new(gathered.pieces.as_slice());
         self.write_header(&mut to, header, count);
@@ -338,9 +345,9 @@ impl SplitRing {
 
     /// Writes the virtio-net header of a frame that lies in `count` buffers.
     pub(super) fn write_header(&self, to: &mut Writer<'_>, header: VnetHdr, count: usize) {
-        let merged = if self.mergeable { count as u16 } else { 1 };
+        let merged = if self.features.mergeable { count as u16 } else { 1 };
         let header = VnetHdr { num_buffers: merged.to_le_bytes(), ..header };
-        to.write(header.to_bytes().as_ptr(), usize::from(self.header_len));
+        to.write(header.to_bytes().as_ptr(), usize::from(self.features.header_len));
     }
 
     /// Returns the first `count` gathered buffers as used; their first `need` bytes were written.
@@ -394,12 +401,12 @@ impl SplitRing {
 
     /// Returns the ring's position, for [`SplitRing::back_to`] before a publication.
     pub(super) fn place(&self) -> Place {
-        Place { avail: self.next_avail, used: self.next_used }
+        Place { avail: self.indices.next_avail, used: self.indices.next_used }
     }
 
     /// Gives back the buffers taken since `place`.
     pub(super) fn back_to(&mut self, place: Place, ahead: &mut Ahead) {
-        (self.next_avail, self.next_used) = (place.avail, place.used);
+        (self.indices.next_avail, self.indices.next_used) = (place.avail, place.used);
         // The prefetched buffers may begin at another position.
         (ahead.next, ahead.count) = (0, 0);
     }
@@ -424,7 +431,7 @@ impl SplitRing {
         let mut capacity = 0u64;
         let mut count = 0usize;
         while capacity < need {
-            if count > 0 && !self.mergeable {
+            if count > 0 && !self.features.mergeable {
                 return Err(Gather::NoRoom(PutError::NoFit));
             }
             if count == MAX_MERGED_BUFFERS || gathered.is_spent() {
@@ -441,7 +448,7 @@ impl SplitRing {
                 Err(_) => return Err(Gather::Bad(count)),
             };
             // The header must lie in the first buffer; an empty buffer would make no progress.
-            let least = if count == 1 { u64::from(self.header_len) } else { 1 };
+            let least = if count == 1 { u64::from(self.features.header_len) } else { 1 };
             if room < least {
                 return Err(Gather::Bad(count));
             }
@@ -457,7 +464,7 @@ impl SplitRing {
         if let Some(buffer) = ahead.buffers[..ahead.count].get(ahead.next + offset) {
             return Ok((buffer.head, buffer.desc));
         }
-        let seen = usize::from(self.avail_seen.wrapping_sub(self.next_avail));
+        let seen = usize::from(self.indices.avail_seen.wrapping_sub(self.indices.next_avail));
         if offset >= seen {
             let now = self
                 .refresh_available()
@@ -466,7 +473,7 @@ impl SplitRing {
                 return Err(Gather::NoRoom(PutError::Empty));
             }
         }
-        let head = self.load_head(self.next_avail.wrapping_add(offset as u16));
+        let head = self.load_head(self.indices.next_avail.wrapping_add(offset as u16));
         if head >= self.size() {
             return Err(Gather::NoRoom(PutError::Broken(RingError::Head {
                 head,
@@ -485,7 +492,7 @@ impl SplitRing {
     }
 
     fn advance(&mut self, count: usize, ahead: &mut Ahead) {
-        self.next_avail = self.next_avail.wrapping_add(count as u16);
+        self.indices.next_avail = self.indices.next_avail.wrapping_add(count as u16);
         ahead.next += count;
     }
 

@@ -147,29 +147,39 @@ impl Position {
 /// A started ring.
 #[derive(Debug)]
 pub struct SplitRing {
-    desc: *const u8,
-    avail: *const u8,
-    used: *mut u8,
-    size: u16,
+    parts: Parts,
     pub(super) memory: Translator,
-    pub(super) header_len: u8,
-    pub(super) mergeable: bool,
-    pub(super) offloads: Offloads,
-    pub(super) event_idx: bool,
+    pub(super) features: RingFeatures,
     /// The first publication after a start signals the driver unconditionally: the driver may wait
     /// at an index that a killed predecessor of this process had passed.
     pub(super) force_signal: bool,
-    /// Index of the next head to take; every chain before it is completed.
-    pub(super) next_avail: u16,
-    /// avail.idx as last read: heads before this index may be read.
-    pub(super) avail_seen: u16,
-    /// Index of the next used element to write.
-    pub(super) next_used: u16,
-    pub(super) published: u16,
+    pub(super) indices: Indices,
     /// used.idx when the ring started; tells a ring that never moved.
     started_at: u16,
     asked_if_moved: bool,
     pub(super) log: Option<RingLog>,
+}
+
+/// What the driver acknowledged; see [`RingConfig`].
+#[derive(Debug)]
+pub(super) struct RingFeatures {
+    pub header_len: u8,
+    pub mergeable: bool,
+    pub offloads: Offloads,
+    pub event_idx: bool,
+}
+
+/// How far a ring is; each index runs modulo 2^16.
+#[derive(Debug, Default)]
+pub(super) struct Indices {
+    /// Index of the next head to take; every chain before it is completed.
+    pub next_avail: u16,
+    /// avail.idx as last read: heads before this index may be read.
+    pub avail_seen: u16,
+    /// Index of the next used element to write.
+    pub next_used: u16,
+    /// used.idx as last written.
+    pub published: u16,
 }
 
 // SAFETY: the pointers refer to guest memory kept alive by `memory`; they are only used through
@@ -177,10 +187,13 @@ pub struct SplitRing {
 unsafe impl Send for SplitRing {}
 
 /// The three parts of a ring resolved in a memory table.
+#[derive(Debug)]
 struct Parts {
     desc: *const u8,
     avail: *const u8,
     used: *mut u8,
+    /// Number of descriptors.
+    size: u16,
 }
 
 fn resolve(table: &MemTable, config: &RingConfig) -> Result<Parts, RingError> {
@@ -194,6 +207,7 @@ fn resolve(table: &MemTable, config: &RingConfig) -> Result<Parts, RingError> {
         desc: part("descriptor table", config.desc, 16 * size, 16)?,
         avail: part("available ring", config.avail, AVAIL_FIXED + 2 * size, 2)?,
         used: part("used ring", config.used, USED_FIXED + 8 * size, 4)?,
+        size: config.size,
     })
 }
 
@@ -204,22 +218,14 @@ impl SplitRing {
     /// driver or of this process.
     pub fn start(table: Arc<MemTable>, config: &RingConfig) -> Result<SplitRing, RingError> {
         check_size(u32::from(config.size))?;
-        let Parts { desc, avail, used } = resolve(&table, config)?;
+        let parts = resolve(&table, config)?;
+        let &RingConfig { header_len, mergeable, offloads, event_idx, .. } = config;
         let mut ring = SplitRing {
-            desc,
-            avail,
-            used,
-            size: config.size,
+            parts,
             memory: Translator::new(table),
-            header_len: config.header_len,
-            mergeable: config.mergeable,
-            offloads: config.offloads,
-            event_idx: config.event_idx,
+            features: RingFeatures { header_len, mergeable, offloads, event_idx },
             force_signal: true,
-            next_avail: 0,
-            avail_seen: 0,
-            next_used: 0,
-            published: 0,
+            indices: Indices::default(),
             started_at: 0,
             asked_if_moved: false,
             log: None,
@@ -244,7 +250,7 @@ impl SplitRing {
     /// Returns the ring's position. The caller calls this only while no chain is half done.
     pub fn position(&self) -> Position {
         Position {
-            next: self.next_avail,
+            next: self.indices.next_avail,
             started_at: self.started_at,
             asked_if_moved: self.asked_if_moved,
         }
@@ -260,10 +266,10 @@ impl SplitRing {
     }
 
     fn begin_at(&mut self, at: u16) {
-        self.next_avail = at;
-        self.avail_seen = at;
-        self.next_used = at;
-        self.published = at;
+        self.indices.next_avail = at;
+        self.indices.avail_seen = at;
+        self.indices.next_used = at;
+        self.indices.published = at;
     }
 
     /// Checks that all parts of the ring lie in the memory table, aligned.
@@ -292,10 +298,8 @@ impl SplitRing {
 
     /// Moves a running ring to another memory table or other addresses; the ring's position stays.
     pub fn rebase(&mut self, table: Arc<MemTable>, config: &RingConfig) -> Result<(), RingError> {
-        let Parts { desc, avail, used } = resolve(&table, config)?;
-        self.desc = desc;
-        self.avail = avail;
-        self.used = used;
+        let size = self.parts.size;
+        self.parts = Parts { size, ..resolve(&table, config)? };
         self.memory = Translator::new(table);
         Ok(())
     }
@@ -305,13 +309,13 @@ impl SplitRing {
     /// three positions are equal while the lock is free.
     #[cold]
     pub fn roll_back(&mut self) {
-        self.next_avail = self.published;
-        self.next_used = self.published;
+        self.indices.next_avail = self.indices.published;
+        self.indices.next_used = self.indices.published;
     }
 
     /// Sets the offloads that frames may ask for, or be delivered with, from now on.
     pub fn set_offloads(&mut self, offloads: Offloads) {
-        self.offloads = offloads;
+        self.features.offloads = offloads;
     }
 
     /// Switches dirty logging of this ring on, off or to another log.
@@ -326,12 +330,12 @@ impl SplitRing {
 
     /// Number of descriptors.
     pub fn size(&self) -> u16 {
-        self.size
+        self.parts.size
     }
 
     /// Returns the index of the next head to take, which `GET_VRING_BASE` reports.
     pub fn base(&self) -> u16 {
-        self.next_avail
+        self.indices.next_avail
     }
 
     /// True if the driver has never made a buffer available. The caller asks at the driver's first
@@ -340,7 +344,7 @@ impl SplitRing {
     /// every later call, when the indices may have wrapped to 0.
     pub fn never_moved(&mut self) -> bool {
         let asked = std::mem::replace(&mut self.asked_if_moved, true);
-        !asked && self.started_at == 0 && self.next_avail == 0 && self.load_avail_idx() == 0
+        !asked && self.started_at == 0 && self.indices.next_avail == 0 && self.load_avail_idx() == 0
     }
 
     /// Fails once the front-end has truncated a file of guest memory: the SIGBUS handler has put
@@ -363,44 +367,46 @@ impl SplitRing {
     pub(super) fn load_avail_idx(&self) -> u16 {
         // SAFETY: `avail` was resolved for AVAIL_FIXED + 2 * size bytes, 2-aligned, in memory that
         // `self.memory` keeps mapped; the driver accesses the field atomically too.
-        u16::from_le(unsafe { &*self.avail.add(2).cast::<AtomicU16>() }.load(Ordering::Acquire))
+        u16::from_le(
+            unsafe { &*self.parts.avail.add(2).cast::<AtomicU16>() }.load(Ordering::Acquire),
+        )
     }
 
     #[inline(always)]
     pub(super) fn load_avail_flags(&self) -> u16 {
         // SAFETY: as in `load_avail_idx`.
-        u16::from_le(unsafe { &*self.avail.cast::<AtomicU16>() }.load(Ordering::Relaxed))
+        u16::from_le(unsafe { &*self.parts.avail.cast::<AtomicU16>() }.load(Ordering::Relaxed))
     }
 
     /// Loads used_event, which lies behind the available ring.
     #[inline(always)]
     pub(super) fn load_used_event(&self) -> u16 {
-        let offset = 4 + 2 * usize::from(self.size);
+        let offset = 4 + 2 * usize::from(self.parts.size);
         // SAFETY: as in `load_avail_idx`; the offset is the last of the resolved fields.
         u16::from_le(
-            unsafe { &*self.avail.add(offset).cast::<AtomicU16>() }.load(Ordering::Relaxed),
+            unsafe { &*self.parts.avail.add(offset).cast::<AtomicU16>() }.load(Ordering::Relaxed),
         )
     }
 
     /// Loads the head at index `position` of the available ring.
     #[inline(always)]
     pub(super) fn load_head(&self, position: u16) -> u16 {
-        let offset = 4 + 2 * usize::from(position & (self.size - 1));
+        let offset = 4 + 2 * usize::from(position & (self.parts.size - 1));
         // SAFETY: the masked position is below size, so the field is inside the resolved range.
-        u16::from_le(unsafe { self.avail.add(offset).cast::<u16>().read_volatile() })
+        u16::from_le(unsafe { self.parts.avail.add(offset).cast::<u16>().read_volatile() })
     }
 
     /// Prefetches descriptor `index`.
     #[inline(always)]
     pub(super) fn prefetch_descriptor(&self, index: u16) {
-        prefetch::read(self.desc.wrapping_add(16 * usize::from(index)));
+        prefetch::read(self.parts.desc.wrapping_add(16 * usize::from(index)));
     }
 
     /// Loads descriptor `index`, which the caller checked to be below size; each word is read once.
     #[inline(always)]
     pub(super) fn load_descriptor(&self, index: u16) -> Descriptor {
-        debug_assert!(index < self.size);
-        let at = self.desc.wrapping_add(16 * usize::from(index & (self.size - 1)));
+        debug_assert!(index < self.parts.size);
+        let at = self.parts.desc.wrapping_add(16 * usize::from(index & (self.parts.size - 1)));
         // SAFETY: the masked index is below size, so 16 bytes at `at` are inside the resolved
         // table, which is 16-aligned.
         unsafe { load_descriptor_words(at) }
@@ -410,23 +416,25 @@ impl SplitRing {
     fn load_used_idx(&self) -> u16 {
         // SAFETY: `used` was resolved for USED_FIXED + 8 * size bytes, 4-aligned, in memory that
         // `self.memory` keeps mapped.
-        u16::from_le(unsafe { &*self.used.add(2).cast::<AtomicU16>() }.load(Ordering::Relaxed))
+        u16::from_le(
+            unsafe { &*self.parts.used.add(2).cast::<AtomicU16>() }.load(Ordering::Relaxed),
+        )
     }
 
     /// Writes one used element at `next_used` and advances `next_used`; the driver cannot see the
     /// element before [`SplitRing::publish`].
     #[inline(always)]
     pub(super) fn push_used(&mut self, head: u16, len: u32) {
-        self.store_used(self.next_used, head, len);
-        self.next_used = self.next_used.wrapping_add(1);
+        self.store_used(self.indices.next_used, head, len);
+        self.indices.next_used = self.indices.next_used.wrapping_add(1);
     }
 
     /// Writes the used element at `position`, which the driver cannot see yet.
     #[inline(always)]
     pub(super) fn store_used(&mut self, position: u16, head: u16, len: u32) {
-        let slot = 4 + 8 * usize::from(position & (self.size - 1));
+        let slot = 4 + 8 * usize::from(position & (self.parts.size - 1));
         let element = u64::from(head) | u64::from(len) << 32;
-        let at = self.used.wrapping_add(slot).cast::<u64>();
+        let at = self.parts.used.wrapping_add(slot).cast::<u64>();
         // SAFETY: the masked position is below size, so the 8 bytes are inside the resolved used
         // ring, 4-aligned; the driver reads them only after used.idx is published, before which
         // the release store of that index keeps this one.
@@ -438,14 +446,14 @@ impl SplitRing {
     #[inline(always)]
     pub(super) fn store_used_idx(&mut self, idx: u16) {
         // SAFETY: as in `load_used_idx`.
-        let field = unsafe { &*self.used.add(2).cast::<AtomicU16>() };
+        let field = unsafe { &*self.parts.used.add(2).cast::<AtomicU16>() };
         full_store(field, idx.to_le());
     }
 
     #[inline]
     pub(super) fn store_used_flags(&mut self, flags: u16) {
         // SAFETY: as in `load_used_idx`; the field is the first of the used ring.
-        let field = unsafe { &*self.used.cast::<AtomicU16>() };
+        let field = unsafe { &*self.parts.used.cast::<AtomicU16>() };
         full_store(field, flags.to_le());
         self.mark_used(0, 2);
     }
@@ -453,9 +461,9 @@ impl SplitRing {
     /// Stores avail_event, which lies behind the used ring.
     #[inline]
     pub(super) fn store_avail_event(&mut self, event: u16) {
-        let offset = 4 + 8 * usize::from(self.size);
+        let offset = 4 + 8 * usize::from(self.parts.size);
         // SAFETY: as in `load_used_idx`; the offset is the last of the resolved fields.
-        let field = unsafe { &*self.used.add(offset).cast::<AtomicU16>() };
+        let field = unsafe { &*self.parts.used.add(offset).cast::<AtomicU16>() };
         full_store(field, event.to_le());
         self.mark_used(offset as u64, 2);
     }
@@ -463,8 +471,8 @@ impl SplitRing {
     /// Marks the used elements from index `from` to `next_used` in the dirty log.
     #[cold]
     pub(super) fn mark_used_elements(&self, from: u16) {
-        for i in 0..self.next_used.wrapping_sub(from) {
-            let slot = u64::from(from.wrapping_add(i) & (self.size - 1));
+        for i in 0..self.indices.next_used.wrapping_sub(from) {
+            let slot = u64::from(from.wrapping_add(i) & (self.parts.size - 1));
             self.mark_used(4 + 8 * slot, 8);
         }
     }
@@ -490,7 +498,7 @@ impl SplitRing {
     /// Tells the driver not to kick. With EVENT_IDX nothing needs to be written: avail_event stays
     /// behind, so the driver's index does not pass avail_event again for 65,535 buffers.
     pub fn suppress_kicks(&mut self) {
-        if !self.event_idx {
+        if !self.features.event_idx {
             self.store_used_flags(USED_F_NO_NOTIFY);
         }
     }
@@ -502,20 +510,20 @@ impl SplitRing {
         // Both stores end in a full fence, so the load below cannot be satisfied before the driver
         // can see the request: either the driver sees the request and kicks, or this load sees the
         // buffer.
-        if self.event_idx {
-            self.store_avail_event(self.next_avail);
+        if self.features.event_idx {
+            self.store_avail_event(self.indices.next_avail);
         } else {
             self.store_used_flags(0);
         }
-        self.load_avail_idx() != self.next_avail
+        self.load_avail_idx() != self.indices.next_avail
     }
 
     /// Asks for a kick at the next buffer behind all buffers seen so far, and reads avail.idx
     /// again. True if such a buffer is available already; the caller must not sleep then.
     #[must_use]
     pub fn enable_kicks_behind(&mut self) -> bool {
-        let seen = self.avail_seen;
-        if self.event_idx {
+        let seen = self.indices.avail_seen;
+        if self.features.event_idx {
             self.store_avail_event(seen);
         } else {
             self.store_used_flags(0);
@@ -526,7 +534,7 @@ impl SplitRing {
     /// Makes all used elements pushed since the last call visible to the driver. True if the driver
     /// asks to be signalled.
     pub fn publish(&mut self) -> bool {
-        let (old, new) = (self.published, self.next_used);
+        let (old, new) = (self.indices.published, self.indices.next_used);
         if old == new {
             return false;
         }
@@ -534,7 +542,7 @@ impl SplitRing {
             self.mark_used_elements(old);
         }
         self.store_used_idx(new);
-        self.published = new;
+        self.indices.published = new;
         if self.log.is_some() {
             // After the store: a mark set before the store would let the old index migrate.
             self.mark_used(2, 2);
@@ -543,7 +551,7 @@ impl SplitRing {
             self.force_signal = false;
             return true;
         }
-        if self.event_idx {
+        if self.features.event_idx {
             passed(self.load_used_event(), new, old)
         } else {
             self.load_avail_flags() & AVAIL_F_NO_INTERRUPT == 0

@@ -38,7 +38,7 @@ impl SplitRing {
     /// Returns the number of heads that the driver has made available and the ring has not taken.
     #[inline(always)]
     pub(super) fn available(&mut self) -> Result<u16, RingError> {
-        let known = self.avail_seen.wrapping_sub(self.next_avail);
+        let known = self.indices.avail_seen.wrapping_sub(self.indices.next_avail);
         if known != 0 {
             return Ok(known);
         }
@@ -49,24 +49,24 @@ impl SplitRing {
     #[inline(always)]
     pub(super) fn refresh_available(&mut self) -> Result<u16, RingError> {
         let idx = self.load_avail_idx();
-        let ahead = idx.wrapping_sub(self.next_avail);
+        let ahead = idx.wrapping_sub(self.indices.next_avail);
         if ahead > self.size() {
             return Err(RingError::AvailIndex { ahead, size: self.size() });
         }
-        self.avail_seen = idx;
+        self.indices.avail_seen = idx;
         Ok(ahead)
     }
 
     /// True if heads seen at the last read of avail.idx are not taken yet.
     #[inline(always)]
     pub fn has_more(&self) -> bool {
-        self.avail_seen != self.next_avail
+        self.indices.avail_seen != self.indices.next_avail
     }
 
     /// True if avail.idx, read now, is ahead of the next head to take.
     #[inline(always)]
     pub fn has_work(&self) -> bool {
-        self.load_avail_idx() != self.next_avail
+        self.load_avail_idx() != self.indices.next_avail
     }
 
     /// Returns the number of buffers that the driver offers now; 0 also if avail.idx makes no
@@ -96,7 +96,7 @@ impl SplitRing {
             return Ok(0);
         }
         for i in 0..n {
-            let head = self.load_head(self.next_avail.wrapping_add(i as u16));
+            let head = self.load_head(self.indices.next_avail.wrapping_add(i as u16));
             if head >= self.size() {
                 return Err(RingError::Head { head, size: self.size() });
             }
@@ -106,13 +106,13 @@ impl SplitRing {
         let seen = self.find(burst, n);
         if !seen.plain {
             self.take_mixed(burst, seen.count);
-        } else if usize::from(self.header_len) == VNET_HDR_LEN {
+        } else if usize::from(self.features.header_len) == VNET_HDR_LEN {
             SplitRing::take_plain::<VNET_HDR_LEN>(burst, seen.count);
         } else {
             SplitRing::take_plain::<VNET_HDR_LEN_LEGACY>(burst, seen.count);
         }
         make_private(burst);
-        burst.examine(self.offloads, false);
+        burst.examine(self.features.offloads, false);
         Ok(burst.taken)
     }
 
@@ -120,7 +120,7 @@ impl SplitRing {
     #[inline(always)]
     fn take_plain<const HEADER_LEN: usize>(burst: &mut Burst, count: usize) {
         for i in 0..count {
-            burst.push_plain::<HEADER_LEN>(i, burst.found[i]);
+            burst.push_plain::<HEADER_LEN>(i, burst.left.found[i]);
         }
         burst.taken = count;
     }
@@ -130,15 +130,15 @@ impl SplitRing {
     fn take_mixed(&mut self, burst: &mut Burst, count: usize) {
         let mut bytes = 0u32;
         for i in 0..count {
-            let found = burst.found[i];
+            let found = burst.left.found[i];
             if found.at.is_null() {
-                match self.take_chain(burst, i, burst.chains[i]) {
+                match self.take_chain(burst, i, burst.left.chains[i]) {
                     Some(cost) => bytes += cost,
                     None => break,
                 }
             } else {
                 bytes += found.len;
-                if usize::from(self.header_len) == VNET_HDR_LEN {
+                if usize::from(self.features.header_len) == VNET_HDR_LEN {
                     burst.push_plain::<VNET_HDR_LEN>(i, found);
                 } else {
                     burst.push_plain::<VNET_HDR_LEN_LEGACY>(i, found);
@@ -154,7 +154,7 @@ impl SplitRing {
     /// First pass: reads and translates the first descriptor of each head.
     #[inline(always)]
     fn find(&mut self, burst: &mut Burst, count: usize) -> Seen {
-        let header_len = u32::from(self.header_len);
+        let header_len = u32::from(self.features.header_len);
         let least = u64::from(header_len) + SNAPSHOT_LEN as u64;
         // One comparison: lengths below the shortest wrap around to large numbers.
         let shortest = header_len + MIN_FRAME_LEN;
@@ -170,10 +170,10 @@ impl SplitRing {
             {
                 prefetch::read(at);
                 prefetch::read(at.wrapping_add(VNET_HDR_LEN + SNAPSHOT_LEN - 1));
-                burst.found[i] = Found { at, len };
+                burst.left.found[i] = Found { at, len };
             } else {
-                burst.found[i] = Found::CHAIN;
-                burst.chains[i] = desc;
+                burst.left.found[i] = Found::CHAIN;
+                burst.left.chains[i] = desc;
                 seen.plain = false;
             }
             seen.bytes = seen.bytes.saturating_add(len);
@@ -194,7 +194,7 @@ impl SplitRing {
         if start > 0 && start + MAX_CHAIN_DESCRIPTORS > BURST_PIECES {
             return None;
         }
-        let header_len = u32::from(self.header_len);
+        let header_len = u32::from(self.features.header_len);
         let before = burst.pieces.visited;
         let walked = self.walk(first, Access::Readable, &mut burst.pieces);
         let visited = burst.pieces.visited.wrapping_sub(before);
@@ -237,14 +237,14 @@ impl SplitRing {
         self.check_memory()?;
         let taken = usize::from(self.refresh_available()?).min(limit).min(BURST_FRAMES);
         for i in 0..taken {
-            let head = self.load_head(self.next_avail.wrapping_add(i as u16));
+            let head = self.load_head(self.indices.next_avail.wrapping_add(i as u16));
             if head >= self.size() {
                 return Err(RingError::Head { head, size: self.size() });
             }
-            self.store_used(self.next_used.wrapping_add(i as u16), head, 0);
+            self.store_used(self.indices.next_used.wrapping_add(i as u16), head, 0);
         }
-        self.next_used = self.next_used.wrapping_add(taken as u16);
-        self.next_avail = self.next_avail.wrapping_add(taken as u16);
+        self.indices.next_used = self.indices.next_used.wrapping_add(taken as u16);
+        self.indices.next_avail = self.indices.next_avail.wrapping_add(taken as u16);
         count(taken);
         Ok((taken, self.publish()))
     }
@@ -255,7 +255,7 @@ impl SplitRing {
         for &head in &burst.heads[..burst.taken] {
             self.push_used(head, 0);
         }
-        self.next_avail = self.next_avail.wrapping_add(burst.taken as u16);
+        self.indices.next_avail = self.indices.next_avail.wrapping_add(burst.taken as u16);
         self.publish()
     }
 }

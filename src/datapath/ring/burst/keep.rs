@@ -55,7 +55,7 @@ impl Burst {
     pub fn restore(&mut self, kept: &mut KeptFrames) {
         self.clear();
         // All frames are in private memory already.
-        self.staged = u64::MAX;
+        self.private.staged = u64::MAX;
         self.asks = kept.asks;
         let mut at = kept.bytes.as_mut_ptr();
         for (place, frame) in kept.frames.iter().take(BURST_FRAMES).enumerate() {

@@ -19,7 +19,7 @@ impl Burst {
             return Some(self.frames[index].head());
         }
         // No reference to the slots: frames refer to the slots by raw pointers.
-        let slots = (&raw mut *self.headers).cast::<[u8; MAX_HEADERS_LEN]>();
+        let slots = (&raw mut *self.private.headers).cast::<[u8; MAX_HEADERS_LEN]>();
         let mut slot = slots.wrapping_add(usize::from(position) % BURST_FRAMES).cast::<u8>();
         if rest.at == self.message_slot(position).wrapping_add(SNAPSHOT_LEN) {
             slot = self.message_slot(position);
@@ -46,8 +46,8 @@ impl Burst {
         if len > MAX_MESSAGE_LEN {
             return None;
         }
-        if self.messages.is_empty() {
-            self.messages = vec![0; MAX_MESSAGE_LEN * BURST_FRAMES].into_boxed_slice();
+        if self.private.messages.is_empty() {
+            self.private.messages = vec![0; MAX_MESSAGE_LEN * BURST_FRAMES].into_boxed_slice();
         }
         let slot = self.message_slot(position);
         if rest.at != slot.wrapping_add(SNAPSHOT_LEN) {
@@ -61,11 +61,11 @@ impl Burst {
 
     /// Returns the slot of a position in `messages`; null before `messages` is allocated.
     fn message_slot(&mut self, position: u8) -> *mut u8 {
-        if self.messages.is_empty() {
+        if self.private.messages.is_empty() {
             return std::ptr::null_mut();
         }
         // No reference to the slots: frames refer to the slots by raw pointers.
-        let slots = (&raw mut *self.messages).cast::<u8>();
+        let slots = (&raw mut *self.private.messages).cast::<u8>();
         slots.wrapping_add(usize::from(position) % BURST_FRAMES * MAX_MESSAGE_LEN)
     }
 

@@ -276,7 +276,10 @@ fn without_tso_a_receiver_gets_segments() {
                     pair.take();
                     let done = pair.deliver(Cut::Whole);
                     let count = payload.div_ceil(mss.into()) as u64;
-                    assert_eq!((done.frames, done.segmented, done.segments), (1, 1, count));
+                    assert_eq!(
+                        (done.frames, done.fallbacks.segmented, done.fallbacks.segments),
+                        (1, 1, count)
+                    );
                     check_segments(&pair.received(size), &packet, v6, mss.into(), valid);
                 }
             }
@@ -296,7 +299,7 @@ fn without_checksums_a_receiver_gets_whole_ones() {
                     pair.send(asking(v6, 0), &packet, &cuts);
                     pair.post(20, size);
                     pair.take();
-                    assert_eq!(pair.deliver(Cut::Whole).checksummed, 1);
+                    assert_eq!(pair.deliver(Cut::Whole).fallbacks.checksummed, 1);
                     let [(header, got)] = &pair.received(size)[..] else { panic!() };
                     assert!(header.is_plain());
                     assert_eq!(ones(pseudo(got, v6), &got[l4(v6)..]), 0xffff, "{cuts:?}");
@@ -355,12 +358,15 @@ fn segments_wait_for_all_their_buffers_unless_it_is_the_last_try() {
         pair.take();
         let done = pair.deliver(if last { Cut::Part(9) } else { Cut::Whole });
         if last {
-            assert_eq!((done.settled, done.segments, done.segments_lost), (1, 3, 2));
+            assert_eq!(
+                (done.settled, done.fallbacks.segments, done.fallbacks.segments_lost),
+                (1, 3, 2)
+            );
             assert_eq!(pair.received(2048).len(), 3);
         } else {
             assert_eq!((done.settled, done.frames, used(&pair.rx).len()), (0, 0, 0));
             pair.post(2, 2048);
-            assert_eq!(pair.deliver(Cut::Whole).segments, 5);
+            assert_eq!(pair.deliver(Cut::Whole).fallbacks.segments, 5);
             check_segments(&pair.received(2048), &packet, false, 1000, false);
         }
     }
@@ -376,7 +382,7 @@ fn a_packet_that_runs_out_of_buffers_midway_leaves_the_ring_as_it_was() {
     pair.take();
     assert_eq!((pair.deliver(Cut::Whole).settled, used(&pair.rx).len()), (0, 0));
     pair.post(3, 700);
-    assert_eq!(pair.deliver(Cut::Whole).segments, 5);
+    assert_eq!(pair.deliver(Cut::Whole).fallbacks.segments, 5);
     check_segments(&pair.received(700), &packet, false, 1000, false);
 }
 
@@ -388,8 +394,8 @@ fn more_segments_than_the_ring_has_buffers_are_delivered_in_part() {
     pair.post(50, 256);
     pair.take();
     let done = pair.deliver(Cut::Whole);
-    assert_eq!((done.frames, done.segments), (1, 50));
-    assert_eq!(done.segments_lost, 60_000_u64.div_ceil(8) - 50);
+    assert_eq!((done.frames, done.fallbacks.segments), (1, 50));
+    assert_eq!(done.fallbacks.segments_lost, 60_000_u64.div_ceil(8) - 50);
     assert!(u64::from(MAX_SEGMENTS) > 50);
 }
 
@@ -403,7 +409,11 @@ fn buffers_too_small_for_segments_are_given_up() {
         pair.post(1024, 20);
         pair.take();
         let done = pair.deliver(cut);
-        assert_eq!((done.settled, done.no_fit.count_ones(), done.segments), (1, 1, 0), "{cut:?}");
+        assert_eq!(
+            (done.settled, done.no_fit.count_ones(), done.fallbacks.segments),
+            (1, 1, 0),
+            "{cut:?}"
+        );
         let walked = pair.scratch.walked();
         assert!((625..=625 + MAX_MERGED_BUFFERS as u32 + 5).contains(&walked), "{walked}");
         assert!(used(&pair.rx).is_empty());

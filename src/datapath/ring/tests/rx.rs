@@ -279,7 +279,7 @@ fn what_a_panic_left_unpublished_is_undone() {
     assert_eq!(frames.deliver(&mut ring).frames, 1);
     ring.push_used(1, 112);
     ring.push_used(2, 112);
-    ring.next_avail = ring.next_avail.wrapping_add(1);
+    ring.indices.next_avail = ring.indices.next_avail.wrapping_add(1);
     ring.roll_back();
     assert_eq!(used(&queue), [(0, 72)]);
     let frames = Frames::new(&[100, 101]);

@@ -99,8 +99,8 @@ fn shared_scratch_leaves_no_trace() {
                     assert!(same, "{poison:#x} shows: {sent:?} to {takes:?}, buffers of {room}");
                 }
                 delivered += clean.done.frames;
-                cut += clean.done.segmented;
-                summed += clean.done.checksummed;
+                cut += clean.done.fallbacks.segmented;
+                summed += clean.done.fallbacks.checksummed;
             }
         }
     }

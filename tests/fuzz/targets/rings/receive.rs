@@ -339,7 +339,7 @@ fn check_content(
     }
     assert!(arrived.next().is_none(), "something arrived that was not sent");
     // Segments of one packet may look like those of the next if some are missing.
-    if done.segments_lost == 0 {
+    if done.fallbacks.segments_lost == 0 {
         assert_eq!((delivered, bytes), (done.frames, done.bytes));
     }
     if let (Some(frame), None) = (frames.get(done.settled), done.broken) {
