@@ -245,7 +245,7 @@ impl Pipeline {
             }
         }
         if ports.is_observed() {
-            self.begin_observing(ports, &mut guard);
+            guard.outcomes.begin();
         }
         self.classify(ports, source, &mut guard);
         self.stage(ports, source, &mut guard);
@@ -270,16 +270,21 @@ impl Pipeline {
         source: &mut impl Source<'p>,
         context: &mut BurstContext,
     ) {
+        let mut frames = 0;
         if context.outcomes.are_wanted() {
-            self.find_mirrored(ports, source.port().id, context);
+            if ports.is_captured() {
+                context.outcomes.may_look = self.may_capture(ports);
+            }
+            frames |= context.frames_for_observers(ports, source.port().id);
         }
         if self.stalls.is_watching() && source.ring().is_some() {
-            let unsettled = context.plan.unsettled();
-            context.burst.stage(unsettled);
+            frames |= context.plan.unsettled();
         }
         if context.plan.is_fanned() {
-            let flooded = context.plan.flooded_frames();
-            context.burst.stage(flooded);
+            frames |= context.plan.flooded_frames();
+        }
+        if frames != 0 {
+            context.burst.stage(frames);
         }
     }
 

@@ -279,13 +279,11 @@ impl BurstContext {
     ) {
         let BurstContext { burst, plan, memo, flows, violations, snooped, .. } = self;
         memo.start_burst();
-        let (Arrival { policy, port, now, .. }, first) = (&arrival, arrival.port.id);
-        let (policy, rules) = (*policy, policy.ports.policy(first));
+        let Arrival { policy, port, now, .. } = arrival;
+        let rules = policy.ports.policy(port.id);
         // Before anything is learned from them.
         let refused = match &rules.security {
-            Some(security) if SCREENED && rules.forwards => {
-                violations.find(burst, security, port, *now)
-            }
+            Some(guard) if SCREENED && rules.forwards => violations.find(burst, guard, port, now),
             _ => 0,
         };
         let barred = refused | if SNOOPED { snooped.find(burst, policy.ports, port) } else { 0 };
@@ -329,11 +327,10 @@ impl BurstContext {
         if stretch {
             plan.stretch(burst.frames().len() as u8);
         }
-        plan.close();
         let Classifier { exits, entry, .. } = classifier;
         burst.are_alike = SCREENED && entry.tag_changes < 2;
         self.flood.permit = floods.permit;
-        self.end_classification(policy.ports, first, &exits, cut);
+        self.end_classification(policy.ports, port.id, &exits, cut);
     }
 
     /// Ends the classification of a burst from port `from` whose frames from `cut` on wait.
@@ -346,6 +343,7 @@ impl BurstContext {
         cut: Option<usize>,
     ) {
         let BurstContext { burst, plan, outcomes, .. } = self;
+        plan.close();
         if exits.max_len < NO_LIMIT || !exits.keep_tags {
             let max_len = if exits.keep_tags { exits.max_len } else { 0 };
             egress::limit_runs(burst, plan, (from, ports), max_len, outcomes);

@@ -46,14 +46,21 @@ pub struct GuestPort {
     pub signal_cost: Arc<SignalCost>,
     /// What is wrong with the memory that its front-end shares.
     pub memory_faults: MemoryFaults,
-    /// Wakes the session with the front-end.
-    session_waker: Mutex<Option<Arc<SessionWaker>>>,
-    /// The number of the last session; changed with the lock of `session_waker` held.
-    last_session: AtomicU64,
-    /// The last one that was ended by `evict`; changed likewise.
+    session: SessionState,
+}
+
+/// The session of a port with its front-end.
+#[derive(Debug, Default)]
+struct SessionState {
+    /// Wakes the session; none if no front-end is attached.
+    waker: Mutex<Option<Arc<SessionWaker>>>,
+    /// The number of the last session; changed with the lock of `waker` held.
+    last: AtomicU64,
+    /// The last session that `evict` ended; changed with the lock of `waker` held.
     evicted: AtomicU64,
+    /// That front-end made a thread wait that others need.
     harmful: AtomicBool,
-    /// The process that is connected to its socket.
+    /// The process that is connected to the port's socket.
     front_end: Mutex<Option<FrontEnd>>,
     inspection: Inspection,
 }
@@ -95,12 +102,7 @@ impl GuestPort {
             steering: OnceLock::new(),
             signal_cost: Arc::default(),
             memory_faults: MemoryFaults::default(),
-            session_waker: Mutex::new(None),
-            last_session: AtomicU64::new(0),
-            evicted: AtomicU64::new(0),
-            harmful: AtomicBool::new(false),
-            front_end: Mutex::new(None),
-            inspection: Inspection::default(),
+            session: SessionState::default(),
         }
     }
 
@@ -111,12 +113,12 @@ impl GuestPort {
 
     /// Records which process is connected to the port's socket, or that none is any more.
     pub fn set_front_end(&self, who: Option<FrontEnd>) {
-        *self.front_end.lock().unwrap_or_else(PoisonError::into_inner) = who;
+        *self.session.front_end.lock().unwrap_or_else(PoisonError::into_inner) = who;
     }
 
     /// The process that is connected to the port's socket.
     pub fn front_end(&self) -> Option<FrontEnd> {
-        *self.front_end.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.session.front_end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The queue of ring `index` of the device.
@@ -187,7 +189,7 @@ impl GuestPort {
     pub fn attach(&self, waker: Arc<SessionWaker>) {
         let mut place = self.session_waker();
         let session = SESSIONS.fetch_add(1, Ordering::Relaxed) + 1;
-        self.last_session.store(session, Ordering::Relaxed);
+        self.session.last.store(session, Ordering::Relaxed);
         *place = Some(waker);
     }
 
@@ -196,7 +198,7 @@ impl GuestPort {
         if let Some(steering) = self.steering.get() {
             steering.clear();
         }
-        self.inspection.clear();
+        self.session.inspection.clear();
         self.memory_faults.set(false, false, 0);
         *self.session_waker() = None;
     }
@@ -210,7 +212,7 @@ impl GuestPort {
     /// while no front-end is connected.
     pub fn session(&self) -> Option<u64> {
         let leave = self.session_waker();
-        leave.as_ref().map(|_| self.last_session.load(Ordering::Relaxed))
+        leave.as_ref().map(|_| self.session.last.load(Ordering::Relaxed))
     }
 
     /// Ends the session with the front-end: its thread is told to close the connection and
@@ -226,19 +228,19 @@ impl GuestPort {
     pub fn evict(&self, session: u64, why: Eviction) -> bool {
         let leave = self.session_waker();
         let Some(leave) = &*leave else { return false };
-        if self.last_session.load(Ordering::Relaxed) != session {
+        if self.session.last.load(Ordering::Relaxed) != session {
             return false;
         }
         if why == Eviction::Harmful {
-            self.harmful.store(true, Ordering::Relaxed);
+            self.session.harmful.store(true, Ordering::Relaxed);
         }
         leave.end();
-        self.evicted.swap(session, Ordering::Relaxed) != session
+        self.session.evicted.swap(session, Ordering::Relaxed) != session
     }
 
     /// True if a front-end was dropped as [`Eviction::Harmful`] since this was asked last.
     pub fn was_harmful(&self) -> bool {
-        self.harmful.swap(false, Ordering::Relaxed)
+        self.session.harmful.swap(false, Ordering::Relaxed)
     }
 
     /// Asks the session to report its state, and has `waker` woken then; the number of the
@@ -246,25 +248,25 @@ impl GuestPort {
     pub fn inspect(&self, waker: &Arc<Waker>) -> Option<u64> {
         let leave = self.session_waker();
         let session = leave.as_ref()?;
-        let question = self.inspection.ask(waker);
+        let question = self.session.inspection.ask(waker);
         session.wake();
         Some(question)
     }
 
     /// What the session reported in answer to a question, once it has.
     pub fn inspected(&self, question: u64) -> Option<SessionFacts> {
-        self.inspection.answer(question)
+        self.session.inspection.answer(question)
     }
 
     /// The session reports its state, if it was asked to.
     pub fn tell(&self, facts: impl FnOnce() -> SessionFacts) {
-        if self.inspection.is_asked() {
-            self.inspection.tell(facts());
+        if self.session.inspection.is_asked() {
+            self.session.inspection.tell(facts());
         }
     }
 
     fn session_waker(&self) -> MutexGuard<'_, Option<Arc<SessionWaker>>> {
-        self.session_waker.lock().unwrap_or_else(PoisonError::into_inner)
+        self.session.waker.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -14,21 +14,11 @@ use switch::PortId;
 use sys::clock;
 
 impl Pipeline {
-    /// Begins with a burst that may be captured or mirrored. If a capture has time to look at its
-    /// frames, they become private, so that what is captured is what is delivered.
+    /// Returns true if a capture has time to look at frames now.
     #[cold]
-    pub(super) fn begin_observing(&self, ports: &PortTable, context: &mut BurstContext) {
-        context.outcomes.begin();
-        if !ports.is_captured() {
-            return;
-        }
+    pub(super) fn may_capture(&self, ports: &PortTable) -> bool {
         let (now, captures) = (clock::monotonic_nanos(), ports.captures().count());
-        let may_look = |capture: &Capture| capture.may_look(self.worker, now, captures);
-        context.outcomes.may_look = ports.captures().any(may_look);
-        // Else they do just before they are delivered, as those of a mirror do.
-        if context.outcomes.may_look && !self.stalls.is_watching() {
-            context.burst.stage(u64::MAX);
-        }
+        ports.captures().any(|capture| capture.may_look(self.worker, now, captures))
     }
 
     /// Leaves copies of a burst that came from port `from`. It is delivered, and not yet given back

@@ -107,7 +107,8 @@ impl Pipeline {
         context.flood.is_continued = true;
         if ports.is_observed() {
             context.outcomes.begin();
-            self.find_mirrored(ports, from.id, context);
+            // The frames of a flood are private.
+            let _ = context.frames_for_observers(ports, from.id);
         }
         self.deliver_floods(ports, from, context, stats);
         if context.outcomes.are_wanted() {

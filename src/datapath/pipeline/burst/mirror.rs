@@ -25,33 +25,6 @@ struct Places {
 }
 
 impl Pipeline {
-    /// Goes by the plan of a burst: those of its frames that a mirror may want become private, so
-    /// that what an observer sees is what was delivered. If there are none, and no captures, what
-    /// becomes of its frames need not be noted.
-    #[cold]
-    pub(super) fn find_mirrored(
-        &self,
-        ports: &PortTable,
-        from: PortId,
-        context: &mut BurstContext,
-    ) {
-        let is_captured = ports.is_captured();
-        // All are private then.
-        if is_captured && context.outcomes.may_look {
-            return;
-        }
-        let watches = ports.watches();
-        let wanted = match watches.iter().any(|watch| watch.takes_in(from)) {
-            true => u64::MAX,
-            false => context.plan.frames_to(|port| watches.iter().any(|w| w.takes_out(port))),
-        };
-        if wanted == 0 && !is_captured {
-            context.outcomes.end();
-        } else if wanted != 0 && !self.stalls.is_watching() && !context.flood.is_continued {
-            context.burst.stage(staged(ports, from, context));
-        }
-    }
-
     /// Leaves copies of a burst that came from port `from` with captures, and delivers those of
     /// mirrors, which count as its source's.
     #[cold]
@@ -123,19 +96,36 @@ impl Pipeline {
     }
 }
 
-/// The frames of a burst of which a mirror copies more than their snapshots.
-fn staged(ports: &PortTable, from: PortId, context: &BurstContext) -> u64 {
-    let watches = ports.watches();
-    let reads =
-        |watch: &Watch| watch.frames.snaplen.is_none_or(|most| most as usize > SNAPSHOT_LEN);
-    if watches.iter().any(|watch| watch.takes_in(from) && reads(watch)) {
-        return u64::MAX;
+impl BurstContext {
+    /// Returns the frames of a planned burst from port `from` of which a capture or a mirror reads
+    /// more than their snapshots, as bits of their indices: private frames reach observers and
+    /// receivers alike. If no observer wants a frame, no outcomes are noted.
+    #[cold]
+    pub(super) fn frames_for_observers(&mut self, ports: &PortTable, from: PortId) -> u64 {
+        let is_captured = ports.is_captured();
+        if is_captured && self.outcomes.may_look {
+            return u64::MAX;
+        }
+        let watches = ports.watches();
+        let comes_in = watches.iter().any(|watch| watch.takes_in(from));
+        let goes_out = |port| watches.iter().any(|watch| watch.takes_out(port));
+        if !comes_in && self.plan.frames_to(goes_out) == 0 {
+            if !is_captured {
+                self.outcomes.end();
+            }
+            return 0;
+        }
+        let reads =
+            |watch: &Watch| watch.frames.snaplen.is_none_or(|most| most as usize > SNAPSHOT_LEN);
+        if watches.iter().any(|watch| watch.takes_in(from) && reads(watch)) {
+            return u64::MAX;
+        }
+        // Where a tag comes out, what is behind the snapshot moves into the head.
+        let is_open = |port| Passage::new(ports, from, port).is_open();
+        self.plan.frames_to(|port| {
+            watches.iter().any(|watch| watch.takes_out(port) && (reads(watch) || !is_open(port)))
+        })
     }
-    // Where a tag comes out, what is behind the snapshot moves into the head.
-    let is_open = |port| Passage::new(ports, from, port).is_open();
-    context.plan.frames_to(|port| {
-        watches.iter().any(|watch| watch.takes_out(port) && (reads(watch) || !is_open(port)))
-    })
 }
 
 impl Places {
