@@ -12,7 +12,7 @@
 //! for the attempt again before it is woken to receive.
 //!
 //! *Measured* between two Linux guests (TCP, QEMU without KVM), interrupts of the sender for each
-//! Mbit: 1.3 to 1.7 so, 1.8 to 2.8 where the held signals leave before the worker sleeps.
+//! Mbit: 1.5 to 1.8 so, 2.3 to 2.8 where held signals leave before the worker sleeps.
 //!
 //! [`TX_COALESCED_NANOS`]: base::limits::TX_COALESCED_NANOS
 

@@ -1,8 +1,8 @@
 //! Signals of transmit rings that their worker holds.
 //!
 //! A held signal leaves when a receive ring of its guest is signalled, by whichever worker, at the
-//! latest [`TX_COALESCED_NANOS`] after the oldest one was held. `port::moderation` decides which
-//! signals are held. The worker sends them without a lock of their rings.
+//! latest after [`TX_COALESCED_NANOS`]. `port::moderation` decides which signals are held. The
+//! worker sends them without a lock of their rings.
 
 use std::sync::{Arc, Weak};
 
@@ -17,8 +17,6 @@ use sys::clock;
 /// signalled any more: its session signals the next one.
 pub(super) struct HeldSignals {
     signals: Vec<HeldSignal>,
-    /// The cycle of the turn in which the oldest one was held; none before the turn ends.
-    since: Option<u64>,
     /// [`TX_COALESCED_NANOS`] in cycles.
     longest: u64,
 }
@@ -28,12 +26,14 @@ struct HeldSignal {
     call: Weak<CallFd>,
     /// Signals of the guest's receive rings when the signal was held.
     received: u32,
+    /// The cycle at which the signal leaves at the latest; none before its turn ends.
+    due: Option<u64>,
 }
 
 impl Default for HeldSignals {
     fn default() -> HeldSignals {
         let longest = clock::cycles_in(TX_COALESCED_NANOS);
-        HeldSignals { signals: Vec::new(), since: None, longest }
+        HeldSignals { signals: Vec::new(), longest }
     }
 }
 
@@ -54,7 +54,7 @@ impl HeldSignals {
     pub fn hold(&mut self, port: PortId, call: &Arc<CallFd>, received: u32) -> bool {
         let has_room = self.signals.len() < MAX_HELD_SIGNALS;
         if has_room {
-            self.signals.push(HeldSignal { port, call: Arc::downgrade(call), received });
+            self.signals.push(HeldSignal { port, call: Arc::downgrade(call), received, due: None });
         }
         has_room
     }
@@ -62,25 +62,20 @@ impl HeldSignals {
     /// Holds the signal of that descriptor no longer.
     pub fn release(&mut self, call: &Arc<CallFd>) {
         self.signals.retain(|held| !is_same(&held.call, call));
-        if self.signals.is_empty() {
-            self.since = None;
-        }
     }
 
     /// Forgets the signals of ports that `stays` says no to.
     pub fn forget(&mut self, stays: impl Fn(PortId) -> bool) {
         self.signals.retain(|held| stays(held.port));
-        if self.signals.is_empty() {
-            self.since = None;
-        }
     }
 
-    /// Adds to the signals of the turn of cycle `now` those whose guests are woken to receive, or
-    /// all if the oldest one is held for long.
+    /// Adds to the signals of the turn of cycle `now` those whose guests are woken to receive, and
+    /// those that are held for long.
     #[inline(never)]
     pub fn take_due(&mut self, ports: &PortTable, now: u64, pending: &mut Pending) {
-        let is_late = clock::since(*self.since.get_or_insert(now), now) >= self.longest;
-        self.signals.retain(|held| {
+        let longest = self.longest;
+        self.signals.retain_mut(|held| {
+            let is_late = now >= *held.due.get_or_insert(now.saturating_add(longest));
             let Some(call) = held.call.upgrade() else { return false };
             let received = ports.guest(held.port).map(|(_, guest)| guest.received());
             let is_due = is_late || received != Some(held.received);
@@ -89,13 +84,10 @@ impl HeldSignals {
             }
             !is_due
         });
-        if self.signals.is_empty() {
-            self.since = None;
-        }
     }
 
-    /// The cycle at which all leave; none if none is held.
+    /// The cycle at which the first one leaves at the latest; none if none is held.
     pub fn due(&self) -> Option<u64> {
-        self.since.map(|since| since.saturating_add(self.longest))
+        self.signals.iter().filter_map(|held| held.due).min()
     }
 }
