@@ -1,46 +1,46 @@
-//! What is earned and spent, and not saved up beyond a cap: the arithmetic of every token bucket,
-//! credit and deficit of the switch. What a unit is, when it is earned and what it pays for is the
-//! caller's: mostly a cycle, or a nanosecond.
+//! A budget that is earned, spent and capped: the arithmetic of every token bucket, credit and
+//! deficit of the switch. The caller chooses the unit, mostly a cycle or a nanosecond, and decides
+//! when units are earned and for what they are spent.
 
-/// An amount with a cap.
+/// A level of units between zero and a cap; negative after [`Budget::overdraw`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
     level: i64,
-    /// The most there can be.
+    /// The highest level, in units.
     pub cap: u64,
 }
 
 impl Budget {
-    /// With nothing in it.
+    /// Makes an empty budget.
     pub const fn empty(cap: u64) -> Budget {
         Budget { level: 0, cap }
     }
 
-    /// What is there; nothing if it is overdrawn.
+    /// Returns the level; 0 if the budget is overdrawn.
     #[inline(always)]
     pub fn level(&self) -> u64 {
         u64::try_from(self.level).unwrap_or(0)
     }
 
-    /// Earns so much, up to the cap.
+    /// Raises the level by `amount`, at most to the cap.
     #[inline(always)]
     pub fn earn(&mut self, amount: u64) {
         let cap = i64::try_from(self.cap).unwrap_or(i64::MAX);
         self.level = self.level.saturating_add_unsigned(amount).min(cap);
     }
 
-    /// Spends so much, or all there is.
+    /// Lowers the level by `amount`, at least to 0; an overdrawn budget comes to 0 too.
     #[inline(always)]
     pub fn spend(&mut self, amount: u64) {
         self.level = self.level.saturating_sub_unsigned(amount).max(0);
     }
 
-    /// Spends so much, if need be of what is earned later.
+    /// Lowers the level by `amount`, below 0 if necessary; later earnings pay the debt first.
     pub fn overdraw(&mut self, amount: u64) {
         self.level = self.level.saturating_sub_unsigned(amount);
     }
 
-    /// Spends so much if there is as much; true if so.
+    /// Spends `amount` if the level is at least `amount`; returns true if so.
     #[inline(always)]
     pub fn take(&mut self, amount: u64) -> bool {
         let enough = self.level() >= amount;

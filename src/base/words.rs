@@ -1,11 +1,11 @@
-//! Enumerations of which each value has a word, numbers of things, and paths in commands: for
+//! Enumerations with a word for each value, counted nouns, and paths in shell commands: text for
 //! files, clients and people.
 
 use std::fmt::Display;
 
-/// A type of whose values some have a word, or all.
+/// A type whose values, some or all, have a word.
 pub trait Words: Copy + PartialEq + 'static {
-    /// The words and their values.
+    /// Each word with its value.
     const WORDS: &'static [(&'static str, Self)];
 }
 
@@ -13,7 +13,7 @@ impl Words for bool {
     const WORDS: &'static [(&'static str, bool)] = &[("on", true), ("off", false)];
 }
 
-/// Returns a number of things: `1 port`, `2 ports`, `3 addresses`.
+/// Returns a count with its noun: `1 port`, `2 ports`, `3 addresses`.
 pub fn counted(count: impl Display, noun: &str) -> String {
     let count = count.to_string();
     let ending = match (count.as_str(), noun.ends_with('s')) {
@@ -24,7 +24,7 @@ pub fn counted(count: impl Display, noun: &str) -> String {
     format!("{count} {noun}{ending}")
 }
 
-/// Returns a path as a shell takes it for one word.
+/// Returns a path quoted so that a shell reads one word.
 pub fn quote(path: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@%:,".contains(c);
     match path.chars().all(is_plain) {
@@ -33,7 +33,7 @@ pub fn quote(path: &str) -> String {
     }
 }
 
-/// Enumerations with the word of each value. The first value is the default.
+/// Defines enumerations with a word for each value. The first value is the default.
 #[macro_export]
 macro_rules! words {
     ($($(#[$about:meta])* $name:ident { $($(#[$doc:meta])* $value:ident $word:literal,)* })*) => {$(
@@ -46,10 +46,10 @@ macro_rules! words {
         }
 
         impl $name {
-            /// All of them.
+            /// All values, in the order of their definition.
             pub const ALL: [$name; [$($word),*].len()] = [$($name::$value),*];
 
-            /// The word.
+            /// Returns the value's word.
             pub const fn name(self) -> &'static str {
                 match self { $($name::$value => $word,)* }
             }

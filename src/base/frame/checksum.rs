@@ -1,30 +1,29 @@
 //! The Internet checksum: ones' complement sums over 16-bit words (RFC 1071).
 //!
-//! A [`Sum`] stays unfolded until its 16 bits are needed, and its words have the machine's byte
-//! order: section 2(B) of the RFC shows that the order does not matter as long as words are loaded
-//! and stored alike. Parts that were summed apart are put together by [`Sum::plus`] and
-//! [`Sum::plus_at`], so that bytes can be summed where they are copied.
+//! A [`Sum`] stays unfolded until its 16 bits are needed. The words of a [`Sum`] have the machine's
+//! byte order: section 2(B) of the RFC shows that the byte order does not matter as long as words
+//! are loaded and stored alike. [`Sum::plus`] and [`Sum::plus_at`] add the sums of parts, so that
+//! bytes can be summed while they are copied.
 
-/// An unfolded ones' complement sum: any number that leaves the same rest modulo 65,535 as the sum
-/// of the words, and is zero only if all of them are.
+/// An unfolded ones' complement sum: a number that is congruent to the sum of the words modulo
+/// 65,535, and zero only if all words are zero.
 ///
-/// 2^16 is 1 modulo 65,535, and so are 2^32 and 2^64: halves and quarters of a wide word may be
-/// added wherever they stand, and a carry out of bit 63 comes back in at bit 0.
+/// 2^16 is 1 modulo 65,535, and so are 2^32 and 2^64. So halves and quarters of a wide word may be
+/// added at any position, and a carry out of bit 63 is added at bit 0.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Sum(u64);
 
 impl Sum {
-    /// Sum of no bytes.
+    /// The sum of no bytes.
     pub const ZERO: Sum = Sum(0);
 
-    /// Sum of `bytes`, the first of which stands at an even position; behind an odd last one a
-    /// zero is assumed.
+    /// Sums `bytes`, which begin at an even position. An odd last byte is padded with a zero.
     #[inline]
     pub fn of(bytes: &[u8]) -> Sum {
         let (words, rest) = bytes.as_chunks::<8>();
-        // No carry to wait for, so this becomes two additions and a shift of SSE2 for 16 bytes.
-        // `whole` loses what overflows; what it must have been follows from the upper halves,
-        // whose own sum is exact below 32 GiB.
+        // A loop without carries compiles to two additions and a shift of SSE2 for 16 bytes.
+        // `whole` overflows; the lost carries follow from the sum of the upper halves, which is
+        // exact below 32 GiB.
         let (mut whole, mut upper) = (0u64, 0u64);
         for &word in words {
             let word = u64::from_ne_bytes(word);
@@ -35,7 +34,7 @@ impl Sum {
         Sum(lower).plus(Sum(upper)).plus(Sum::of_rest(rest))
     }
 
-    /// Sum of at most seven bytes.
+    /// Sums at most seven bytes.
     #[inline(always)]
     fn of_rest(mut bytes: &[u8]) -> Sum {
         let mut sum = 0;
@@ -53,78 +52,79 @@ impl Sum {
         Sum(sum)
     }
 
-    /// A sum that was computed elsewhere: `raw` is one of 16-bit words in the machine's byte
-    /// order, or of 32-bit words of two such, that did not overflow. Two lanes with sums of the
-    /// lower and of the upper halves of 64-bit words are `from_raw(lower).plus(from_raw(upper))`.
+    /// Makes a sum of `raw`: the sum, without overflow, of 16-bit words in the machine's byte order
+    /// or of 32-bit words of two 16-bit words each. Two lanes that sum the lower and the upper
+    /// halves of 64-bit words are `from_raw(lower).plus(from_raw(upper))`.
     #[inline(always)]
     pub const fn from_raw(raw: u64) -> Sum {
         Sum(raw)
     }
 
-    /// Both together; the bytes of `part` begin at an even position.
+    /// Returns the sum of `self` and `part`, whose bytes begin at an even position.
     #[inline(always)]
     #[must_use]
     pub const fn plus(self, part: Sum) -> Sum {
         let (sum, carry) = self.0.overflowing_add(part.0);
-        // Cannot overflow: a sum with a carry is at most 2^64 - 2.
+        // The addition cannot overflow: a sum with a carry is at most 2^64 - 2.
         Sum(sum + carry as u64)
     }
 
-    /// Both together; the bytes of `part` begin at an odd position if `odd`.
+    /// Returns the sum of `self` and `part`, whose bytes begin at an odd position if `odd`.
     #[inline(always)]
     #[must_use]
     pub const fn plus_at(self, part: Sum, odd: bool) -> Sum {
-        // Each of its bytes is in the other half of a word (RFC 1071 section 2(B)).
+        // Each byte of `part` is in the other half of a word (RFC 1071 section 2(B)).
         let part = if odd { Sum(part.fold().swap_bytes() as u64) } else { part };
         self.plus(part)
     }
 
-    /// With a 16-bit number that the packet has in network byte order at an even position.
+    /// Adds a 16-bit number that the packet holds in network byte order at an even position.
     #[inline(always)]
     #[must_use]
     pub const fn word(self, value: u16) -> Sum {
         self.plus(Sum(value.to_be() as u64))
     }
 
-    /// Without one that was added before: adds its complement (RFC 1624, equation 3).
+    /// Subtracts a 16-bit number that was added before: adds its complement (RFC 1624, equation 3).
     #[inline(always)]
     #[must_use]
     pub const fn minus_word(self, value: u16) -> Sum {
         self.word(!value)
     }
 
-    /// Without `part`, which is at an even position of what was summed: adds its complement. A sum
-    /// of zero is 65,535 then.
+    /// Subtracts `part`, which begins at an even position of the summed bytes: adds the complement
+    /// of `part`. A difference of zero is represented as 65,535.
     #[inline(always)]
     #[must_use]
     pub const fn minus(self, part: Sum) -> Sum {
         self.plus(Sum(!part.fold() as u64))
     }
 
-    /// The 16 bits, in the machine's byte order: zero only if every byte is.
+    /// Returns the 16 bits of the sum in the machine's byte order: zero only if every byte is zero.
     #[inline(always)]
     pub const fn fold(self) -> u16 {
         let halves = (self.0 >> 32) + (self.0 & 0xffff_ffff);
-        // At most 33 bits, then 18, then 17 with a rest that has room for the carry.
+        // `halves` has at most 33 bits, `quarters` at most 18, and `sum` at most 17, whose lower 16
+        // bits have room for the carry.
         let quarters = (halves >> 16) + (halves & 0xffff);
         let sum = (quarters >> 16) + (quarters & 0xffff);
         ((sum >> 16) + (sum & 0xffff)) as u16
     }
 
-    /// The folded sum as a packet has it: what stands in a checksum field that a receiver is to
-    /// finish (`VIRTIO_NET_HDR_F_NEEDS_CSUM`), if this is the sum of the pseudo-header.
+    /// Returns the folded sum in the bytes of a packet. If `self` is the sum of the pseudo-header,
+    /// the bytes are the checksum field of a frame with `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
     #[inline(always)]
     pub const fn to_bytes(self) -> [u8; 2] {
         self.fold().to_ne_bytes()
     }
 
-    /// The bytes of a TCP or UDP checksum, if this is the sum of everything it covers. Finishing
-    /// one that a sender left (virtio 1.2 section 5.1.6.2) is no more than this: the sum from
-    /// `csum_start` to the frame's end, with the field, which holds the pseudo-header's sum.
+    /// Returns the bytes of a TCP or UDP checksum, if `self` is the sum of all covered bytes. To
+    /// finish a checksum that a sender left (virtio 1.2 section 5.1.6.2), sum from `csum_start` to
+    /// the frame's end, checksum field included: the field holds the pseudo-header's sum.
     ///
-    /// Zero is sent as 0xffff, which a receiver cannot tell from it by calculation: in UDP zero
-    /// says that there is no checksum (RFC 768), and other protocols do not mind. Linux does the
-    /// same whatever the protocol (`skb_checksum_help`).
+    /// Zero is sent as 0xffff, which a receiver's calculation cannot tell from zero: in UDP a zero
+    /// field means "no checksum" (RFC 768), and other protocols accept both. Linux replaces zero
+    /// for every protocol too (`skb_checksum_help`).
     #[inline(always)]
     pub const fn checksum(self) -> [u8; 2] {
         match !self.fold() {
@@ -133,7 +133,8 @@ impl Sum {
         }
     }
 
-    /// The bytes of an IPv4 header's checksum, if this is the sum of the header without it.
+    /// Returns the bytes of an IPv4 header's checksum, if `self` is the sum of the header without
+    /// its checksum field.
     #[inline(always)]
     pub const fn header_checksum(self) -> [u8; 2] {
         (!self.fold()).to_ne_bytes()
@@ -144,7 +145,7 @@ impl Sum {
 mod tests {
     use super::*;
 
-    /// Two bytes at a time, as RFC 1071 section 4.1 has it; in network byte order.
+    /// Sums two bytes at a time, as in RFC 1071 section 4.1; in network byte order.
     fn slow(bytes: &[u8]) -> u16 {
         let mut sum = 0u32;
         for pair in bytes.chunks(2) {
@@ -154,7 +155,7 @@ mod tests {
         sum as u16
     }
 
-    /// Bytes without a pattern.
+    /// Returns pseudo-random bytes.
     fn noise(len: usize) -> Vec<u8> {
         let mut seed = len as u64;
         let next = |_| {
@@ -195,7 +196,7 @@ mod tests {
         assert_eq!(most.plus(most).fold(), 0xffff);
         assert_eq!(most.plus(Sum::from_raw(1)).fold(), 1);
         let edges = [0, 1, 0xffff, 0x1_0000, 0x1_fffe, 0xffff_0001, u64::MAX - 1, u64::MAX];
-        // The one chained to them carries at the last addition too.
+        // The chained number carries at the last addition too.
         for raw in edges.into_iter().chain([0x8000_0000_8000_ffff]) {
             let fold = u64::from(Sum::from_raw(raw).fold());
             assert_eq!(fold % 0xffff, raw % 0xffff, "{raw:#x}");
@@ -239,7 +240,7 @@ mod tests {
             assert_eq!(more.fold(), sum.plus(Sum::of(&value.to_be_bytes())).fold());
             assert_eq!(more.minus_word(value).fold(), sum.fold());
         }
-        // Nothing is left: one of the two zeros of ones' complement.
+        // The difference is zero, in one of the two zeros of ones' complement.
         assert_eq!(Sum::ZERO.word(7).minus_word(7).fold(), 0xffff);
     }
 

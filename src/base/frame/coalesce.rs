@@ -1,16 +1,16 @@
-//! Segments of one TCP stream, one after another, as one large packet: what Linux does with frames
-//! that come from a network card (GRO: `tcp_gro_receive`, `inet_gro_receive`,
-//! `ipv6_gro_receive`), for devices that take such packets.
+//! Merges consecutive segments of a TCP stream into one large packet, for devices that take large
+//! packets. Linux does so with frames from a network card (GRO: `tcp_gro_receive`,
+//! `inet_gro_receive`, `ipv6_gro_receive`).
 //!
-//! What comes of it, cut again as its header asks ([`super::segment`]), is byte for byte what went
-//! into it. So all headers have to be equal but for the lengths, the sums, the sequence numbers and
-//! the IPv4 identifications, which have to follow each other, and PSH, which only the last has; a
-//! checksum is checked before it is left out. All of that is what Linux demands; it also merges
-//! packets with FIN, of extension headers, and with one identification for all, which go by
-//! themselves here.
+//! A merged packet, segmented as its header requests ([`super::segment`]), gives the original
+//! segments byte for byte. So all headers must be equal, with these exceptions: lengths and
+//! checksums may differ, sequence numbers and IPv4 identifications must be consecutive, and the
+//! last segment may have PSH. A checksum is verified before it is dropped. Linux demands all this
+//! too; Linux also merges packets with FIN, with extension headers, or with one identification for
+//! all, which are not merged here.
 //!
-//! Segments are found by their first bytes ([`Kind::of`], [`Order`]) and then merged where they
-//! lie in private memory ([`Packet`]).
+//! [`Kind::of`] and [`Order`] find segments by their first bytes; [`Packet`] merges segments in
+//! private memory.
 
 use super::VnetHdr;
 use super::checksum::Sum;
@@ -22,35 +22,35 @@ use super::protocol::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, ICMPV6, TCP, UDP};
 use crate::limits::{BURST_FRAMES, MIN_TCP_GSO_SIZE, TAP_PACKET_HEADERS};
 
 const ICMP: u8 = 1;
-/// Longest TCP header.
+/// Longest TCP header, in bytes.
 const TCP_MOST: usize = 60;
 const ACK: u8 = 0x10;
 const PSH: u8 = 0x08;
 
-/// Where in its TCP stream a frame stands, as far as its first bytes say.
+/// The position of a frame in its TCP stream, as far as the frame's first bytes tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// A number made of addresses and ports. Two streams may have the same: a [`Packet`] tells them
-    /// apart, and frames of one slot stay in order whatever they are.
+    /// Hash of addresses and ports. Two streams may have the same hash: [`Packet`] compares
+    /// headers, and frames of one slot stay in order in any case.
     stream: u64,
     sequence: u32,
-    /// Bytes of the TCP header and what follows.
+    /// Bytes of TCP header and payload.
     len: u32,
 }
 
-/// The stream of a frame, to which the segments behind the frame may belong.
+/// The TCP stream that a frame belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// None: the frame is of another protocol.
+    /// The frame belongs to no TCP stream.
     Other,
-    /// Any stream.
+    /// The stream cannot be told: the frame may belong to any stream.
     Any,
-    /// This stream.
+    /// The frame is a segment of this stream, at this position.
     Segment(Place),
 }
 
 impl Kind {
-    /// Returns the stream of a frame that begins with `head`.
+    /// Returns the kind of a frame that begins with `head`.
     #[inline]
     pub fn of(head: &[u8]) -> Kind {
         let l3 = l3_offset(head);
@@ -86,12 +86,12 @@ impl Kind {
     }
 }
 
-/// A network header of `N` bytes and what is behind it.
+/// Splits `head` at `l3` into a network header of `N` bytes and the bytes behind the header.
 fn split<const N: usize>(head: &[u8], l3: usize) -> Option<(&[u8; N], &[u8])> {
     head.get(l3..)?.split_first_chunk::<N>()
 }
 
-/// Flags and offset of an IPv4 header.
+/// Returns the fragment flags and the fragment offset of an IPv4 header.
 fn fragment(ip: &[u8]) -> u16 {
     u16::from_be_bytes([ip[6], ip[7]])
 }
@@ -110,36 +110,38 @@ impl Place {
         Kind::Segment(Place { stream, sequence, len: len as u32 })
     }
 
-    /// True if this may be what comes behind `before`: the length of its TCP header need not be
-    /// among its first bytes.
+    /// Returns true if this segment may directly follow `before`. The length of `before`'s TCP
+    /// header may be unknown, so every legal length is accepted.
     fn follows(&self, before: &Place) -> bool {
         let payload = self.sequence.wrapping_sub(before.sequence);
         let headers = before.len.wrapping_sub(payload) as usize;
         (TCP_HEADER..=TCP_MOST).contains(&headers) && payload > 0 && self.stream == before.stream
     }
 
-    /// A number that is the same for all of a stream, below [`BURST_FRAMES`].
+    /// Returns a number below [`BURST_FRAMES`] that is equal for all segments of a stream.
     fn slot(&self) -> usize {
         (self.stream >> 58) as usize % BURST_FRAMES
     }
 }
 
-/// The order in which the frames of a burst leave so that segments that follow each other do so.
-/// Frames of one stream stay in theirs.
+/// The order in which the frames of a burst leave, so that consecutive segments of a stream are
+/// adjacent. Frames of one stream keep their order.
 #[derive(Debug)]
 pub struct Order {
     frames: [u8; BURST_FRAMES],
     count: usize,
-    /// Bit n: frame n is the one behind frame n - 1 in its stream.
+    /// Bit n: frame n directly follows frame n - 1 in its stream.
     follows: u64,
 }
 
 impl Order {
-    /// Of the listed frames, whose first bytes `head` gives; none if no two of them may be merged.
+    /// Orders the listed frames, whose first bytes `head` returns; `None` if no two frames may be
+    /// merged.
     pub fn of<'a>(frames: &[u8], head: impl Fn(u8) -> &'a [u8]) -> Option<Order> {
         const NONE: u8 = u8::MAX;
         let frames = &frames[..frames.len().min(BURST_FRAMES)];
-        // Of each frame: its place, and the one behind it. Of each slot: its last frame.
+        // `places` and `next`: position and successor of each frame. `last`: the last frame of each
+        // slot.
         let mut places: [Option<Place>; BURST_FRAMES] = [None; BURST_FRAMES];
         let (mut next, mut last) = ([NONE; BURST_FRAMES], [NONE; BURST_FRAMES]);
         let mut behind = 0u64;
@@ -180,54 +182,55 @@ impl Order {
         Some(order)
     }
 
-    /// The frames.
+    /// Returns the frames in their order.
     pub fn frames(&self) -> &[u8] {
         &self.frames[..self.count]
     }
 
-    /// From the `at`-th frame on those that follow each other.
+    /// Returns the `at`-th frame and the frames that directly follow it in its stream.
     pub fn stream(&self, at: usize) -> &[u8] {
         let count = 1 + (self.follows >> at >> 1).trailing_ones() as usize;
         self.frames().get(at..at + count).unwrap_or_default()
     }
 }
 
-/// The bytes of a frame that were written to a buffer.
+/// A frame that was written to a buffer.
 #[derive(Debug, Clone, Copy)]
 pub struct Written {
-    /// Number of bytes.
+    /// Length of the frame in bytes.
     pub len: usize,
     /// The virtio-net header of the frame.
     pub header: VnetHdr,
-    /// The sum of the bytes, unless the header leaves the checksum to be finished.
+    /// The sum of the frame's bytes; not used if the header leaves the checksum to the receiver.
     pub sum: Sum,
 }
 
-/// A packet to which segments are added, at the beginning of a buffer.
+/// A packet at the beginning of a buffer, to which segments are added.
 #[derive(Debug)]
 pub struct Packet {
     l3: usize,
     l4: usize,
-    /// Bytes of all headers.
+    /// Length of all headers in bytes.
     headers: usize,
-    /// Bytes of the packet.
+    /// Length of the packet in bytes.
     len: usize,
-    /// Payload of each segment but the last.
+    /// Payload bytes of each segment except the last.
     size: usize,
     segments: u16,
-    /// PSH of the last.
+    /// PSH flag of the last segment; 0 if not set.
     push: u8,
 }
 
 impl Packet {
-    /// Of the segment that was written to the beginning of `buffer`; none if it is not one to which
-    /// others may be added.
+    /// Begins a packet with the segment at the beginning of `buffer`; `None` if no segment may be
+    /// added to the packet.
     pub fn begin(buffer: &[u8], segment: Written) -> Option<Packet> {
         let packet = Packet::of(buffer.get(..segment.len)?, segment)?;
         (packet.push == 0 && packet.size >= MIN_TCP_GSO_SIZE.into()).then_some(packet)
     }
 
-    /// The same of any segment, whose first bytes, at least all headers, are these.
+    /// Describes a segment that begins with `first`, which holds at least all headers; `None` if
+    /// the segment may not be merged.
     fn of(first: &[u8], segment: Written) -> Option<Packet> {
         let l3 = l3_offset(first);
         let ip = first.get(l3..)?;
@@ -262,7 +265,7 @@ impl Packet {
         packet.is_summed(first, segment).then_some(packet)
     }
 
-    /// True if the TCP checksum is right, or left to be finished.
+    /// Returns true if the TCP checksum is right, or left to the receiver.
     fn is_summed(&self, first: &[u8], Written { header, sum, .. }: Written) -> bool {
         let pseudo = self.pseudo(first, self.len);
         let right = if header.flags & NEEDS_CSUM != 0 {
@@ -275,7 +278,7 @@ impl Packet {
         right && header.gso_type == 0
     }
 
-    /// The sum of the pseudo-header for a packet of `len` bytes.
+    /// Returns the sum of the pseudo-header for a packet of `len` bytes.
     fn pseudo(&self, bytes: &[u8], len: usize) -> Sum {
         let addresses = if self.is_v4() { self.l3 + 12 } else { self.l3 + 8 };
         Sum::of(&bytes[addresses..self.l4]).word(TCP.into()).word((len - self.l4) as u16)
@@ -285,18 +288,18 @@ impl Packet {
         self.l4 - self.l3 == IPV4_HEADER
     }
 
-    /// Bytes of the packet.
+    /// Returns the length of the packet in bytes.
     #[expect(clippy::len_without_is_empty, reason = "no packet is empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Segments in the packet.
+    /// Returns the number of segments in the packet.
     pub fn segments(&self) -> u16 {
         self.segments
     }
 
-    /// True if another segment of `len` bytes may fit behind.
+    /// Returns true if the packet has room for another segment of `len` bytes.
     pub fn may_take(&self, len: usize) -> bool {
         let all = self.len + len - self.headers.min(len);
         self.push == 0
@@ -304,9 +307,10 @@ impl Packet {
             && all - self.l3 <= u16::MAX.into()
     }
 
-    /// Adds a segment to the packet at the beginning of `buffer`: `write` is given room for its
-    /// headers, and the buffer from where its payload has to lie, and answers with what it wrote,
-    /// or with none. False if that is not a segment to be added: the packet is as it was.
+    /// Adds a segment to the packet at the beginning of `buffer`. `write` gets room for the
+    /// segment's headers and room for the payload behind the packet, and returns a description of
+    /// the written segment, or `None`. Returns false, and leaves the packet unchanged, if there is
+    /// no segment or the segment may not be merged.
     pub fn add(
         &mut self,
         buffer: &mut [u8],
@@ -326,14 +330,16 @@ impl Packet {
         true
     }
 
-    /// True if a segment with these headers is the one behind the packet, which has `first`.
+    /// Returns true if a segment with these headers directly follows the packet, which begins with
+    /// `first`.
     fn accepts(&self, first: &[u8], other: &Packet, headers: &mut [u8]) -> bool {
         let same_place = (other.l3, other.l4, other.headers) == (self.l3, self.l4, self.headers);
         let fits = same_place && other.size <= self.size && self.may_take(other.len);
         fits && self.is_behind(first, headers)
     }
 
-    /// The same, as far as the headers say; those that may differ become the packet's.
+    /// Returns true if the headers `next` directly follow the packet's headers `first`. Overwrites
+    /// in `next` the fields that may differ with the packet's.
     fn is_behind(&self, first: &[u8], next: &mut [u8]) -> bool {
         let (l3, l4) = (self.l3, self.l4);
         let id = |ip: &[u8]| u16::from_be_bytes([ip[l3 + 4], ip[l3 + 5]]);
@@ -344,20 +350,20 @@ impl Packet {
             && (!self.is_v4() || id(next) == id(first).wrapping_add(self.segments));
         let mut any = |from: usize, to: usize| next[from..to].copy_from_slice(&first[from..to]);
         if self.is_v4() {
-            // Length and identification; checksum.
+            // Length and identification, then checksum.
             any(l3 + 2, l3 + 6);
             any(l3 + 10, l3 + 12);
         } else {
             any(l3 + 4, l3 + 6);
         }
-        // Sequence number; flags, which were looked at; checksum.
+        // Sequence number, then flags, which `Packet::of` checked, then checksum.
         any(l4 + 4, l4 + 8);
         any(l4 + 13, l4 + 14);
         any(l4 + TCP_CSUM, l4 + TCP_CSUM + 2);
         is_due && first.starts_with(next)
     }
 
-    /// Gives the packet in `buffer` the headers of all of it; the header that it is sent with.
+    /// Writes the headers of the whole packet to `buffer`; returns the packet's virtio-net header.
     pub fn finish(self, buffer: &mut [u8]) -> VnetHdr {
         let (l3, l4) = (self.l3, self.l4);
         let mut put = |at: usize, word: [u8; 2]| buffer[at..at + 2].copy_from_slice(&word);

@@ -1,8 +1,8 @@
-//! Ethernet view of a frame's first bytes: its addresses, and the flow hash that keeps a flow on
-//! one queue and tells its answers.
+//! Reads Ethernet fields from a frame's first bytes: the addresses, the VLAN tag, and the flow hash
+//! that keeps a flow on one queue and matches the flow's answers.
 //!
-//! Every function takes the snapshot of a frame (private memory) and its valid length; nothing
-//! here panics on any content.
+//! Every function takes the snapshot of a frame (private memory), and its valid length where that
+//! matters; no content of a frame makes a function panic.
 
 use super::MacAddr;
 use super::fold::{PI, fold};
@@ -11,37 +11,37 @@ use super::protocol::{
 };
 use crate::limits::SNAPSHOT_LEN;
 
-/// First bytes of a frame, zero beyond the frame's end.
+/// The first bytes of a frame; zeros behind the frame's end.
 pub type Snapshot = [u8; SNAPSHOT_LEN];
 
-/// Destination address of a frame of at least 14 bytes.
+/// Returns the destination address of a frame of at least 14 bytes.
 #[inline(always)]
 pub fn destination(snapshot: &Snapshot) -> MacAddr {
     MacAddr([snapshot[0], snapshot[1], snapshot[2], snapshot[3], snapshot[4], snapshot[5]])
 }
 
-/// Source address of a frame of at least 14 bytes.
+/// Returns the source address of a frame of at least 14 bytes.
 #[inline(always)]
 pub fn source(snapshot: &Snapshot) -> MacAddr {
     MacAddr([snapshot[6], snapshot[7], snapshot[8], snapshot[9], snapshot[10], snapshot[11]])
 }
 
-/// Both addresses of a frame as two words, for asking "the same as the frame before?": bursts are
-/// mostly one stream, and the question costs 6 instructions where comparing the
-/// [`MacAddr::to_bits`] of both costs 22. The words keep the machine's byte order, so equality is
-/// all they offer.
+/// The source and destination of a frame as two words, to compare a frame with the frame before:
+/// bursts are mostly one stream, and this comparison costs 6 instructions where comparing both
+/// [`MacAddr::to_bits`] costs 22. The words keep the machine's byte order, so only equality has a
+/// meaning.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Addresses {
-    /// Octets 0 to 7: the destination and two of the source.
+    /// Octets 0 to 7: the destination, and two octets of the source.
     first: u64,
     /// Octets 8 to 11: the rest of the source. Above 2^32 only for [`Addresses::NONE`].
     last: u64,
 }
 
-/// The destination's octets of [`Addresses`]' first word, on either byte order.
+/// The bits of the destination in the first word of [`Addresses`], for either byte order.
 const DESTINATION: u64 = u64::from_ne_bytes([0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0]);
 
-/// Addresses of a frame of at least 14 bytes.
+/// Returns the addresses of a frame of at least 14 bytes.
 #[inline(always)]
 pub fn addresses(snapshot: &Snapshot) -> Addresses {
     let [a, b, c, d, e, f, g, h, i, j, k, l, ..] = *snapshot;
@@ -52,28 +52,28 @@ pub fn addresses(snapshot: &Snapshot) -> Addresses {
 }
 
 impl Addresses {
-    /// Those of no frame: whatever a sender writes, neither of its addresses is the same as here.
+    /// The addresses of no frame: no frame's source or destination equals these.
     pub const NONE: Addresses = Addresses { first: u64::MAX, last: u64::MAX };
 
-    /// True if both are of frames with the same source.
+    /// Returns true if both frames have one source.
     #[inline(always)]
     pub const fn same_source(self, other: Addresses) -> bool {
         ((self.first ^ other.first) & !DESTINATION) | (self.last ^ other.last) == 0
     }
 
-    /// True if both are of frames with the same destination.
+    /// Returns true if both frames have one destination.
     #[inline(always)]
     pub const fn same_destination(self, other: Addresses) -> bool {
-        // The upper half of the last word tells frames from none.
+        // The upper half of `last` distinguishes every frame from `NONE`.
         ((self.first ^ other.first) & DESTINATION) | ((self.last ^ other.last) >> 32) == 0
     }
 }
 
-/// Bytes of a VLAN tag, its type included.
+/// Bytes of a VLAN tag, EtherType included.
 pub const VLAN_TAG_LEN: usize = 4;
 
-/// The value of the VLAN tag of a frame that begins with `bytes`, at least 14 of them. One that is
-/// cut off has an identifier that no VLAN has.
+/// Returns the TCI of the VLAN tag of a frame that begins with `bytes`, at least 14 bytes; `None`
+/// without a tag. A truncated tag gives VLAN ID 0xfff, which no VLAN has.
 #[inline]
 pub fn vlan_tag(bytes: &[u8]) -> Option<u16> {
     let word =
@@ -83,28 +83,28 @@ pub fn vlan_tag(bytes: &[u8]) -> Option<u16> {
 }
 
 /// The bytes of a frame that decide its VLAN and how the frame may leave: type and value of the
-/// tag, and the type behind the tag. [`vlan_tag`] and [`is_tagged`] return the same for two frames
-/// with equal tag bytes.
+/// tag, and the type behind the tag. For two frames with equal tag bytes [`vlan_tag`] returns equal
+/// values, and so does [`is_tagged`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TagBytes(u64);
 
 impl TagBytes {
-    /// Those of a frame without a tag.
+    /// The tag bytes of a frame without a tag.
     pub const NONE: TagBytes = TagBytes(0);
-    /// Those of no frame.
+    /// The tag bytes of no frame.
     pub const UNKNOWN: TagBytes = TagBytes(u64::MAX);
 
-    /// Of a frame of `len` bytes, at least 14.
+    /// Returns the tag bytes of a frame of `len` bytes, at least 14.
     #[inline(always)]
     pub fn of(snapshot: &Snapshot, len: u32) -> TagBytes {
-        // The first byte is the lowest, whatever the machine's byte order.
+        // `u64_at` puts the first byte lowest, whatever the machine's byte order.
         const TYPES: [u64; 2] =
             [ETHERTYPE_VLAN.swap_bytes() as u64, ETHERTYPE_QINQ.swap_bytes() as u64];
         let word = u64_at(snapshot, 12);
         if !TYPES.contains(&(word & 0xffff)) {
             return TagBytes::NONE;
         }
-        // What is behind the end of a frame is not its own.
+        // Bytes behind the end of a frame do not belong to the frame.
         let is_cut_off = len < 14 + VLAN_TAG_LEN as u32;
         TagBytes(if is_cut_off { word & 0xffff | 1 << 48 } else { word & 0xffff_ffff_ffff })
     }
@@ -113,28 +113,28 @@ impl TagBytes {
 /// The change to the tag of a frame that leaves by a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TagEdit {
-    /// Nothing: the frame has the tag that it should have, or none and should have none.
+    /// Leaves the frame as it is.
     Keep,
-    /// It is taken out.
+    /// Removes the tag.
     Pop,
-    /// The frame gets one of this value.
+    /// Inserts a tag with this TCI.
     Push(u16),
-    /// It has this value instead.
+    /// Replaces the tag's TCI by this value.
     Rewrite(u16),
 }
 
-/// Returns true if a provider's tag (0x88a8) is at an offset of these bytes.
+/// Returns true if a service tag (0x88a8) is at offset `at` of `bytes`.
 pub fn is_service_tagged(bytes: &[u8], at: usize) -> bool {
     bytes.get(at..at + 2) == Some(&ETHERTYPE_QINQ.to_be_bytes())
 }
 
-/// Returns true if a tag of either type is at an offset of these bytes.
+/// Returns true if a VLAN tag of either type is at offset `at` of `bytes`.
 pub fn is_tagged(bytes: &[u8], at: usize) -> bool {
     is_service_tagged(bytes, at) || bytes.get(at..at + 2) == Some(&ETHERTYPE_VLAN.to_be_bytes())
 }
 
-/// Offset of what follows Ethernet and up to two VLAN tags in a frame that begins with `bytes`: at
-/// least 14, at most 22, and maybe beyond their end.
+/// Returns the offset of the network header, behind Ethernet and up to two VLAN tags, in a frame
+/// that begins with `bytes`: at least 14, at most 22, perhaps beyond the end of `bytes`.
 #[inline]
 pub fn l3_offset(bytes: &[u8]) -> usize {
     let tagged = |at: usize| match bytes.get(at..).and_then(<[u8]>::first_chunk) {
@@ -151,23 +151,23 @@ pub fn l3_offset(bytes: &[u8]) -> usize {
     14 + 4 * tags
 }
 
-/// A hash that is equal for all frames of one flow and for all that answer them: of the two ends,
-/// in whichever order they stand. An end is an IP address and, for unfragmented TCP and UDP, a
-/// port; for ARP the protocol address of a station, since a request and its reply have only that in
-/// common; for everything else a MAC address. VLAN tags, up to two, are passed over; ports that
-/// they push out of the snapshot (IPv6 behind two) do not count.
+/// Returns a hash of a frame's two ends, in either order: equal for all frames of a flow and for
+/// all answers to them. An end is an IP address and, for unfragmented TCP and UDP, a port; for ARP
+/// the protocol address of a station, since a request and its reply have only protocol addresses in
+/// common; for other protocols a MAC address. Up to two VLAN tags are skipped; ports beyond the
+/// snapshot's end (IPv6 behind two tags) do not count.
 ///
-/// It only spreads flows over the queues of a guest, and one that makes its flows collide slows
-/// only its own, so it has no key. Two or four folded multiplications over whole words, the
-/// construction of wyhash and foldhash: their low bits are as good as their high ones, and they
-/// take half the instructions of FNV-1a's byte by byte and few of its dependent multiplications.
-/// The smaller end goes first, rather than a sum or difference of both, which for ends that count
-/// alike (ports 5000 to 5000, 5001 to 5001, …) take few values.
+/// The hash has no key: it only spreads flows over the queues of a guest, and a guest that makes
+/// flows collide slows only itself. Two or four folded multiplications over whole words are the
+/// construction of wyhash and foldhash: the low bits are as good as the high bits, and the hash
+/// takes half the instructions of a bytewise FNV-1a and few dependent multiplications. The smaller
+/// end goes first; a sum or difference of both ends takes few values for ends that count alike
+/// (ports 5000 to 5000, 5001 to 5001, …).
 #[inline]
 pub fn flow_hash(snapshot: &Snapshot) -> u32 {
     match u16_at(snapshot, 12) {
         ETHERTYPE_VLAN | ETHERTYPE_QINQ => tagged_flow_hash(snapshot),
-        // Offsets that are known spare a dozen comparisons with the snapshot's end.
+        // A constant offset saves a dozen comparisons with the snapshot's end.
         ethertype => ends_hash(snapshot, ethertype, 14),
     }
 }
@@ -179,7 +179,7 @@ fn tagged_flow_hash(snapshot: &Snapshot) -> u32 {
     ends_hash(snapshot, u16_at(snapshot, at), at + 2)
 }
 
-/// The hash of a frame whose EtherType, tags apart, stands before `l3`.
+/// Returns the flow hash of a frame whose network header is at `l3`.
 #[inline(always)]
 fn ends_hash(snapshot: &Snapshot, ethertype: u16, l3: usize) -> u32 {
     let (one, other) = match ethertype {
@@ -197,10 +197,10 @@ fn ends_hash(snapshot: &Snapshot, ethertype: u16, l3: usize) -> u32 {
 /// Protocol type and both address lengths of an ARP packet for IPv4 on Ethernet (RFC 826).
 const ARP_OF_IPV4: [u8; 4] = [8, 0, 6, 4];
 
-/// Both ends of an IPv4 packet, with ports if all frames of its flow have them.
+/// Returns both ends of an IPv4 packet, with ports if all frames of its flow have ports.
 #[inline(always)]
 fn ipv4_ends(snapshot: &Snapshot, l3: usize) -> (u64, u64) {
-    // Later fragments carry no ports; all fragments of a datagram must take one queue.
+    // Later fragments have no ports, and all fragments of a datagram must take one queue.
     let fragment = u16_at(snapshot, l3 + 6) & 0x3fff != 0;
     let [header] = bytes_at(snapshot, l3);
     let ports = match bytes_at(snapshot, l3 + 9) {
@@ -211,7 +211,8 @@ fn ipv4_ends(snapshot: &Snapshot, l3: usize) -> (u64, u64) {
     (end(l3 + 12, ports & 0xffff), end(l3 + 16, ports >> 16))
 }
 
-/// Both ends of an IPv6 packet, folded, with ports if they follow its header.
+/// Returns both ends of an IPv6 packet, folded, with ports if TCP or UDP directly follows its
+/// header.
 #[inline(always)]
 fn ipv6_ends(snapshot: &Snapshot, l3: usize) -> (u64, u64) {
     let ports = match bytes_at(snapshot, l3 + 6) {
@@ -225,7 +226,7 @@ fn ipv6_ends(snapshot: &Snapshot, l3: usize) -> (u64, u64) {
     (end(l3 + 8, ports & 0xffff), end(l3 + 24, ports >> 16))
 }
 
-/// Bytes from `at`; zeros where the snapshot ends before their last.
+/// Returns `N` bytes from `at`; zeros if the snapshot ends before the last byte.
 #[inline(always)]
 fn bytes_at<const N: usize>(snapshot: &Snapshot, at: usize) -> [u8; N] {
     snapshot.get(at..).and_then(<[u8]>::first_chunk).copied().unwrap_or([0; N])
@@ -270,7 +271,7 @@ mod tests {
         assert_eq!(flow_hash(&ipv4(1, 0, 1)), flow_hash(&ipv4(1, 0, 2)));
     }
 
-    /// Every octet decides about the address it belongs to and about nothing else.
+    /// Each octet changes its own address and no other.
     #[test]
     fn addresses_are_compared_octet_by_octet() {
         let mut s = [0u8; SNAPSHOT_LEN];
@@ -292,7 +293,7 @@ mod tests {
         }
     }
 
-    /// A sender must not find octets that pass for those of a frame that was looked at.
+    /// A sender must not be able to write octets that equal `NONE`.
     #[test]
     fn no_frame_has_the_addresses_of_none() {
         for octet in [0, 0xff] {
@@ -303,7 +304,8 @@ mod tests {
         }
     }
 
-    /// A frame with different octets everywhere but in `middle`, which begins at the EtherType.
+    /// Returns a frame with different octets everywhere except in `middle`, which begins at the
+    /// EtherType.
     fn frame(middle: &[u8]) -> Snapshot {
         let mut s = [0u8; SNAPSHOT_LEN];
         for (i, octet) in s.iter_mut().enumerate() {
@@ -313,15 +315,15 @@ mod tests {
         s
     }
 
-    /// One end of a flow: where its address stands, and its port.
+    /// One end of a flow: the octets of its address, and of its port.
     type End = (Range<usize>, Range<usize>);
 
     /// A kind of frame.
     struct Kind {
         name: &'static str,
-        /// Octets from the EtherType, up to which the frame's structure goes.
+        /// Octets from the EtherType to the end of the frame's structure.
         middle: &'static [u8],
-        /// Both ends, which distinguish flows.
+        /// Both ends of the flow.
         ends: [End; 2],
     }
 
@@ -413,7 +415,7 @@ mod tests {
                 }
                 let there = flow_hash(&s);
                 swap(&mut s, &one.0, &other.0);
-                // Other flows: an address belongs to its port.
+                // An address with the other end's port is another flow.
                 assert_eq!(flow_hash(&s) != there, !one.1.is_empty(), "{name}, addresses");
                 swap(&mut s, &one.1, &other.1);
                 assert_eq!(flow_hash(&s), there, "{name}");
@@ -421,7 +423,7 @@ mod tests {
         }
     }
 
-    /// A request goes to everybody and its answer to one, who is the answer's target.
+    /// A request is broadcast, and its reply goes to the station that asked.
     #[test]
     fn an_arp_reply_belongs_to_its_request() {
         let (asks, answers) = ([10, 0, 0, 1], [10, 0, 0, 2]);
@@ -445,7 +447,7 @@ mod tests {
                 tagged[12..16].copy_from_slice(&tag);
                 assert_eq!(flow_hash(&tagged), flow_hash(&plain), "{name} {tag:x?}");
             }
-            // A third tag is payload: the MAC addresses are what is left.
+            // A third tag is payload: only the MAC addresses count.
             tagged.copy_within(12..SNAPSHOT_LEN - 4, 16);
             let hash = flow_hash(&tagged);
             tagged[SNAPSHOT_LEN - 20] ^= 1;
@@ -455,8 +457,8 @@ mod tests {
         }
     }
 
-    /// Chi-square of a load's deviation from an even one is its freedom on average; eight
-    /// deviations above, and some more where it is skewed most, is no chance.
+    /// The chi-square of a random load equals its degrees of freedom on average; eight standard
+    /// deviations more, and a margin for skew, are no chance.
     fn is_even(load: &[u32]) -> bool {
         let mean = f64::from(load.iter().sum::<u32>()) / load.len() as f64;
         let chi: f64 = load.iter().map(|&n| (f64::from(n) - mean).powi(2) / mean).sum();
@@ -464,8 +466,8 @@ mod tests {
         chi < freedom + 8.0 * (2.0 * freedom).sqrt() + 8.0
     }
 
-    /// Hashes must be even in their upper bits, which choose a queue, and in their lower ones,
-    /// which choose a place in the table of flows.
+    /// Hashes must be even in their upper bits, which choose a queue, and in their lower bits,
+    /// which choose a slot in the table of flows.
     fn assert_even(name: &str, hashes: &[u32]) {
         for parts in (2..=16).chain([64]) {
             let (mut upper, mut lower) = (vec![0u32; parts], vec![0u32; parts]);
@@ -478,13 +480,13 @@ mod tests {
         }
     }
 
-    /// Flows numbered as real ones are: clients count their ports, Linux by twos; hosts of a subnet
-    /// and VMs of a host count their addresses.
+    /// Flows are numbered like real flows: clients count their ports, Linux in steps of two; hosts
+    /// of a subnet and VMs of a host count their addresses.
     #[test]
     fn numbered_flows_spread_over_any_number_of_queues() {
         const FLOWS: u32 = 4096;
         let [tcp, udp6, arp, other] = [TCP4, UDP6, ARP, OTHER].map(|kind| kind.middle);
-        // Where a 32-bit number lies whose value counts the flows, and its step.
+        // Frame, offset of a 32-bit number that counts the flows, and step of the number.
         let patterns = [
             ("source port", tcp, 32, 1),
             ("source port, even", tcp, 32, 2),
@@ -516,8 +518,8 @@ mod tests {
         }
     }
 
-    /// The ends of a flow that are alike in all but a few bits, and the smaller of which goes
-    /// first: 10.0.0.1:5000 to 10.0.0.2:5001, and all that count from there.
+    /// The ends of these flows differ in a few bits only, so either end may be the smaller one:
+    /// 10.0.0.1:5000 to 10.0.0.2:5001, and all flows that count from there.
     #[test]
     fn flows_between_neighbours_spread_over_any_number_of_queues() {
         let net4 = [10, 0, 0, 0];
@@ -547,8 +549,8 @@ mod tests {
             assert_even("all hosts of a network, one port", &hosts);
             let server = grid(64, &|a, b| between([a as u8, 200], [32768 + 2 * b, 443]));
             assert_even("a server and its clients", &server);
-            // Flows that differ have different hashes, but for what chance brings: 4,096 of 2^32
-            // have two in common once in 500 times.
+            // Different flows have different hashes, except by chance: among 4,096 of 2^32 values,
+            // two collide once in 500 times.
             for mut set in [ports, same, server] {
                 let all = set.len();
                 set.sort_unstable();

@@ -1,25 +1,26 @@
-//! What frames are on a wire, which rates count.
+//! The load of frames on a wire, in packets and bytes, which rates count.
 
 use super::VnetHdr;
 
-/// Packets and bytes that cross a wire.
+/// Packets and bytes on a wire.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Packets.
+    /// Number of packets.
     pub packets: u64,
-    /// Their bytes from the destination address to the end of the payload.
+    /// Bytes of all packets, each from the destination address to the end of the payload.
     pub bytes: u64,
 }
 
 impl Load {
-    /// Nothing.
+    /// No load.
     pub const NONE: Load = Load { packets: 0, bytes: 0 };
 
-    /// A chain that is no frame: a packet of the shortest length on a wire, without its checksum.
+    /// The load of a descriptor chain without a frame: a packet of the shortest length on a wire,
+    /// without frame check sequence.
     pub const NO_FRAME: Load = Load { packets: 1, bytes: 60 };
 
-    /// A frame of `len` bytes with this header: one packet, or as many as segments are made of it,
-    /// each of which repeats the headers.
+    /// Returns the load of a frame of `len` bytes with this header: one packet, or the number of
+    /// segments of the frame, each of which repeats the headers.
     #[inline]
     pub fn of(header: VnetHdr, len: u32) -> Load {
         if header.gso_type == 0 { Load { packets: 1, bytes: len.into() } } else { cut(header, len) }
@@ -66,7 +67,7 @@ mod tests {
         }
     }
 
-    /// Against the segments that are made of it.
+    /// Compares the load with the segments of [`Segmenter`].
     #[test]
     fn what_is_to_be_cut_counts_as_its_segments() {
         for (v6, size, payload) in

@@ -1,7 +1,7 @@
 //! A 48-bit IEEE 802 MAC address.
 //!
-//! Held as six bytes in transmission order; [`MacAddr::to_bits`] gives the big-endian 48-bit
-//! number the forwarding table packs into its words.
+//! [`MacAddr`] holds six bytes in transmission order; [`MacAddr::to_bits`] returns the big-endian
+//! 48-bit number that the forwarding table packs into its words.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,41 +14,42 @@ impl MacAddr {
     /// The all-ones broadcast address.
     pub const BROADCAST: MacAddr = MacAddr([0xff; 6]);
 
-    /// The address as a number below 2^48, first octet most significant.
+    /// Returns the address as a number below 2^48, first octet most significant.
     #[inline]
     pub const fn to_bits(self) -> u64 {
         let [a, b, c, d, e, f] = self.0;
-        // Two byte swaps; LLVM does not recognize one of six bytes and shifts each by itself.
+        // Two byte swaps: LLVM does not recognize a byte swap of six bytes and shifts each byte.
         (u32::from_be_bytes([a, b, c, d]) as u64) << 16 | u16::from_be_bytes([e, f]) as u64
     }
 
-    /// The inverse of [`MacAddr::to_bits`]; the upper 16 bits of `bits` are ignored.
+    /// Returns the address of a number that [`MacAddr::to_bits`] made; ignores the upper 16 bits.
     #[inline]
     pub const fn from_bits(bits: u64) -> MacAddr {
         let [_, _, a, b, c, d, e, f] = bits.to_be_bytes();
         MacAddr([a, b, c, d, e, f])
     }
 
-    /// True for group (multicast and broadcast) addresses: the I/G bit is set.
+    /// Returns true for a group (multicast or broadcast) address: the I/G bit is set.
     #[inline]
     pub const fn is_group(self) -> bool {
         self.0[0] & 1 != 0
     }
 
-    /// True for 00:00:00:00:00:00.
+    /// Returns true for 00:00:00:00:00:00.
     #[inline]
     pub const fn is_zero(self) -> bool {
         self.to_bits() == 0
     }
 
-    /// True for an address a station may use as its source: neither zero nor a group address.
+    /// Returns true for an address that a station may use as its source: neither zero nor a group
+    /// address.
     #[inline]
     pub const fn is_station(self) -> bool {
         !self.is_group() && !self.is_zero()
     }
 
-    /// True for 01:80:c2:00:00:00 to 01:80:c2:00:00:0f, which an IEEE 802.1Q bridge must not
-    /// forward (table 8-1 of IEEE Std 802.1Q-2018).
+    /// Returns true for 01:80:c2:00:00:00 to 01:80:c2:00:00:0f, which an IEEE 802.1Q bridge must
+    /// not forward (table 8-1 of IEEE Std 802.1Q-2018).
     #[inline]
     pub const fn is_bridge_reserved(self) -> bool {
         self.to_bits() & !0xf == 0x0180_c200_0000
@@ -68,7 +69,7 @@ impl fmt::Debug for MacAddr {
     }
 }
 
-/// The text is not six two-digit hexadecimal octets separated by colons or hyphens.
+/// The text is not six two-digit hexadecimal octets, separated by colons or hyphens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a MAC address (expected six hexadecimal octets such as 52:54:00:12:34:56)")]
 pub struct ParseMacError;

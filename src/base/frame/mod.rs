@@ -1,8 +1,8 @@
-//! Frames as bytes: addresses, flow hashing, the virtio-net header, and what it asks for, done in
-//! software.
+//! Frames as bytes: addresses, flow hashing, the virtio-net header, and the offloads that the
+//! header requests, done in software.
 //!
-//! Nothing here touches guest memory or performs I/O: every function reads private bytes that
-//! were already copied out of a ring.
+//! No function here accesses guest memory or performs I/O: every function reads private bytes,
+//! already copied out of a ring.
 
 pub mod checksum;
 pub mod coalesce;

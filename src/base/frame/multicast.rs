@@ -1,12 +1,12 @@
-//! Messages by which hosts say what groups they are members of, and queriers ask for that: IGMP
-//! (RFC 1112, 2236, 3376) and MLD (RFC 2710, 3810).
+//! Parses IGMP (RFC 1112, 2236, 3376) and MLD (RFC 2710, 3810): hosts report group memberships, and
+//! queriers query memberships.
 //!
-//! A receiver finds a message by the headers of IP, whatever the Ethernet destination is, behind
-//! VLAN tags, LLC and extension headers, and in fragments. So does [`parse`]. Only a canonical
-//! message is read: whole, for the Ethernet address of its group, with the right checksum, and of
-//! MLD with a router alert, hop limit 1 and the address of a link as its source. Any other message
-//! is [`Refused::Malformed`], as is a part of a packet that may hold one. Sources are of no
-//! account: a host that wants a group from some of them wants it.
+//! A receiver finds a message by the IP headers, whatever the Ethernet destination is, behind VLAN
+//! tags, LLC and extension headers, and in fragments; so does [`parse`]. [`parse`] accepts only a
+//! canonical message: whole, sent to the Ethernet address of its group, with the right checksum,
+//! and in MLD with a router alert, hop limit 1 and a link-local source. Any other message, and any
+//! part of a packet that may hold a message, is [`Refused::Malformed`]. Source lists are ignored: a
+//! host that wants a group from some sources wants the group.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -19,72 +19,72 @@ use super::protocol::{
 use crate::limits::{MAX_HEADERS_LEN, MAX_MESSAGE_LEN};
 
 const IGMP: u8 = 2;
-/// Further next headers that another one follows.
+/// More next headers that are followed by a next header.
 const AUTHENTICATION: u8 = 51;
 const MOBILITY: u8 = 135;
 const HOST_IDENTITY: u8 = 139;
 const SHIM6: u8 = 140;
-/// Types below are lengths of frames of IEEE 802.2.
+/// Lower values of the type field are lengths of IEEE 802.2 frames.
 const FIRST_ETHERTYPE: u16 = 0x600;
-/// LLC of frames with an EtherType behind it: SNAP (RFC 1042), and that of IEEE 802.1H.
+/// LLC headers that are followed by an EtherType: SNAP (RFC 1042), and IEEE 802.1H.
 const SNAP: [[u8; 6]; 2] = [[0xaa, 0xaa, 3, 0, 0, 0], [0xaa, 0xaa, 3, 0, 0, 0xf8]];
 const IPV6_HEADER: usize = 40;
 const IGMP_QUERY: u8 = 0x11;
 const MLD_QUERY: u8 = 130;
-/// Tenths and thousandths of a second in a second: units of IGMP's and MLD's times.
+/// Time units of IGMP and of MLD, in units per second.
 const TENTHS: u32 = 10;
 const THOUSANDTHS: u32 = 1_000;
 
-/// Why there is no message, or not yet.
+/// The reason why a frame gives no message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refused {
-    /// The first [`MAX_HEADERS_LEN`] bytes of the frame are needed to say.
+    /// The first [`MAX_HEADERS_LEN`] bytes of the frame are needed.
     Short,
-    /// All bytes of the frame, which has at most [`MAX_MESSAGE_LEN`], are needed to say.
+    /// All bytes of the frame, at most [`MAX_MESSAGE_LEN`], are needed.
     Whole,
-    /// A message that is not canonical, or a part of one.
+    /// The message is not canonical, or the frame is a part of a message.
     Malformed,
 }
 
 use Refused::Malformed;
 
-/// The first bytes of a frame.
+/// The first bytes of a frame, with the frame's length.
 #[derive(Clone, Copy, Debug)]
 pub struct Part<'a> {
-    /// The first [`MAX_HEADERS_LEN`] bytes, or all bytes; or fewer, and then the answer may be
+    /// The first [`MAX_HEADERS_LEN`] bytes, or all bytes. With fewer bytes [`parse`] may return
     /// [`Refused::Short`].
     pub bytes: &'a [u8],
-    /// Bytes of the whole frame.
+    /// Length of the whole frame in bytes.
     pub len: usize,
-    /// Where a checksum is written by whoever delivers or receives the frame.
+    /// Offset at which the device or the receiver will write a checksum.
     pub sum_at: Option<usize>,
 }
 
-/// A message about groups.
+/// A message about multicast groups.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Message<'a> {
-    /// A querier asks.
+    /// A querier queries memberships.
     Query(Query),
-    /// A host says what it is a member of, or is no more.
+    /// A host reports memberships, or leaves a group.
     Report(Report<'a>),
-    /// A multicast router says that it is there, or goes (RFC 4286).
+    /// A multicast router advertises itself, or ends (RFC 4286).
     Router,
 }
 
 /// A query of a querier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Query {
-    /// The querier's address; IGMP's may be 0.0.0.0, of one that takes part in no election.
+    /// The querier's address; 0.0.0.0 for an IGMP querier that takes no part in the election.
     pub from: IpAddr,
-    /// The group; all if none.
+    /// The queried group; `None` in a general query.
     pub group: Option<IpAddr>,
-    /// Only about some sources of it.
+    /// The query is about some sources of the group only.
     pub has_sources: bool,
-    /// Routers are not to end a membership because of it.
+    /// Suppress router-side processing: this query must not shorten a membership's timer.
     pub suppress: bool,
-    /// For how many seconds hosts may wait with their answer, rounded up.
+    /// Maximum response time in seconds, rounded up.
     pub response: u32,
-    /// After how many seconds it asks again, if it says so.
+    /// Query interval in seconds, if the query has one.
     pub interval: Option<u32>,
     /// The version of IGMP or MLD.
     pub version: u8,
@@ -96,22 +96,23 @@ pub struct Report<'a>(Groups<'a>);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Groups<'a> {
-    /// It leaves one, and the querier asks whether others stay; or it looks for routers.
+    /// The host joins no group: it leaves a group, where the querier asks for other members, or
+    /// solicits routers.
     None,
     /// The report is too long to be read.
     Unread,
     One(IpAddr),
-    /// Records, of groups with addresses of so many bytes. They were found to be whole.
+    /// Group records, checked to be whole, and the length of an address in bytes.
     Records(&'a [u8], usize),
 }
 
 impl Report<'_> {
-    /// Returns true if the groups are not known.
+    /// Returns true if the report was too long to be read, so that its groups are unknown.
     pub fn is_unread(&self) -> bool {
         self.0 == Groups::Unread
     }
 
-    /// The groups that the host is a member of.
+    /// Returns the groups that the host is a member of.
     pub fn joined(&self) -> impl Iterator<Item = IpAddr> {
         let (mut one, mut records, width) = match self.0 {
             Groups::None | Groups::Unread => (None, &[][..], 4),
@@ -131,7 +132,7 @@ impl Report<'_> {
     }
 }
 
-/// Returns true if the sender of this record is a member of the group. A record that includes no
+/// Returns true if the record's sender is a member of the record's group. A record that includes no
 /// source is no membership; a record that blocks sources may be one.
 fn is_joined(record: &[u8]) -> bool {
     let has_sources = record[2..4] != [0, 0];
@@ -144,20 +145,20 @@ fn is_joined(record: &[u8]) -> bool {
     }
 }
 
-/// The first record of some, and what is behind it.
+/// Splits off the first group record; `None` if the record is not whole.
 fn split_record(records: &[u8], width: usize) -> Option<(&[u8], &[u8])> {
     let [_, words, high, low, ..] = *records else { return None };
     let sources = usize::from(u16::from_be_bytes([high, low]));
     records.split_at_checked(4 + width + sources * width + 4 * usize::from(words))
 }
 
-/// An address of 4 or 16 bytes.
+/// Returns the IP address of 4 or 16 bytes.
 fn address(bytes: &[u8]) -> Option<IpAddr> {
     let v4 = || <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from);
     v4().or_else(|| <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from))
 }
 
-/// The EtherType of a frame, tags apart, and the offset of what follows.
+/// Returns the EtherType behind the VLAN tags, and the offset of the network header.
 fn network(snapshot: &Snapshot) -> (u16, usize) {
     let l3 = l3_offset(snapshot);
     (u16::from_be_bytes([snapshot[l3 - 2], snapshot[l3 - 1]]), l3)
@@ -185,9 +186,8 @@ pub fn may_be_message(snapshot: &Snapshot) -> bool {
     }
 }
 
-/// The group that a frame of `len` bytes is for, if that can be limited to its members: none of
-/// what has to reach all of a link, whoever asked for it, and none whose addresses of Ethernet and
-/// IP are not of one group.
+/// Returns the group of a frame of `len` bytes if the frame may be limited to the group's members.
+/// `None` if the frame must reach the whole link, or if the Ethernet address is not the group's.
 pub fn group(snapshot: &Snapshot, len: u32) -> Option<IpAddr> {
     let (ethertype, l3) = network(snapshot);
     let (at, width) = match ethertype {
@@ -200,9 +200,9 @@ pub fn group(snapshot: &Snapshot, len: u32) -> Option<IpAddr> {
     (mac(group) == snapshot[..6]).then_some(group)
 }
 
-/// Returns true if a group may be limited to its members. 224.0.0.0/24 and the groups of an
-/// interface or a link (ff01::/16, ff02::/16) are for all: neighbour discovery, routing protocols,
-/// mDNS (RFC 4541 sections 2.1.2 and 3).
+/// Returns true if frames of a group may be limited to the group's members. Every station gets
+/// 224.0.0.0/24 and the groups of an interface or a link (ff01::/16, ff02::/16): neighbour
+/// discovery, routing protocols, mDNS (RFC 4541 sections 2.1.2 and 3).
 pub fn is_limitable(group: &IpAddr) -> bool {
     match group {
         IpAddr::V4(group) => group.is_multicast() && group.octets()[..3] != [224, 0, 0],
@@ -210,7 +210,7 @@ pub fn is_limitable(group: &IpAddr) -> bool {
     }
 }
 
-/// The address of Ethernet that a group's frames have (RFC 1112 section 6.4, RFC 2464 section 7).
+/// Returns the Ethernet address of a group (RFC 1112 section 6.4, RFC 2464 section 7).
 pub fn mac(group: IpAddr) -> [u8; 6] {
     match group {
         IpAddr::V4(group) => {
@@ -224,7 +224,7 @@ pub fn mac(group: IpAddr) -> [u8; 6] {
     }
 }
 
-/// Reads the message of a frame. Nothing if the frame has none that concerns snooping.
+/// Parses the message of a frame; `None` if the frame has no message that matters to snooping.
 pub fn parse<'a>(part: &Part<'a>) -> Result<Option<Message<'a>>, Refused> {
     let Some((ethertype, l3)) = part.network()? else { return Ok(None) };
     match ethertype {
@@ -235,7 +235,8 @@ pub fn parse<'a>(part: &Part<'a>) -> Result<Option<Message<'a>>, Refused> {
 }
 
 impl<'a> Part<'a> {
-    /// `N` bytes from `at`.
+    /// Returns `N` bytes from `at`; an error if bytes are missing or will be overwritten by a
+    /// checksum.
     fn take<const N: usize>(&self, at: usize) -> Result<[u8; N], Refused> {
         let is_overwritten = self.sum_at.is_some_and(|sum| sum < at + N && at < sum + 2);
         match self.bytes.get(at..).and_then(<[u8]>::first_chunk::<N>) {
@@ -245,7 +246,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// The error for bytes up to `end` that are not here.
+    /// Returns the error for missing bytes up to `end`.
     #[cold]
     fn missing(&self, end: usize) -> Refused {
         match end <= self.len {
@@ -263,8 +264,8 @@ impl<'a> Part<'a> {
         self.take(at).map(u16::from_be_bytes)
     }
 
-    /// The EtherType behind all tags and LLC, and the offset of what follows; nothing of a frame
-    /// that ends before.
+    /// Returns the EtherType behind all tags and LLC, and the offset of the next header; `None` if
+    /// the frame ends before, or has no EtherType.
     fn network(&self) -> Result<Option<(u16, usize)>, Refused> {
         let mut at = 12;
         while at + 2 <= self.len {
@@ -294,7 +295,7 @@ impl<'a> Part<'a> {
             && self.bytes.first_chunk() == Some(&mac(group))
     }
 
-    /// The packet at `l3` of `len` bytes. Nothing if it is too long to be read.
+    /// Returns the packet of `len` bytes at `l3`; `None` if the frame is too long to be read.
     fn packet(&self, l3: usize, len: usize) -> Result<Option<&'a [u8]>, Refused> {
         let bytes: &'a [u8] = self.bytes;
         match bytes.get(l3..l3 + len) {
@@ -304,12 +305,12 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Follows the headers of the IPv6 packet at `l3` to a message of ICMPv6: its offset, and
-    /// whether it is behind hop-by-hop options alone.
+    /// Follows the headers of the IPv6 packet at `l3`. Returns the offset of an ICMPv6 message, and
+    /// true if only hop-by-hop options precede the message; `None` for other protocols.
     fn icmpv6(&self, l3: usize) -> Result<Option<(usize, bool)>, Refused> {
         let (first, start) = (self.u8(l3 + 6)?, l3 + IPV6_HEADER);
         let (mut next, mut at, mut headers) = (first, start, 0);
-        // A receiver reads nothing behind the end of a fragment.
+        // A receiver reads no header behind the end of a fragment.
         let mut end = usize::MAX;
         loop {
             if at >= end {
@@ -330,8 +331,8 @@ impl<'a> Part<'a> {
                     next = self.u8(at)?;
                     let offset = self.u16(at + 2)?;
                     if offset & 0xfff8 != 0 {
-                        // A later fragment is nothing without the first one, which says what the
-                        // packet is: a host discards fragments that overlap (RFC 5722).
+                        // The first fragment tells the packet's protocol, and hosts discard
+                        // overlapping fragments (RFC 5722), so later fragments may pass.
                         return Ok(None);
                     }
                     at += 8;
@@ -356,7 +357,7 @@ fn igmp<'a>(part: &Part<'a>, l3: usize) -> Result<Option<Message<'a>>, Refused> 
         return Err(Malformed);
     }
     let kind = part.u8(l3 + header)?;
-    // Other types pass: they are of multicast routing (RFC 4541 section 2.1.1).
+    // Messages of other types pass: they belong to multicast routing (RFC 4541 section 2.1.1).
     if !matches!(kind, IGMP_QUERY | 0x12 | 0x16 | 0x17 | 0x22 | 0x30..=0x32) {
         return Ok(None);
     }
@@ -388,7 +389,7 @@ fn igmp<'a>(part: &Part<'a>, l3: usize) -> Result<Option<Message<'a>>, Refused> 
     }))
 }
 
-/// The answer for a message that is too long to be read.
+/// Returns the result for a message that is too long to be read.
 fn unread<'a>(is_report: bool) -> Result<Option<Message<'a>>, Refused> {
     is_report.then_some(Some(Message::Report(Report(Groups::Unread)))).ok_or(Malformed)
 }
@@ -399,7 +400,7 @@ fn igmp_query(
     to: Ipv4Addr,
     group: Option<IpAddr>,
 ) -> Result<Query, Refused> {
-    // By length and code: RFC 3376 section 7.1.
+    // Length and code tell the version (RFC 3376 section 7.1).
     let (version, tenths) = match (message.len(), message[1]) {
         (8, 0) => (1, 100),
         (8, code) => (2, code.into()),
@@ -410,11 +411,12 @@ fn igmp_query(
     query((from.into(), to.into()), group, (version, tenths.div_ceil(TENTHS)), more)
 }
 
-/// The end of a query: the flag that memberships must not end, the interval, and the flag that
-/// sources follow.
+/// The fields of a version 3 (IGMP) or version 2 (MLD) query: the suppress flag, the query interval
+/// in seconds, and true if sources follow.
 type More = (bool, u32, bool);
 
-/// Reads flags and robustness, interval, the number of sources, and these.
+/// Parses the end of a query: flags and robustness, interval, number of sources, sources of `width`
+/// bytes.
 fn query_of_sources(end: &[u8], width: usize) -> Result<More, Refused> {
     let [flags, code, high, low, sources @ ..] = end else { return Err(Malformed) };
     let count = usize::from(u16::from_be_bytes([*high, *low]));
@@ -424,8 +426,8 @@ fn query_of_sources(end: &[u8], width: usize) -> Result<More, Refused> {
     Ok((flags & 8 != 0, from_code((*code).into(), 4), count > 0))
 }
 
-/// A number as RFC 3376 section 4.1.1 and RFC 3810 section 5.1.3 write it: above half of its range
-/// as an exponent of three bits and a mantissa of `bits`.
+/// Decodes a number of RFC 3376 section 4.1.1 and RFC 3810 section 5.1.3: a code in the upper half
+/// of the range is an exponent of three bits and a mantissa of `bits` bits.
 fn from_code(code: u32, bits: u32) -> u32 {
     if code < 1 << (bits + 3) {
         return code;
@@ -434,7 +436,8 @@ fn from_code(code: u32, bits: u32) -> u32 {
     mantissa << ((code >> bits & 7) + 3)
 }
 
-/// A query that goes where hosts hear it: to all of them, or to the group.
+/// Returns the query if hosts receive it: the destination is the all-hosts group or the queried
+/// group.
 fn query(
     (from, to): (IpAddr, IpAddr),
     group: Option<IpAddr>,
@@ -492,7 +495,7 @@ fn mld<'a>(part: &Part<'a>, l3: usize) -> Result<Option<Message<'a>>, Refused> {
     if part.sum_at.is_none() && pseudo.plus(Sum::of(message)).fold() != 0xffff {
         return Err(Malformed);
     }
-    // A host without an address yet reports from none (RFC 3590).
+    // A host that has no address yet sends reports from the unspecified address (RFC 3590).
     let is_host = matches!(kind, 131 | 132 | 143 | 152);
     if !(from.is_unicast_link_local() || from.is_unspecified() && is_host) {
         return Err(Malformed);
@@ -531,7 +534,7 @@ fn mld_query(
     query((from.into(), to.into()), group, (version, code.div_ceil(THOUSANDTHS)), more)
 }
 
-/// Returns true if hop-by-hop options have a router alert for MLD (RFC 2711).
+/// Returns true if the hop-by-hop options hold a router alert for MLD (RFC 2711).
 fn has_router_alert(options: &[u8]) -> bool {
     let mut rest = options.get(2..).unwrap_or_default();
     loop {

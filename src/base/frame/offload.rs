@@ -1,13 +1,13 @@
-//! What a virtio-net header asks of the receiver of the frame: a checksum to finish, a packet to
-//! cut into segments (virtio 1.2 sections 5.1.6.2 and 5.1.6.4).
+//! Checks the offloads that a virtio-net header requests of a frame's receiver: a checksum to
+//! finish, a packet to segment (virtio 1.2 sections 5.1.6.2 and 5.1.6.4).
 //!
-//! A sender's header is a claim. [`check`] holds it to the sender's own features and to the bytes
-//! of the frame, and answers with a header of our own making: only that one ever reaches a
-//! receiver. What is nonsense is refused as a whole, as every receiver trusts its device: Linux
-//! has had to learn to distrust these fields (`virtio_net_hdr_to_skb`), other systems have not.
+//! A sender's header is not trusted. [`check`] compares the header with the sender's features and
+//! the frame's bytes, and returns a new header; only the new header ever reaches a receiver. A
+//! header with any wrong field is refused, because receivers trust their device: Linux has learned
+//! to distrust these fields (`virtio_net_hdr_to_skb`), other systems have not.
 //!
-//! `hdr_len` is checked like Linux does (`tun_get_user`: not beyond the frame) and then computed
-//! anew; section 5.1.6.2.1 forbids relying on it.
+//! `hdr_len` must not exceed the frame, as in Linux (`tun_get_user`), and is then computed anew:
+//! section 5.1.6.2.1 forbids relying on the sender's value.
 
 use super::VnetHdr;
 use super::ethernet::l3_offset;
@@ -21,148 +21,148 @@ pub const NEEDS_CSUM: u8 = 1;
 /// `VIRTIO_NET_HDR_F_DATA_VALID`.
 pub const DATA_VALID: u8 = 2;
 
-/// `VIRTIO_NET_HDR_GSO_TCPV4`, `_TCPV6`, `_UDP_L4` and the bit `_ECN`.
+/// `VIRTIO_NET_HDR_GSO_TCPV4`.
 pub const GSO_TCPV4: u8 = 1;
-/// See [`GSO_TCPV4`].
+/// `VIRTIO_NET_HDR_GSO_TCPV6`.
 pub const GSO_TCPV6: u8 = 4;
-/// See [`GSO_TCPV4`].
+/// `VIRTIO_NET_HDR_GSO_UDP_L4`.
 pub const GSO_UDP_L4: u8 = 5;
-/// See [`GSO_TCPV4`].
+/// `VIRTIO_NET_HDR_GSO_ECN`, a bit beside the type.
 pub const GSO_ECN: u8 = 0x80;
 
-/// Where TCP and UDP keep their checksum.
+/// Offset of the checksum in a TCP and in a UDP header.
 pub(super) const TCP_CSUM: usize = 16;
 pub(super) const UDP_CSUM: usize = 6;
-/// Bytes of the headers without options.
+/// Bytes of the headers, without options.
 pub(super) const IPV4_HEADER: usize = 20;
 pub(super) const IPV6_HEADER: usize = 40;
 pub(super) const TCP_HEADER: usize = 20;
 pub(super) const UDP_HEADER: usize = 8;
 
-/// A set of offloads: what a port has acknowledged, or what a frame asks for.
+/// A set of offloads: acknowledged by a port, or requested by a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Offloads(u8);
 
 impl Offloads {
-    /// None.
+    /// No offload.
     pub const NONE: Offloads = Offloads(0);
-    /// Checksums.
+    /// Partial checksums.
     pub const CSUM: Offloads = Offloads(1);
     /// TCP over IPv4 in packets of up to 64 KiB.
     pub const TSO4: Offloads = Offloads(2);
-    /// TCP over IPv6 likewise.
+    /// TCP over IPv6 in packets of up to 64 KiB.
     pub const TSO6: Offloads = Offloads(4);
-    /// Either with CWR set (RFC 3168 section 6.1.2), which only the first segment may carry.
+    /// TSO with CWR set (RFC 3168 section 6.1.2), which only the first segment may carry.
     pub const ECN: Offloads = Offloads(8);
     /// UDP over IPv4: several datagrams of one size in one packet.
     pub const USO4: Offloads = Offloads(16);
-    /// UDP over IPv6 likewise.
+    /// UDP over IPv6: several datagrams of one size in one packet.
     pub const USO6: Offloads = Offloads(32);
-    /// Not an offload: what a frame needs that no receiver takes as it is.
+    /// No offload: a need of frames that no receiver takes unchanged.
     pub const NEVER: Offloads = Offloads(64);
-    /// All there are.
+    /// All offloads.
     pub const ALL: Offloads = Offloads(63);
 
-    /// Those of either set.
+    /// Returns the union of both sets.
     #[inline(always)]
     pub const fn or(self, other: Offloads) -> Offloads {
         Offloads(self.0 | other.0)
     }
 
-    /// Those of both sets.
+    /// Returns the intersection of both sets.
     #[inline(always)]
     pub const fn and(self, other: Offloads) -> Offloads {
         Offloads(self.0 & other.0)
     }
 
-    /// These less those of `other`.
+    /// Returns the offloads of `self` that are not in `other`.
     #[inline(always)]
     pub const fn without(self, other: Offloads) -> Offloads {
         Offloads(self.0 & !other.0)
     }
 
-    /// As a number, to be stored.
+    /// Returns the set as a number.
     pub const fn to_bits(self) -> u8 {
         self.0
     }
 
-    /// From a number; bits without a meaning are dropped.
+    /// Returns the set of a number; ignores bits that are no offload.
     pub const fn from_bits(bits: u8) -> Offloads {
         Offloads(bits & Offloads::ALL.0)
     }
 
-    /// True if every offload of `other` is among these.
+    /// Returns true if every offload of `other` is in `self`.
     #[inline(always)]
     pub const fn has(self, other: Offloads) -> bool {
         other.0 & !self.0 == 0
     }
 
-    /// True without any.
+    /// Returns true if the set has no offload.
     #[inline(always)]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 }
 
-/// The offloads that a frame asks for, checked.
+/// The checked offload request of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// The offloads that a receiver must have acknowledged to get the frame as it is.
+    /// The offloads that a receiver must have acknowledged to get the frame unchanged.
     pub needs: Offloads,
     /// Offset of the network header, at most 22.
     pub l3: u8,
-    /// The header for a receiver that has: `num_buffers` is 1, and `hdr_len` the length of all
-    /// headers up to the payload if the frame is to be segmented, else 0.
+    /// The header for a receiver with these offloads: `num_buffers` is 1, and `hdr_len` is the
+    /// length of all headers if the frame is to be segmented, else 0.
     pub header: VnetHdr,
 }
 
 impl Request {
-    /// Nothing.
+    /// No request.
     pub const NONE: Request = Request { needs: Offloads::NONE, l3: 0, header: VnetHdr::plain(1) };
 
-    /// First byte that the checksum covers.
+    /// Returns the offset of the first byte that the checksum covers.
     #[inline(always)]
     pub const fn csum_start(&self) -> usize {
         u16::from_le_bytes(self.header.csum_start) as usize
     }
 
-    /// Where in the frame the checksum stands.
+    /// Returns the offset of the checksum field in the frame.
     #[inline(always)]
     pub const fn csum_at(&self) -> usize {
         self.csum_start() + u16::from_le_bytes(self.header.csum_offset) as usize
     }
 
-    /// Payload bytes of a segment; 0 if the frame is not to be segmented.
+    /// Returns the payload bytes of a segment; 0 if the frame is not to be segmented.
     #[inline(always)]
     pub const fn gso_size(&self) -> usize {
         u16::from_le_bytes(self.header.gso_size) as usize
     }
 
-    /// Bytes of all headers of a frame to be segmented.
+    /// Returns the length of all headers in bytes, of a frame to be segmented.
     #[inline(always)]
     pub const fn headers_len(&self) -> usize {
         u16::from_le_bytes(self.header.hdr_len) as usize
     }
 
-    /// True if the frame is to be segmented.
+    /// Returns true if the frame is to be segmented.
     #[inline(always)]
     pub const fn is_gso(&self) -> bool {
         self.header.gso_type != 0
     }
 }
 
-/// Why there is no [`Request`].
+/// The reason why a header gives no [`Request`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
-    /// More of the frame's first bytes are needed to tell.
+    /// More of the frame's first bytes are needed.
     Short,
     /// The header contradicts the frame or the sender's features.
     Nonsense,
 }
 
-/// Checks what `header` asks for a frame of `len` bytes that begins with `bytes`: all of them, or
-/// [`MAX_HEADERS_LEN`], or fewer and then the answer may be [`Refused::Short`]. `may` is what the
-/// sender has acknowledged. A header that asks for nothing is answered with [`Request::NONE`].
+/// Checks the request of `header` for a frame of `len` bytes that begins with `bytes`: all bytes,
+/// or [`MAX_HEADERS_LEN`]. With fewer bytes the result may be [`Refused::Short`]. `may` holds the
+/// offloads that the sender has acknowledged. A header without a request gives [`Request::NONE`].
 pub fn check(header: VnetHdr, bytes: &[u8], len: u32, may: Offloads) -> Result<Request, Refused> {
     if header.is_plain() {
         return Ok(Request::NONE);
@@ -187,7 +187,7 @@ pub fn check(header: VnetHdr, bytes: &[u8], len: u32, may: Offloads) -> Result<R
     if header.gso_type != 0 {
         let kind = view.check_gso(&packet, &header, start, may)?;
         let size = usize::from(u16::from_le_bytes(header.gso_size));
-        // One segment's worth is no GSO packet, whatever its header says.
+        // A packet that fits one segment is no GSO packet, whatever its header says.
         if len - kind.headers > size {
             request.needs = kind.needs;
             request.header.gso_type = header.gso_type;
@@ -204,17 +204,17 @@ pub fn check(header: VnetHdr, bytes: &[u8], len: u32, may: Offloads) -> Result<R
 /// The first bytes of a frame.
 struct View<'a> {
     bytes: &'a [u8],
-    /// Of the whole frame.
+    /// Length of the whole frame in bytes.
     len: usize,
 }
 
-/// A frame down to its transport header.
+/// The headers of a frame, down to the transport header.
 struct Packet {
     l3: usize,
-    /// Transport header, or what follows Ethernet if that is not IP.
+    /// Offset of the transport header, or of the bytes behind Ethernet if they are not IP.
     l4: usize,
     ethertype: u16,
-    /// Protocol at `l4`; none if the packet is a fragment or not IP.
+    /// Protocol at `l4`; `None` if the packet is a fragment or not IP.
     proto: Option<u8>,
     fragment: bool,
 }
@@ -226,8 +226,8 @@ struct Gso {
 }
 
 impl View<'_> {
-    /// The error for bytes up to `end` that are not here: whether the frame, and what is looked at
-    /// of it, goes that far.
+    /// Returns the error for missing bytes up to `end`: [`Refused::Short`] if the frame, limited to
+    /// [`MAX_HEADERS_LEN`], has these bytes.
     fn missing(&self, end: usize) -> Refused {
         let ever = end <= self.len.min(MAX_HEADERS_LEN);
         if ever { Refused::Short } else { Refused::Nonsense }
@@ -272,31 +272,33 @@ impl View<'_> {
         }
         let mut next = self.u8(none.l3 + 6)?;
         let mut at = none.l3 + IPV6_HEADER;
-        // Ends with the bytes: each header has at least eight.
+        // The loop ends with the bytes: each header has at least eight bytes.
         loop {
             match next {
                 HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS => {
                     next = self.u8(at)?;
                     at += 8 + 8 * usize::from(self.u8(at + 1)?);
                 }
-                // Not authentication headers: no part of a packet has the digest of the whole.
+                // Authentication headers are not skipped: a segment cannot have the digest of the
+                // whole packet.
                 FRAGMENT => return Ok(Packet { l4: at, fragment: true, ..none }),
                 proto => return Ok(Packet { l4: at, proto: Some(proto), ..none }),
             }
         }
     }
 
-    /// The checksum must lie behind the network header, in the frame, and where its protocol has
-    /// it. Protocols that are not looked into (tunnels, PPPoE) may have it anywhere there.
+    /// Checks that the checksum field is behind the network header, in the frame, and at the
+    /// position that its protocol demands. Protocols that are not parsed (tunnels, PPPoE) may have
+    /// a checksum at any position behind the network header.
     fn check_sum(&self, packet: &Packet, start: usize, offset: usize) -> Result<(), Refused> {
         let end = start + offset + 2;
         let inside = start >= packet.l4 && end <= self.len.min(MAX_HEADERS_LEN);
         let placed = match packet.proto {
             Some(TCP) => start == packet.l4 && offset == TCP_CSUM,
             Some(UDP) if start == packet.l4 => offset == UDP_CSUM,
-            // In a tunnel.
+            // The checksum is in a tunnel.
             Some(UDP) => start >= packet.l4 + UDP_HEADER,
-            // A part of a packet has no sum of its own.
+            // A fragment has no checksum of its own.
             _ => !packet.fragment,
         };
         if !inside || !placed {

@@ -1,20 +1,20 @@
-//! A range of IP addresses that begin alike: an address and how many of its bits count.
+//! An IP prefix: an address, and the number of its leading bits that identify the range.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::fmt;
 use std::str::FromStr;
 
-/// Addresses whose first bits are the same; a single address has them all.
+/// The range of IP addresses with equal leading bits; a single address has a prefix of full length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Prefix {
-    /// The first address: the bits that do not count are zero.
+    /// The first address of the range: all bits behind the prefix are zero.
     first: IpAddr,
-    /// Bits that count.
+    /// Length of the prefix in bits.
     len: u8,
 }
 
 impl Prefix {
-    /// Its first address, and a mask of the bits that count, if it is of IPv4.
+    /// Returns first address and mask of an IPv4 prefix; `None` for IPv6.
     pub fn v4(self) -> Option<(u32, u32)> {
         match self.first {
             IpAddr::V4(first) => Some((first.to_bits(), mask(32, self.len) as u32)),
@@ -22,7 +22,7 @@ impl Prefix {
         }
     }
 
-    /// The same of IPv6.
+    /// Returns first address and mask of an IPv6 prefix; `None` for IPv4.
     pub fn v6(self) -> Option<(u128, u128)> {
         match self.first {
             IpAddr::V4(_) => None,
@@ -31,24 +31,24 @@ impl Prefix {
     }
 }
 
-/// The first `len` of `width` bits.
+/// Returns a mask of the first `len` of `width` bits.
 fn mask(width: u32, len: u8) -> u128 {
     let all = if width == 128 { u128::MAX } else { (1 << width) - 1 };
     all & all.checked_shl(width - u32::from(len)).unwrap_or(0)
 }
 
-/// Why a text is no prefix.
+/// The reason why a text is not accepted as a prefix.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ParsePrefixError {
-    /// It is nothing of the kind.
+    /// The text is no IP address or prefix.
     #[error(
         "not an IP address or prefix (expected one such as 10.0.0.5, 10.0.0.0/24 or fd00::/64)"
     )]
     Malformed,
-    /// Bits that do not count are set.
+    /// The address has bits set behind the prefix. The field is the prefix with these bits cleared.
     #[error("has bits set behind its prefix: write {0}")]
     HostBits(Prefix),
-    /// No station has such an address.
+    /// The prefix is a multicast, broadcast or unspecified address, which no station has.
     #[error("is no address of a station")]
     NoStation,
 }

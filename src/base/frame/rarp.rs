@@ -3,13 +3,13 @@
 use super::MacAddr;
 use super::protocol::{ETHERTYPE_IPV4, ETHERTYPE_RARP};
 
-/// Ethernet minimum without the frame check sequence.
+/// Minimum length of an Ethernet frame without the frame check sequence.
 const LEN: usize = 60;
 const HARDWARE_ETHERNET: u16 = 1;
 const REQUEST_REVERSE: u16 = 3;
 
-/// A broadcast frame from `mac` asking for its own protocol address; no station answers, but every
-/// switch on the way learns where `mac` lives now.
+/// Returns a broadcast frame from `mac` that asks for the protocol address of `mac`. No station
+/// answers, but every switch on the way learns the new port of `mac`.
 pub fn request(mac: MacAddr) -> [u8; LEN] {
     let mut frame = [0; LEN];
     let numbers =

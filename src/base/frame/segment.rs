@@ -1,15 +1,15 @@
-//! Cutting one large TCP packet or a train of UDP datagrams into what a receiver without that
-//! offload takes (TSO and USO in software), header by header.
+//! Segments a large TCP packet or a train of UDP datagrams for a receiver without the offload (TSO
+//! and USO in software), header by header.
 //!
-//! A [`Segmenter`] has its own copy of the packet's headers and knows which part of the payload
-//! goes into which segment; the payload it never sees, only its sum. What a segment's headers say
-//! is what Linux makes of such a packet (`tcp_gso_segment`, `__udp_gso_segment`,
-//! `inet_gso_segment`): each has its own lengths, IPv4 identification, sequence number and
-//! checksums; FIN and PSH are for the last, CWR is for the first.
+//! A [`Segmenter`] has a copy of the packet's headers and tells which part of the payload goes into
+//! which segment; of the payload a [`Segmenter`] needs only the sum. The headers of a segment are
+//! those that Linux makes (`tcp_gso_segment`, `__udp_gso_segment`, `inet_gso_segment`): each
+//! segment has its own lengths, IPv4 identification, sequence number and checksums; only the last
+//! segment keeps FIN and PSH, and only the first segment keeps CWR.
 //!
-//! The headers were checked ([`super::offload::check`]), but most of them are read from guest
-//! memory once more after that. So offsets and lengths come from the [`Request`] alone, and bytes
-//! that contradict it are refused; all others only travel.
+//! The headers were checked ([`super::offload::check`]), but most header bytes are read again from
+//! guest memory after the check. So offsets and lengths come from the [`Request`] alone, bytes that
+//! contradict the [`Request`] are refused, and all other bytes are only copied.
 
 use super::VnetHdr;
 use super::checksum::Sum;
@@ -36,32 +36,32 @@ const FIN: u8 = 0x01;
 const PSH: u8 = 0x08;
 const CWR: u8 = 0x80;
 
-/// A packet that is being cut into segments.
+/// A packet that is being segmented.
 #[derive(Debug, Clone)]
 pub struct Segmenter {
-    /// Those of the segment asked for last, of the whole packet at first.
+    /// Headers of the segment that was written last; of the whole packet at first.
     headers: [u8; MAX_EGRESS_HEADERS_LEN],
     headers_len: usize,
-    /// Network header.
+    /// Offset of the network header.
     l3: usize,
-    /// Transport header.
+    /// Offset of the transport header.
     l4: usize,
-    /// Bytes of the whole packet's payload, more than [`Self::size`].
+    /// Payload bytes of the whole packet, more than [`Self::size`].
     payload: usize,
-    /// Payload of a segment that is not the last.
+    /// Payload bytes of each segment except the last.
     size: usize,
     segments: usize,
     network: Network,
     transport: Transport,
-    /// Pseudo-header without the length.
+    /// Sum of the pseudo-header without the length.
     pseudo: Sum,
-    /// Transport header without what differs between segments.
+    /// Sum of the transport header without the fields that differ between segments.
     header: Sum,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Network {
-    /// Sum of the header without what differs between segments.
+    /// `header` is the sum of the header without the fields that differ between segments.
     V4 {
         id: u16,
         header: Sum,
@@ -71,7 +71,8 @@ enum Network {
 
 #[derive(Debug, Clone, Copy)]
 enum Transport {
-    /// Of the whole packet. The word with data offset and flags is summed with these.
+    /// The fields of the whole packet. `offset` is kept because it is summed in one word with the
+    /// flags.
     Tcp {
         sequence: u32,
         offset: u8,
@@ -81,9 +82,10 @@ enum Transport {
 }
 
 impl Segmenter {
-    /// For a frame of `len` bytes, of which `headers` are the first [`Request::headers_len`]. None
-    /// if the frame is not to be segmented, or if request, bytes and length contradict each other:
-    /// the sender has changed the bytes since they were checked.
+    /// Makes a segmenter for a frame of `len` bytes; `headers` are the first
+    /// [`Request::headers_len`] bytes. `None` if the frame is not to be segmented, or if request,
+    /// headers and length contradict each other because the sender changed the headers after the
+    /// check.
     pub fn new(request: &Request, headers: &[u8], len: u32) -> Option<Segmenter> {
         let (v4, tcp) = kind(request)?;
         let (l3, l4) = (usize::from(request.l3), request.csum_start());
@@ -92,12 +94,12 @@ impl Segmenter {
         let size = Some(request.gso_size()).filter(|&n| n > 0)?;
         let network = l4.checked_sub(l3)?;
         let transport = headers_len.checked_sub(l4)?;
-        // What was read behind a length is a header of that length.
+        // The lengths of the headers fit their protocols.
         let least = if v4 { IPV4_HEADER } else { IPV6_HEADER };
         let sound = network >= least
             && if tcp { transport >= TCP_HEADER } else { transport == UDP_HEADER }
             && request.csum_at() == l4 + if tcp { TCP_CSUM } else { UDP_CSUM };
-        // The length an IP header gives the whole packet, so that those of segments fit as well.
+        // The IP length of the whole packet fits 16 bits, so the lengths of all segments fit too.
         let unsaid = l3 + if v4 { 0 } else { IPV6_HEADER };
         if !sound || len as usize > unsaid + usize::from(u16::MAX) {
             return None;
@@ -123,7 +125,7 @@ impl Segmenter {
         Some(segmenter)
     }
 
-    /// The network header, whose length and version have to be those that were checked.
+    /// Reads the network header; `None` if its length or version changed after the check.
     fn network(&self, v4: bool) -> Option<Network> {
         let first = self.headers[self.l3];
         if !v4 {
@@ -141,7 +143,7 @@ impl Segmenter {
         Some(Network::V4 { id, header })
     }
 
-    /// The transport header, whose length has to be the one that was checked.
+    /// Reads the transport header; `None` if its length changed after the check.
     fn transport(&self, tcp: bool) -> Option<Transport> {
         if !tcp {
             return Some(Transport::Udp);
@@ -154,9 +156,9 @@ impl Segmenter {
         Some(Transport::Tcp { sequence, offset, flags: self.headers[self.l4 + TCP_FLAGS] })
     }
 
-    /// Sums what all segments have in common.
+    /// Sums the fields that all segments have in common.
     fn sum_up(&mut self, len: usize) {
-        // The field holds the pseudo-header's sum, with the length of the whole packet.
+        // The checksum field holds the pseudo-header's sum, with the length of the whole packet.
         let field = u16::from_be_bytes(self.field(self.csum_at()));
         self.pseudo = Sum::ZERO.word(field).minus_word((len - self.l4) as u16);
         self.header = Sum::of(&self.headers[self.l4..self.headers_len]).minus_word(field);
@@ -172,20 +174,20 @@ impl Segmenter {
         };
     }
 
-    /// Segments the packet is cut into: at most [`MAX_SEGMENTS`], see [`Segmenter::surplus`].
+    /// Returns the number of segments, at most [`MAX_SEGMENTS`]; see [`Segmenter::surplus`].
     #[inline]
     pub fn segments(&self) -> u32 {
         self.segments.min(MAX_SEGMENTS as usize) as u32
     }
 
-    /// Segments beyond [`MAX_SEGMENTS`], which are to be dropped and counted.
+    /// Returns the number of segments beyond [`MAX_SEGMENTS`], which the caller drops and counts.
     #[inline]
     pub fn surplus(&self) -> u32 {
         self.segments.saturating_sub(MAX_SEGMENTS as usize) as u32
     }
 
-    /// Where the payload of a segment begins in the frame, and its length in bytes: zero for one
-    /// that does not exist.
+    /// Returns the offset in the frame, and the length in bytes, of a segment's payload; length 0
+    /// if the segment does not exist.
     #[inline]
     pub fn payload(&self, index: u32) -> (u32, u32) {
         let from = (index as usize).saturating_mul(self.size).min(self.payload);
@@ -193,24 +195,25 @@ impl Segmenter {
         ((self.headers_len + from) as u32, len as u32)
     }
 
-    /// Bytes of headers of each segment.
+    /// Returns the length of each segment's headers in bytes.
     #[inline]
     pub fn headers_len(&self) -> usize {
         self.headers_len
     }
 
-    /// Headers of a segment with all checksums, `payload` being the sum of its payload.
+    /// Returns the headers of a segment with all checksums; `payload` is the sum of the segment's
+    /// payload.
     #[inline]
     pub fn complete(&mut self, index: u32, payload: Sum) -> &[u8] {
         let (length, differing) = self.write(index);
-        // The header's length is even, so the payload's position is.
+        // The headers have an even length, so the payload begins at an even position.
         let sum = self.pseudo.word(length).plus(self.header).plus(differing).plus(payload);
         self.put(self.csum_at(), sum.checksum());
         &self.headers[..self.headers_len]
     }
 
-    /// Headers of a segment whose TCP or UDP checksum is left to the receiver, who needs
-    /// [`Segmenter::partial_header`] for that.
+    /// Returns the headers of a segment whose TCP or UDP checksum is left to the receiver, who
+    /// needs [`Segmenter::partial_header`] for that.
     #[inline]
     pub fn partial(&mut self, index: u32) -> &[u8] {
         let (length, _) = self.write(index);
@@ -218,7 +221,7 @@ impl Segmenter {
         &self.headers[..self.headers_len]
     }
 
-    /// The virtio-net header of each segment of [`Segmenter::partial`].
+    /// Returns the virtio-net header for each segment of [`Segmenter::partial`].
     #[inline]
     pub fn partial_header(&self) -> VnetHdr {
         VnetHdr {
@@ -229,8 +232,8 @@ impl Segmenter {
         }
     }
 
-    /// Writes a segment's fields, except the transport checksum: the length for its pseudo-header
-    /// and the sum of the transport header's fields that differ from other segments'.
+    /// Writes a segment's fields except the transport checksum. Returns the length in the
+    /// pseudo-header, and the sum of the transport header's fields that differ between segments.
     #[inline]
     fn write(&mut self, index: u32) -> (u16, Sum) {
         let (_, payload) = self.payload(index);
@@ -240,7 +243,7 @@ impl Segmenter {
         (length, self.write_transport(index, length))
     }
 
-    /// `end` is the length of the segment's frame.
+    /// Writes a segment's network header; `end` is the length of the segment's frame.
     #[inline]
     fn write_network(&mut self, index: u32, end: usize) {
         match self.network {
@@ -258,7 +261,8 @@ impl Segmenter {
         }
     }
 
-    /// `length` is that of the segment from the transport header. The sum of what is written.
+    /// Writes a segment's transport header, and returns the sum of the written fields. `length` is
+    /// the segment's length from the transport header.
     #[inline]
     fn write_transport(&mut self, index: u32, length: u16) -> Sum {
         match self.transport {
@@ -284,7 +288,7 @@ impl Segmenter {
         }
     }
 
-    /// Where the transport checksum stands.
+    /// Returns the offset of the transport checksum.
     #[inline(always)]
     fn csum_at(&self) -> usize {
         self.l4
@@ -294,7 +298,7 @@ impl Segmenter {
             }
     }
 
-    /// Bytes of the headers; zeros beyond [`MAX_EGRESS_HEADERS_LEN`].
+    /// Returns bytes of the headers; zeros beyond [`MAX_EGRESS_HEADERS_LEN`].
     #[inline(always)]
     fn field<const N: usize>(&self, at: usize) -> [u8; N] {
         self.headers.get(at..).and_then(<[u8]>::first_chunk).copied().unwrap_or([0; N])
@@ -302,14 +306,14 @@ impl Segmenter {
 
     #[inline(always)]
     fn put<const N: usize>(&mut self, at: usize, bytes: [u8; N]) {
-        // All offsets are inside since `new`, which the compiler cannot know.
+        // `new` has checked all offsets, but the compiler does not know that.
         if let Some(field) = self.headers.get_mut(at..).and_then(<[u8]>::first_chunk_mut) {
             *field = bytes;
         }
     }
 }
 
-/// If a request to segment is one for IPv4, and for TCP.
+/// Returns two flags of a request to segment, IPv4 and TCP; `None` if the request is another one.
 fn kind(request: &Request) -> Option<(bool, bool)> {
     let needs = |offload| request.needs.has(offload);
     match request.header.gso_type & !GSO_ECN {
@@ -326,7 +330,8 @@ mod tests {
     use super::*;
     use crate::frame::offload::{Refused, check};
 
-    /// IPv4 and TCP without options, FIN, PSH, ACK and CWR, for 3,000 bytes of payload.
+    /// Returns a frame of IPv4 and TCP without options, with FIN, PSH, ACK and CWR, its length for
+    /// 3,000 bytes of payload, and its virtio-net header.
     fn tcp4() -> (Vec<u8>, u32, VnetHdr) {
         let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
         let len = (14 + 40 + 3000) as u32;
@@ -387,8 +392,8 @@ mod tests {
         assert_eq!(partial, [1, 0, 0, 0, 0, 0, 34, 0, 16, 0, 1, 0]);
     }
 
-    /// Most headers come from the guest's memory once more after the check: whatever they are by
-    /// then, lengths are those that were checked.
+    /// Most headers are read again from guest memory after the check: whatever they are then,
+    /// segments have the checked lengths.
     #[test]
     fn headers_that_changed_meanwhile_are_refused_or_harmless() {
         let (frame, len, header) = tcp4();
@@ -410,7 +415,7 @@ mod tests {
                 }
             }
         }
-        // Version and length of IPv4, length of TCP.
+        // The refused changes: version and length of IPv4, length of TCP.
         let expected = (1..=u8::MAX).map(|bits| (14, bits));
         let expected = expected.chain((1..=u8::MAX).filter(|b| b >> 4 != 0).map(|b| (46, b)));
         assert_eq!(refused, expected.collect::<Vec<_>>());
@@ -459,14 +464,15 @@ mod tests {
         none("network header far away", &with(&|r| r.l3 = 255), &frame, len);
     }
 
-    /// No field of a request, alone or with another, leads outside the headers.
+    /// No field of a request, alone or with another field, leads outside the headers.
     #[test]
     fn no_request_panics() {
-        // Offsets of IPv4 and IPv6 behind 14 and 22 bytes of link, and of what follows them.
+        // Offsets of IPv4 and IPv6 behind 14 and 22 bytes of Ethernet, and of their transport
+        // headers.
         let values = [0, 1, 6, 14, 16, 34, 42, 54, 62, 78, 86, 255, 256, 257, 65_535u16];
         let values = values.map(u16::to_le_bytes);
         let (mut accepted, sizes) = ([0; 3], [(1u16, 2000), (9, 65_589), (65_535, u32::MAX)]);
-        // Versions 4 and 6; TCP headers of 24 bytes behind the latter.
+        // IP versions 4 and 6; version 6 with TCP headers of 24 bytes.
         let first = [(Offloads::USO4, 0x45), (Offloads::USO6, 0x65), (Offloads::TSO6, 0x65)];
         for (kind, (offload, byte)) in first.into_iter().enumerate() {
             let gso_type = if offload == Offloads::TSO6 { GSO_TCPV6 } else { GSO_UDP_L4 };
@@ -515,7 +521,7 @@ mod tests {
         let request = request(&frame, long, header).expect("sound");
         let mut segmenter = Segmenter::new(&request, &frame, long).expect("sound");
         assert_eq!((segmenter.segments(), segmenter.surplus()), (MAX_SEGMENTS, 3));
-        // FIN and PSH are those of a segment that nobody gets.
+        // FIN and PSH belong to a segment that is dropped.
         assert_eq!(segmenter.complete(MAX_SEGMENTS - 1, Sum::ZERO)[47], 0x10);
         assert_eq!(segmenter.payload(MAX_SEGMENTS + 2), (long - 1, 1));
         assert!(len < long);

@@ -1,24 +1,24 @@
-//! Frames in a stream of bytes, as QEMU's `-netdev stream` has them: a length of four bytes, the
-//! most significant first, and then the frame. passt and gvproxy speak it too.
+//! Frames in a byte stream, in the format of QEMU's `-netdev stream`, passt and gvproxy: a length
+//! of four bytes, most significant first, then the frame.
 //!
-//! Each side's memory is fixed: a frame that came in part waits in [`Unpacker`] for its rest, and
-//! what goes out, perhaps in parts, in [`Packer`].
+//! Each direction has a buffer of fixed size: [`Unpacker`] keeps a partly received frame, and
+//! [`Packer`] keeps frames until they are sent.
 
 use crate::limits::{MAX_FRAME_LEN, MAX_STREAM_FRAME_LEN, STREAM_BUFFER_BYTES};
 
-/// Bytes of a length.
+/// Bytes of the length in front of a frame.
 pub const LENGTH_LEN: usize = 4;
 
-/// A length that no sender of frames writes: what follows cannot be told apart any more.
+/// A length that exceeds every frame: the frames behind the length cannot be found any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a frame of {0} bytes is announced, and {MAX_STREAM_FRAME_LEN} is the most")]
 pub struct BadLength(pub u32);
 
-/// Bytes that came, taken apart into frames.
+/// Splits received bytes into frames.
 #[derive(Debug)]
 pub struct Unpacker {
     bytes: Box<[u8]>,
-    /// Start of the bytes that are not taken yet.
+    /// Start of the bytes that were not returned yet.
     from: usize,
     to: usize,
 }
@@ -30,7 +30,7 @@ impl Default for Unpacker {
 }
 
 impl Unpacker {
-    /// The next frame that is there as a whole, perhaps one of no bytes.
+    /// Returns the next whole frame, which may be empty; `None` if no whole frame is there.
     pub fn next_frame(&mut self) -> Result<Option<&[u8]>, BadLength> {
         let Some((length, rest)) = self.bytes[self.from..self.to].split_first_chunk() else {
             return Ok(None);
@@ -44,30 +44,31 @@ impl Unpacker {
         Ok(frame)
     }
 
-    /// Where the next bytes go; never empty once [`Unpacker::next_frame`] has found nothing.
+    /// Returns the buffer for the next bytes; never empty after [`Unpacker::next_frame`] returned
+    /// `None`.
     pub fn room(&mut self) -> &mut [u8] {
-        // What is left is part of one frame.
+        // The remaining bytes are part of one frame.
         self.bytes.copy_within(self.from..self.to, 0);
         (self.from, self.to) = (0, self.to - self.from);
         &mut self.bytes[self.to..]
     }
 
-    /// So many bytes came.
+    /// Notes that `bytes` bytes were received into [`Unpacker::room`].
     pub fn filled(&mut self, bytes: usize) {
         self.to = (self.to + bytes).min(self.bytes.len());
     }
 
-    /// True if a frame has begun and not ended.
+    /// Returns true if part of a frame was received.
     pub fn is_torn(&self) -> bool {
         self.from < self.to
     }
 }
 
-/// Frames on their way out: the longest one, or as many short ones as have room instead.
+/// Frames to be sent: one frame of the greatest length, or several shorter frames.
 #[derive(Debug)]
 pub struct Packer {
     bytes: Box<[u8]>,
-    /// Start of the bytes that are not sent yet.
+    /// Start of the unsent bytes.
     from: usize,
     to: usize,
 }
@@ -80,8 +81,8 @@ impl Default for Packer {
 }
 
 impl Packer {
-    /// Puts a frame behind those that are there. False without room for it; if nothing is there,
-    /// the frame is longer than any.
+    /// Appends a frame. Returns false without room; if the packer is empty, the frame exceeds the
+    /// greatest length.
     pub fn push(&mut self, frame: &[u8]) -> bool {
         if self.is_empty() {
             (self.from, self.to) = (0, 0);
@@ -98,17 +99,17 @@ impl Packer {
         true
     }
 
-    /// True if all bytes are sent.
+    /// Returns true if all bytes were sent.
     pub fn is_empty(&self) -> bool {
         self.from == self.to
     }
 
-    /// Returns the bytes that are not sent yet.
+    /// Returns the unsent bytes.
     pub fn rest(&self) -> &[u8] {
         &self.bytes[self.from..self.to]
     }
 
-    /// Marks so many bytes as sent.
+    /// Marks `bytes` bytes as sent.
     pub fn sent(&mut self, bytes: usize) {
         self.from = self.from.saturating_add(bytes).min(self.to);
     }
@@ -127,7 +128,7 @@ mod tests {
         each.collect::<Vec<_>>().concat()
     }
 
-    /// All frames that are there.
+    /// Takes all whole frames.
     fn take(unpacker: &mut Unpacker) -> Vec<Vec<u8>> {
         std::iter::from_fn(|| unpacker.next_frame().unwrap().map(<[u8]>::to_vec)).collect()
     }

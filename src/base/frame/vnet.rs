@@ -1,7 +1,7 @@
 //! The virtio-net header that precedes every frame in a ring (virtio 1.2 section 5.1.6).
 //!
-//! Twelve bytes with VERSION_1 or MRG_RXBUF, else the ten of the legacy layout, which lacks
-//! `num_buffers`. Held as raw bytes: what was checked is what gets delivered.
+//! The header has twelve bytes with VERSION_1 or MRG_RXBUF; the legacy layout has ten bytes and no
+//! `num_buffers`. [`VnetHdr`] keeps raw bytes, so the delivered header is the checked header.
 
 use super::offload::NEEDS_CSUM;
 
@@ -23,16 +23,16 @@ pub struct VnetHdr {
     pub hdr_len: [u8; 2],
     /// Bytes of payload per segment.
     pub gso_size: [u8; 2],
-    /// First byte the checksum covers.
+    /// Offset of the first byte that the checksum covers.
     pub csum_start: [u8; 2],
-    /// Where the checksum goes, from `csum_start`.
+    /// Offset of the checksum field, from `csum_start`.
     pub csum_offset: [u8; 2],
-    /// Buffers this frame was merged into (device to driver only).
+    /// Number of receive buffers of this frame (device to driver only).
     pub num_buffers: [u8; 2],
 }
 
 impl VnetHdr {
-    /// A header without offloads for a frame in `buffers` receive buffers.
+    /// Returns a header without offloads, for a frame in `buffers` receive buffers.
     #[inline(always)]
     pub const fn plain(buffers: u16) -> VnetHdr {
         VnetHdr {
@@ -46,7 +46,7 @@ impl VnetHdr {
         }
     }
 
-    /// The header as its bytes.
+    /// Returns the bytes of the header.
     #[inline(always)]
     pub const fn to_bytes(self) -> [u8; VNET_HDR_LEN] {
         let [a, b] = self.hdr_len;
@@ -57,7 +57,7 @@ impl VnetHdr {
         [self.flags, self.gso_type, a, b, c, d, e, f, g, h, i, j]
     }
 
-    /// The header from its bytes.
+    /// Returns the header of these bytes.
     #[inline(always)]
     pub const fn from_bytes(b: [u8; VNET_HDR_LEN]) -> VnetHdr {
         VnetHdr {
@@ -71,8 +71,8 @@ impl VnetHdr {
         }
     }
 
-    /// True if the frame is complete as it stands: no checksum to finish, nothing to segment.
-    /// Unknown flag bits are ignored, as section 5.1.6.2.1 demands of the device.
+    /// Returns true if the frame needs no work: no checksum to finish, no segmentation. Ignores
+    /// unknown flag bits, as section 5.1.6.2.1 demands of the device.
     #[inline(always)]
     pub const fn is_plain(self) -> bool {
         self.flags & NEEDS_CSUM == 0 && self.gso_type == 0

@@ -1,10 +1,10 @@
-//! What [`check`] lets pass, and what it must not: headers of good frames, each field of theirs
-//! bent to its borders, and frames of which only the beginning is there.
+//! Tests which frames [`check`] accepts and refuses: headers of good frames, each field changed to
+//! its limits, and frames of which only the beginning is there.
 
 use super::*;
 use crate::frame::{Segmenter, Sum};
 
-/// A frame with the header its sender writes.
+/// A frame with the header that its sender writes.
 #[derive(Clone)]
 struct Case {
     name: &'static str,
@@ -14,7 +14,7 @@ struct Case {
     asks: Offloads,
 }
 
-/// Ethernet, with tags and what follows them.
+/// Returns an Ethernet header with tags, and the bytes behind the header.
 fn link(tags: usize, ethertype: u16) -> Vec<u8> {
     let mut bytes = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
     for tag in &[[0x88, 0xa8, 0, 7], [0x81, 0, 0, 5]][2 - tags..] {
@@ -24,7 +24,7 @@ fn link(tags: usize, ethertype: u16) -> Vec<u8> {
     bytes
 }
 
-/// An IPv4 header for `len` bytes behind it.
+/// Returns an IPv4 header for `len` bytes of payload.
 fn ipv4(proto: u8, options: usize, len: usize) -> Vec<u8> {
     let total = ((20 + options + len) as u16).to_be_bytes();
     let first = 0x40 | (5 + options / 4) as u8;
@@ -34,7 +34,7 @@ fn ipv4(proto: u8, options: usize, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// An IPv6 header with extension headers (number and length) for `len` bytes behind them.
+/// Returns an IPv6 header with extension headers (number and length) for `len` bytes of payload.
 fn ipv6(proto: u8, extensions: &[(u8, usize)], len: usize) -> Vec<u8> {
     let all: usize = extensions.iter().map(|e| e.1).sum();
     let length = ((all + len) as u16).to_be_bytes();
@@ -48,7 +48,7 @@ fn ipv6(proto: u8, extensions: &[(u8, usize)], len: usize) -> Vec<u8> {
     bytes
 }
 
-/// TCP with `options` bytes of options, or UDP, and a payload.
+/// Returns TCP with `options` bytes of options, or UDP, and a payload.
 fn transport(proto: u8, options: usize, payload: usize) -> Vec<u8> {
     let mut bytes = vec![0x12, 0x34, 0, 80];
     if proto == TCP {
@@ -90,13 +90,13 @@ fn header(gso_type: u8, size: usize, start: usize, offset: usize) -> VnetHdr {
     }
 }
 
-/// Payload of a frame of [`case`], and its options of TCP.
+/// Bytes of payload in a frame of [`case`], and bytes of TCP options.
 const PAYLOAD: usize = 3000;
 const TCP_OPTIONS: usize = 12;
 const TCP_LEN: usize = TCP_HEADER + TCP_OPTIONS + PAYLOAD;
 const UDP_LEN: usize = UDP_HEADER + PAYLOAD;
 
-/// A frame of TCP, or of UDP if that is what it asks for. `gso` is type and size.
+/// Returns a frame of TCP, or of UDP if `gso` requests UDP. `gso` is type and size.
 fn case(name: &'static str, link: Vec<u8>, ip: Vec<u8>, gso: (u8, usize), asks: Offloads) -> Case {
     let uso = !asks.and(Offloads::USO4.or(Offloads::USO6)).is_empty();
     let (proto, options, offset) =
@@ -107,7 +107,7 @@ fn case(name: &'static str, link: Vec<u8>, ip: Vec<u8>, gso: (u8, usize), asks: 
 }
 
 impl Case {
-    /// With the checksum somewhere else.
+    /// Moves the checksum.
     fn sum_at(self, start: usize, offset: usize) -> Case {
         let start = (start as u16).to_le_bytes();
         let header = VnetHdr {
@@ -122,7 +122,7 @@ impl Case {
         self.bytes.len()
     }
 
-    /// With as many bytes as anybody has.
+    /// Limits the frame's bytes to [`MAX_HEADERS_LEN`].
     fn check(&self, header: VnetHdr, may: Offloads) -> Result<Request, Refused> {
         check(header, &self.bytes[..self.len().min(MAX_HEADERS_LEN)], self.len() as u32, may)
     }
@@ -139,7 +139,7 @@ impl Case {
 
 const EXTENSIONS: &[(u8, usize)] = &[(HOP_BY_HOP, 8), (DESTINATION_OPTIONS, 16), (ROUTING, 24)];
 
-/// Frames that ask for what they may ask for, of which all is looked into.
+/// Returns frames whose request is legal and whose protocols are parsed.
 fn good() -> Vec<Case> {
     let (v4, v6) = (|tags| link(tags, ETHERTYPE_IPV4), |tags| link(tags, ETHERTYPE_IPV6));
     let tcp4 = |options| ipv4(TCP, options, TCP_LEN);
@@ -157,13 +157,13 @@ fn good() -> Vec<Case> {
         case("TSO6, extensions", v6(2), tcp6(EXTENSIONS), (GSO_TCPV6, 1400), tso6),
         case("USO4", v4(0), ipv4(UDP, 0, UDP_LEN), (GSO_UDP_L4, 1), uso4),
         case("USO6", v6(1), ipv6(UDP, EXTENSIONS, UDP_LEN), (GSO_UDP_L4, 1400), uso6),
-        // One segment's worth is only a checksum.
+        // A packet that fits one segment needs only a checksum.
         case("TSO4, short", v4(0), tcp4(0), (GSO_TCPV4, PAYLOAD), tso4),
         case("TSO6, short", v6(0), tcp6(&[]), (GSO_TCPV6, 9000), tso6),
     ]
 }
 
-/// Frames with a checksum where it is not looked into what that is.
+/// Returns frames whose checksum is in a protocol that is not parsed.
 fn opaque() -> Vec<Case> {
     let ipv4 = |proto| ipv4(proto, 0, TCP_LEN);
     let sum = Offloads::CSUM;
@@ -176,7 +176,7 @@ fn opaque() -> Vec<Case> {
     ]
 }
 
-/// Frames that nobody must get, with what is wrong with them.
+/// Returns frames that no receiver may get, each with its fault.
 fn bad() -> Vec<Case> {
     let mut cases = Vec::new();
     let good = good();
@@ -186,7 +186,7 @@ fn bad() -> Vec<Case> {
         change(&mut case);
         cases.push(case);
     };
-    // Where IP begins in the frames without tags.
+    // Offset of IP in the frames without tags.
     const IP: usize = 14;
     add("not IPv4", "TCP", &|c| c.bytes[IP] = 0x65);
     add("not IPv6", "TCP6", &|c| c.bytes[IP] = 0x45);
@@ -234,7 +234,7 @@ fn bad() -> Vec<Case> {
     add("segments without payload", "USO4", &|c| c.header.gso_size = [0, 0]);
     add("segments of 7 bytes", "TSO4", &|c| c.header.gso_size = [7, 0]);
     add("headers beyond the frame", "TCP", &|c| c.header.hdr_len = [0xff, 0xff]);
-    // Its checksum is not.
+    // The TCP header ends beyond [`MAX_HEADERS_LEN`], the checksum field does not.
     let ip = ipv6(TCP, &[(HOP_BY_HOP, 176)], TCP_LEN);
     let (v6, gso) = (link(0, ETHERTYPE_IPV6), (GSO_TCPV6, 1448));
     cases.push(case("options beyond all headers", v6.clone(), ip, gso, Offloads::TSO6));
@@ -250,7 +250,7 @@ fn bad() -> Vec<Case> {
     cases
 }
 
-/// Whatever was accepted is sound, by what is known of the frame from its making.
+/// Checks that an accepted frame is sound, by the known properties of the made frame.
 fn assert_sound(case: &Case, header: VnetHdr, request: &Request) {
     let name = case.name;
     if header.is_plain() {
@@ -330,7 +330,7 @@ fn what_was_not_acknowledged_is_refused() {
     }
 }
 
-/// Every type and every border of each field, alone and together: no panic, nothing unsound.
+/// Tries every type and every limit of each field, alone and together: no panic, no unsound frame.
 #[test]
 fn fields_at_their_borders_are_refused_or_sound() {
     let mut accepted = 0;
@@ -370,7 +370,7 @@ fn fields_at_their_borders_are_refused_or_sound() {
     assert!(accepted > 100, "only {accepted}: the table is broken");
 }
 
-/// `Short` is the answer as long as bytes are missing that are looked at, and only then.
+/// `check` returns `Short` exactly as long as needed bytes are missing.
 #[test]
 fn longer_and_longer_beginnings_end_in_the_same_answer() {
     for case in good().iter().chain(&opaque()).chain(&bad()) {
@@ -386,7 +386,7 @@ fn longer_and_longer_beginnings_end_in_the_same_answer() {
             assert!(!back, "{}: {n} bytes tell less than {}", case.name, n - 1);
             before = Some(now);
         }
-        // A request cannot have been answered without the bytes that it is about.
+        // A request needs the bytes that the request is about.
         if let Ok(request) = last {
             for n in 0..request.csum_at() + 2 {
                 assert_eq!(answer(n), Err(Refused::Short), "{}, {n}", case.name);
@@ -395,7 +395,7 @@ fn longer_and_longer_beginnings_end_in_the_same_answer() {
     }
 }
 
-/// Reading more must not be asked for where no answer can come of it.
+/// `check` must not ask for more bytes if more bytes cannot help.
 #[test]
 fn a_header_beyond_all_bytes_is_not_waited_for() {
     let case = bad().into_iter().find(|c| c.name == "extension header beyond the frame");
@@ -415,7 +415,7 @@ fn any_bytes_are_checked_without_panic() {
     let mut accepted = 0;
     for _ in 0..200_000 {
         let mut case = good[next() as usize % good.len()].clone();
-        // The beginning of a good frame with a few bytes bent, of any length.
+        // The beginning of a good frame with a few changed bytes, of any length.
         for _ in 0..next() % 4 {
             let at = next() as usize % 120;
             case.bytes[at] = next() as u8;

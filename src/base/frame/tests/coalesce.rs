@@ -1,4 +1,4 @@
-//! Segments, their order and the packets made of them, cut again by the segmenter.
+//! Tests segments, their order and the merged packets, which the segmenter cuts again.
 
 use proptest::prelude::*;
 
@@ -14,7 +14,7 @@ const PLAIN: VnetHdr = VnetHdr::plain(0);
 struct Shape {
     v6: bool,
     tags: usize,
-    /// The checksum is left to be finished.
+    /// The checksum is left to the receiver.
     partial: bool,
 }
 
@@ -40,7 +40,7 @@ impl Shape {
         l4(self.v6) + 4 * self.tags
     }
 
-    /// Gives the sums the right values again.
+    /// Writes the right checksums.
     fn sum_up(self, frame: &mut [u8]) {
         let mut untagged = frame.to_vec();
         untagged.drain(12..12 + 4 * self.tags);
@@ -68,7 +68,7 @@ impl Shape {
         VnetHdr { flags: NEEDS_CSUM, csum_start, csum_offset: [16, 0], ..PLAIN }
     }
 
-    /// The segments of a stream, of `size` bytes and the last of `rest`.
+    /// Returns the segments of a stream, each of `size` bytes, the last of `rest` bytes.
     fn segments(self, size: usize, count: u16, rest: usize, push: bool) -> Vec<Vec<u8>> {
         let segment = |index: u16| {
             let last = index == count - 1;
@@ -91,7 +91,8 @@ impl Shape {
         (0..count).map(segment).collect()
     }
 
-    /// As many of the segments as become one packet, and it.
+    /// Merges the first segments that fit one packet; returns the number of segments and the
+    /// packet.
     fn merge(self, segments: &[Vec<u8>]) -> Option<(u16, VnetHdr, Vec<u8>)> {
         let mut buffer = vec![0xee; 1 << 17];
         buffer[..segments[0].len()].copy_from_slice(&segments[0]);
@@ -116,7 +117,7 @@ impl Shape {
         Some((count, header, buffer))
     }
 
-    /// The packet cut again.
+    /// Segments the packet again.
     fn cut(self, header: VnetHdr, packet: &[u8]) -> Vec<Vec<u8>> {
         let header = VnetHdr { num_buffers: [1, 0], ..header };
         let request = offload::check(header, packet, packet.len() as u32, Offloads::ALL).unwrap();
@@ -185,7 +186,7 @@ fn what_comes_behind_a_short_segment_or_psh_begins_a_packet() {
     }
 }
 
-/// Each bit of the headers of a second segment, changed, and the sums right again.
+/// Changes each bit of a second segment's headers, and corrects the checksums.
 #[test]
 fn a_segment_with_any_other_header_is_not_added() {
     for shape in SHAPES {
@@ -243,7 +244,7 @@ fn what_is_no_plain_segment_begins_no_packet() {
             let elsewhere = VnetHdr { csum_offset: [6, 0], ..shape.header() };
             assert!(!begins_with(&segment, elsewhere), "a sum that is not TCP's");
         }
-        // With FIN, SYN, RST, URG, ECE, CWR, and without ACK.
+        // Flags with FIN, SYN, RST, URG, ECE, CWR, and without ACK.
         for flags in [1, 2, 4, 0x20, 0x40, 0x80].map(|flag| ACK | flag).into_iter().chain([0]) {
             let mut other = segment.clone();
             other[shape.l4() + 13] = flags;
@@ -254,7 +255,7 @@ fn what_is_no_plain_segment_begins_no_packet() {
     }
 }
 
-/// Frame `index`, the `nth` of stream `stream`.
+/// Returns frame `index`, the `nth` of stream `stream`.
 fn frame(shape: Shape, stream: u8, nth: u16) -> Vec<u8> {
     let mut frame = shape.segments(100, nth + 1, 100, false).pop().unwrap();
     frame[shape.l4() + 1] = stream;
@@ -290,7 +291,7 @@ fn frames_that_do_not_follow_each_other_stay_where_they_are() {
     assert!(order(&[frame(shape, 1, 0), frame(shape, 2, 1), frame(shape, 1, 2)]).is_none());
     assert!(order(&[frame(shape, 1, 1), frame(shape, 1, 0)]).is_none());
     assert!(order(&[vec![0xff; 60], vec![], vec![0; 13]]).is_none());
-    // What may be of any stream parts what is around it.
+    // A frame that may belong to any stream separates the frames around it.
     let mut fragment = frame(shape, 9, 0);
     fragment[20] = 0x20;
     assert!(order(&[frame(shape, 1, 0), fragment.clone(), frame(shape, 1, 1)]).is_none());
@@ -304,7 +305,7 @@ fn frames_that_do_not_follow_each_other_stay_where_they_are() {
 }
 
 proptest! {
-    /// Bursts of segments, some of them twice, late or missing.
+    /// Makes bursts of segments; some segments are repeated, late or missing.
     #[test]
     fn a_stream_stays_in_order(
         burst in prop::collection::vec((0u8..5, 0u16..6, 0usize..3), 1..64),

@@ -1,4 +1,4 @@
-//! Messages of IGMP and MLD, made by hand: what they say, and those that are not obeyed.
+//! Tests hand-made messages of IGMP and MLD: their meaning, and refused messages.
 
 use super::*;
 use crate::frame::samples::{igmp, mld, put_sum};
@@ -29,8 +29,8 @@ fn read(frame: &[u8]) -> Result<Option<Message<'_>>, Refused> {
     parse(&Part { bytes: frame, len: frame.len(), sum_at: None })
 }
 
-/// Reads a message in a frame without tags and extension headers, whose checksum the receiver is to
-/// finish.
+/// Parses a message in a frame without tags and extension headers, whose checksum is left to the
+/// receiver.
 fn read_unsummed(frame: &[u8]) -> Result<Option<Message<'_>>, Refused> {
     let sum_at = Some(if frame[12] == 8 { 40 } else { 64 });
     parse(&Part { bytes: frame, len: frame.len(), sum_at })
@@ -62,7 +62,7 @@ fn reports_of_igmp_name_their_groups() {
         joined(&igmp(HOST, [224, 0, 0, 2], &[0x17, 0, 0, 0, 239, 1, 1, 1])),
         Vec::<IpAddr>::new()
     );
-    // Of the six kinds of records: without a source and with one.
+    // The six types of records, each without a source and with one.
     let mut message = vec![0x22, 0, 0, 0, 0, 0, 0, 12];
     for kind in 1..=6 {
         message.extend([kind, 0, 0, 0, 239, 0, 0, kind]);
@@ -82,7 +82,7 @@ fn reports_of_mld_name_their_groups() {
         assert!(may_be_message(&snapshot(&frame)));
         assert_eq!(joined(&frame), [v6(7)]);
     }
-    // More records than a snapshot or 256 bytes hold.
+    // More records than fit a snapshot or 256 bytes.
     let mut message = vec![143, 0, 0, 0, 0, 0, 0, 60];
     for n in 0..60 {
         let IpAddr::V6(group) = v6(n) else { unreachable!() };
@@ -121,7 +121,7 @@ fn queries_say_whom_and_for_how_long_they_ask() {
     let message = [&[130, 0, 0, 0, 0x27, 0x10, 0, 0][..], &[0; 16], &[2, 125, 0, 0]].concat();
     let mld_query = query_of(&mld(link_local(), all, &message));
     assert_eq!((mld_query.version, mld_query.response, mld_query.interval), (2, 10, Some(125)));
-    // Hosts do not obey it.
+    // Hosts ignore an MLD query from the unspecified address.
     assert_eq!(read(&mld(Ipv6Addr::UNSPECIFIED, all, &message)), Err(Malformed));
     let elsewhere = igmp(HOST, [239, 1, 1, 1], &[0x11, 100, 0, 0, 0, 0, 0, 0]);
     assert_eq!(read(&elsewhere), Err(Malformed), "not to all");
@@ -135,7 +135,7 @@ fn what_is_cut_or_has_a_wrong_sum_is_malformed() {
     for len in 38..frame.len() {
         assert_eq!(read(&frame[..len]), Err(Malformed), "{len}");
     }
-    // Another type, or another place of it, is another message.
+    // A message with another type, or with the type at another offset, is another message.
     for at in (14..frame.len()).filter(|at| ![14, 23, 38].contains(at)) {
         let mut wrong = frame.clone();
         wrong[at] ^= 1;
@@ -144,13 +144,13 @@ fn what_is_cut_or_has_a_wrong_sum_is_malformed() {
     let mut partial = frame.clone();
     partial[40] ^= 1;
     assert!(read_unsummed(&partial).is_ok(), "finished by its receiver");
-    // More records than there are.
+    // The count exceeds the number of records.
     let many =
         igmp(HOST, [224, 0, 0, 22], &[0x22, 0, 0, 0, 0, 0, 0xff, 0xff, 4, 0, 0, 0, 239, 1, 1, 1]);
     assert_eq!(read(&many), Err(Malformed));
 }
 
-/// Any change of any message makes it another one, none or malformed, and nothing else.
+/// Any change of a message gives another message, none, or a malformed one.
 #[test]
 fn no_bytes_make_it_panic() {
     let mut state = 1u64;
@@ -186,7 +186,7 @@ fn no_bytes_make_it_panic() {
     }
 }
 
-/// A canonical message of each kind.
+/// Returns a canonical message of each kind.
 fn messages() -> Vec<Vec<u8>> {
     let v4 = [
         ([224, 0, 0, 1], &[0x11, 10, 0, 0, 0, 0, 0, 0][..]),
@@ -218,7 +218,7 @@ fn messages() -> Vec<Vec<u8>> {
     v4.chain(v6).collect()
 }
 
-/// The packet of a frame of MLD with other headers in front of the message.
+/// Returns the packet of an MLD frame with other headers in front of the message.
 fn behind(frame: &[u8], first: u8, headers: &[u8]) -> Vec<u8> {
     let mut frame = [&frame[..54], headers, &frame[62..]].concat();
     frame[20] = first;
@@ -227,8 +227,8 @@ fn behind(frame: &[u8], first: u8, headers: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// A frame in each wrapping in which a host or a bridge may find its message, if it is not
-/// canonical there.
+/// Returns the frame in each encapsulation in which a host or a bridge may find the message
+/// although the message is not canonical.
 fn hidden(frame: &[u8]) -> Vec<(String, Vec<u8>)> {
     let to = [
         [0xff; 6],
@@ -282,7 +282,7 @@ fn hidden(frame: &[u8]) -> Vec<(String, Vec<u8>)> {
     ] {
         all.push((word.into(), behind(frame, first, &headers)));
     }
-    // The headers go on in the next fragment; behind the end of this one stand others.
+    // The headers continue in the next fragment; other headers follow the end of this fragment.
     let cut = chain(&[&[60, 0, 0, 1, 0, 0, 0, 1], &options(60), &options(17)]);
     let mut cut = behind(frame, 44, &cut);
     cut[18..20].copy_from_slice(&16u16.to_be_bytes());
@@ -290,7 +290,7 @@ fn hidden(frame: &[u8]) -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// No message is canonical in a wrapping, and none is overlooked.
+/// An encapsulated message is never canonical and never overlooked.
 #[test]
 fn a_message_is_found_in_each_wrapping() {
     for frame in messages() {
@@ -299,7 +299,7 @@ fn a_message_is_found_in_each_wrapping() {
             let case = format!("{word}: {bytes:02x?}");
             assert!(may_be_message(&snapshot(&bytes)), "{case}");
             assert_eq!(read(&bytes), Err(Malformed), "{case}");
-            // Fewer bytes say the same, or that more are needed.
+            // Fewer bytes give the same result, or a request for more bytes.
             for known in [64, 256] {
                 let known = bytes.len().min(known);
                 let part = Part { bytes: &bytes[..known], len: bytes.len(), sum_at: None };
@@ -315,7 +315,7 @@ fn a_message_is_found_in_each_wrapping() {
     }
 }
 
-/// A checksum may be written over the type by whoever delivers the frame.
+/// The device that delivers a frame may write a checksum over the message type.
 #[test]
 fn what_a_checksum_is_written_over_is_not_read() {
     let frame = mld(link_local(), "ff02::16".parse().unwrap(), &[143, 0, 0, 0, 0, 0, 0, 0]);
@@ -348,7 +348,7 @@ fn a_report_too_long_to_be_read_is_for_routers() {
     assert_eq!(long(mld(link_local(), all, &message), 3_008, 18), Ok(Some(true)));
 }
 
-/// Large pings, neighbour discovery, tunnels and other protocols behind further headers.
+/// Large pings, neighbour discovery, tunnels and other protocols behind extension headers.
 #[test]
 fn what_is_no_message_passes() {
     let to: Ipv6Addr = "ff02::1".parse().unwrap();
@@ -418,7 +418,7 @@ fn groups_of_a_link_and_of_other_addresses_are_not_limited() {
     }
 }
 
-/// Hosts behind a tag that is payload are not those that a querier without it asked.
+/// Hosts behind a further tag do not receive the query of a querier without the tag.
 #[test]
 fn a_tag_is_that_of_the_vlan_or_the_frame_is_of_others() {
     let tagged = |tags: &[u8]| {

@@ -1,11 +1,11 @@
-//! Packets for tests, and a look at their checksums by a loop that shares nothing with `checksum`.
+//! Packets for tests, and a checksum verifier that shares no code with `checksum`.
 
 use std::net::Ipv6Addr;
 
 use super::offload::{GSO_TCPV4, GSO_TCPV6, NEEDS_CSUM};
 use super::{Sum, VnetHdr, multicast};
 
-/// Ones' complement sum of `bytes`, added to `sum`.
+/// Adds the ones' complement sum of `bytes` to `sum`.
 pub fn ones(mut sum: u32, bytes: &[u8]) -> u32 {
     for pair in bytes.chunks(2) {
         sum += u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0));
@@ -19,14 +19,14 @@ pub fn l4(v6: bool) -> usize {
     14 + if v6 { 40 } else { 20 }
 }
 
-/// Sum of a packet's pseudo-header.
+/// Returns the sum of a packet's pseudo-header.
 pub fn pseudo(packet: &[u8], v6: bool) -> u32 {
     let addresses = if v6 { 22..54 } else { 26..34 };
     let len = (packet.len() - l4(v6)) as u32;
     ones(ones(6, &len.to_be_bytes()), &packet[addresses])
 }
 
-/// A TCP packet with 12 bytes of options whose checksum is left to be finished.
+/// Returns a TCP packet with 12 bytes of options, whose checksum is left to the receiver.
 pub fn tcp(v6: bool, payload: usize) -> Vec<u8> {
     let mut p = vec![2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 1];
     let len = payload + 32;
@@ -49,7 +49,7 @@ pub fn tcp(v6: bool, payload: usize) -> Vec<u8> {
     p
 }
 
-/// The segments of a TCP stream over IPv4 to `port`, each with so many bytes, complete.
+/// Returns the complete segments of a TCP stream over IPv4 to `port`, each of the given length.
 pub fn segments(port: u16, count: u16, payload: usize) -> Vec<Vec<u8>> {
     let segment = |index: u16| {
         let mut p = tcp(false, payload);
@@ -60,7 +60,7 @@ pub fn segments(port: u16, count: u16, payload: usize) -> Vec<Vec<u8>> {
         p[36..38].copy_from_slice(&port.to_be_bytes());
         let sequence = u32::from(index) * payload as u32;
         p[38..42].copy_from_slice(&sequence.to_be_bytes());
-        // ACK alone.
+        // The flags: ACK only.
         p[47] = 0x10;
         let sum = !ones(0, &p[34..]) as u16;
         p[50..52].copy_from_slice(&sum.to_be_bytes());
@@ -69,7 +69,7 @@ pub fn segments(port: u16, count: u16, payload: usize) -> Vec<Vec<u8>> {
     (0..count).map(segment).collect()
 }
 
-/// A header that asks for what is left to do: for segments too if `mss` is not 0.
+/// Returns a header that requests the checksum, and segments of `mss` bytes if `mss` is not 0.
 pub fn asking(v6: bool, mss: u16) -> VnetHdr {
     let kind = if v6 { GSO_TCPV6 } else { GSO_TCPV4 };
     VnetHdr {
@@ -82,7 +82,7 @@ pub fn asking(v6: bool, mss: u16) -> VnetHdr {
     }
 }
 
-/// Checks a complete packet's sums and lengths.
+/// Asserts that a complete packet has the right checksums and lengths.
 pub fn check_whole(packet: &[u8], v6: bool) {
     let len = packet.len() - 14;
     if v6 {
@@ -94,14 +94,14 @@ pub fn check_whole(packet: &[u8], v6: bool) {
     assert_eq!(ones(pseudo(packet, v6), &packet[l4(v6)..]), 0xffff, "TCP");
 }
 
-/// Writes the checksum of `bytes` and of what `before` sums up at offset `at`.
+/// Writes the checksum of `bytes` and of the sum `before` at offset `at`.
 pub fn put_sum(bytes: &mut [u8], at: usize, before: Sum) {
     bytes[at..at + 2].fill(0);
     let sum = !before.plus(Sum::of(bytes)).fold();
     bytes[at..at + 2].copy_from_slice(&sum.to_ne_bytes());
 }
 
-/// A frame of IGMP, with a router alert.
+/// Returns an IGMP frame with a router alert.
 pub fn igmp(from: [u8; 4], to: [u8; 4], message: &[u8]) -> Vec<u8> {
     let mut message = message.to_vec();
     put_sum(&mut message, 2, Sum::ZERO);
@@ -113,7 +113,7 @@ pub fn igmp(from: [u8; 4], to: [u8; 4], message: &[u8]) -> Vec<u8> {
     [&multicast::mac(to.into())[..], &[2, 0, 0, 0, 0, 1, 8, 0], &head, &message].concat()
 }
 
-/// A frame of MLD.
+/// Returns an MLD frame.
 pub fn mld(from: Ipv6Addr, to: Ipv6Addr, message: &[u8]) -> Vec<u8> {
     let mut message = message.to_vec();
     let len = message.len() as u16 + 8;
