@@ -1,34 +1,35 @@
-//! Which CPUs the process may use, and binding a thread to one of them.
+//! Reads the CPUs that the process may use, and binds a thread to a CPU.
 //!
-//! By libc: rustix's sets end at CPU 1,023, and a kernel that knows more CPUs refuses to fill one.
+//! Uses libc: the CPU sets of rustix end at CPU 1,023, and a kernel that knows more CPUs does not
+//! fill so short a set.
 
 use std::io;
 
-/// Bits of a word of the kernel's CPU masks, which are arrays of C's unsigned long.
+/// Bits in a word of the kernel's CPU masks, which are arrays of C's unsigned long.
 const WORD_BITS: usize = libc::c_ulong::BITS as usize;
 
-/// Words of the largest mask asked for. Linux knows at most 8,192 CPUs (`NR_CPUS`).
+/// Words of the largest mask. Linux knows at most 8,192 CPUs (`NR_CPUS`).
 const MAX_WORDS: usize = 8_192 / WORD_BITS;
 
-/// The CPUs that the calling thread, and so each thread it starts, is allowed to run on, in
+/// Returns the CPUs that the calling thread, and each thread that it starts, may run on, in
 /// ascending order.
 pub fn allowed() -> io::Result<Vec<usize>> {
     mask_of(0).map(|mask| members(&mask))
 }
 
-/// Lets thread `thread` run where thread `other` may; each by its number in the kernel.
+/// Gives thread `thread` the CPUs of thread `other`; both are kernel thread ids.
 pub fn follow(thread: i32, other: i32) -> io::Result<()> {
     set_mask(thread, &mask_of(other)?)
 }
 
-/// The CPUs of a thread, or of the calling one if it is 0.
+/// Returns the CPU mask of a thread, or of the calling thread if `thread` is 0.
 fn mask_of(thread: i32) -> io::Result<Vec<libc::c_ulong>> {
-    // glibc's cpu_set_t has 1,024 bits; the kernel refuses (EINVAL) what is too small for it.
+    // glibc's cpu_set_t has 1,024 bits; a kernel with more CPUs refuses this size (EINVAL).
     let mut mask: Vec<libc::c_ulong> = vec![0; 1024 / WORD_BITS];
     loop {
         let bytes = size_of_val(mask.as_slice());
         // SAFETY: the kernel writes at most `bytes` bytes, all of which `mask` owns; any bits are
-        // valid there. Its rows of words are what cpu_set_t is.
+        // valid there. A cpu_set_t is an array of unsigned longs too.
         let failed =
             unsafe { libc::sched_getaffinity(thread, bytes, mask.as_mut_ptr().cast()) } != 0;
         if !failed {
@@ -42,7 +43,7 @@ fn mask_of(thread: i32) -> io::Result<Vec<libc::c_ulong>> {
     }
 }
 
-/// Binds the calling thread to one CPU; EINVAL if it may not run there.
+/// Binds the calling thread to one CPU; EINVAL if the thread may not run on the CPU.
 pub fn pin(cpu: usize) -> io::Result<()> {
     if cpu >= MAX_WORDS * WORD_BITS {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -52,7 +53,7 @@ pub fn pin(cpu: usize) -> io::Result<()> {
     set_mask(0, &mask)
 }
 
-/// Binds a thread, or the calling one if it is 0, to the CPUs of `mask`.
+/// Binds a thread, or the calling thread if `thread` is 0, to the CPUs of `mask`.
 fn set_mask(thread: i32, mask: &[libc::c_ulong]) -> io::Result<()> {
     let bytes = size_of_val(mask);
     // SAFETY: the kernel reads `bytes` bytes, all of which `mask` owns.
@@ -62,7 +63,7 @@ fn set_mask(thread: i32, mask: &[libc::c_ulong]) -> io::Result<()> {
     }
 }
 
-/// Numbers of the bits that are set.
+/// Returns the numbers of the set bits.
 fn members(mask: &[libc::c_ulong]) -> Vec<usize> {
     let is_set = |cpu: &usize| mask[cpu / WORD_BITS] >> (cpu % WORD_BITS) & 1 != 0;
     (0..mask.len() * WORD_BITS).filter(is_set).collect()

@@ -1,9 +1,9 @@
-//! Work that may block in a file system, done by threads of its own while clients are served.
+//! Runs work that may block in a file system on separate threads, while clients are served.
 //!
-//! A file system may have a server that never answers (FUSE, NFS), and no signal but a deadly one
-//! ends the wait for it. So there is one thread at a time for each path, however many clients ask,
-//! and a bound for all of them. Who finds the path or all threads taken waits, and tries again when
-//! one of them is done.
+//! The server of a file system (FUSE, NFS) may never answer, and only a fatal signal ends the wait.
+//! So at most one thread works at each path, however many clients ask, and the number of threads is
+//! bounded. A caller that finds the path or all threads busy waits, and tries again when a thread
+//! is done.
 
 use std::collections::HashSet;
 use std::io;
@@ -15,36 +15,36 @@ use std::time::{Duration, Instant};
 use super::threads::lock;
 use super::waker::Waker;
 
-/// Pause between two attempts to be the one who is at a path.
+/// Pause between two attempts to start work at a path.
 const STEP: Duration = Duration::from_millis(2);
 
-/// Threads of one purpose.
+/// A bounded set of threads, one for each path.
 #[derive(Debug)]
 pub struct Blocking {
     most: usize,
-    /// The paths that they are at.
+    /// The paths at which threads work.
     paths: Arc<Mutex<HashSet<PathBuf>>>,
 }
 
-/// What a thread is asked to find out.
+/// The result of a thread's work, to be received.
 #[derive(Debug)]
 pub struct Task<T>(Receiver<T>);
 
-/// Why there is no thread.
+/// The reason why [`Blocking`] started no thread or got no result.
 #[derive(Debug, thiserror::Error)]
 pub enum NotBegun {
-    /// One is at this path.
+    /// A thread works at this path.
     #[error("another one is at it")]
     Busy,
-    /// As many as there may be are at others.
+    /// The greatest number of threads work at other paths.
     #[error("there are too many others")]
     Full,
-    /// None can be had.
+    /// The thread could not be started, or it panicked.
     #[error("cannot start a thread: {0}")]
     Thread(#[from] io::Error),
 }
 
-/// What one thread is at, until it ends, be it by a panic.
+/// Marks a path as busy, until the thread ends, perhaps by a panic.
 struct AtWork {
     paths: Arc<Mutex<HashSet<PathBuf>>>,
     path: PathBuf,
@@ -59,12 +59,12 @@ impl Drop for AtWork {
 }
 
 impl Blocking {
-    /// So many at most, and one for each path.
+    /// Allows `most` threads, one for each path.
     pub fn new(most: usize) -> Blocking {
         Blocking { most, paths: Arc::default() }
     }
 
-    /// Has a thread do `work` at `path`, and `waker` wake its thread at the end.
+    /// Starts a thread that runs `work` at `path`; `waker` is woken at the end of the work.
     pub fn begin<T: Send + 'static>(
         &self,
         path: &Path,
@@ -85,9 +85,10 @@ impl Blocking {
         let (paths, own, waker) = (Arc::clone(&self.paths), path.to_owned(), Arc::clone(waker));
         let run = move || {
             let _at_work = AtWork { paths, path: own, waker };
-            // Gone before the waker is asked, so that what is lost in a panic is seen to be lost.
+            // `sender` is dropped before `_at_work` wakes the waker, so that the woken thread sees
+            // a panic as a disconnected channel.
             let sender = sender;
-            // Fails if who asked has left.
+            // Fails if the receiver was dropped.
             let _ = sender.send(work());
         };
         if let Err(error) = std::thread::Builder::new().name("blocking".to_owned()).spawn(run) {
@@ -97,8 +98,8 @@ impl Blocking {
         Ok(Task(receiver))
     }
 
-    /// The same, and waits for what was found out until `end`. The thread may go on after that,
-    /// and is still at the path: [`NotBegun::Busy`].
+    /// Runs `work` at `path` on a thread, and waits for the result until `end`. A thread that has
+    /// not finished by `end` goes on and keeps the path busy: [`NotBegun::Busy`].
     pub fn run<T: Send + 'static>(
         &self,
         path: &Path,
@@ -127,7 +128,8 @@ impl Blocking {
 }
 
 impl<T> Task<T> {
-    /// What was found out; `Empty` as long as it is not known, `Disconnected` if it never will be.
+    /// Returns the result of the work; `Empty` until the thread is done, `Disconnected` if the
+    /// thread panicked.
     pub fn result(&self) -> Result<T, TryRecvError> {
         self.0.try_recv()
     }

@@ -12,29 +12,29 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 #[cfg(any(test, feature = "test-utils"))]
 use vmm_sys_util::eventfd::EventFd;
 
-/// Whether an exec(2) would close `fd`.
+/// Returns true if exec(2) closes `fd`.
 #[cfg(any(test, feature = "test-utils"))]
 pub fn is_close_on_exec(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(rustix::io::fcntl_getfd(fd)?.contains(FdFlags::CLOEXEC))
 }
 
-/// Sets `O_NONBLOCK` on the open file description behind `fd`. Others who hold it see the change
-/// and can undo it.
+/// Sets `O_NONBLOCK` on the open file description behind `fd`. Other holders of the description see
+/// the change and can undo it.
 pub fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK)?)
 }
 
-/// Raises the number of descriptors this process may have open as far as it is allowed to itself:
-/// each guest has up to five per ring, and the usual soft limit of 1,024 is a few large guests.
+/// Raises the soft limit of open descriptors to the hard limit: each guest has up to five
+/// descriptors per ring, and a few large guests exceed the usual soft limit of 1,024.
 pub fn raise_limit() -> io::Result<()> {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     Ok(setrlimit(Resource::Nofile, limit)?)
 }
 
-/// Takes over descriptor `number`, which the program that started this one left open for it, and
-/// marks it close-on-exec. `None` if it cannot be an inherited one: closed, one of the three
-/// standard streams, or close-on-exec, in which case this process opened it (or took it already).
+/// Takes over descriptor `number`, which the parent program left open for this process, and marks
+/// the descriptor close-on-exec. `None` if the number cannot be an inherited descriptor: closed, a
+/// standard stream, or close-on-exec, because this process opened or adopted it.
 pub fn adopt_inherited(number: RawFd) -> io::Result<Option<OwnedFd>> {
     if number <= libc::STDERR_FILENO {
         return Ok(None);
@@ -45,17 +45,17 @@ pub fn adopt_inherited(number: RawFd) -> io::Result<Option<OwnedFd>> {
         Err(error) if error.raw_os_error() == Some(libc::EBADF) => return Ok(None),
         Err(error) => return Err(error),
     }
-    // SAFETY: the descriptor is open. Nothing in this process owns it: whatever the standard
-    // library, the crates and we open is close-on-exec, as is a number adopted before, and the
-    // check above refuses those.
+    // SAFETY: the descriptor is open, and no object in this process owns it: every descriptor that
+    // the standard library, the crates or this program open or adopted is close-on-exec, and the
+    // check above refuses close-on-exec descriptors.
     let fd = unsafe { OwnedFd::from_raw_fd(number) };
     fcntl_setfd(&fd, FdFlags::CLOEXEC)?;
     Ok(Some(fd))
 }
 
-/// The flags of a number that may not be open, which is no descriptor to rustix.
+/// Returns the flags of a number that may not be open; rustix accepts only open descriptors.
 fn flags_of(number: RawFd) -> io::Result<FdFlags> {
-    // SAFETY: F_GETFD touches no memory; a number that is not open is an error.
+    // SAFETY: F_GETFD accesses no memory; a number that is not open is an error.
     let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
     match u32::try_from(flags) {
         Ok(flags) => Ok(FdFlags::from_bits_retain(flags)),
@@ -63,21 +63,21 @@ fn flags_of(number: RawFd) -> io::Result<FdFlags> {
     }
 }
 
-/// The same descriptor with the operations of an eventfd, for tests that look into one.
+/// Gives a descriptor the operations of an eventfd, for tests that read the counter.
 #[cfg(any(test, feature = "test-utils"))]
 pub fn into_eventfd(file: OwnedFd) -> EventFd {
     // SAFETY: `file` gave up ownership, so the number is open and not owned elsewhere.
     unsafe { EventFd::from_raw_fd(file.into_raw_fd()) }
 }
 
-/// The inverse of [`into_eventfd`], for tests that hand eventfds over.
+/// Converts an eventfd to a plain descriptor, for tests that pass eventfds.
 #[cfg(any(test, feature = "test-utils"))]
 pub fn from_eventfd(eventfd: EventFd) -> OwnedFd {
     // SAFETY: `eventfd` gave up ownership, so the number is open and not owned elsewhere.
     unsafe { OwnedFd::from_raw_fd(eventfd.into_raw_fd()) }
 }
 
-/// A copy of `fd` as a child would inherit it: not close-on-exec, and without an owner.
+/// Returns a copy of `fd` as a child inherits it: not close-on-exec, and without an owner.
 #[cfg(any(test, feature = "test-utils"))]
 pub fn inheritable(fd: BorrowedFd<'_>) -> RawFd {
     let copy = rustix::io::fcntl_dupfd_cloexec(fd, 3).unwrap();

@@ -1,39 +1,39 @@
-//! Eventfds that front-ends hand over: recognizing them, looking at them, draining.
+//! Recognizes, polls and drains eventfds that front-ends pass.
 //!
-//! The open file description is shared with the front-end, which can clear `O_NONBLOCK` at any
-//! moment and fill or empty the counter. So nothing here relies on the flag: reads carry their own
-//! "do not wait". The kernel has no such write (`pwritev2` with `RWF_NOWAIT` fails with
-//! EOPNOTSUPP); `guard::call` writes.
+//! The front-end shares the open file description, and can clear `O_NONBLOCK` at any moment and
+//! fill or empty the counter. So no function here relies on the flag: each read carries
+//! `RWF_NOWAIT`. An eventfd cannot be written with `RWF_NOWAIT` (`pwritev2` fails with EOPNOTSUPP);
+//! `guard::call` writes.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 
-/// True if `fd` is an eventfd, by its name in `/proc/self/fd`. Anonymous inodes have nothing else
-/// to distinguish them, so without /proc nothing is accepted: see [`can_identify`].
+/// Returns true if `fd` is an eventfd, by its name in `/proc/self/fd`. Anonymous inodes differ in
+/// no other way, so without /proc no descriptor is accepted: see [`can_identify`].
 pub fn is_eventfd(fd: RawFd) -> io::Result<bool> {
     let name = std::fs::read_link(format!("/proc/self/fd/{fd}"))?;
     Ok(name.as_os_str() == "anon_inode:[eventfd]")
 }
 
-/// True if [`is_eventfd`] works here, that is, if /proc is mounted; to be checked at start, when
-/// failing is still a clear message.
+/// Returns true if [`is_eventfd`] works, that is, if /proc is mounted. The daemon checks at start,
+/// when a failure gives a clear message.
 pub fn can_identify() -> bool {
     vmm_sys_util::eventfd::EventFd::new(libc::EFD_CLOEXEC)
         .is_ok_and(|eventfd| is_eventfd(eventfd.as_raw_fd()).unwrap_or(false))
 }
 
-/// True if the eventfd's counter is not zero.
+/// Returns true if the eventfd's counter is not zero.
 pub fn is_readable(fd: RawFd) -> bool {
     poll(fd, libc::POLLIN) & libc::POLLIN != 0
 }
 
-/// True if the eventfd's counter can go up by one.
+/// Returns true if the eventfd's counter can be increased by one.
 pub fn has_room(fd: RawFd) -> bool {
     poll(fd, libc::POLLOUT) & libc::POLLOUT != 0
 }
 
-/// Takes the counter of an eventfd down to zero and returns it; `None` if it is zero already.
-/// Never blocks, whatever the front-end does with the flags of the description.
+/// Resets the counter of an eventfd to zero and returns the old value; `None` if the counter was
+/// zero. Never blocks, whatever flags the front-end sets.
 pub fn drain(fd: RawFd) -> Option<u64> {
     let mut count = 0u64;
     let iov = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };
@@ -42,10 +42,10 @@ pub fn drain(fd: RawFd) -> Option<u64> {
     (read == 8).then_some(count)
 }
 
-/// The events among `events` (and errors) that are pending now; none if `poll` fails.
+/// Returns the events among `events` (and errors) that are pending now; none if poll(2) fails.
 fn poll(fd: RawFd, events: libc::c_short) -> libc::c_short {
     let mut entry = libc::pollfd { fd, events, revents: 0 };
-    // SAFETY: one live entry, and the count says so.
+    // SAFETY: `entry` is live, and the count is 1.
     let ready = unsafe { libc::poll(&mut entry, 1, 0) };
     if ready > 0 { entry.revents } else { 0 }
 }
@@ -71,7 +71,8 @@ mod tests {
 
     #[test]
     fn draining_never_blocks() {
-        // Blocking on purpose: a front-end may hand it over so, or make it so later.
+        // The eventfd blocks on purpose: a front-end may pass a blocking eventfd, or clear the flag
+        // later.
         let eventfd = EventFd::new(0).unwrap();
         assert!(!is_readable(eventfd.as_raw_fd()));
         assert_eq!(drain(eventfd.as_raw_fd()), None);

@@ -1,24 +1,24 @@
-//! What guests' memory costs this process.
+//! The memory of this process that guests' memory takes.
 
-/// Kilobytes, as proc(5) has them in the status of a process.
+/// Memory in kilobytes, from the process's status in proc(5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Footprint {
-    /// Pages of guests' memory that are mapped here and resident, those of huge pages apart.
+    /// Resident pages of mapped guests' memory, huge pages excluded.
     pub shared_kib: u64,
-    /// Huge pages.
+    /// Mapped huge pages.
     pub huge_kib: u64,
     /// Page tables: 4 KiB for each 2 MiB of guests' memory in which a page was ever touched.
     pub page_tables_kib: u64,
 }
 
 impl Footprint {
-    /// As it is now; `None` if the kernel does not say. Takes the time of a system call for which
-    /// all of the process's mappings are not looked at.
+    /// Returns the present footprint; `None` if the kernel does not report it. Takes the time of a
+    /// few system calls: the kernel does not walk the mappings for them.
     pub fn now() -> Option<Footprint> {
         std::fs::read_to_string("/proc/self/status").ok().map(|status| Footprint::parse(&status))
     }
 
-    /// A value that a kernel does not have is 0.
+    /// Parses a status file; a missing value is 0.
     fn parse(status: &str) -> Footprint {
         let value = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("");

@@ -1,7 +1,7 @@
-//! Sending and receiving whole frames through a descriptor. Those that are sent lie in a
-//! [`FrameBatch`] before; a device says how one is flushed.
+//! Sends and receives whole frames through a descriptor. Frames to be sent lie in a [`FrameBatch`];
+//! a device implements how a batch is flushed.
 //!
-//! Rule: nothing here waits, retries or logs. The caller counts.
+//! Rule: no function here waits, retries or logs. The caller counts.
 
 use std::fmt;
 use std::os::fd::AsRawFd;
@@ -10,35 +10,35 @@ use rustix::io::Errno;
 
 use base::limits::{BURST_FRAMES, FRAME_BATCH_BYTES};
 
-/// Frames of a batch begin at multiples of it.
+/// Alignment of the frames of a batch, in bytes.
 const CACHE_LINE: usize = 64;
 
-/// What sending or receiving one frame came to. Where the word is the kernel's of a TAP, the tests
-/// of [`super::tap_io`] keep it true.
+/// The result of sending or receiving one frame. The tests of [`super::tap_io`] check the results
+/// that the kernel gives for a TAP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transfer {
-    /// Bytes moved, the 12-byte header included.
+    /// The frame was moved: its length in bytes, the 12-byte header included.
     Done(usize),
-    /// Nothing to read, or no room to write.
+    /// No frame to read, or no room to write.
     WouldBlock,
-    /// The interface is down; an event says when that has changed.
+    /// The interface is down; an event reports when the interface is up.
     Down,
-    /// The interface was deleted, or the descriptor is none of a TAP, or the connection has ended.
-    /// It reports an event for good: stop watching it, close it, open another.
+    /// The interface was deleted, or the descriptor is no TAP, or the connection has ended. The
+    /// descriptor reports an event for ever: stop watching it, close it, and open another.
     Gone,
-    /// The kernel has no memory at the moment.
+    /// The kernel lacks memory at the moment.
     NoBuffers,
-    /// The kernel refused this very frame, as errno.
+    /// The kernel refused this frame, with this errno.
     Rejected(i32),
-    /// A piece lies in memory that is not there any more: its file was shortened.
+    /// A piece lies in memory that no longer exists: its file was shortened.
     Fault,
-    /// Zero bytes: from a read not something a TAP does, so treat it as [`Transfer::Gone`] to avoid
-    /// a loop; from a write only for pieces without a byte.
+    /// Zero bytes. A TAP never reads zero bytes, so treat a read like [`Transfer::Gone`] to avoid a
+    /// loop; a write returns zero only for empty pieces.
     Eof,
 }
 
 impl Transfer {
-    /// The result of `readv` or `writev`, of which a negative one comes with `errno`.
+    /// Converts the result of `readv` or `writev`; `errno` counts if the result is negative.
     pub fn from_result(result: isize, errno: i32) -> Transfer {
         match usize::try_from(result) {
             Ok(0) => Transfer::Eof,
@@ -47,8 +47,8 @@ impl Transfer {
         }
     }
 
-    /// What came of writing `len` bytes. A device takes a frame or refuses it; a part that was
-    /// taken is some other frame.
+    /// Converts the result of writing `len` bytes: a partial write is an error, because a device
+    /// must take a whole frame or refuse it.
     #[inline]
     pub fn whole(self, len: usize) -> Transfer {
         match self {
@@ -57,16 +57,16 @@ impl Transfer {
         }
     }
 
-    /// A length, or an errno below zero.
+    /// Converts a length, or a negative errno.
     pub fn from_answer(answer: i32) -> Transfer {
         Transfer::from_result(answer as isize, answer.wrapping_neg())
     }
 
-    /// The meaning of an errno.
+    /// Converts an errno.
     pub fn from_errno(errno: i32) -> Transfer {
         match errno {
-            // A non-blocking call does not get as far as being interrupted; if it did, coming
-            // back later is right.
+            // A non-blocking call is not interrupted; if it were, trying again later would be
+            // right.
             libc::EAGAIN | libc::EINTR => Transfer::WouldBlock,
             libc::EIO | libc::ENETDOWN => Transfer::Down,
             libc::EBADFD | libc::ENODEV | libc::EBADF | libc::ENXIO => Transfer::Gone,
@@ -77,13 +77,14 @@ impl Transfer {
     }
 }
 
-/// Sending and receiving whole frames, each behind its 12-byte virtio-net header. A trait so that
-/// tests can let every call end in every way. `as_raw_fd` is for epoll only.
+/// A device that sends and receives whole frames, each behind its 12-byte virtio-net header. A
+/// trait, so that tests can make every call end in every way. `as_raw_fd` is for epoll only.
 pub trait FrameIo: Send + Sync + AsRawFd {
-    /// Writes all frames of a batch, in their order, and notes in the batch what came of each.
+    /// Writes all frames of a batch in their order, and notes the result of each frame in the
+    /// batch.
     fn flush(&self, batch: &mut FrameBatch);
 
-    /// True if a long frame is written from where it lies.
+    /// Returns true if the device can write a frame from several pieces, without a copy.
     fn gathers(&self) -> bool {
         false
     }
@@ -93,67 +94,71 @@ pub trait FrameIo: Send + Sync + AsRawFd {
     ///
     /// # Safety
     ///
-    /// Every piece lies in memory that is mapped, or was until another process shortened its file,
-    /// and to which there is no `&mut`. Its bytes may change meanwhile: guest memory does.
+    /// Every piece lies in memory that is mapped, or was mapped until another process shortened its
+    /// file, and to which no `&mut` exists. The bytes may change during the call, as guest memory
+    /// does.
     unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> Transfer {
         let _ = pieces;
         Transfer::Rejected(libc::EOPNOTSUPP)
     }
 
-    /// Why frames go by a system call each, although the administrator wants them to go together.
+    /// Returns the reason why each frame takes a system call although the configuration asks for
+    /// batches.
     fn failure(&self) -> Option<String> {
         None
     }
 
-    /// Where frames are that have come, in memory of the device; none if each is read by itself.
+    /// Returns the received frames in memory of the device; `None` if [`FrameIo::read`] reads each
+    /// frame.
     fn inbox(&self) -> Option<&dyn FrameInbox> {
         None
     }
 
-    /// True if the interface was deleted, of which its descriptor reports no event. Once: the
-    /// device is to be closed.
+    /// Returns true if the interface was deleted and its descriptor reports no event for that. The
+    /// caller closes the device.
     fn is_gone(&self) -> bool {
         false
     }
 
-    /// True if frames of an interface that has this MTU by now are too long, and are not if it is
-    /// opened again.
+    /// Returns true if an interface with this MTU has frames too long for the open device, but not
+    /// for a reopened device.
     fn is_outgrown(&self, mtu: u32) -> bool {
         let _ = mtu;
         false
     }
 
-    /// Reads one frame. If `buffer` is too short for it the rest is lost without a sign.
+    /// Reads one frame. If `buffer` is too short for the frame, the rest is lost without an error.
     fn read(&self, buffer: &mut [u8]) -> Transfer;
 }
 
-/// What taking frames came to.
+/// The result of taking frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Taken {
-    /// There may be more, of which no event tells.
+    /// More frames may be there, and no event reports them.
     pub more: bool,
-    /// Frames that the kernel has dropped for want of room, as far as that is known by now.
+    /// Frames that the kernel dropped for lack of room, newly reported.
     pub lost: u64,
 }
 
-/// Frames in memory that the kernel wrote, and writes again when it is given back.
+/// Received frames in memory that the kernel writes, and writes again after the memory is given
+/// back.
 pub trait FrameInbox {
-    /// Gives back the frames that were taken before, and calls `each` with place and length of the
-    /// next ones, until there are none or it returns false. They are the caller's until the next
-    /// call, or until the device is closed.
+    /// Gives the frames of the last call back to the kernel, and calls `each` with address and
+    /// length of the next frames, until there are none or `each` returns false. The frames belong
+    /// to the caller until the next call, or until the device is closed.
     fn take(&self, each: &mut dyn FnMut(*mut u8, u32) -> bool) -> Taken;
 }
 
-/// Frames on their way to one device, in private memory, each behind its header: no guest changes
-/// or takes away what the device is given, and no device waits for a guest's memory.
+/// Frames to one device in private memory, each behind its header. No guest can change or unmap the
+/// frames of a batch, and no device waits for a guest's memory.
 pub struct FrameBatch {
     bytes: Box<[u8]>,
-    /// Where each frame begins, and its length.
+    /// Offset and length of each frame.
     places: [(usize, usize); BURST_FRAMES],
-    /// What came of each.
+    /// Result of each frame.
     answers: [Option<Transfer>; BURST_FRAMES],
     len: usize,
-    /// Where the next frame begins.
+    /// Offset of the next frame.
     end: usize,
 }
 
@@ -176,32 +181,32 @@ impl fmt::Debug for FrameBatch {
 }
 
 impl FrameBatch {
-    /// Forgets all frames.
+    /// Removes all frames.
     #[inline]
     pub fn clear(&mut self) {
         (self.len, self.end) = (0, 0);
     }
 
-    /// Frames in the batch.
+    /// Returns the number of frames in the batch.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True without a frame.
+    /// Returns true if the batch has no frame.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Memory for the next frame and the header before it: all that is left, and none if that is
-    /// less than `len` bytes. An empty batch has room for the longest frame.
+    /// Returns all remaining memory, for the next frame and its header; `None` if less than `len`
+    /// bytes remain. An empty batch has room for the longest frame.
     #[inline]
     pub fn room(&mut self, len: usize) -> Option<&mut [u8]> {
         let room = self.bytes.get_mut(self.end..)?;
         (self.len < BURST_FRAMES && len <= room.len()).then_some(room)
     }
 
-    /// Adds the frame that lies in the first `len` bytes of the room.
+    /// Adds the frame in the first `len` bytes of the room.
     #[inline]
     pub fn add(&mut self, len: usize) {
         if let Some(place) = self.places.get_mut(self.len) {
@@ -212,14 +217,14 @@ impl FrameBatch {
         }
     }
 
-    /// The `index`-th frame and its header; without a byte if there is none.
+    /// Returns the `index`-th frame with its header; empty if there is none.
     #[inline]
     pub fn frame(&self, index: usize) -> &[u8] {
         let place = self.places[..self.len].get(index);
         place.and_then(|&(at, len)| self.bytes.get(at..at + len)).unwrap_or_default()
     }
 
-    /// Notes what came of the `index`-th frame.
+    /// Notes the result of the `index`-th frame.
     #[inline]
     pub fn answer(&mut self, index: usize, answer: Transfer) {
         if let (Some(noted), Some((_, len))) = (self.answers.get_mut(index), self.places.get(index))
@@ -228,14 +233,14 @@ impl FrameBatch {
         }
     }
 
-    /// What came of the `index`-th frame.
+    /// Returns the result of the `index`-th frame; [`Transfer::WouldBlock`] if none was noted.
     #[inline]
     pub fn answered(&self, index: usize) -> Transfer {
         self.answers.get(index).copied().flatten().unwrap_or(Transfer::WouldBlock)
     }
 
-    /// Has `write` write each frame that has no answer yet. What is down or gone for one is so for
-    /// those behind it.
+    /// Calls `write` for each frame without a result. After a result of [`Transfer::Down`] or
+    /// [`Transfer::Gone`] all later frames get this result without a call.
     pub fn write_each(&mut self, mut write: impl FnMut(&[u8]) -> Transfer) {
         let mut end = None;
         for index in 0..self.len {
@@ -250,7 +255,7 @@ impl FrameBatch {
 
 #[cfg(any(test, feature = "test-utils"))]
 impl FrameBatch {
-    /// What `device` answers to frames, each behind its header, that it is given together.
+    /// Flushes frames, each behind its header, as one batch; returns the device's results.
     pub fn flushed(device: &dyn FrameIo, frames: &[Vec<u8>]) -> Vec<Transfer> {
         let mut batch = FrameBatch::default();
         for frame in frames {

@@ -1,4 +1,4 @@
-//! What kind of file a descriptor is, anonymous memory files, and who may make files where.
+//! Examines files and directories, and makes anonymous memory files.
 
 use std::fs::File;
 use std::io;
@@ -11,66 +11,66 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// The directory that a file of this path is in.
+/// Returns the directory of a file's path.
 pub fn directory_of(path: &Path) -> &Path {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     parent.unwrap_or(Path::new("."))
 }
 
-/// Opens a file as a path (`O_PATH`), itself or what it leads to: opens no device and never waits.
-/// The standard library does so with glibc alone.
+/// Opens a path with `O_PATH`, following a final symbolic link if `follows_link`. Opens no device
+/// and never waits. The standard library offers `O_PATH` with glibc only.
 pub fn open_path(path: &Path, follows_link: bool) -> io::Result<File> {
     let link = if follows_link { OFlags::empty() } else { OFlags::NOFOLLOW };
     Ok(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC | link, Mode::empty())?.into())
 }
 
-/// Where a file lives, as far as mapping guest memory is concerned.
+/// The kind of memory behind a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FileKind {
     /// tmpfs or memfd: pages are memory.
     Shmem,
     /// hugetlbfs or a huge-page memfd.
     Huge,
-    /// Anything else: its pages may have to be read from somewhere slow.
+    /// Any other file: reading its pages may be slow.
     #[default]
     Other,
 }
 
-/// What mapping needs to know of a file.
+/// The properties of a file that mapping needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FileFacts {
-    /// Where it lives.
+    /// The kind of memory behind the file.
     pub kind: FileKind,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Mapping granularity in bytes.
     pub page: u64,
-    /// Device and inode: equal for two descriptors of one file.
+    /// Device and inode numbers: equal for two descriptors of one file.
     pub identity: (u64, u64),
-    /// Bytes for which there are pages, swapped out ones included.
+    /// Bytes that have pages, swapped-out pages included.
     pub allocated: u64,
-    /// It has a name in a file system, which a memfd has not.
+    /// True if the file has a name in a file system; a memfd has none.
     pub named: bool,
 }
 
-/// True for a file on tmpfs or hugetlbfs, memfds included: only these have seals (fcntl(2)). Asks
-/// no file system, while fstat(2) of a file on FUSE or NFS waits for its server.
+/// Returns true for a file on tmpfs or hugetlbfs, memfds included: only these have seals
+/// (fcntl(2)). Asks no file system, while fstat(2) of a file on FUSE or NFS waits for its server.
 pub fn is_memory(fd: impl AsFd) -> io::Result<bool> {
     match fcntl_get_seals(fd) {
         Ok(_) => Ok(true),
-        // The answer for a file without seals.
+        // The errno for a file without seals.
         Err(Errno::INVAL) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
 
-/// `AT_STATX_DONT_SYNC`, which rustix has no name for where the C library is musl.
+/// `AT_STATX_DONT_SYNC`, which rustix does not name with musl.
 pub(super) const DONT_SYNC: AtFlags = AtFlags::from_bits_retain(0x4000);
 const TMPFS: u32 = libc::TMPFS_MAGIC as u32;
 const HUGETLBFS: u32 = libc::HUGETLBFS_MAGIC as u32;
 
-/// True for a regular file, by what the kernel has at hand: a file system with a server behind it
-/// (FUSE, NFS) is told not to ask it.
+/// Returns true for a regular file, from the kernel's cached data: the server of a file system
+/// (FUSE, NFS) is not asked.
 pub fn is_regular(fd: impl AsFd) -> bool {
     let flags = AtFlags::EMPTY_PATH | DONT_SYNC;
     statx(fd, c"", flags, StatxFlags::TYPE).is_ok_and(|stat| {
@@ -79,13 +79,15 @@ pub fn is_regular(fd: impl AsFd) -> bool {
     })
 }
 
-/// Mappings this process may have (`vm.max_map_count`); the kernel's default if it does not say.
+/// Returns the number of mappings that this process may have (`vm.max_map_count`), or the kernel's
+/// default if the number cannot be read.
 pub fn max_map_count() -> u64 {
     let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
     text.and_then(|text| text.trim().parse().ok()).unwrap_or(65_530)
 }
 
-/// Examines `fd`; of a file that [is no memory](is_memory) it only says so.
+/// Examines `fd`. A file that is [no memory](is_memory) is not examined further: its facts are
+/// defaults.
 pub fn examine(fd: impl AsFd) -> io::Result<FileFacts> {
     let fd = fd.as_fd();
     if !is_memory(fd)? {
@@ -93,7 +95,8 @@ pub fn examine(fd: impl AsFd) -> io::Result<FileFacts> {
     }
     let (stat, vfs) = (fstat(fd)?, fstatfs(fd)?);
     let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-    // Of 32 bits, in a field that is signed with one C library and not with another.
+    // The 32-bit magic number is in a field that is signed with one C library and unsigned with
+    // another.
     let kind = match vfs.f_type as u32 {
         TMPFS if regular => FileKind::Shmem,
         HUGETLBFS if regular => FileKind::Huge,
@@ -105,17 +108,17 @@ pub fn examine(fd: impl AsFd) -> io::Result<FileFacts> {
         _ => page_size(),
     };
     let size = u64::try_from(stat.st_size).unwrap_or(0);
-    // Counted in 512 bytes, whatever the file system's blocks are (stat(3type)).
+    // The unit is 512 bytes, whatever the file system's block size is (stat(3type)).
     let allocated = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
     let (identity, named) = ((stat.st_dev, stat.st_ino), stat.st_nlink > 0);
     Ok(FileFacts { kind, size, page, identity, allocated, named })
 }
 
-/// Whether there are pages for all of `range` in the file of which these are the facts.
+/// Returns true if the file with these facts has pages for all of `range`.
 ///
-/// hugetlbfs says how many pages a file has and not where (it knows no holes: lseek(2) finds the
-/// first at the end), so there all of the file has to be there. On tmpfs pages that were allocated
-/// and never touched look like holes; they count where the whole file has its pages.
+/// hugetlbfs reports the number of a file's pages but not their positions (lseek(2) finds no
+/// holes), so the whole file must have pages. On tmpfs, pages that were allocated and never touched
+/// look like holes; they count only if the whole file has pages.
 pub fn is_allocated(
     fd: impl AsFd,
     facts: &FileFacts,
@@ -127,12 +130,12 @@ pub fn is_allocated(
     Ok(seek(fd, SeekFrom::Hole(range.start))? >= range.end)
 }
 
-/// The system's base page size in bytes.
+/// Returns the system's base page size in bytes.
 pub fn page_size() -> u64 {
     rustix::param::page_size() as u64
 }
 
-/// The flags of the mapping at `addr`: `VmFlags` of smaps in proc(5).
+/// Returns the flags of the mapping at `addr`: `VmFlags` of smaps in proc(5).
 #[cfg(any(test, feature = "test-utils"))]
 pub fn vm_flags(addr: usize) -> Vec<String> {
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
@@ -150,12 +153,12 @@ pub fn vm_flags(addr: usize) -> Vec<String> {
     panic!("nothing is mapped at {addr:#x}");
 }
 
-/// Whether this process may make files in `directory` (faccessat(2), with the effective user).
+/// Checks that this process may make files in `directory` (faccessat(2), with the effective user).
 pub fn may_create_in(directory: &Path) -> io::Result<()> {
     Ok(accessat(CWD, directory, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)?)
 }
 
-/// A new memfd of `len` bytes, close-on-exec.
+/// Makes a memfd of `len` bytes, close-on-exec.
 pub fn memfd(name: &str, len: u64) -> io::Result<OwnedFd> {
     let file = std::fs::File::from(memfd_create(name, MemfdFlags::CLOEXEC)?);
     file.set_len(len)?;

@@ -1,7 +1,8 @@
-//! Which process has what this one wants: a socket on which it listens, or a TAP.
+//! Finds the process that holds a resource that this process wants: a listening socket, or a TAP.
 //!
-//! Other processes may be hostile. Of each only that is read which the kernel keeps (its name, its
-//! descriptors), never its memory, where a command line is, and all together is bounded.
+//! Other processes may be hostile. So only data that the kernel keeps of a process is read (its
+//! name, its descriptors), never the process's memory, which holds its command line; and time and
+//! amounts are bounded.
 
 use std::fmt;
 use std::fs;
@@ -14,10 +15,10 @@ use super::tap::CLONE_DEVICE;
 use super::unix_socket;
 use base::limits::{HOLDER_DESCRIPTORS, HOLDER_PROCESSES, HOLDER_TIMEOUT};
 
-/// Most that is read of one file of `/proc`.
+/// Most bytes that are read of one file in `/proc`.
 const MAX_FILE: u64 = 4096;
 
-/// A process that has something.
+/// A process that holds a resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
     pid: i32,
@@ -25,15 +26,15 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// The process that listens at the other end of a connected socket; none if it is in another
-    /// PID namespace.
+    /// Returns the process that listens at the other end of a connected socket; `None` if the
+    /// process is in another PID namespace.
     pub fn of_listener(socket: BorrowedFd<'_>) -> Option<Holder> {
         let pid = unix_socket::peer_credentials(socket).ok()?.pid;
         (pid > 0).then(|| Holder::new(pid))
     }
 
-    /// A process that has a queue of the TAP `ifname` open and is in this network namespace; none
-    /// if this user may not see it.
+    /// Returns a process that has a queue of the TAP `ifname` open, in this network namespace;
+    /// `None` if this user may not see the process.
     pub fn of_tap(ifname: &str) -> Option<Holder> {
         let end = Instant::now() + HOLDER_TIMEOUT;
         let network = fs::read_link("/proc/self/ns/net").ok()?;
@@ -78,7 +79,7 @@ impl fmt::Display for Holder {
     }
 }
 
-/// The beginning of a file that the kernel writes.
+/// Reads the beginning of a file in `/proc`.
 fn beginning(path: &Path) -> Option<String> {
     let mut bytes = Vec::new();
     fs::File::open(path).ok()?.take(MAX_FILE).read_to_end(&mut bytes).ok()?;

@@ -1,5 +1,5 @@
-//! Descriptors a parent process left open for us: by number (`--fd N`), or as a service manager
-//! does (sd_listen_fds(3)), for socket activation and from its descriptor store.
+//! Takes over descriptors that a parent process left open: by number (`--fd N`), or from a service
+//! manager (sd_listen_fds(3)), for socket activation and from the manager's descriptor store.
 
 use std::env;
 use std::os::fd::{OwnedFd, RawFd};
@@ -13,14 +13,14 @@ const FIRST: RawFd = 3;
 /// A descriptor from the service manager.
 #[derive(Debug)]
 pub struct Passed {
-    /// Its name there; empty if it has none.
+    /// The descriptor's name in the service manager; empty if it has none.
     pub name: String,
     /// The descriptor, close-on-exec.
     pub fd: OwnedFd,
 }
 
-/// Takes over what the service manager left open, but for the numbers in `except`. To be called
-/// early, while the numbers still mean what they meant to it. Nothing is left without a manager.
+/// Takes over the descriptors that the service manager left open, except the numbers in `except`.
+/// Empty without a service manager. Call this early, before this process reuses the numbers.
 pub fn passed(except: &[RawFd]) -> Vec<Passed> {
     let variable = |name| env::var(name).ok();
     if variable("LISTEN_PID") != Some(std::process::id().to_string()) {
@@ -37,7 +37,7 @@ pub fn passed(except: &[RawFd]) -> Vec<Passed> {
         .collect()
 }
 
-/// What `LISTEN_FDS` and `LISTEN_FDNAMES` say.
+/// Parses `LISTEN_FDS` and `LISTEN_FDNAMES`.
 fn numbers_and_names<'a>(
     count: &str,
     names: &'a str,
@@ -46,12 +46,12 @@ fn numbers_and_names<'a>(
     (FIRST..).zip(names.split(':').chain(std::iter::repeat(""))).take(count)
 }
 
-/// True if `fd` is open and is a socket.
+/// Returns true if `fd` is an open socket.
 ///
-/// Only looks: ownership stays with the caller that later wraps the number. By libc, as a number
-/// that may not be open is no descriptor to rustix.
+/// The caller keeps ownership of the number. Uses libc, because rustix accepts only open
+/// descriptors.
 pub fn is_socket(fd: RawFd) -> bool {
-    // SAFETY: all-zero is a valid `stat`, it consists of integers only.
+    // SAFETY: all-zero bytes are a valid `stat`, which consists of integers only.
     let mut status: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: fstat writes one `stat` to the live `status` and refuses numbers that are not open.
     let answer = unsafe { libc::fstat(fd, &mut status) };
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn what_is_for_another_process_is_left_alone() {
-        // No service manager started this one, or it did so for its parent.
+        // No service manager started this process, or the variables name the parent.
         assert!(passed(&[]).is_empty());
     }
 

@@ -1,9 +1,9 @@
-//! System calls. Plain ones are made through rustix, which has no `unsafe` for its user. What it
-//! does not know, or would do differently from what is needed here, is called by its name in libc,
-//! with a reason. That is where `unsafe` lives, with the guest pointers of `memory`, `ring` and
-//! `port`; every module offers a safe interface.
+//! System calls behind safe interfaces. Plain calls go through rustix, which needs no `unsafe`. A
+//! call that rustix lacks, or makes differently from the need here, goes through libc, and a
+//! comment gives the reason. `unsafe` is confined to these calls and to the guest pointers of
+//! `memory`, `ring` and `port`.
 
-// Sets signals, umask and environment as tests rely on them.
+// `testkit` sets signals, umask and environment as the tests expect.
 #[cfg(test)]
 use testkit as _;
 

@@ -1,15 +1,15 @@
-//! Notice of interfaces that change: a netlink socket that listens to the group of links
-//! (rtnetlink(7)).
+//! Reports changes of interfaces: a netlink socket in the group of links (rtnetlink(7)).
 //!
-//! Facts of the kernel (`net/core/rtnetlink.c`, `net/netlink/af_netlink.c`) that this file is
-//! shaped by:
-//! - Every change is sent after it took effect, in the order of the changes, with all there is to
-//!   say of the interface; of a bridge's port once more as that, with the same MTU.
-//! - It is sent to the network namespace of the interface, and a socket belongs to that of the
-//!   thread that made it, for good.
-//! - What does not fit into the socket's buffer is lost, which the next call says (ENOBUFS) before
-//!   it hands out what is there: what comes then is older than what was lost. So nothing that comes
-//!   after a loss is of use, and after one the reader begins anew with another socket.
+//! This file relies on these facts of the kernel (`net/core/rtnetlink.c`,
+//! `net/netlink/af_netlink.c`):
+//! - The kernel sends a message after each change took effect, in the order of the changes, with
+//!   all attributes of the interface. A bridge's port is reported a second time as a bridge port,
+//!   with the same MTU.
+//! - The kernel sends the message to the network namespace of the interface. A socket belongs for
+//!   ever to the namespace of the thread that made it.
+//! - A message that does not fit the socket's buffer is lost. The next call reports the loss
+//!   (ENOBUFS) before it returns older messages that are still in the buffer. So messages after a
+//!   loss are useless, and the reader begins again with another socket.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,18 +24,18 @@ use super::poll::{Interest, Wake, wait};
 /// RTNLGRP_LINK as a bit (`RTMGRP_LINK`).
 const LINKS: u32 = 1;
 
-/// What came.
+/// The result of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Heard {
-    /// Perhaps changes; all were passed on.
+    /// All changes, if any, were passed on.
     Changes,
-    /// More than there was room for. Subscribe again, then ask for what matters.
+    /// Changes were lost for lack of room. The caller subscribes again, then queries the state.
     Lost,
     /// The stop request.
     Stop,
 }
 
-/// A subscription.
+/// A subscription to changes of interfaces.
 #[derive(Debug)]
 pub struct LinkEvents {
     socket: OwnedFd,
@@ -43,15 +43,14 @@ pub struct LinkEvents {
 }
 
 impl LinkEvents {
-    /// Of the links in the network namespace of the calling thread, from now on.
+    /// Subscribes to the links in the network namespace of the calling thread.
     pub fn subscribe() -> Result<LinkEvents, NetlinkError> {
         let socket = netlink::socket()?;
         rustix::net::bind(&socket, &SocketAddrNetlink::new(0, LINKS)).map_err(io::Error::from)?;
         Ok(LinkEvents { socket, buffer: vec![0; BUFFER_LEN] })
     }
 
-    /// Waits for the next changes, without a limit, and calls `each` for every interface that
-    /// there is something new of.
+    /// Waits for the next changes, without a limit, and calls `each` for every interface with news.
     pub fn wait(
         &mut self,
         stop: &EventFd,
@@ -64,7 +63,7 @@ impl LinkEvents {
             Ok(None) => Ok(Heard::Changes),
             Ok(Some(len)) => match self.buffer.get(..len) {
                 Some(datagram) if netlink::links_in(datagram, each).is_some() => Ok(Heard::Changes),
-                // Longer than anything that the kernel sends, or not to be read.
+                // The datagram is longer than the kernel's messages, or malformed.
                 _ => Ok(Heard::Lost),
             },
             Err(error) if error.raw_os_error() == Some(Errno::NOBUFS.raw_os_error()) => {
@@ -97,10 +96,11 @@ mod tests {
         tap::open(name, 1, Offloads::NONE, Missing::Create).unwrap()
     }
 
-    /// Hears all there is; the last MTU of each interface, and what ended it.
+    /// Waits until no changes are left; returns the last MTU of each interface, and the last
+    /// result.
     fn hear(events: &mut LinkEvents) -> (BTreeMap<u32, u32>, Heard) {
         let (mut mtus, stop) = (BTreeMap::new(), stop());
-        // The stop request only when nothing is left, as it would win.
+        // Stops only when no message is left, because a stop request takes precedence.
         loop {
             let now = Instant::now();
             if !is_ready_by(events.socket.as_fd(), Interest::Read, now).unwrap() {
@@ -133,10 +133,10 @@ mod tests {
             netlink::modify(libc::RTM_NEWLINK, a, None, &[name]).unwrap();
             netlink::set_mtu(b, 1400).unwrap();
             assert_eq!(hear(&mut events).0, [(a, 65_521), (b, 1400)].into());
-            // Closing takes the interface away: nothing that anybody would take for an MTU.
+            // Closing deletes the interface, which must not be reported as another MTU.
             drop(one);
             assert!(hear(&mut events).0.get(&a).is_none_or(|&mtu| mtu == 65_521));
-            // Without privilege as well.
+            // A subscription works without privilege too.
             testns::without_privilege(|| {
                 let mut events = LinkEvents::subscribe().unwrap();
                 assert_eq!(hear(&mut events), (BTreeMap::new(), Heard::Stop));
@@ -155,7 +155,7 @@ mod tests {
             }
             let told = |mtus: BTreeMap<u32, u32>| mtus.into_values().collect::<Vec<_>>();
             assert_eq!(hear(&mut events), (BTreeMap::new(), Heard::Lost));
-            // What came too late is not there, and what is there is too old.
+            // The lost messages are missing, and the remaining messages are too old.
             assert_ne!(told(hear(&mut events).0), [1099]);
             let mut events = LinkEvents::subscribe().unwrap();
             netlink::set_mtu(tap.link.index, 1500).unwrap();

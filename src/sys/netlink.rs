@@ -1,12 +1,12 @@
-//! The few rtnetlink requests an uplink needs: looking at an interface, bringing it up, setting its
-//! MTU and its queueing discipline (rtnetlink(7), `linux/rtnetlink.h`, `linux/if_link.h`).
+//! The rtnetlink requests of an uplink: read an interface, bring it up, set its MTU and its
+//! queueing discipline (rtnetlink(7), `linux/rtnetlink.h`, `linux/if_link.h`).
 //!
-//! One socket per request, so that an answer that was given up cannot be taken for the next one.
-//! Replies are bounded in time and number, come from the kernel or are ignored, and are parsed
-//! with checked slices only.
+//! Each request has its own socket, so that a late answer cannot be taken for the next answer.
+//! Replies are bounded in time and number, must come from the kernel, and are parsed with checked
+//! slices only.
 //!
-//! Rule: never called by a worker. The kernel handles a request inside `send`, holding the lock of
-//! the whole network configuration, and another process may hold that for a while.
+//! Rule: a worker never calls this module. The kernel handles a request inside `send`, under the
+//! lock of the whole network configuration (RTNL), which another process may hold for a while.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,7 +20,7 @@ use super::poll::{Interest, is_ready_by};
 use base::frame::MacAddr;
 use base::limits::{NETLINK_MAX_MESSAGES, NETLINK_TIMEOUT_MILLIS};
 
-// linux/if_link.h and linux/if_tun.h, where libc has no names.
+// Constants of linux/if_link.h and linux/if_tun.h that libc lacks.
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
 const IFLA_INFO_SLAVE_KIND: u16 = 4;
@@ -34,7 +34,7 @@ const IFLA_TUN_NUM_QUEUES: u16 = 8;
 /// Parent of the root queueing discipline (`TC_H_ROOT`).
 const ROOT: u32 = 0xffff_ffff;
 
-/// Sequence number of every request: each has its own socket.
+/// Sequence number of every request; a constant, because each request has its own socket.
 const SEQUENCE: u32 = 1;
 /// `struct nlmsghdr`: length, type, flags, sequence, port.
 const HEADER_LEN: usize = 16;
@@ -42,16 +42,17 @@ const HEADER_LEN: usize = 16;
 const IFINFO_LEN: usize = 16;
 /// `struct tcmsg`
 const TCMSG_LEN: usize = 20;
-/// The kernel fills datagrams of a dump up to 32 KiB, and no single message is longer.
+/// Bytes of the receive buffer: the kernel fills datagrams of a dump up to 32 KiB, and no single
+/// message is longer.
 pub(super) const BUFFER_LEN: usize = 32 * 1024;
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum NetlinkError {
-    /// Needs CAP_NET_ADMIN in the network namespace's owner.
+    /// CAP_NET_ADMIN is missing in the user namespace that owns the network namespace.
     #[error("not permitted")]
     Permission,
-    /// The kernel refused, as errno.
+    /// The kernel refused the request, with this errno.
     #[error("refused by the kernel: {}", io::Error::from_raw_os_error(*.0))]
     Refused(i32),
     /// A socket call failed.
@@ -60,21 +61,21 @@ pub enum NetlinkError {
     /// No complete answer in [`NETLINK_TIMEOUT_MILLIS`].
     #[error("no answer from the kernel")]
     Timeout,
-    /// An answer that cannot be parsed, or one of more than [`NETLINK_MAX_MESSAGES`] messages.
+    /// The answer cannot be parsed, or has more than [`NETLINK_MAX_MESSAGES`] messages.
     #[error("unexpected answer from the kernel")]
     Malformed,
 }
 
-/// What a TUN/TAP driver says about its interface.
+/// The TUN/TAP driver's properties of an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TunInfo {
-    /// TAP (Ethernet frames), not TUN (IP packets).
+    /// True for a TAP (Ethernet frames), false for a TUN (IP packets).
     pub tap: bool,
-    /// Created with `multi_queue`.
+    /// The interface was created with `multi_queue`.
     pub multi_queue: bool,
     /// Frames carry a virtio-net header.
     pub vnet_hdr: bool,
-    /// Outlives the descriptors attached to it.
+    /// The interface outlives the descriptors attached to it.
     pub persistent: bool,
     /// Descriptors attached, by any process; only known if `multi_queue`, else 0.
     pub queues: u32,
@@ -83,11 +84,11 @@ pub struct TunInfo {
 /// One network interface.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Link {
-    /// Number; stays when the interface is renamed.
+    /// Interface index; does not change when the interface is renamed.
     pub index: u32,
     /// Name at the time of asking.
     pub name: String,
-    /// Hardware address; zero if it has none of six bytes.
+    /// Hardware address; zero if the interface has no address of six bytes.
     pub mac: MacAddr,
     /// Largest payload in bytes, Ethernet header not counted.
     pub mtu: u32,
@@ -97,22 +98,22 @@ pub struct Link {
     pub qdisc: String,
     /// Driver kind such as `tun` or `bridge`; empty for most hardware.
     pub kind: String,
-    /// The number of the bridge it is in.
+    /// Interface index of the bridge that the interface is a port of.
     pub bridge: Option<u32>,
-    /// Of a bridge: it keeps VLANs apart.
+    /// True for a bridge with VLAN filtering.
     pub filters_vlans: bool,
-    /// Only for kind `tun`.
+    /// Properties of a TUN or TAP; only for kind `tun`.
     pub tun: Option<TunInfo>,
 }
 
-/// The interface of this name, if there is one.
+/// Returns the interface with this name, if there is one.
 pub fn link_by_name(name: &str) -> Result<Option<Link>, NetlinkError> {
     let mut request = Request::new(libc::RTM_GETLINK, 0, &ifinfo(0, 0, 0));
     request.attribute(libc::IFLA_IFNAME, &[name.as_bytes(), b"\0"].concat());
     query_link(&request)
 }
 
-/// The interface of this number, if there is one.
+/// Returns the interface with this index, if there is one.
 pub fn link_by_index(index: u32) -> Result<Option<Link>, NetlinkError> {
     query_link(&Request::new(libc::RTM_GETLINK, 0, &ifinfo(index, 0, 0)))
 }
@@ -123,20 +124,21 @@ pub fn set_up(index: u32) -> Result<(), NetlinkError> {
     exchange(&Request::new(libc::RTM_NEWLINK, 0, &ifinfo(index, up, up)), |_, _| ())
 }
 
-/// Sets an interface's MTU. Out of the driver's range is [`NetlinkError::Refused`] with EINVAL.
+/// Sets an interface's MTU. An MTU out of the driver's range is [`NetlinkError::Refused`] with
+/// EINVAL.
 pub fn set_mtu(index: u32, mtu: u32) -> Result<(), NetlinkError> {
     let mut request = Request::new(libc::RTM_NEWLINK, 0, &ifinfo(index, 0, 0));
     request.attribute(libc::IFLA_MTU, &mtu.to_ne_bytes());
     exchange(&request, |_, _| ())
 }
 
-/// Replaces the root queueing discipline of an interface by `noqueue`, on all its queues. The
-/// kernel can attach it by hand since Linux 4.3; older ones refuse.
+/// Replaces the root queueing discipline of an interface, on all its queues, by `noqueue`. Kernels
+/// before Linux 4.3 refuse that.
 pub fn set_noqueue(index: u32) -> Result<(), NetlinkError> {
     set_root_qdisc(index, "noqueue")
 }
 
-/// Replaces the root queueing discipline by one of this kind with its default options.
+/// Replaces the root queueing discipline by kind `kind` with its default options.
 fn set_root_qdisc(index: u32, kind: &str) -> Result<(), NetlinkError> {
     let flags = (libc::NLM_F_CREATE | libc::NLM_F_REPLACE) as u16;
     let mut request = Request::new(libc::RTM_NEWQDISC, flags, &tcmsg(index, ROOT));
@@ -178,18 +180,18 @@ fn parse_link(body: &[u8]) -> Option<Link> {
     Some(link)
 }
 
-/// What the kernel reports of interfaces.
+/// A change of an interface.
 #[derive(Debug)]
 pub enum LinkNews {
-    /// One is like this now.
+    /// An interface has these properties now.
     Is(Link),
-    /// One was deleted, or moved to another network namespace.
+    /// An interface was deleted, or moved to another network namespace.
     Gone,
 }
 
-/// Calls `each` for each interface that a datagram describes; `None` if it cannot be read to its
-/// end. A message that has no MTU, as not every one about an interface does, is passed over, and so
-/// is that an interface left its bridge, as another message says where it is.
+/// Calls `each` for each interface that a datagram describes; `None` if the datagram is malformed.
+/// Messages without an MTU are skipped, and so is the message that an interface left its bridge,
+/// because another message describes the interface then.
 pub(super) fn links_in(mut datagram: &[u8], mut each: impl FnMut(LinkNews)) -> Option<()> {
     while !datagram.is_empty() {
         let (kind, body, rest) = split_message(datagram)?;
@@ -207,8 +209,8 @@ pub(super) fn links_in(mut datagram: &[u8], mut each: impl FnMut(LinkNews)) -> O
     Some(())
 }
 
-/// The number of the bridge that an interface is in. A message of the bridge's own family says no
-/// more than that there is one; others name the kind of what an interface belongs to.
+/// Returns the index of the bridge that an interface is a port of. IFLA_MASTER names a bridge if
+/// the message is of family AF_BRIDGE, or if IFLA_INFO_SLAVE_KIND is `bridge`.
 fn bridge_of(body: &[u8]) -> Option<u32> {
     let all = || attributes(body.get(IFINFO_LEN..).unwrap_or_default());
     let find = |wanted| all().find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
@@ -220,7 +222,7 @@ fn bridge_of(body: &[u8]) -> Option<u32> {
 }
 
 fn parse_link_info(nested: &[u8], link: &mut Link) {
-    // The kind comes before the data it gives a meaning to.
+    // The kind precedes the data, whose meaning depends on the kind.
     for (kind, value) in attributes(nested) {
         match kind {
             IFLA_INFO_KIND => link.kind = text(value),
@@ -251,7 +253,7 @@ fn parse_tun(nested: &[u8]) -> TunInfo {
     tun
 }
 
-/// `struct ifinfomsg` for AF_UNSPEC.
+/// Returns a `struct ifinfomsg` for AF_UNSPEC.
 fn ifinfo(index: u32, flags: u32, change: u32) -> [u8; IFINFO_LEN] {
     let mut body = [0; IFINFO_LEN];
     body[4..8].copy_from_slice(&index.to_ne_bytes());
@@ -260,7 +262,7 @@ fn ifinfo(index: u32, flags: u32, change: u32) -> [u8; IFINFO_LEN] {
     body
 }
 
-/// `struct tcmsg` for AF_UNSPEC, with a handle of the kernel's choice.
+/// Returns a `struct tcmsg` for AF_UNSPEC; the kernel chooses the handle.
 fn tcmsg(index: u32, parent: u32) -> [u8; TCMSG_LEN] {
     let mut body = [0; TCMSG_LEN];
     body[4..8].copy_from_slice(&index.to_ne_bytes());
@@ -268,8 +270,8 @@ fn tcmsg(index: u32, parent: u32) -> [u8; TCMSG_LEN] {
     body
 }
 
-/// The attributes in `bytes` (`struct nlattr`: length with header, type, value, padding to 4), up
-/// to the first that does not fit.
+/// Returns the attributes in `bytes` (`struct nlattr`: length with header, type, value, padding to
+/// 4), up to the first attribute that does not fit.
 fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let len = usize::from(u16_at(bytes, 0)?);
@@ -289,7 +291,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().map(|chunk| u32::from_ne_bytes(*chunk))
 }
 
-/// A NUL-terminated name.
+/// Returns the text of a NUL-terminated name.
 fn text(value: &[u8]) -> String {
     let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
     String::from_utf8_lossy(&value[..end]).into_owned()
@@ -300,7 +302,7 @@ struct Request(Vec<u8>);
 
 impl Request {
     fn new(kind: u16, flags: u16, body: &[u8]) -> Request {
-        // Always acknowledged: success and failure both end in a message to wait for.
+        // NLM_F_ACK: success and failure both end in a message.
         let flags = flags | (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
         let mut bytes = vec![0; 4];
         bytes.extend(kind.to_ne_bytes());
@@ -311,7 +313,7 @@ impl Request {
         Request(bytes)
     }
 
-    /// Appends an attribute; values are names and numbers, far below the 64 KiB it could hold.
+    /// Appends an attribute. Values are names and numbers, far below the limit of 64 KiB.
     fn attribute(&mut self, kind: u16, value: &[u8]) {
         self.0.extend((4 + value.len() as u16).to_ne_bytes());
         self.0.extend(kind.to_ne_bytes());
@@ -319,7 +321,7 @@ impl Request {
         self.0.resize(self.0.len().next_multiple_of(4), 0);
     }
 
-    /// The complete message.
+    /// Returns the complete message.
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = self.0.clone();
         let len = bytes.len() as u32;
@@ -350,7 +352,7 @@ fn exchange(request: &Request, mut each: impl FnMut(u16, &[u8])) -> Result<(), N
     }
 }
 
-/// Type and body of the first message, and what follows it.
+/// Returns type and body of the first message, and the bytes behind the message.
 fn split_message(datagram: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let len = u32_at(datagram, 0)? as usize;
     let body = datagram.get(HEADER_LEN..len)?;
@@ -358,7 +360,7 @@ fn split_message(datagram: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     Some((u16_at(datagram, 4)?, body, datagram.get(next..).unwrap_or_default()))
 }
 
-/// An NLMSG_ERROR: a negative errno, or zero for an acknowledgement.
+/// Converts the body of an NLMSG_ERROR: a negative errno, or zero for an acknowledgement.
 fn outcome(body: &[u8]) -> Result<(), NetlinkError> {
     match u32_at(body, 0).map(u32::cast_signed).ok_or(NetlinkError::Malformed)?.wrapping_neg() {
         0 => Ok(()),
@@ -367,22 +369,22 @@ fn outcome(body: &[u8]) -> Result<(), NetlinkError> {
     }
 }
 
-/// A socket on which `message` was sent to the kernel.
+/// Sends `message` to the kernel; returns the socket that the answer comes to.
 fn send(message: &[u8]) -> Result<OwnedFd, NetlinkError> {
     let socket = socket()?;
-    // Without an address it goes to the kernel.
+    // A message without an address goes to the kernel.
     rustix::net::send(&socket, message, SendFlags::empty()).map_err(io::Error::from)?;
     Ok(socket)
 }
 
-/// A socket that takes part in nothing yet.
+/// Makes a netlink socket in no multicast group.
 pub(super) fn socket() -> io::Result<OwnedFd> {
     let (family, flags) = (AddressFamily::NETLINK, SocketFlags::CLOEXEC);
-    // No protocol is that of number 0, NETLINK_ROUTE.
+    // No protocol means number 0, NETLINK_ROUTE.
     Ok(rustix::net::socket_with(family, SocketType::RAW, flags, None)?)
 }
 
-/// The next datagram from the kernel.
+/// Returns the next datagram from the kernel.
 fn receive<'a>(
     socket: &OwnedFd,
     buffer: &'a mut [u8],
@@ -398,8 +400,8 @@ fn receive<'a>(
     }
 }
 
-/// Length of the next datagram, which may be longer than what fitted into `buffer`; `None` if there
-/// is none, or one that is not from the kernel. Never waits.
+/// Receives a datagram and returns its length, which may exceed `buffer`; `None` if there is no
+/// datagram, or the datagram is not from the kernel. Never waits.
 pub(super) fn receive_from_kernel(
     socket: &OwnedFd,
     buffer: &mut [u8],
@@ -410,12 +412,12 @@ pub(super) fn receive_from_kernel(
         Err(Errno::WOULDBLOCK | Errno::INTR) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    // Processes can send to this socket as well; the kernel's own port is 0.
+    // Processes can send to this socket too; the kernel's port is 0.
     let from = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
     Ok(from.is_some_and(|from| from.pid() == 0).then_some(len))
 }
 
-/// For tests: changes an interface (RTM_NEWLINK) or with `RTM_DELLINK` deletes it.
+/// Changes an interface (RTM_NEWLINK), or deletes it (RTM_DELLINK), for tests.
 #[cfg(test)]
 pub(super) fn modify(
     kind: u16,
@@ -457,7 +459,8 @@ mod tests {
                 let index = tap.link.index;
                 let kind = || link_by_index(index).unwrap().unwrap().qdisc;
                 assert_eq!(kind(), "noop", "never up");
-                // Set before the first "up", it is not replaced by the default one.
+                // A discipline that was set before the first "up" is not replaced by the default
+                // discipline.
                 set_noqueue(index).unwrap();
                 set_up(index).unwrap();
                 assert_eq!(kind(), "noqueue");

@@ -1,9 +1,10 @@
-//! Telling the service manager how far we are: sd_notify(3) without its library; and giving it
-//! descriptors to keep for the next process of this service (sd_pid_notify_with_fds(3), "FDSTORE").
+//! Tells the service manager the state of this process (sd_notify(3), without its library), and
+//! gives the manager descriptors to keep for the next process of this service
+//! (sd_pid_notify_with_fds(3), "FDSTORE").
 //!
-//! One datagram to the socket named by `$NOTIFY_SOCKET`. Without that variable no manager
-//! listens and every call succeeds without doing anything. A failure is a value: readiness that
-//! cannot be sent must not stop a switch that is ready.
+//! Each message is a datagram to the socket in `$NOTIFY_SOCKET`. Without the variable there is no
+//! manager, and every call succeeds without effect. A failure is a value: a switch that cannot
+//! report readiness is still ready.
 
 use std::ffi::OsStr;
 use std::io;
@@ -28,21 +29,21 @@ pub fn notify(state: &str) -> io::Result<()> {
     }
 }
 
-/// The service manager's store of descriptors. Whether it keeps any is its configuration's to say
-/// (`FileDescriptorStoreMax=`); it does not say.
+/// The service manager's store of descriptors. The manager's configuration says whether it keeps
+/// any (`FileDescriptorStoreMax=`); the manager does not report that.
 #[derive(Debug)]
 pub struct FdStore {
     socket: UnixDatagram,
-    /// It took longer than it may: until it reads again no thread waits for it.
+    /// The manager exceeded the timeout: no thread waits for the manager until it reads again.
     hangs: AtomicBool,
 }
 
-/// Descriptors of one message: what the kernel takes (`SCM_MAX_FD`, unix(7)) and more than a TAP
-/// has queues.
+/// Most descriptors in one message: the kernel's limit (`SCM_MAX_FD`, unix(7)), and more than the
+/// queues of a TAP.
 const MAX_KEPT_AT_ONCE: usize = 253;
 
 impl FdStore {
-    /// The store, if there is a service manager.
+    /// Connects to the store; `None` without a service manager.
     pub fn from_env() -> io::Result<Option<FdStore>> {
         let name = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty());
         name.map(|name| FdStore::at(&name)).transpose()
@@ -55,9 +56,9 @@ impl FdStore {
         Ok(FdStore { socket, hangs: AtomicBool::new(false) })
     }
 
-    /// Has `fds` kept as `name`, for the next process to find among what it is
-    /// [passed](super::inherited::passed). The manager does not watch them: it would otherwise take
-    /// part in every frame that reaches a TAP.
+    /// Has the manager keep `fds` as `name`; the next process gets them from
+    /// [passed](super::inherited::passed). The manager does not poll them: each frame that reaches
+    /// a TAP would wake the manager.
     pub fn keep(&self, name: &str, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let text = format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0");
         for fds in fds.chunks(MAX_KEPT_AT_ONCE) {
@@ -66,13 +67,13 @@ impl FdStore {
         Ok(())
     }
 
-    /// Has everything closed that is kept as `name`.
+    /// Has the manager close all descriptors that it keeps as `name`.
     pub fn discard(&self, name: &str) -> io::Result<()> {
         self.say(&format!("FDSTOREREMOVE=1\nFDNAME={name}"), &[])
     }
 
-    /// Waits until all that was said is done (sd_notify_barrier(3)): the manager closes the
-    /// descriptor that came last.
+    /// Waits until the manager has handled all earlier messages (sd_notify_barrier(3)): the manager
+    /// then closes the descriptor of this message.
     pub fn barrier(&self) -> io::Result<()> {
         let (reader, writer) = io::pipe()?;
         self.say("BARRIER=1", &[writer.as_fd()])?;
@@ -86,7 +87,8 @@ impl FdStore {
     fn say(&self, text: &str, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         loop {
             match self.send(text, fds) {
-                // Its queue holds a few hundred messages, and we may have a thousand sockets.
+                // The manager's queue holds a few hundred messages, and this process may have a
+                // thousand sockets.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     if !self.wait_for(self.socket.as_fd(), Interest::Write)? {
                         return Err(error);
@@ -103,7 +105,8 @@ impl FdStore {
         sent.map(drop).map_err(|error| io::Error::from_raw_os_error(error.errno()))
     }
 
-    /// False if that takes too long, and from then on at once until it does not.
+    /// Waits until `fd` is ready; returns false after a timeout. After a timeout later calls return
+    /// at once, until the manager reads again.
     fn wait_for(&self, fd: BorrowedFd<'_>, interest: Interest) -> io::Result<bool> {
         let hangs = self.hangs.load(Ordering::Relaxed);
         let timeout = if hangs { Duration::ZERO } else { KEEP_TIMEOUT };
@@ -113,7 +116,7 @@ impl FdStore {
     }
 }
 
-/// The socket of this name: a path, or an abstract name that begins with `@`.
+/// Returns the address of a socket name: a path, or an abstract name that begins with `@`.
 fn address(name: &OsStr) -> io::Result<SocketAddr> {
     match name.as_bytes() {
         [b'@', abstract_name @ ..] => SocketAddr::from_abstract_name(abstract_name),

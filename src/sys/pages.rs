@@ -1,24 +1,24 @@
-//! Whole pages in memory, of a file that others have too or of nothing but ours.
+//! Maps whole pages: of a shared file, or of private memory.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
 
-/// Pages that may be read and written; unmapped on drop.
+/// Readable and writable pages; unmapped on drop.
 #[derive(Debug)]
 pub struct Pages {
     at: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the pointer is only handed out as a raw pointer; code that follows it must expect that
-// others write there, on this side too.
+// SAFETY: the pointer is only handed out as a raw pointer; code that uses it must expect that other
+// threads and processes write there.
 unsafe impl Send for Pages {}
-// SAFETY: as above; the value itself never changes.
+// SAFETY: as above; a `Pages` value itself never changes.
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// `len` bytes of a file from `offset` on, by `flags` of mmap(2) beside MAP_SHARED.
+    /// Maps `len` bytes of a file from `offset`, with `flags` of mmap(2) beside MAP_SHARED.
     pub fn of(
         file: BorrowedFd<'_>,
         offset: u64,
@@ -29,14 +29,14 @@ impl Pages {
         Pages::map(file.as_raw_fd(), offset, len, libc::MAP_SHARED | flags)
     }
 
-    /// Memory of our own, all zero.
+    /// Maps private memory, all zero.
     pub fn anonymous(len: usize) -> io::Result<Pages> {
         Pages::map(-1, 0, len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS)
     }
 
     fn map(fd: RawFd, offset: libc::off_t, len: usize, flags: libc::c_int) -> io::Result<Pages> {
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping where the kernel chooses replaces nothing of ours.
+        // SAFETY: the kernel chooses the address, so the new mapping replaces no other.
         let at = unsafe { libc::mmap(ptr::null_mut(), len, access, flags, fd, offset) };
         match NonNull::new(at.cast::<u8>()) {
             Some(at) if at.as_ptr().cast() != libc::MAP_FAILED => Ok(Pages { at, len }),
@@ -44,28 +44,29 @@ impl Pages {
         }
     }
 
-    /// Keeps them out of a core dump.
+    /// Excludes the pages from a core dump.
     #[must_use]
     pub fn without_dump(self) -> Pages {
-        // SAFETY: the mapping is ours and whole; its contents stay.
+        // SAFETY: `self` owns the whole mapping; its contents stay.
         unsafe { libc::madvise(self.at.as_ptr().cast(), self.len, libc::MADV_DONTDUMP) };
         self
     }
 
-    /// Advises the kernel to use huge pages, each of which takes one entry of the TLB. It need not.
+    /// Advises the kernel to use huge pages, each of which takes one entry of the TLB. The kernel
+    /// may ignore the advice.
     #[must_use]
     pub fn in_huge_pages(self) -> Pages {
-        // SAFETY: the mapping is ours and whole; its contents stay.
+        // SAFETY: `self` owns the whole mapping; its contents stay.
         unsafe { libc::madvise(self.at.as_ptr().cast(), self.len, libc::MADV_HUGEPAGE) };
         self
     }
 
-    /// The first byte.
+    /// Returns the address of the first byte.
     pub fn at(&self) -> NonNull<u8> {
         self.at
     }
 
-    /// Bytes of the whole.
+    /// Returns the length in bytes.
     pub fn bytes(&self) -> usize {
         self.len
     }
@@ -73,8 +74,8 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, whole, and there is no pointer into it any more: those are
-        // only reachable through what owns this.
+        // SAFETY: `self` owns the whole mapping, and no pointer into it is left: pointers are
+        // reachable only through the owner of `self`.
         unsafe { libc::munmap(self.at.as_ptr().cast(), self.len) };
     }
 }

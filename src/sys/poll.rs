@@ -1,11 +1,11 @@
-//! Waiting for one descriptor, a stop request, or a deadline: whichever comes first.
+//! Waits for one descriptor, a stop request, or a deadline: whichever comes first.
 //!
-//! For the threads that talk to front-ends. Each of them blocks in exactly one place, here, and
-//! so each of them can be stopped: the stop eventfd is part of every wait. It is only looked at,
-//! never read, so one write to it wakes every thread that shares it, also those that have yet to
-//! wait. Deadlines are absolute; nothing that arrives meanwhile extends them.
+//! For the threads that talk to front-ends. Each of these threads blocks only here, so each can be
+//! stopped: the stop eventfd is part of every wait. The stop eventfd is polled and never read, so
+//! one write to it wakes every thread that shares it, also threads that wait later. Deadlines are
+//! absolute; no event extends a deadline.
 //!
-//! By libc: rustix polls what it can borrow, and the crate's eventfd does not lend its descriptor.
+//! Uses libc: rustix polls borrowed descriptors, and `EventFd` does not lend its descriptor.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -13,18 +13,18 @@ use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::EventFd;
 
-/// What ended a wait.
+/// The reason why a wait ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wake {
-    /// The descriptor can be worked on; errors and hang-ups count, the next call on it says which.
+    /// The descriptor is ready, or has an error or a hang-up, which the next call on it returns.
     Ready,
-    /// The stop eventfd was written. It takes precedence over [`Wake::Ready`].
+    /// The stop eventfd was written. A stop request takes precedence over [`Wake::Ready`].
     Stop,
     /// The deadline has passed.
     TimedOut,
 }
 
-/// What a descriptor is waited for.
+/// The event that a wait is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Interest {
     /// Bytes, a connection, or the end of the stream.
@@ -53,7 +53,8 @@ pub fn wait(
     wait_for_any(fd, interest, [stop, stop], deadline)
 }
 
-/// As [`wait`], with two eventfds of which each ends the wait as [`Wake::Stop`].
+/// Waits until `fd` is ready, one of `stops` is set ([`Wake::Stop`]), or `deadline` has passed
+/// (`None`: no deadline).
 pub fn wait_for_any(
     fd: BorrowedFd<'_>,
     interest: Interest,
@@ -69,8 +70,8 @@ pub fn wait_for_any(
     })
 }
 
-/// Waits without a limit until there is something to read from `fd`, or `other`, or a stop is set;
-/// true if it is `other` alone.
+/// Waits without a limit until `fd` or `other` is readable, or a stop is set; returns true if only
+/// `other` is readable.
 pub fn wait_for_either(
     fd: BorrowedFd<'_>,
     other: BorrowedFd<'_>,
@@ -81,21 +82,21 @@ pub fn wait_for_either(
     Ok(ready == [false, false, false, true])
 }
 
-/// Waits until there is something to read from one of two descriptors, for so many milliseconds, or
-/// without a limit if that is negative.
+/// Waits until one of two descriptors is readable, for `millis` milliseconds, or without a limit if
+/// `millis` is negative.
 pub fn wait_for_one_of(one: &impl AsRawFd, other: &impl AsRawFd, millis: i32) -> io::Result<()> {
     let millis = u64::try_from(millis).ok();
     let deadline = millis.map(|millis| Instant::now() + Duration::from_millis(millis));
     poll([readable(one), readable(other)], deadline).map(drop)
 }
 
-/// Waits until `fd` is ready, errors and hang-ups included; false if it is not by `deadline`. For
-/// waits that are too short to be worth stopping.
+/// Waits until `fd` is ready, errors and hang-ups included; returns false if `deadline` passes
+/// first. For waits too short to be stopped.
 pub fn is_ready_by(fd: BorrowedFd<'_>, interest: Interest, deadline: Instant) -> io::Result<bool> {
     Ok(poll([(fd.as_raw_fd(), interest.events())], Some(deadline))? == [true])
 }
 
-/// Sleeps until `until` or until `stop` is set.
+/// Sleeps until `until`, or until `stop` is set.
 pub fn pause(stop: &EventFd, until: Instant) -> io::Result<Wake> {
     let is_set = poll([readable(stop)], Some(until))? == [true];
     Ok(if is_set { Wake::Stop } else { Wake::TimedOut })
@@ -105,8 +106,8 @@ fn readable(fd: &impl AsRawFd) -> (RawFd, libc::c_short) {
     (fd.as_raw_fd(), libc::POLLIN)
 }
 
-/// ppoll(2) until a descriptor is ready or the deadline has passed, across interruptions: which of
-/// them are. With no deadline it returns only when one is.
+/// Calls ppoll(2), across interruptions, until a descriptor is ready or the deadline has passed;
+/// returns a flag for each descriptor that is ready.
 fn poll<const N: usize>(
     fds: [(RawFd, libc::c_short); N],
     deadline: Option<Instant>,
@@ -121,8 +122,8 @@ fn poll<const N: usize>(
             }
         });
         let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: `fds` and the optional `timeout` live across the call, and the count is that
-        // of `fds`.
+        // SAFETY: `fds` and the optional `timeout` live across the call, and the count is the
+        // length of `fds`.
         let ready = unsafe {
             libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout, std::ptr::null())
         };

@@ -1,6 +1,6 @@
-//! Cache lines that are fetched before they are used.
+//! Prefetches cache lines before they are used.
 
-/// Asks for a cache line that will be read soon.
+/// Prefetches the cache line at `at`, which will be read soon.
 #[inline(always)]
 pub fn read(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -12,7 +12,7 @@ pub fn read(at: *const u8) {
     let _ = at;
 }
 
-/// Asks for a cache line that will be written soon.
+/// Prefetches the cache line at `at`, which will be written soon.
 #[inline(always)]
 pub fn write(at: *const u8) {
     #[cfg(target_arch = "x86_64")]

@@ -1,12 +1,14 @@
-//! The sandbox: what the process can do once it is ready, even if an attacker runs code in it.
+//! The sandbox: limits what the process can do once it is ready, even if an attacker runs code in
+//! it.
 //!
-//! * `files`: which files and directories it may open (Landlock);
-//! * `filter`: which system calls it may make (seccomp), by the lists in `calls`; `trap`: what
-//!   becomes of the others;
-//! * `capabilities`: which capabilities remain;
-//! * `each_thread`: how all threads get what the kernel keeps for each of them.
+//! * `files`: the files and directories that the process may open (Landlock);
+//! * `filter`: the system calls that the process may make (seccomp), by the lists in `calls`;
+//! * `trap`: the handling of other system calls;
+//! * `capabilities`: the capabilities that remain;
+//! * `each_thread`: confines all threads where the kernel keeps a state for each thread.
 //!
-//! Nothing of it can be taken back. What the kernel does not offer is left out and reported.
+//! The process cannot leave the sandbox. Parts that the kernel does not offer are left out and
+//! reported.
 
 mod calls;
 mod capabilities;
@@ -30,67 +32,67 @@ use files::{Files, Place};
 pub use filter::{Filter, names};
 pub use trap::forbidden;
 
-/// The first version of Landlock with links between directories, by which a new socket gets its
-/// name.
+/// The oldest version of Landlock that permits links and renames between directories, by which a
+/// new socket gets its name.
 const LEAST_LANDLOCK: u32 = 2;
-/// What each version of Landlock adds.
+/// The accesses that each version of Landlock adds.
 const COVERS: [(u32, &str); 4] =
     [(2, "files, links"), (3, "truncation"), (4, "TCP"), (5, "device ioctls")];
 
-/// Files that every switch reads: of the kernel; of groups, for sockets; the program itself, for
-/// the lines of a panic.
+/// Files that every switch reads: the kernel's, the group database for sockets, and the program
+/// itself for the backtrace of a panic.
 pub const READ: [&str; 4] = ["/proc", "/etc/group", "/etc/nsswitch.conf", "/proc/self/exe"];
 
-/// What a switch may have and do after its start.
+/// The resources and actions that a switch needs after its start.
 #[derive(Debug, Clone, Default)]
 pub struct Allowed {
-    /// Files and directories, and what for.
+    /// Files and directories, each with its purpose.
     pub paths: Vec<(PathBuf, Use)>,
-    /// It may open TAPs.
+    /// The switch may open TAPs.
     pub taps: bool,
-    /// It may open XDP uplinks.
+    /// The switch may open XDP uplinks.
     pub xdps: bool,
-    /// It may give sockets to groups.
+    /// The switch may give sockets to groups.
     pub groups: bool,
-    /// It may connect to sockets, also those of other users.
+    /// The switch may connect to sockets, also to sockets of other users.
     pub connects: bool,
-    /// The TCP port at which it may listen.
+    /// The TCP port at which the switch may listen.
     pub tcp: Option<u16>,
 }
 
-/// What a process confined itself to.
+/// The sandbox that a process has entered.
 #[derive(Debug, Clone, Default)]
 pub struct State {
-    /// The version of Landlock in force; zero if none is.
+    /// The version of Landlock in force; zero without Landlock.
     pub landlock: u32,
     /// Files and directories that may be opened.
     places: Vec<Place>,
-    /// How many system calls are allowed; zero if all are.
+    /// The number of allowed system calls; zero if all are allowed.
     pub system_calls: usize,
-    /// Capabilities that remain.
+    /// The capabilities that remain.
     pub capabilities: Vec<&'static str>,
-    /// It may open TAPs.
+    /// The process may open TAPs.
     pub taps: bool,
-    /// It may open XDP uplinks.
+    /// The process may open XDP uplinks.
     pub xdps: bool,
     /// Parts of the sandbox that the kernel refused, with the reason.
     lacks: Vec<String>,
 }
 
 static STATE: OnceLock<State> = OnceLock::new();
-/// XDP uplinks can be had no more: bpf(2) would end the process.
+/// True if XDP uplinks can no longer be opened: bpf(2) would end the process.
 static NO_BPF: AtomicBool = AtomicBool::new(false);
-/// The log has that a thread waits to be confined.
+/// True after the log reported that a thread waits to be confined.
 static TOLD: AtomicBool = AtomicBool::new(false);
 
 impl State {
-    /// What Landlock covers.
+    /// Returns the accesses that Landlock covers.
     pub fn covers(&self) -> Vec<&'static str> {
         COVERS.iter().filter(|(since, _)| *since <= self.landlock).map(|(_, what)| *what).collect()
     }
 
-    /// Parts of the sandbox that the kernel refused, with the reason, and threads that are not in
-    /// the sandbox yet.
+    /// Returns the parts of the sandbox that the kernel refused, with the reason, and the threads
+    /// that are not in the sandbox yet.
     pub fn lacks(&self) -> Vec<String> {
         let late = match each_thread::late() {
             (0, _) => None,
@@ -100,25 +102,25 @@ impl State {
         self.lacks.iter().cloned().chain(late).collect()
     }
 
-    /// Directories where sockets may be made.
+    /// Returns the directories where sockets may be made.
     pub fn directories(&self) -> impl Iterator<Item = &Path> {
         let sockets = self.places.iter().filter(|place| place.purpose == Use::Sockets);
         sockets.map(|place| place.path.as_path())
     }
 }
 
-/// The sandbox of this process; none if it is in none.
+/// Returns the sandbox of this process; `None` before [`enter`].
 pub fn state() -> Option<&'static State> {
     STATE.get()
 }
 
-/// False if bpf(2) would end the process.
+/// Returns false if bpf(2) would end the process.
 pub fn permits_bpf() -> bool {
     !NO_BPF.load(Ordering::Acquire)
 }
 
-/// Logs what was refused for the first time, and once that a thread waits as it cannot be confined;
-/// for a thread that looks now and then.
+/// Logs each call that was refused for the first time, and once that a thread waits because it
+/// cannot be confined. A thread calls this from time to time.
 pub fn log() {
     trap::log();
     if let (late @ 1.., Some(error)) = each_thread::late()
@@ -128,19 +130,20 @@ pub fn log() {
     }
 }
 
-/// Where sockets may be made, if the sandbox permits none in `directory`.
+/// Returns the list of directories where sockets may be made, if the sandbox permits no socket in
+/// `directory`; else `None`.
 pub fn excludes(directory: &Path) -> Option<String> {
     let state = STATE.get().filter(|state| state.landlock > 0)?;
     let shown = || state.directories().map(|path| path.display().to_string()).collect::<Vec<_>>();
     (!files::covers(&state.places, directory)).then(|| shown().join(", "))
 }
 
-/// Confines all threads to what is allowed, as far as the kernel can. Once, in the first thread. An
-/// error says that another thread is left outside of a sandbox that the kernel does offer.
+/// Confines all threads to `allowed`, as far as the kernel can. The main thread calls this once. An
+/// error says that another thread stays outside a sandbox that the kernel offers.
 pub fn enter(mut allowed: Allowed) -> io::Result<&'static State> {
     let mut lacks = Vec::new();
     let held = capabilities::held().unwrap_or(CapabilitySet::empty());
-    // Without it no program can be loaded, so that the call is an attack.
+    // Without CAP_BPF no program can be loaded, so a bpf(2) call is an attack.
     allowed.xdps &= held.contains(CapabilitySet::BPF);
     NO_BPF.store(!allowed.xdps, Ordering::Release);
     let kept = held & capabilities::wanted(&allowed);
@@ -159,7 +162,7 @@ pub fn enter(mut allowed: Allowed) -> io::Result<&'static State> {
         lacks.push(format!("landlock, capabilities: {error}"));
         (landlock, files) = (0, None);
     }
-    // While it may still ask.
+    // Reads the capabilities before the filter may forbid the call.
     let left = capabilities::held().unwrap_or(held);
     let system_calls = filter(&allowed).unwrap_or_else(|why| {
         lacks.push(format!("seccomp: {why}"));
@@ -167,14 +170,14 @@ pub fn enter(mut allowed: Allowed) -> io::Result<&'static State> {
     });
     let Allowed { taps, xdps, .. } = allowed;
     let (places, ruleset) = files.map_or((Vec::new(), None), |files| (files.places, files.ruleset));
-    // A thread that is late reads the descriptor yet.
+    // A late thread still uses the descriptor.
     std::mem::forget(ruleset);
     let capabilities = capabilities::names(left);
     let state = State { landlock, places, system_calls, capabilities, taps, xdps, lacks };
     Ok(STATE.get_or_init(|| state))
 }
 
-/// Rules for files, and the version of Landlock.
+/// Makes the rules for files; returns the version of Landlock too.
 fn landlock(allowed: &Allowed) -> Result<(u32, Files), String> {
     let version = each_thread::landlock_version().map_err(|error| error.to_string())?;
     if version < LEAST_LANDLOCK {
@@ -184,7 +187,7 @@ fn landlock(allowed: &Allowed) -> Result<(u32, Files), String> {
     Ok((version, files))
 }
 
-/// Filters system calls; how many are allowed.
+/// Installs the filter of system calls; returns the number of allowed calls.
 fn filter(allowed: &Allowed) -> Result<usize, String> {
     trap::install().map_err(|error| error.to_string())?;
     let filter = Filter::new(allowed).map_err(|error| error.to_string())?;

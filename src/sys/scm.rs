@@ -1,12 +1,13 @@
-//! Bytes and descriptors over a Unix stream socket: recvmsg(2) and sendmsg(2), never blocking.
+//! Receives and sends bytes and descriptors over a Unix stream socket, recvmsg(2) and sendmsg(2),
+//! without blocking.
 //!
-//! recvmsg(2) is called here because `vmm_sys_util::sock_ctrl_msg` passes neither
-//! `MSG_CMSG_CLOEXEC` nor `MSG_DONTWAIT`, looks at the first control message alone, and loses bytes
-//! with lost descriptors; rustix closes what is left in its buffer in the caller's time.
+//! This module calls recvmsg(2) itself because `vmm_sys_util::sock_ctrl_msg` passes neither
+//! `MSG_CMSG_CLOEXEC` nor `MSG_DONTWAIT`, reads the first control message only, and loses bytes
+//! with lost descriptors; rustix closes unread descriptors in the caller's thread.
 //!
-//! Every descriptor that the kernel installs is in an [`OwnedFd`] before anything can return. There
-//! is always room for all that one message can carry: the kernel closes what does not fit here and
-//! now, and that can wait for ever (`guard::disposal`).
+//! Every descriptor that the kernel installs is in an [`OwnedFd`] before a function returns. The
+//! buffer always has room for all descriptors of one message: the kernel closes descriptors that do
+//! not fit within the call, and closing can wait for ever (`guard::disposal`).
 
 use std::io;
 use std::mem::{align_of, size_of};
@@ -14,15 +15,15 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::net::SendFlags;
 
-/// Descriptors that one message can carry (`SCM_MAX_FD`, unix(7)).
+/// Most descriptors of one message (`SCM_MAX_FD`, unix(7)).
 const MAX_FILES: usize = 253;
 
-/// What one receive call brought besides the bytes in its buffer.
+/// The result of one receive call, besides the bytes in its buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received {
-    /// Bytes written to the buffer; 0 is the end of the stream.
+    /// Bytes written to the buffer; 0 at the end of the stream.
     pub bytes: usize,
-    /// The peer sent descriptors that are lost: this process is out of descriptors.
+    /// The peer sent descriptors that are lost, because this process is out of descriptors.
     pub files_lost: bool,
 }
 
@@ -35,8 +36,8 @@ const CONTROL_BYTES: usize =
 struct Control([u8; CONTROL_BYTES]);
 const _: () = assert!(align_of::<Control>() >= align_of::<libc::cmsghdr>());
 
-/// Receives what is there, at most `buffer.len()` bytes, and appends the descriptors that came with
-/// it, close-on-exec, to `files`. `WouldBlock` if nothing is there.
+/// Receives at most `buffer.len()` bytes, and appends the descriptors that came with them,
+/// close-on-exec, to `files`. `WouldBlock` if no bytes are there.
 pub fn receive(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8],
@@ -52,7 +53,7 @@ pub fn receive(
     message.msg_controllen = CONTROL_BYTES as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     // SAFETY: `message` points to `piece`, the caller's buffer and the control buffer, each live
-    // and exclusively ours across the call, with their true lengths.
+    // and borrowed exclusively across the call, with their true lengths.
     let bytes = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, flags) };
     let bytes = usize::try_from(bytes).map_err(|_| io::Error::last_os_error())?;
     // SAFETY: recvmsg succeeded and `message` still points to the control buffer it filled.
@@ -64,7 +65,7 @@ pub fn receive(
 ///
 /// # Safety
 /// `message` was filled by a successful recvmsg, its control buffer is live and aligned for a
-/// `cmsghdr`, and this is the only call for it: the descriptors become owned here.
+/// `cmsghdr`, and this is the only call for `message`: the descriptors become owned here.
 unsafe fn take_files(message: &libc::msghdr, files: &mut Vec<OwnedFd>) {
     // SAFETY: the caller vouches for the control buffer; a null one gives a null header.
     let mut header = unsafe { libc::CMSG_FIRSTHDR(message) };
@@ -85,7 +86,7 @@ unsafe fn take_files(message: &libc::msghdr, files: &mut Vec<OwnedFd>) {
     }
 }
 
-/// Sends as much of `buffer` as there is room for and returns how many bytes that was.
+/// Sends the part of `buffer` that the socket has room for; returns its length in bytes.
 /// `WouldBlock` if there is no room; a closed peer is an error, not a SIGPIPE.
 pub fn send(socket: BorrowedFd<'_>, buffer: &[u8]) -> io::Result<usize> {
     Ok(rustix::net::send(socket, buffer, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?)

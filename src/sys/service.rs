@@ -1,4 +1,4 @@
-//! A thread that serves clients of its own, from the start of the process to its end.
+//! A thread that serves its own clients from the start of the process to its end.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -13,7 +13,7 @@ use super::poll::{self, Wake};
 use super::threads::{join_until, run_again_after_panic};
 use base::limits::ACCEPT_RETRY_MAX;
 
-/// The thread, and how it is made to end.
+/// A running service thread, and its stop eventfd.
 pub struct Service {
     thread: JoinHandle<()>,
     stop: Arc<EventFd>,
@@ -21,9 +21,9 @@ pub struct Service {
 }
 
 impl Service {
-    /// Has `serve` run in a thread called `name`, until what it is given becomes readable. It runs
-    /// again after a panic, without the clients it had: one of them did it. So it does after an
-    /// error, which is that it cannot wait for clients.
+    /// Runs `serve` in a thread called `name`, until the eventfd that `serve` gets becomes
+    /// readable. `serve` runs again after a panic, without its clients, because a client may have
+    /// caused the panic; and after an error, which means that `serve` cannot wait for clients.
     pub fn start(
         name: &'static str,
         patience: Duration,
@@ -46,9 +46,9 @@ impl Service {
         Ok(Service { thread, stop, patience })
     }
 
-    /// Ends it, and waits for that for as long as its `patience`.
+    /// Stops the thread, and waits at most `patience` for its end.
     pub fn stop(self) {
-        // Fails only if it is full, and then it is readable.
+        // Fails only if the eventfd is full, and a full eventfd is readable.
         let _ = self.stop.write(1);
         join_until(&mut vec![self.thread], Instant::now() + self.patience);
     }

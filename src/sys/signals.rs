@@ -1,8 +1,7 @@
-//! Signals as something to wait for, instead of handlers that interrupt.
+//! Waits for signals, instead of handlers that interrupt.
 //!
-//! [`Signals::block`] runs in the main thread before any other is spawned: threads inherit the
-//! mask, so none of them is ever interrupted by these signals, and they stay queued for
-//! signalfd(2).
+//! The main thread calls [`Signals::block`] before it starts another thread: threads inherit the
+//! mask, so these signals interrupt no thread, and stay queued for signalfd(2).
 
 use std::io;
 use std::time::Duration;
@@ -12,8 +11,8 @@ use nix::sys::signal::SigSet;
 pub use nix::sys::signal::Signal;
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-/// The signals that are waited for: those that administrators and service managers send. By default
-/// each of them would end the process at once and leave its sockets behind.
+/// The signals that administrators and service managers send. By default each of these signals ends
+/// the process at once and leaves its sockets behind.
 const WAITED_FOR: [Signal; 6] = [
     Signal::SIGTERM,
     Signal::SIGINT,
@@ -39,7 +38,7 @@ impl Signals {
     pub fn wait(&self) -> io::Result<Signal> {
         loop {
             match self.0.read_signal() {
-                // Only the signals of the set arrive here; any other would be passed over.
+                // Only the signals of the set arrive; any other signal is ignored.
                 Ok(info) => {
                     let signal = info.and_then(|info| Signal::try_from(info.ssi_signo as i32).ok());
                     if let Some(signal) = signal {
@@ -53,12 +52,12 @@ impl Signals {
     }
 }
 
-/// A timer that sends the calling thread a signal again and again, until it is dropped.
+/// A timer that sends the thread that made it a signal in each period, until the timer is dropped.
 #[derive(Debug)]
 pub struct Ticker(libc::timer_t);
 
 impl Ticker {
-    /// One signal each `period`, from now on.
+    /// Starts a timer that sends the calling thread `signal` after each `period`.
     pub fn start(signal: libc::c_int, period: Duration) -> io::Result<Ticker> {
         // SAFETY: all-zero bytes are a valid `sigevent`.
         let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
@@ -66,12 +65,12 @@ impl Ticker {
         event.sigev_signo = signal;
         event.sigev_notify_thread_id = rustix::thread::gettid().as_raw_pid();
         let mut timer = std::ptr::null_mut();
-        // SAFETY: both pointers are to values that live across the call.
+        // SAFETY: both pointers lead to values that live across the call.
         if unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut timer) } != 0 {
             return Err(io::Error::last_os_error());
         }
         let ticker = Ticker(timer);
-        // Below 10^9, which fits everywhere.
+        // A value below 10^9 fits `c_long` on every machine.
         let nanos = period.subsec_nanos() as libc::c_long;
         // The type's name, `time_t`, is deprecated for musl.
         let seconds = period.as_secs().try_into().unwrap_or(i32::MAX.into());
@@ -98,12 +97,12 @@ mod tests {
 
     #[test]
     fn each_blocked_signal_is_told_apart() {
-        // A thread of its own, so that the mask does not outlive the test.
+        // A separate thread, so that the mask does not outlive the test.
         let seen = std::thread::spawn(|| {
             let signals = Signals::block().unwrap();
             WAITED_FOR.map(|signal| {
                 // SAFETY: pthread_self is always valid, and the signal is blocked in this thread.
-                // Others run tests as well.
+                // The signal goes to this thread only, because other threads run tests.
                 let error = unsafe { libc::pthread_kill(libc::pthread_self(), signal as i32) };
                 assert_eq!(error, 0);
                 signals.wait().unwrap()

@@ -1,8 +1,8 @@
 //! A directory of small files that outlive the process, each replaced as a whole.
 //!
-//! A file is written beside its place and synchronized, then takes the place, and the directory is
-//! synchronized: whenever the process or the machine dies, either the old or the new content is
-//! there. One process has the directory at a time.
+//! A new file is written beside the old file and synchronized, then renamed over it, and the
+//! directory is synchronized: whenever the process or the machine dies, the file has either its old
+//! or its new content. One process uses the directory at a time.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -12,29 +12,29 @@ use std::path::{Path, PathBuf};
 
 use super::unix_socket::try_lock;
 
-/// Held by the process that has the directory.
+/// Name of the lock file, which the process that uses the directory locks.
 const LOCK: &str = "lock";
 
-/// The directory, for as long as this lives.
+/// A state directory, locked until the value is dropped.
 #[derive(Debug)]
 pub struct StateDir {
     path: PathBuf,
-    /// For its lock, which ends with the process however that ends.
+    /// The lock file; the kernel releases the lock when the process ends in any way.
     _lock: File,
 }
 
-/// Why what stands in a file cannot be used.
+/// The reason why a file's content cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Unreadable {
-    /// It is longer than it may be, or no regular file.
+    /// The file is too long, or no regular file.
     #[error("{0}")]
     Foreign(&'static str),
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// New content on its way to its place.
+/// New content of a file, written but not yet renamed over the old file.
 #[must_use = "it is not in its place before it is committed"]
 #[derive(Debug)]
 pub struct Prepared {
@@ -44,7 +44,7 @@ pub struct Prepared {
 }
 
 impl StateDir {
-    /// Takes the directory, which is made if only it itself is missing.
+    /// Locks the directory, and makes it if its parent exists.
     pub fn open(path: &Path) -> io::Result<StateDir> {
         match DirBuilder::new().mode(0o700).create(path) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
@@ -57,12 +57,12 @@ impl StateDir {
         }
     }
 
-    /// Its path.
+    /// Returns the directory's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What stands in a file of at most `max` bytes; nothing if there is none.
+    /// Returns the content of a file of at most `max` bytes; `None` if there is no file.
     pub fn read(&self, name: &str, max: u64) -> Result<Option<Vec<u8>>, Unreadable> {
         let file = match options().read(true).open(self.path.join(name)) {
             Ok(file) => file,
@@ -83,7 +83,8 @@ impl StateDir {
         }
     }
 
-    /// Writes new content beside its place. What can fail for want of room fails here.
+    /// Writes new content beside the old file. Errors for lack of room come here, not from
+    /// [`Prepared::commit`].
     pub fn prepare(&self, name: &str, content: &[u8]) -> io::Result<Prepared> {
         let from = self.path.join(format!("{name}.new"));
         let mut file = options().create(true).write(true).truncate(true).open(&from)?;
@@ -92,7 +93,7 @@ impl StateDir {
         Ok(Prepared { directory: self.path.clone(), from, to: self.path.join(name) })
     }
 
-    /// Takes a file away for good.
+    /// Deletes a file, durably; a missing file is no error.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         match fs::remove_file(self.path.join(name)) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
@@ -100,7 +101,7 @@ impl StateDir {
         }
     }
 
-    /// Puts a file of no use aside, in the place of one that was put there before.
+    /// Renames an unusable file to `NAME.damaged`, over an earlier one; returns the new path.
     pub fn put_aside(&self, name: &str) -> io::Result<PathBuf> {
         let to = self.path.join(format!("{name}.damaged"));
         fs::rename(self.path.join(name), &to)?;
@@ -110,7 +111,7 @@ impl StateDir {
 }
 
 impl Prepared {
-    /// Puts it in its place. When this returns it stays there, whatever happens.
+    /// Renames the new content over the old file. After success the new content is durable.
     pub fn commit(self) -> io::Result<()> {
         fs::rename(&self.from, &self.to)?;
         synchronize(&self.directory)
@@ -121,14 +122,15 @@ fn synchronize(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
-/// No other user reads these files, no link leads elsewhere, and no FIFO is waited for.
+/// Returns options by which no other user can read a file, no link is followed, and no FIFO is
+/// waited for.
 fn options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     options
 }
 
-/// A number that is another one after each start of the machine.
+/// Returns the boot id, which differs after each start of the machine.
 pub fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
@@ -137,7 +139,7 @@ pub fn boot_id() -> io::Result<String> {
 mod tests {
     use super::*;
 
-    /// A directory that is gone when the test ends.
+    /// A directory that is deleted when the test ends.
     struct Scratch(PathBuf);
 
     impl Scratch {

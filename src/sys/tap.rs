@@ -1,13 +1,14 @@
-//! Opening TAP interfaces: creating one, or attaching to one that exists, which is otherwise left
-//! as it is. An interface that the switch creates goes away with its last queue.
+//! Opens TAP interfaces: creates an interface, or attaches to an existing one, whose settings stay.
+//! An interface that the switch creates ends with its last queue.
 //!
-//! Of the driver (`drivers/net/tun.c`) this file relies on:
-//! - TUNSETIFF answers EINVAL for an interface that is no TAP, and for one whose `multi_queue`
+//! This file relies on these facts of the driver (`drivers/net/tun.c`):
+//! - TUNSETIFF returns EINVAL for an interface that is no TAP, and for a TAP whose `multi_queue`
 //!   differs from the request; EBUSY only if a single-queue TAP has a user.
-//! - A multi-queue TAP takes further queues from any process, which do not change its flags:
-//!   netlink is asked how many are attached, and the flags are read afterwards.
+//! - A multi-queue TAP accepts queues from any process, and they do not change its flags. So
+//!   netlink reports how many queues are attached, and the flags are read after attaching.
 //! - The header size belongs to the interface and outlives the descriptor.
-//! - A name with a `%d` is a pattern, and an empty one means "choose": both are refused here.
+//! - A name with a `%d` is a pattern, and an empty name lets the kernel choose: both are refused
+//!   here.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -22,8 +23,8 @@ pub use super::tap_io::TapQueue;
 use base::frame::{Offloads, VNET_HDR_LEN};
 use base::limits::MAX_TAP_QUEUES;
 
-/// Request numbers of `linux/if_tun.h`. The size in a number is that of the C declaration, not of
-/// what is passed.
+/// Request numbers of `linux/if_tun.h`. The size in a number is the size in the C declaration, not
+/// the size of the argument.
 mod ioctls {
     use vmm_sys_util::{ioctl_ior_nr, ioctl_iow_nr};
 
@@ -52,66 +53,67 @@ const TUN_F: [(Offloads, libc::c_uint); 6] = [
 /// The clone device of the TUN/TAP driver.
 pub const CLONE_DEVICE: &str = "/dev/net/tun";
 
-/// What to do if no interface has the name.
+/// The action if no interface has the name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Missing {
-    /// Create one; it goes away with its last queue.
+    /// Create the interface, which ends with its last queue.
     Create,
-    /// Fail: the administrator's interface is being waited for.
+    /// Fail: the administrator creates the interface.
     Fail,
 }
 
 /// An opened TAP.
 #[derive(Debug)]
 pub struct Tap {
-    /// The interface as it was right after attaching. It may be renamed, changed or deleted at any
-    /// time: ask [`netlink::link_by_index`] again where that matters.
+    /// The interface right after attaching. The interface may be renamed, changed or deleted at any
+    /// time: call [`netlink::link_by_index`] for its present state.
     pub link: Link,
-    /// We created it, so bringing it up is up to us.
+    /// True if the switch created the interface, and so brings it up.
     pub created: bool,
-    /// Offloads that the kernel takes and gives.
+    /// Offloads that the kernel accepts and delivers.
     pub offloads: Offloads,
-    /// Its queues.
+    /// The attached queues.
     pub queues: Vec<TapQueue>,
 }
 
-/// Why a TAP cannot be opened.
+/// The reason why a TAP cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
-    /// Not a name the kernel accepts for one interface.
+    /// The kernel does not accept the name for an interface.
     #[error("not an interface name (1 to 15 bytes without '/', ':', '%' and white space)")]
     BadName,
-    /// Zero, or more than [`MAX_TAP_QUEUES`].
+    /// The number of queues is zero, or exceeds [`MAX_TAP_QUEUES`].
     #[error("between 1 and {MAX_TAP_QUEUES} queues are possible")]
     BadQueues,
     /// `/dev/net/tun` does not exist or has no driver.
     #[error("{CLONE_DEVICE} is missing: load the kernel module tun (modprobe tun)")]
     NoDriver,
-    /// `/dev/net/tun` may not be opened, or the interface not created or attached to.
+    /// The process may not open `/dev/net/tun`, or may not create the interface or attach to it.
     #[error(
         "not permitted without CAP_NET_ADMIN unless it was made for this user: ip tuntap add dev \
          NAME mode tap multi_queue vnet_hdr user USER, or vioswitchctl network"
     )]
     Permission,
-    /// A process is attached to it.
+    /// Another process is attached to the interface.
     #[error("in use by another process, which grep -l iff: /proc/[0-9]*/fdinfo/* finds as root")]
     Busy,
-    /// Some other kind of interface has the name; a TUN, which has no Ethernet, too.
+    /// An interface of another kind has the name, perhaps a TUN, which has no Ethernet.
     #[error("exists and is not a TAP: give another ifname, or use it as xdp")]
     NotTap,
-    /// Several queues were asked for, and the existing TAP takes one.
+    /// Several queues are configured, and the existing TAP has a single queue.
     #[error("exists with a single queue: recreate it with multi_queue, or use queues=1")]
     SingleQueue,
-    /// [`Missing::Fail`] was asked for.
+    /// No interface has the name, and [`Missing::Fail`] was passed; or the interface was deleted
+    /// meanwhile.
     #[error("no such interface")]
     Absent,
-    /// The kernel lacks an offload of the mask.
+    /// The kernel lacks a requested offload.
     #[error("this kernel cannot do these offloads")]
     Offload,
-    /// Looking at the interface failed.
+    /// Reading the interface by netlink failed.
     #[error("cannot examine the interface: {0}")]
     Netlink(#[from] NetlinkError),
-    /// Any other failure of a call.
+    /// Another call failed.
     #[error("{0}: {1}")]
     Io(&'static str, io::Error),
 }
@@ -122,15 +124,15 @@ impl TapError {
     }
 }
 
-/// True for a name the kernel accepts for an interface (`dev_valid_name`) and does not take for a
-/// pattern.
+/// Returns true for a name that the kernel accepts for an interface (`dev_valid_name`) and does not
+/// take for a pattern.
 pub fn is_valid_name(name: &str) -> bool {
     let bad = |c: char| c == '/' || c == ':' || c == '%' || c == '\0' || c.is_ascii_whitespace();
     (1..libc::IFNAMSIZ).contains(&name.len()) && name != "." && name != ".." && !name.contains(bad)
 }
 
-/// Opens `queues` queues of the TAP `name`, each frame behind a 12-byte header, with those of
-/// `wanted` switched on that the kernel has: it may lack USO, which came with Linux 6.2.
+/// Opens `queues` queues of the TAP `name`; each frame has a 12-byte header. Switches on the
+/// offloads of `wanted` that the kernel has: USO came with Linux 6.2.
 pub fn open(name: &str, queues: u16, wanted: Offloads, missing: Missing) -> Result<Tap, TapError> {
     if !is_valid_name(name) {
         return Err(TapError::BadName);
@@ -154,8 +156,8 @@ pub fn open(name: &str, queues: u16, wanted: Offloads, missing: Missing) -> Resu
     Ok(Tap { link, created: existing.is_none(), offloads, queues })
 }
 
-/// Whether `queues` queues of the TAP `name` could be opened, as far as looking shows: permissions
-/// on the interface are found out by trying only. One that is in use passes.
+/// Checks that `queues` queues of the TAP `name` can be opened, as far as the check can tell
+/// without attaching: it does not check permissions on the interface, and accepts a TAP in use.
 pub fn check(name: &str, queues: u16) -> Result<(), TapError> {
     open_driver()?;
     match netlink::link_by_name(name)?.map(|link| examine(&link, queues)) {
@@ -164,16 +166,15 @@ pub fn check(name: &str, queues: u16) -> Result<(), TapError> {
     }
 }
 
-/// The name of the TAP behind a descriptor with the frame format used here; `None` if there is
-/// none.
+/// Returns the name of the TAP behind a descriptor, if the TAP has the frame format used here.
 pub fn name_behind(fd: &OwnedFd) -> Option<String> {
     let request = request_of(fd).ok()?;
     let wanted = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
     (flags_in(&request) & wanted == wanted).then(|| name_in(&request))
 }
 
-/// Takes over all queues of the TAP `name`, which an earlier process of ours opened. Whether that
-/// created it is seen from its not being persistent: it lives because these queues do.
+/// Takes over all queues of the TAP `name`, which an earlier process of this service opened. A TAP
+/// that is not persistent was created by the earlier process: only its queues keep it alive.
 pub fn adopt(fds: Vec<OwnedFd>, name: &str, wanted: Offloads) -> Result<Tap, TapError> {
     let link = netlink::link_by_name(name)?.ok_or(TapError::Absent)?;
     for fd in &fds {
@@ -188,13 +189,15 @@ pub fn adopt(fds: Vec<OwnedFd>, name: &str, wanted: Offloads) -> Result<Tap, Tap
 
 #[cfg(test)]
 impl TapQueue {
-    /// The interface's name now, or why there is none ([`libc::EBADFD`]: it was deleted).
+    /// Returns the interface's present name, or the error ([`libc::EBADFD`]: the interface was
+    /// deleted).
     pub fn ifname(&self) -> io::Result<String> {
         request_of(self).map(|request| name_in(&request))
     }
 }
 
-/// Whether an existing interface takes `queues` queues from us; true if with IFF_MULTI_QUEUE.
+/// Checks that an existing interface can give this process `queues` queues; returns true for
+/// IFF_MULTI_QUEUE.
 fn examine(link: &Link, queues: u16) -> Result<bool, TapError> {
     match link.tun {
         Some(tun) if tun.tap && tun.queues > 0 => Err(TapError::Busy),
@@ -204,7 +207,7 @@ fn examine(link: &Link, queues: u16) -> Result<bool, TapError> {
     }
 }
 
-/// The interface after attaching, unless something changed between the look before and that.
+/// Reads the interface after attaching; an error if the interface or its users changed meanwhile.
 fn look_again(
     first: &impl AsRawFd,
     queues: usize,
@@ -214,7 +217,8 @@ fn look_again(
     let name = name.map_err(|_| TapError::Absent)?;
     let link = netlink::link_by_name(&name)?.ok_or(TapError::Absent)?;
     if existing.is_some_and(|existing| existing.index != link.index) {
-        // Deleted meanwhile, so that attaching made another one; it goes away with its queues.
+        // The interface was deleted meanwhile, and attaching created another one, which ends with
+        // its queues.
         return Err(TapError::Absent);
     }
     if link.tun.is_some_and(|tun| tun.multi_queue && tun.queues as usize != queues) {
@@ -223,7 +227,7 @@ fn look_again(
     Ok(link)
 }
 
-/// Opens the clone device and attaches it to `name`. EINVAL comes back as [`TapError::NotTap`].
+/// Opens the clone device and attaches it to `name`. EINVAL becomes [`TapError::NotTap`].
 fn attach(name: &str, multi_queue: bool) -> Result<File, TapError> {
     let file = open_driver()?;
     let multi = if multi_queue { libc::IFF_MULTI_QUEUE } else { 0 };
@@ -242,7 +246,7 @@ fn attach(name: &str, multi_queue: bool) -> Result<File, TapError> {
     })
 }
 
-/// The driver, attached to nothing.
+/// Opens the clone device, attached to no interface.
 fn open_driver() -> Result<File, TapError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC);
@@ -253,12 +257,12 @@ fn open_driver() -> Result<File, TapError> {
     })
 }
 
-/// Header length, byte order and offloads of a freshly attached interface; the offloads it has.
+/// Sets header length, byte order and offloads of a newly attached interface; returns the offloads.
 fn configure(file: &impl AsRawFd, wanted: Offloads) -> Result<Offloads, TapError> {
     let request = request_of(file).map_err(|error| TapError::Io("TUNGETIFF", error))?;
     let flags = flags_in(&request);
     if flags & libc::IFF_VNET_HDR == 0 {
-        // Only the first to attach sets the flags: another process was faster.
+        // Only the first process to attach sets the flags: another process was faster.
         return Err(TapError::Busy);
     }
     let header = VNET_HDR_LEN as libc::c_int;
@@ -267,14 +271,14 @@ fn configure(file: &impl AsRawFd, wanted: Offloads) -> Result<Offloads, TapError
         return Err(TapError::io("TUNSETVNETHDRSZ"));
     }
     let little: libc::c_int = 1;
-    // Where the host is big-endian the header would be as well, and the rings' is not.
+    // On a big-endian host the header would be big-endian by default, but the rings' header is not.
     // SAFETY: TUNSETVNETLE reads one int.
     let refused = unsafe { ioctl_with_ref(file, ioctls::TUNSETVNETLE(), &little) } != 0;
     if refused && cfg!(target_endian = "big") {
         return Err(TapError::io("TUNSETVNETLE"));
     }
-    // The kernel takes USO for both versions of IP or for none, and refuses the whole mask for a
-    // bit that it does not know.
+    // The kernel accepts USO for both IP versions or for none, and refuses the whole mask for an
+    // unknown bit.
     let uso = Offloads::USO4.or(Offloads::USO6);
     match set_offload(file, wanted) {
         Err(TapError::Offload) if !wanted.and(uso).is_empty() => {
@@ -285,7 +289,7 @@ fn configure(file: &impl AsRawFd, wanted: Offloads) -> Result<Offloads, TapError
     }
 }
 
-/// Switches `offloads` on and all others off, for the whole interface.
+/// Switches `offloads` on and all other offloads off, for the whole interface.
 fn set_offload(file: &impl AsRawFd, offloads: Offloads) -> Result<(), TapError> {
     let bits = TUN_F.iter().filter(|(offload, _)| offloads.has(*offload));
     let mask = bits.fold(0, |mask, (_, bit)| mask | bit);
@@ -300,7 +304,7 @@ fn set_offload(file: &impl AsRawFd, offloads: Offloads) -> Result<(), TapError> 
     })
 }
 
-/// An `ifreq` for a name that [`is_valid_name`].
+/// Makes an `ifreq` for a name that [`is_valid_name`] accepts.
 pub(super) fn request_for(name: &str, flags: libc::c_int) -> libc::ifreq {
     // SAFETY: all-zero bytes are a valid `ifreq`.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -312,7 +316,7 @@ pub(super) fn request_for(name: &str, flags: libc::c_int) -> libc::ifreq {
     request
 }
 
-/// What TUNGETIFF says: name and flags of the interface behind a queue.
+/// Calls TUNGETIFF: name and flags of the interface behind a queue.
 fn request_of(file: &impl AsRawFd) -> io::Result<libc::ifreq> {
     let mut request = request_for("", 0);
     // SAFETY: TUNGETIFF writes a whole `ifreq`, which `request` is.
@@ -339,7 +343,8 @@ mod tests {
     use crate::frame_io::{FrameBatch, Transfer};
     use crate::testns;
 
-    /// Makes a persistent interface, as `ip tuntap add` does. It goes with the namespace.
+    /// Makes a persistent interface, as `ip tuntap add` does. The interface ends with the
+    /// namespace.
     fn persist(name: &str, flags: libc::c_int) {
         let file = OpenOptions::new().read(true).write(true).open(CLONE_DEVICE).unwrap();
         let mut request = request_for(name, flags | libc::IFF_NO_PI);
@@ -408,8 +413,8 @@ mod tests {
 
     #[test]
     fn an_interface_made_with_napi_serves_us_without() {
-        // The flag belongs to each queue: with it a write to a detached one is EBUSY, and each
-        // write costs 0.4 µs more.
+        // The NAPI flag belongs to each queue: with the flag a write to a detached queue is EBUSY,
+        // and each write costs 0.4 µs more.
         testns::run(|| {
             persist("napi", libc::IFF_TAP | libc::IFF_MULTI_QUEUE | libc::IFF_NAPI);
             let tap = open("napi", 2, Offloads::NONE, Missing::Fail).unwrap();
@@ -458,7 +463,7 @@ mod tests {
                 let tap = open(&format!("t{at}"), 1, wanted, Missing::Create).unwrap();
                 let older = wanted.without(uso);
                 assert!(tap.offloads == wanted || tap.offloads == older, "{wanted:?}");
-                // What an older kernel refuses.
+                // The offloads without those that an older kernel refuses.
                 assert!(set_offload(&tap.queues[0], tap.offloads).is_ok());
             }
         });
@@ -475,7 +480,7 @@ mod tests {
             netlink::modify(libc::RTM_DELLINK, index, None, &[]).unwrap();
             let gone = tap.queues[0].ifname().unwrap_err();
             assert_eq!(gone.raw_os_error(), Some(libc::EBADFD));
-            // The old descriptor does not stand in the way of a new interface.
+            // The old descriptor does not block a new interface.
             assert!(open("t0", 1, Offloads::NONE, Missing::Create).unwrap().created);
         });
     }

@@ -1,6 +1,8 @@
-//! Frames through one queue of a TAP, and what each answer of the kernel means.
+//! Sends and receives frames through one queue of a TAP, and maps the kernel's results to
+//! [`Transfer`].
 //!
-//! As Linux 6.18 answers, and the tests below check; in brackets from the driver's source:
+//! The results of Linux 6.18, which the tests below check; results in brackets are from the
+//! driver's source only:
 //!
 //! | situation | write | read | epoll |
 //! |---|---|---|---|
@@ -10,18 +12,18 @@
 //! | queue detached (TUNSETQUEUE) | goes through | EAGAIN | |
 //! | MTU lowered below the frame | goes through: no check | | |
 //! | header and frame below 12 + 14 bytes | EINVAL | | |
-//! | frame of 1 MiB | goes through: no upper limit of its own | | |
+//! | frame of 1 MiB | goes through: the driver has no upper limit | | |
 //! | header fields that contradict the frame | EINVAL | | |
 //! | more than 1,024 pieces | EINVAL | | |
 //! | a piece that cannot be read or written | EFAULT | EFAULT | |
 //! | buffer shorter than 12 bytes | | EINVAL, and the frame is lost | |
-//! | buffer shorter than the frame | | cut without a sign | |
+//! | buffer shorter than the frame | | truncated without an error | |
 //! | no piece, or only empty ones | 0 by `writev`, EINVAL by `write` | | |
 //! | socket buffer full, after TUNSETSNDBUF | (EAGAIN) | | |
 //! | no memory | [ENOMEM, ENOBUFS] | | |
 //!
-//! Nothing here waits, retries or logs. The caller counts, bounds what it writes, and reads into a
-//! buffer for the longest frame. A frame read without offloads may still carry DATA_VALID.
+//! No function here waits, retries or logs. The caller counts, bounds the written frames, and reads
+//! into a buffer for the longest frame. A frame read without offloads may still carry DATA_VALID.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -39,18 +41,18 @@ pub struct TapQueue {
 }
 
 impl TapQueue {
-    /// Around a descriptor that is attached and non-blocking.
+    /// Makes a queue of an attached, non-blocking descriptor.
     pub(super) fn new(fd: OwnedFd) -> TapQueue {
         TapQueue { fd, ring: None }
     }
 
-    /// Writes several frames by one system call from now on.
+    /// Writes several frames by one system call (io_uring) from now on.
     pub fn use_ring(&mut self) -> Result<(), Refused> {
         self.ring = Some(Mutex::new(TapRing::new(self.fd.as_fd())?));
         Ok(())
     }
 
-    /// Writes each frame by itself again.
+    /// Writes each frame by its own system call again.
     pub fn use_no_ring(&mut self) {
         self.ring = None;
     }
@@ -70,7 +72,7 @@ impl AsFd for TapQueue {
 
 impl FrameIo for TapQueue {
     fn flush(&self, batch: &mut FrameBatch) {
-        // One that stands still keeps the ring, and others write without it.
+        // A stuck thread keeps the ring's lock, and other threads write without the ring.
         if batch.len() >= TAP_BATCH_LEAST
             && let Some(mut ring) = self.ring.as_ref().and_then(|ring| ring.try_lock().ok())
         {
@@ -84,18 +86,18 @@ impl FrameIo for TapQueue {
     }
 
     unsafe fn write_pieces(&self, pieces: &[libc::iovec]) -> Transfer {
-        // More than fits an int is more than 1,024, which the kernel refuses.
+        // A count that exceeds an int exceeds 1,024 pieces, which the kernel refuses.
         let count = i32::try_from(pieces.len()).unwrap_or(i32::MAX);
-        // By libc: pieces of guest memory are no slices.
-        // SAFETY: the kernel reads `count` entries of `pieces`, and the memory they name is the
-        // caller's promise; where it is gone the kernel answers EFAULT.
+        // Uses libc: pieces of guest memory are not slices.
+        // SAFETY: the kernel reads `count` entries of `pieces`, and the caller promises that their
+        // memory may be read; where the memory is gone the kernel returns EFAULT.
         let result = unsafe { libc::writev(self.as_raw_fd(), pieces.as_ptr(), count) };
         let errno = if result < 0 { io::Error::last_os_error().raw_os_error() } else { None };
         Transfer::from_result(result, errno.unwrap_or(0))
     }
 
     fn failure(&self) -> Option<String> {
-        // One that is in use works.
+        // A ring in use works.
         match self.ring.as_ref()?.try_lock() {
             Ok(ring) => ring.failure(),
             Err(TryLockError::WouldBlock) => None,
@@ -150,7 +152,7 @@ mod tests {
         FrameBatch::flushed(queue, &[bytes.to_vec()])[0]
     }
 
-    /// Reads until there is nothing left; the last result, and the frames of our type.
+    /// Reads until no frame is left; returns the last result, and the frames of type `TYPE`.
     fn read_all(queue: &TapQueue) -> (Transfer, Vec<Vec<u8>>) {
         let (mut buffer, mut frames) = (vec![0; 70_000], Vec::new());
         loop {
@@ -227,7 +229,7 @@ mod tests {
             up(&tap, true);
             assert!(next_event(&events).unwrap().contains(EventSet::OUT));
             assert_eq!(write(queue, &HEADER, &frame(60)), Transfer::Done(72));
-            // What the kernel queued before "down" can still be read.
+            // Frames that the kernel queued before "down" can still be read.
             Packets::open(tap.link.index, TYPE).send(&frame(100));
             up(&tap, false);
             assert_eq!(read_all(queue), (Transfer::WouldBlock, vec![frame(100)]));
@@ -288,7 +290,7 @@ mod tests {
             let tap = new_tap(1);
             up(&tap, true);
             let queue = &tap.queues[0];
-            // The system call itself answers for nothing at all, without asking the driver.
+            // The system call returns 0 for empty pieces, without the driver.
             assert_eq!(write(queue, &[], &[]), Transfer::Eof);
             for len in 1..12 {
                 assert_eq!(write(queue, &HEADER[..len], &[]), Transfer::Rejected(libc::EINVAL));
@@ -395,7 +397,8 @@ mod tests {
         assert_eq!(Transfer::from_result(72, libc::EIO), Transfer::Done(72), "errno is stale then");
     }
 
-    /// Whoever keeps the ring, as it stands still or has panicked, costs others calls and no frame.
+    /// A thread that keeps the ring, stuck or panicked, costs other threads system calls and no
+    /// frame.
     #[test]
     fn frames_go_without_a_ring_that_another_thread_keeps() {
         testns::run(|| {

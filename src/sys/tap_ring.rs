@@ -1,12 +1,12 @@
-//! Several frames to one queue of a TAP by one system call, io_uring_enter(2).
+//! Writes several frames to one queue of a TAP by one system call, io_uring_enter(2).
 //!
-//! * One ring for each queue. Its file is registered, so that the ring may be restricted to writing
-//!   to that file, and any thread may use it, under the lock of its owner.
-//! * [`TapRing::submit`] returns when the kernel has answered for each frame. A TAP is written
-//!   within the call that submits ([`TapRing::new`] tries that), so nothing is under way between
+//! * Each queue has a ring. The TAP's file is registered, so that the ring can be restricted to
+//!   writing to that file. Any thread may use the ring, under its owner's lock.
+//! * [`TapRing::submit`] returns when the kernel has completed each frame. The kernel writes to a
+//!   TAP within the submitting call ([`TapRing::new`] tests that), so no write is pending between
 //!   two calls.
-//! * If the kernel refuses the call itself, the frames that it did not take go by `write`, in
-//!   order, and so do all later ones.
+//! * If the kernel refuses the call itself, the frames that it did not take are written by `write`,
+//!   in order, and so are all later frames.
 
 use std::fmt;
 use std::io;
@@ -18,30 +18,30 @@ use io_uring::{IoUring, opcode, squeue, types};
 use super::frame_io::{FrameBatch, Transfer};
 use base::limits::BURST_FRAMES;
 
-/// Removes the registered files: what io_uring_register(2) may be asked for later.
+/// `IORING_UNREGISTER_FILES`: the only io_uring_register(2) call that stays allowed.
 const UNREGISTER_FILES: u8 = 3;
-/// What is too short for a frame.
+/// Bytes that are too short for a frame.
 static NO_FRAME: [u8; 1] = [0];
 
 base::words! {
     /// How frames are written to a TAP.
     Io {
-        /// By a ring if the kernel permits it.
+        /// By io_uring if the kernel permits it.
         Auto "auto",
-        /// The same, with a warning if it does not.
+        /// By io_uring, with a warning if the kernel does not permit it.
         Uring "uring",
-        /// One system call each.
+        /// By one system call for each frame.
         Write "write",
     }
 }
 
-/// Why there is no ring.
+/// The reason why there is no ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// The kernel refuses a call, by this errno.
+    /// The kernel refuses this call with this errno.
     #[error("{0}: {error}", error = io::Error::from_raw_os_error(*.1))]
     Call(&'static str, i32),
-    /// The kernel hands writes to threads of its own, or answers them otherwise than `write`.
+    /// The kernel hands writes to kernel threads, or returns other results than `write`.
     #[error("this kernel does not write to a TAP at once")]
     SelfTest,
 }
@@ -52,7 +52,7 @@ fn refused(call: &'static str) -> impl Fn(io::Error) -> Refused {
 
 /// The ring of one queue.
 pub struct TapRing {
-    /// None after the kernel refused a call.
+    /// `None` after the kernel refused a call.
     ring: Option<IoUring>,
     why: Option<Refused>,
 }
@@ -64,7 +64,8 @@ impl fmt::Debug for TapRing {
 }
 
 impl TapRing {
-    /// A ring that can do nothing but write to `tap`, if the kernel permits it and writes at once.
+    /// Makes a ring that can only write to `tap`; an error if the kernel does not permit the ring,
+    /// or does not write within the call.
     pub fn new(tap: BorrowedFd<'_>) -> Result<TapRing, Refused> {
         let ring = IoUring::builder()
             .dontfork()
@@ -87,11 +88,11 @@ impl TapRing {
         Ok(made)
     }
 
-    /// Writes what is too short for a frame: the kernel has to refuse it, before the call returns
-    /// that does not wait for it.
+    /// Writes bytes too short for a frame. The kernel must refuse them before the submitting call
+    /// returns, which does not wait.
     fn try_out(&mut self) -> Result<(), Refused> {
         let Some(ring) = &mut self.ring else { return Err(Refused::SelfTest) };
-        // SAFETY: the byte is there for ever.
+        // SAFETY: the byte is static.
         unsafe { push(ring, [&NO_FRAME[..]].into_iter()) };
         ring.submit().map_err(refused("io_uring_enter"))?;
         let answer = ring.completion().next().map(|done| done.result());
@@ -101,10 +102,11 @@ impl TapRing {
         }
     }
 
-    /// Submits all frames and notes the kernel's answers; none for those that it did not take.
+    /// Submits all frames and notes the kernel's results; frames that the kernel did not take get
+    /// none.
     pub fn submit(&mut self, batch: &mut FrameBatch) {
         let Some(ring) = &mut self.ring else { return };
-        // SAFETY: the frames stay in the batch until all are answered, or the ring is no more.
+        // SAFETY: the frames stay in the batch until all are completed, or the ring is dropped.
         unsafe { push(ring, (0..batch.len()).map(|index| batch.frame(index))) };
         let mut missing = batch.len();
         while missing > 0 {
@@ -122,12 +124,12 @@ impl TapRing {
         }
     }
 
-    /// Why frames go by a system call each nevertheless.
+    /// Returns the reason why each frame takes a system call although the ring was made.
     pub fn failure(&self) -> Option<String> {
         self.why.map(|why| why.to_string())
     }
 
-    /// Does without the ring from here on.
+    /// Stops using the ring.
     #[cold]
     fn retire(&mut self, why: Refused) {
         self.why = Some(why);
@@ -137,23 +139,23 @@ impl TapRing {
     }
 }
 
-/// Queues a write of each of the frames.
+/// Queues a write of each frame.
 ///
 /// # Safety
-/// Their bytes stay until the kernel has answered.
+/// The frames' bytes stay until the kernel has completed the writes.
 unsafe fn push<'a>(ring: &mut IoUring, frames: impl Iterator<Item = &'a [u8]>) {
     let mut submission = ring.submission();
     for (index, frame) in frames.enumerate() {
         let write = opcode::Write::new(types::Fixed(0), frame.as_ptr(), frame.len() as u32);
         let entry = write.build().user_data(index as u64);
-        // SAFETY: the caller's promise. The queue has room: it is as long as a batch, and empty
-        // before.
+        // SAFETY: the caller keeps the bytes. The queue has room: it is as long as a batch, and
+        // empty before.
         let _ = unsafe { submission.push(&entry) };
     }
 }
 
-/// The kernel lets go of the file when this returns, not at some time after the ring is closed: an
-/// interface with a queue left counts as taken.
+/// Unregisters the file, so that the kernel releases the file now and not some time after the ring
+/// is closed: an interface with an open queue counts as busy.
 impl Drop for TapRing {
     fn drop(&mut self) {
         if let Some(ring) = &self.ring {
@@ -178,7 +180,7 @@ mod tests {
     /// IEEE Std 802 local experimental EtherType 2.
     const TYPE: u16 = 0x88b6;
 
-    /// Header and frame, the `mark`-th.
+    /// Returns header and frame, filled with `mark`.
     fn frame(mark: u8, len: usize) -> Vec<u8> {
         let mut frame = vec![0; 12];
         frame.extend([0xff; 6]);
@@ -188,7 +190,7 @@ mod tests {
         frame
     }
 
-    /// An interface that is up, if `up`, with one queue, whose frames go out by a ring.
+    /// Makes an interface, up if `up`, with one queue that writes by a ring.
     fn open(up: bool) -> (u32, TapQueue) {
         with_ring(tap::open("t0", 1, Offloads::NONE, Missing::Create).unwrap(), up)
     }
@@ -204,7 +206,7 @@ mod tests {
         FrameBatch::flushed(queue, frames)
     }
 
-    /// The marks of the frames that came to the host.
+    /// Returns the marks of the frames that the host received.
     fn marks(host: &Packets, count: usize) -> Vec<u8> {
         (0..count).map(|_| *host.receive().unwrap().last().unwrap()).collect()
     }
@@ -216,7 +218,7 @@ mod tests {
             let host = Packets::open(index, TYPE);
             for count in [1, TAP_BATCH_LEAST - 1, TAP_BATCH_LEAST, 17, BURST_FRAMES] {
                 let mut frames: Vec<_> = (0..count as u8).map(|n| frame(n, 60)).collect();
-                // Too short, and with a header that contradicts it.
+                // The first frame is too short, the middle one has a header that contradicts it.
                 frames[0].truncate(25);
                 frames[count / 2][0] = 1;
                 frames[count / 2][6..10].fill(0xff);
@@ -246,8 +248,8 @@ mod tests {
         });
     }
 
-    /// A ring holds the file of its queue; an interface of one queue is free when that is closed. A
-    /// program that a test beside this one starts holds the file too, until it is there.
+    /// A ring holds the file of its queue; an interface with one queue is free when that file is
+    /// closed. A program that a concurrent test starts inherits the file too, until its exec(2).
     #[test]
     fn the_interface_is_free_when_its_queue_is_closed() {
         testns::run(|| {
@@ -309,11 +311,11 @@ mod tests {
         });
     }
 
-    /// Has the kernel refuse system call `number` to this thread from now on.
+    /// Makes the kernel refuse system call `number` to this thread.
     fn refuse(number: libc::c_long) {
         let statement = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
         let filter = [
-            // The call's number; if it is this one EPERM, else go on.
+            // Loads the call's number; EPERM for `number`, else allow.
             statement((libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16, 0, 0),
             statement((libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16, 1, number as u32),
             statement(libc::BPF_RET as u16, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
@@ -346,7 +348,7 @@ mod tests {
         });
     }
 
-    /// The kernel permits the ring, and later not to use it.
+    /// The kernel permits making the ring, but not using it.
     #[test]
     fn what_the_kernel_does_not_take_goes_by_write() {
         testns::run(|| {
@@ -370,7 +372,7 @@ mod tests {
         let null = std::fs::OpenOptions::new().write(true).open("/dev/null").unwrap();
         let refused = TapRing::new(null.as_fd()).unwrap_err();
         assert_eq!(refused, Refused::SelfTest);
-        // A write that has to wait: the pipe is full.
+        // The pipe is full, so a write to it waits.
         let (_reader, writer) = io::pipe().unwrap();
         let writer = OwnedFd::from(writer);
         crate::descriptor::set_nonblocking(writer.as_fd()).unwrap();

@@ -1,4 +1,4 @@
-//! Network namespaces for unit tests: every interface a test makes lives and dies with its thread.
+//! Network namespaces for unit tests: an interface that a test makes ends with the test's thread.
 
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -12,7 +12,7 @@ pub fn run(test: impl FnOnce() + Send) {
             if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
                 return Err(io::Error::last_os_error());
             }
-            // Else the kernel would add frames of its own.
+            // With IPv6 the kernel would send frames by itself.
             for name in ["all", "default"] {
                 let path = format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6");
                 let _ = std::fs::write(path, "1");
@@ -27,22 +27,22 @@ pub fn run(test: impl FnOnce() + Send) {
     }
 }
 
-/// Says that this test does not run here; fails it if `VIOSWITCH_REQUIRE=1`.
+/// Reports that the test is skipped; fails the test if `VIOSWITCH_REQUIRE=1`.
 pub fn skip(reason: &str) {
     let required = std::env::var_os("VIOSWITCH_REQUIRE").is_some_and(|value| value == "1");
     assert!(!required, "{reason}");
     let thread = std::thread::current();
     let line = format!("SKIPPED {}: {reason}\n", thread.name().unwrap_or("?"));
-    // Not `eprintln`, which the test harness swallows for a test that passes.
+    // The test harness swallows the output of `eprintln` for a test that passes.
     let _ = io::stderr().write_all(line.as_bytes());
 }
 
-/// Runs `work` on a thread of this namespace that has given up all capabilities.
+/// Runs `work` on a thread in this namespace that has dropped all capabilities.
 pub fn without_privilege(work: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         let result = scope.spawn(|| {
             let uid = 65_534u32;
-            // The system call itself, as libc's setresuid changes all threads of the process.
+            // Makes the system call directly: libc's setresuid changes all threads of the process.
             // SAFETY: affects only the calling thread, which was made for it.
             let result = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) };
             assert_eq!(result, 0);
@@ -52,11 +52,11 @@ pub fn without_privilege(work: impl FnOnce() + Send) {
     });
 }
 
-/// A packet socket: the kernel's side of a TAP.
+/// A packet socket, on the kernel's side of a TAP.
 pub struct Packets(OwnedFd);
 
 impl Packets {
-    /// On the interface of this number, for frames of this type only.
+    /// Opens a packet socket on the interface `index`, for frames of one EtherType only.
     pub fn open(index: u32, ethertype: u16) -> Packets {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         let protocol = ethertype.to_be();
@@ -83,7 +83,7 @@ impl Packets {
         assert_eq!(sent, frame.len() as isize, "{}", io::Error::last_os_error());
     }
 
-    /// The next frame that came in through the interface, if there is one.
+    /// Returns the next frame from the interface, if there is one.
     pub fn receive(&self) -> Option<Vec<u8>> {
         let mut frame = vec![0; 70_000];
         // SAFETY: `frame` is writable for its length.

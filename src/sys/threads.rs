@@ -1,4 +1,4 @@
-//! Threads that go on after a panic, and waiting for threads to end.
+//! Runs threads that continue after a panic, and waits for threads to end.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
@@ -9,14 +9,15 @@ use std::time::{Duration, Instant};
 
 use base::limits::{PANIC_LINES_PER_SECOND, RESTART_PAUSE_MAX, RESTART_PAUSE_MIN};
 
-/// Takes a lock. A panic under it was contained; what it left is gone on with.
+/// Takes a lock. If a thread panicked under the lock, the data is used as that thread left it.
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs `work` until it returns. A panic, which would be a bug of ours, is said and `work` runs
-/// again, after a pause that doubles as long as it lasts no longer than the longest one: a thread
-/// that died in silence would leave unserved whatever it served. `stopped` ends it instead.
+/// Runs `work` until `work` returns. After a panic, which is a bug of this program, logs the panic
+/// and runs `work` again: a thread that ended silently would leave its clients unserved. The pause
+/// before a restart doubles, up to `RESTART_PAUSE_MAX`; a run longer than `RESTART_PAUSE_MAX`
+/// resets the pause. If `stopped` returns true, returns after the panic.
 pub fn run_again_after_panic(what: &str, stopped: impl Fn() -> bool, mut work: impl FnMut()) {
     let mut pause = RESTART_PAUSE_MIN;
     loop {
@@ -33,8 +34,8 @@ pub fn run_again_after_panic(what: &str, stopped: impl Fn() -> bool, mut work: i
     }
 }
 
-/// Makes panics speak through the log, a few lines a second: the usual hook writes to standard
-/// error itself, and would wait there for a reader that hangs.
+/// Has panics logged, a few lines a second: the default hook writes to standard error, and would
+/// wait for a reader that hangs.
 pub fn report_panics() {
     let window = Mutex::new((Instant::now(), 0));
     std::panic::set_hook(Box::new(move |info| {
@@ -59,14 +60,14 @@ fn report_panic(info: &PanicHookInfo<'_>) {
     let (name, at) = (thread.name().unwrap_or("?"), info.location());
     let at = at.map_or_else(String::new, |at| format!(" at {at}"));
     log::error!("thread {name} panicked{at}: {}", text.unwrap_or("?"));
-    // Only if RUST_BACKTRACE asks for it.
+    // Captured only if RUST_BACKTRACE is set.
     let trace = Backtrace::capture();
     if trace.status() == BacktraceStatus::Captured {
         log::error!("{trace}");
     }
 }
 
-/// Waits so long, or until the thread is unparked to stop; false if the process stops.
+/// Sleeps for `time`; returns false if `stopping` is set, which an unparked thread sees at once.
 pub fn pause(time: Duration, stopping: &AtomicBool) -> bool {
     let end = Instant::now() + time;
     loop {
@@ -81,13 +82,13 @@ pub fn pause(time: Duration, stopping: &AtomicBool) -> bool {
     }
 }
 
-/// Joins threads as they end; one that hangs (a front-end can make its own session wait in the
-/// kernel) is left to the end of the process.
+/// Joins threads as they end, until `end`. A thread that hangs (a front-end can make its session
+/// wait in the kernel) is left to the end of the process.
 pub fn join_until(threads: &mut Vec<JoinHandle<()>>, end: Instant) {
     while !threads.is_empty() && Instant::now() < end {
         let (done, running): (Vec<_>, Vec<_>) = threads.drain(..).partition(|t| t.is_finished());
         for thread in done {
-            // Panics were contained and logged inside.
+            // The thread has caught and logged panics.
             let _ = thread.join();
         }
         *threads = running;
@@ -113,7 +114,7 @@ mod tests {
             },
         );
         assert_eq!(runs, 4);
-        // 10, 20 and 40 ms.
+        // Pauses of 10, 20 and 40 ms.
         assert!(start.elapsed() >= 7 * RESTART_PAUSE_MIN, "{:?}", start.elapsed());
     }
 

@@ -1,8 +1,8 @@
 //! Unix stream sockets, one system call at a time.
 //!
-//! The standard library binds and listens in one step and connects without a way out. A daemon
-//! has to set mode and group between bind(2) and listen(2), and must not hang in connect(2), which
-//! waits for as long as the other side's queue is full.
+//! The standard library binds and listens in one step, and its connect blocks. A daemon has to set
+//! mode and group between bind(2) and listen(2), and must not hang in connect(2), which waits while
+//! the listener's queue is full.
 
 use std::io;
 use std::mem::size_of;
@@ -18,24 +18,24 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockop
 
 use base::limits::MAX_SOCKET_PATH;
 
-/// A new stream socket, close-on-exec and non-blocking.
+/// Makes a stream socket, close-on-exec and non-blocking.
 pub fn stream_socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
 }
 
-/// bind(2): creates the file `path`; `AddrInUse` if anything of that name exists.
+/// Binds a socket (bind(2)), which creates the file `path`; `AddrInUse` if the name exists.
 pub fn bind(socket: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     Ok(rustix::net::bind(socket, &address(path)?)?)
 }
 
-/// listen(2).
+/// Makes a socket listen (listen(2)).
 pub fn listen(socket: BorrowedFd<'_>, backlog: i32) -> io::Result<()> {
     Ok(rustix::net::listen(socket, backlog)?)
 }
 
-/// Connects a new non-blocking socket to `path`. Never waits: `WouldBlock` if the other side's
-/// queue is full, `ConnectionRefused` if no process listens.
+/// Connects a new non-blocking socket to `path`. Never waits: `WouldBlock` if the listener's queue
+/// is full, `ConnectionRefused` if no process listens.
 pub fn connect(path: &Path) -> io::Result<OwnedFd> {
     let address = address(path)?;
     let socket = stream_socket()?;
@@ -51,19 +51,19 @@ fn address(path: &Path) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new(path)?)
 }
 
-/// Process, user and group at the other end, as of its connect(2) or listen(2): unix(7),
-/// `SO_PEERCRED`. The process number is 0 if it lives outside our PID namespace.
+/// Returns process, user and group of the peer at the time of its connect(2) or listen(2) (unix(7),
+/// `SO_PEERCRED`). The process number is 0 if the peer is outside this PID namespace.
 ///
-/// By nix, as the process number in rustix's answer may not be 0: it would be undefined there what
-/// the kernel says of a front-end in a container.
+/// Uses nix: a process number of 0, which the kernel returns for a front-end in a container, is
+/// undefined behaviour in rustix's type.
 pub fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     Ok(getsockopt(&socket, PeerCredentials)?.into())
 }
 
-/// The further groups of the process at the other end, as of its connect(2) or listen(2): unix(7),
-/// `SO_PEERGROUPS`. At most 65,536 (`NGROUPS_MAX`).
+/// Returns the supplementary groups of the peer at the time of its connect(2) or listen(2)
+/// (unix(7), `SO_PEERGROUPS`). At most 65,536 (`NGROUPS_MAX`).
 pub fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
-    // More than people belong to.
+    // More groups than a user usually has.
     let mut groups = vec![0u32; 64];
     loop {
         let mut len = (groups.len() * size_of::<u32>()) as libc::socklen_t;
@@ -78,7 +78,7 @@ pub fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
             return Ok(groups);
         }
         let error = io::Error::last_os_error();
-        // The kernel says how many there are where they do not fit, and they do not change.
+        // The kernel returns the number of groups if they do not fit, and the groups do not change.
         if error.raw_os_error() != Some(libc::ERANGE) || count <= groups.len() {
             return Err(error);
         }
@@ -86,35 +86,34 @@ pub fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
     }
 }
 
-/// Bytes that lie unread in a stream socket: unix(7), `SIOCINQ`.
+/// Returns the number of unread bytes in a stream socket (unix(7), `SIOCINQ`).
 pub fn unread(socket: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(rustix::io::ioctl_fionread(socket)?)
 }
 
-/// shutdown(2) of both directions: nothing can be sent to it, nor by it, from then on.
+/// Shuts down both directions of a socket (shutdown(2)): neither side can send any more.
 pub fn shut_down(socket: BorrowedFd<'_>) {
-    // Fails only if the peer has left, and then sends nothing either.
+    // Fails only if the peer has left, and then the peer cannot send either.
     let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
 }
 
-/// True for a Unix stream socket; false also if `fd` is no socket.
+/// Returns true for a Unix stream socket; false if `fd` is another socket or no socket.
 pub fn is_unix_stream(fd: BorrowedFd<'_>) -> bool {
     sockopt::socket_domain(fd) == Ok(AddressFamily::UNIX)
         && sockopt::socket_type(fd) == Ok(SocketType::STREAM)
 }
 
-/// True for a socket that listens.
+/// Returns true for a listening socket.
 pub fn listens(socket: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(sockopt::socket_acceptconn(socket)?)
 }
 
-/// Switches off whatever puts control messages other than descriptors beside the bytes that come.
-/// Bytes out of band are read in line: else the kernel throws them away in the midst of a
-/// recvmsg(2), and waits there for the closing of the descriptors that came with them.
+/// Switches off all control messages except descriptors. Reads out-of-band bytes in line: otherwise
+/// the kernel drops them during recvmsg(2), and waits there while it closes their descriptors.
 pub fn receive_plainly(socket: BorrowedFd<'_>) {
     let _ = sockopt::set_socket_oobinline(socket, true);
     let _ = sockopt::set_socket_passcred(socket, false);
-    // rustix does not know the other two.
+    // rustix lacks these options.
     for option in [libc::SO_PASSSEC, libc::SO_PASSPIDFD] {
         set_off(socket, option);
     }
@@ -123,12 +122,12 @@ pub fn receive_plainly(socket: BorrowedFd<'_>) {
 /// `SO_PASSRIGHTS` (since Linux 6.16), which no libc names yet.
 const SO_PASSRIGHTS: libc::c_int = 83;
 
-/// Has the kernel refuse descriptors that are sent to this socket, where it can.
+/// Has the kernel refuse descriptors that are sent to this socket, if the kernel can.
 pub fn refuse_descriptors(socket: BorrowedFd<'_>) {
     set_off(socket, SO_PASSRIGHTS);
 }
 
-/// Switches an option off; a kernel that does not know it cannot have it set.
+/// Switches an option off. Errors are ignored: an option that the kernel does not know is not on.
 fn set_off(socket: BorrowedFd<'_>, option: libc::c_int) {
     let off: libc::c_int = 0;
     let len = size_of::<libc::c_int>() as libc::socklen_t;
@@ -137,8 +136,8 @@ fn set_off(socket: BorrowedFd<'_>, option: libc::c_int) {
     unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, from, len) };
 }
 
-/// Takes the exclusive flock(2) of an open file if no other has it; it lasts until the file is
-/// closed.
+/// Takes the exclusive flock(2) of an open file until the file is closed; returns false if another
+/// open file description holds the lock.
 pub fn try_lock(file: BorrowedFd<'_>) -> io::Result<bool> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),
@@ -158,7 +157,7 @@ mod tests {
         assert!(address(Path::new("")).is_err());
         assert!(address(Path::new("a\0b")).is_err());
         assert!(address(Path::new(&"x".repeat(MAX_SOCKET_PATH + 1))).is_err());
-        // The longest fills the address, of which the last byte is the NUL.
+        // The longest path fills the address; the last byte is the NUL.
         let longest = address(Path::new(&"x".repeat(MAX_SOCKET_PATH))).unwrap();
         assert_eq!(longest.path_bytes().unwrap().last(), Some(&0));
     }

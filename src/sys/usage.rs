@@ -1,4 +1,4 @@
-//! What the kernel says of the calling thread: processor time, run-queue delay, page faults.
+//! The kernel's figures of a thread: processor time, run-queue delay, page faults.
 
 use std::cell::OnceCell;
 use std::fs::File;
@@ -7,27 +7,27 @@ use std::os::unix::fs::FileExt;
 use nix::sys::resource::{self, UsageWho};
 use rustix::time::{ClockId, clock_gettime};
 
-/// A huge page is found and cleared in 0.1 to 0.9 ms.
+/// Upper bound, in nanoseconds, of the time to find and clear a huge page: 0.1 to 0.9 ms.
 const SLOWEST_PAGE_NANOS: u64 = 1_000_000;
 
-/// What a thread has used so far; differences between two of them mean something.
+/// The resources that a thread has used so far; only differences between two values have a meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
     /// Nanoseconds of processor time.
     pub cpu: u64,
-    /// Nanoseconds for which it was ready to run and had no CPU; none on a kernel that does not
-    /// count them.
+    /// Nanoseconds in which the thread was ready to run and had no CPU; `None` if the kernel does
+    /// not count them.
     pub run_delay: Option<u64>,
-    /// How often it gave up the CPU of itself, which it does to sleep.
+    /// Voluntary context switches: how often the thread slept.
     pub sleeps: u64,
-    /// Page faults, those of [`Usage::major_faults`] among them.
+    /// Page faults, [`Usage::major_faults`] included.
     pub faults: u64,
-    /// Page faults that had to wait for a disk.
+    /// Page faults that waited for a disk.
     pub major_faults: u64,
 }
 
 impl Usage {
-    /// That of the calling thread.
+    /// Returns the usage of the calling thread.
     pub fn now() -> Usage {
         let [sleeps, minor, major_faults] = rusage(|usage| {
             let (minor, major) = (usage.minor_page_faults(), usage.major_page_faults());
@@ -37,8 +37,8 @@ impl Usage {
         Usage { cpu, run_delay, sleeps, faults: minor + major_faults, major_faults }
     }
 
-    /// Of `passed` nanoseconds in which this was used, those that waiting for memory may explain:
-    /// in which the thread slept, and the processor time of so many faults.
+    /// Returns the nanoseconds, of `passed` in which this usage accrued, that waiting for memory
+    /// may explain: the time in which the thread slept, and the processor time of the page faults.
     pub fn waited_for_memory(&self, passed: u64) -> u64 {
         let faulted = self.faults.saturating_mul(SLOWEST_PAGE_NANOS);
         match self.faults {
@@ -47,9 +47,10 @@ impl Usage {
         }
     }
 
-    /// Of `passed` nanoseconds, those in which the thread neither ran nor wanted a CPU; 0 on a
-    /// kernel that does not count that. Time that a hypervisor steals is neither, too
-    /// (`CONFIG_PARAVIRT_TIME_ACCOUNTING`), but who did not give up the CPU did not sleep.
+    /// Returns the nanoseconds, of `passed`, in which the thread neither ran nor waited for a CPU;
+    /// 0 if the kernel does not count run-queue delay. Time that a hypervisor steals
+    /// (`CONFIG_PARAVIRT_TIME_ACCOUNTING`) looks like sleep, so a thread without voluntary context
+    /// switches did not sleep.
     pub fn slept(&self, passed: u64) -> u64 {
         match self.run_delay {
             Some(delay) if self.sleeps > 0 => passed.saturating_sub(self.cpu.saturating_add(delay)),
@@ -57,7 +58,7 @@ impl Usage {
         }
     }
 
-    /// What was used since `before`.
+    /// Returns the usage since `before`.
     pub fn since(&self, before: &Usage) -> Usage {
         let run_delay = self.run_delay.zip(before.run_delay);
         Usage {
@@ -70,15 +71,15 @@ impl Usage {
     }
 }
 
-/// Milliseconds for which the calling thread so far was ready to run and had no CPU; on a kernel
-/// that does not count them, how often the CPU was taken away from it, which costs it a slice of
-/// some milliseconds.
+/// Returns the milliseconds in which the calling thread was ready to run and had no CPU. If the
+/// kernel does not count them, returns the number of involuntary context switches, each of which
+/// costs a time slice of some milliseconds.
 pub fn run_queue_delay_millis() -> u64 {
     let preempted = || rusage(|usage| [usage.involuntary_context_switches()])[0];
     run_delay().map_or_else(preempted, |nanos| nanos / 1_000_000)
 }
 
-/// Microseconds of processor time that the calling thread has used so far.
+/// Returns the microseconds of processor time of the calling thread.
 pub fn cpu_micros() -> u64 {
     cpu_nanos() / 1_000
 }
@@ -88,8 +89,8 @@ fn cpu_nanos() -> u64 {
     used.tv_sec as u64 * 1_000_000_000 + used.tv_nsec as u64
 }
 
-/// Nanoseconds of processor time that a thread of this process has used so far; 0 if there is none
-/// of that number. By nix: rustix has no clocks of other threads.
+/// Returns the nanoseconds of processor time of a thread of this process; 0 if there is no such
+/// thread. Uses nix: rustix has no clocks of other threads.
 pub fn cpu_nanos_of(thread: i32) -> u64 {
     // CPUCLOCK_PERTHREAD and CPUCLOCK_SCHED (linux/posix-timers_types.h).
     let clock = !thread << 3 | 4 | 2;
@@ -97,29 +98,29 @@ pub fn cpu_nanos_of(thread: i32) -> u64 {
     used.map_or(0, |used| used.tv_sec() as u64 * 1_000_000_000 + used.tv_nsec() as u64)
 }
 
-/// What the kernel says of one thread, whichever thread asks.
+/// Reads the scheduler state of one thread, from any thread.
 #[derive(Debug)]
 pub struct State(Option<File>);
 
 impl State {
-    /// That of the calling thread.
+    /// Opens the state of the calling thread.
     pub fn of_this_thread() -> State {
         State(File::open("/proc/thread-self/stat").ok())
     }
 
-    /// True if the thread neither runs nor waits for a CPU: it sleeps in the kernel.
+    /// Returns true if the thread sleeps in the kernel: it neither runs nor waits for a CPU.
     pub fn is_blocked(&self) -> bool {
         let mut line = [0; 96];
         let read = self.0.as_ref().and_then(|file| file.read_at(&mut line, 0).ok());
-        // Behind the name in parentheses, which may hold any byte.
+        // The state is behind the name in parentheses, and the name may hold any byte.
         let line = &line[..read.unwrap_or(0)];
         let name = line.iter().rposition(|byte| *byte == b')');
         name.and_then(|at| line.get(at + 2)).is_some_and(|state| matches!(state, b'D' | b'S'))
     }
 }
 
-/// The second number of the thread's `schedstat` (Documentation/scheduler/sched-stats.rst), a file
-/// that each thread opens once.
+/// Returns the second number of the thread's `schedstat` (Documentation/scheduler/sched-stats.rst).
+/// Each thread opens the file once.
 fn run_delay() -> Option<u64> {
     thread_local! {
         static SCHEDSTAT: OnceCell<Option<File>> = const { OnceCell::new() };
@@ -133,8 +134,8 @@ fn run_delay() -> Option<u64> {
     })
 }
 
-/// Numbers of getrusage(2) for the calling thread, which fails only on bad arguments. By nix:
-/// rustix does not have it.
+/// Returns numbers of getrusage(2) for the calling thread; 0 for a failure, which only bad
+/// arguments cause. Uses nix: rustix lacks the call.
 fn rusage<const N: usize>(numbers: impl FnOnce(resource::Usage) -> [i64; N]) -> [u64; N] {
     let usage = resource::getrusage(UsageWho::RUSAGE_THREAD).map(numbers);
     usage.unwrap_or([0; N]).map(|number| u64::try_from(number).unwrap_or(0))
@@ -165,7 +166,7 @@ mod tests {
     #[test]
     fn work_and_pages_are_counted() {
         let before = Usage::now();
-        // So much is not taken from what was freed before.
+        // The allocator does not take 64 MiB from freed memory.
         let mut pages = vec![0u8; 64 << 20];
         for at in (0..pages.len()).step_by(4 << 20) {
             pages[at] = 1;
@@ -177,7 +178,7 @@ mod tests {
         assert!(used.major_faults <= used.faults && used.cpu >= 2_000_000, "{used:?}");
         let me = rustix::thread::gettid().as_raw_pid();
         assert!(cpu_nanos_of(me) >= used.cpu && cpu_nanos_of(i32::MAX >> 4) == 0);
-        // Each thread reads its own numbers.
+        // Each thread reads its own figures.
         let other = std::thread::spawn(|| Usage::now().cpu).join().unwrap();
         assert!(other < Usage::now().cpu, "{other}");
     }

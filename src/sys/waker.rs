@@ -1,9 +1,10 @@
-//! One thread sleeps until others have something for it.
+//! Lets one thread sleep until other threads have work for it.
 //!
-//! A thread that has something puts it where the sleeper looks, and calls [`Waker::wake`]; that
-//! costs one load while none sleeps, and one write(2) for each sleep however many call it. The
-//! sleeper calls [`Waker::arm`], looks once more, and then waits for the descriptor to become
-//! readable: what came in between was either seen by that second look or has made it readable.
+//! A thread that has work publishes the work, then calls [`Waker::wake`], which costs one load
+//! while the sleeper is awake, and one write(2) for each sleep however many threads call it. The
+//! sleeper calls [`Waker::arm`], looks for work once more, and then waits for the descriptor to
+//! become readable: work that was published in between was either seen by the second look, or made
+//! the descriptor readable.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -15,39 +16,41 @@ use vmm_sys_util::eventfd::EventFd;
 #[derive(Debug)]
 pub struct Waker {
     eventfd: EventFd,
-    /// The sleeper is asleep, or about to be.
+    /// True while the sleeper sleeps or is about to sleep.
     armed: AtomicBool,
 }
 
 impl Waker {
-    /// One that no thread waits for yet.
+    /// Makes an unarmed waker.
     pub fn new() -> io::Result<Waker> {
         let eventfd = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
         Ok(Waker { eventfd, armed: AtomicBool::new(false) })
     }
 
-    /// There is something for the sleeper, and it can be seen.
+    /// Wakes the sleeper. The caller has published the work before.
     #[inline]
     pub fn wake(&self) {
-        // What was put there must be visible before the flag is read; pairs with arm().
+        // The published work must be visible before the flag is read; pairs with the fence in
+        // arm().
         fence(Ordering::SeqCst);
         if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::AcqRel) {
-            // Fails only if it is full, and then it is readable.
+            // Fails only if the eventfd is full, and a full eventfd is readable.
             let _ = self.eventfd.write(1);
         }
     }
 
-    /// The sleeper is about to sleep. True if it was not armed before: then it must look again.
+    /// Arms the waker before the sleeper sleeps. Returns true if the waker was not armed before:
+    /// the sleeper must then look for work again.
     pub fn arm(&self) -> bool {
         let newly = !self.armed.swap(true, Ordering::AcqRel);
         fence(Ordering::SeqCst);
         newly
     }
 
-    /// The sleeper is awake. Until it arms the waker again no thread writes.
+    /// Disarms the waker after the sleeper woke: no thread writes until the waker is armed again.
     pub fn clear(&self) {
         self.armed.store(false, Ordering::Relaxed);
-        // Empty if it woke for another reason.
+        // The eventfd is empty if the sleeper woke for another reason.
         let _ = self.eventfd.read();
     }
 }
@@ -81,7 +84,7 @@ mod tests {
         assert!(!is_readable(waker.as_raw_fd()) && waker.arm());
     }
 
-    /// Of a hundred thousand numbers none is waited for in vain.
+    /// No number of a hundred thousand is waited for in vain.
     #[test]
     fn what_comes_while_it_falls_asleep_wakes_it() {
         const LAST: u64 = 100_000;

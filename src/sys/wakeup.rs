@@ -1,28 +1,28 @@
-//! A request to the kernel for CPUs that wake up soon: `/dev/cpu_dma_latency`.
+//! Requests from the kernel that CPUs wake up soon: `/dev/cpu_dma_latency`.
 //!
-//! While a process has the device open, no CPU of the host enters an idle state that takes longer
-//! to leave than the process last wrote. The request ends with the descriptor, however the process
-//! ends; what is written to a CPU's `pm_qos_resume_latency_us` in sysfs would stay.
+//! While a process has the device open, no CPU of the host enters an idle state whose exit latency
+//! exceeds the value that the process wrote last. The request ends with the descriptor, in whatever
+//! way the process ends; a value in a CPU's `pm_qos_resume_latency_us` in sysfs would stay.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// The device.
+/// Path of the device.
 pub const DEVICE: &str = "/dev/cpu_dma_latency";
 
-/// The value that requests nothing: the kernel's `PM_QOS_DEFAULT_VALUE`.
+/// The value without a request: the kernel's `PM_QOS_DEFAULT_VALUE`.
 const NOTHING: i32 = -1;
 
-/// The open device.
+/// An open request.
 #[derive(Debug)]
 pub struct WakeupRequest(File);
 
 impl WakeupRequest {
-    /// Opens the device, which requests nothing yet.
+    /// Opens the device; no request is made yet.
     pub fn open(device: &Path) -> io::Result<WakeupRequest> {
-        // What is no device may block.
+        // A file that is no device may block.
         OpenOptions::new()
             .write(true)
             .custom_flags(libc::O_NONBLOCK)
@@ -30,17 +30,17 @@ impl WakeupRequest {
             .map(WakeupRequest)
     }
 
-    /// From now on CPUs wake up within so many microseconds; within 0 they do not sleep.
+    /// Requests that CPUs wake up within `micros` microseconds; with 0 they do not sleep.
     pub fn hold(&mut self, micros: u16) -> io::Result<()> {
         self.write(micros.into())
     }
 
-    /// CPUs may sleep as they would without the request.
+    /// Withdraws the request: CPUs may sleep as usual.
     pub fn release(&mut self) -> io::Result<()> {
         self.write(NOTHING)
     }
 
-    /// The kernel takes a number of four bytes, all at once.
+    /// Writes a number of four bytes, which the kernel takes only as a whole.
     fn write(&mut self, micros: i32) -> io::Result<()> {
         self.0.write_all(&micros.to_ne_bytes())
     }

@@ -1,13 +1,13 @@
-//! A directory in which files appear: what is there, and being woken when that changes.
+//! Watches a directory in which files appear: lists its files, and wakes a thread when they change.
 //!
-//! inotify(7) only wakes: who is woken looks at the whole directory, so that nothing depends on
-//! what the kernel's queue had room for. Where there is no inotify left
-//! (`fs.inotify.max_user_instances`), the directory has to be looked at again and again.
+//! inotify(7) only wakes the thread, which then lists the whole directory, so that a full event
+//! queue does no harm. If no inotify instance is left (`fs.inotify.max_user_instances`), the caller
+//! lists the directory periodically.
 //!
-//! Nothing here follows a link, opens a file or waits for one. What the directory says is no socket
-//! is not asked about: a user can mount FUSE over a directory or a plain file of his, and root then
-//! gets EACCES there, or no answer. A name that may be a socket's is looked at with statx(2), which
-//! asks no file system's server; an error is that file's alone.
+//! This module follows no link, opens no file of the directory and waits for none. A name that the
+//! directory entry says is no socket is not examined: a user can mount FUSE over a directory or a
+//! plain file of his, and root then gets EACCES there, or no answer. A name that may be a socket's
+//! is examined with statx(2), which asks no file system's server; an error concerns that name only.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
@@ -24,35 +24,37 @@ use rustix::io::Errno;
 
 use super::fs::{DONT_SYNC, directory_of};
 
-/// Events that are taken before a look, at most.
+/// Most events that are taken before the directory is listed.
 const MAX_EVENTS: usize = 4096;
 
-/// A file of the directory.
+/// A file in the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Found {
     /// Device and inode.
     pub identity: (u64, u64),
-    /// When it was changed last: made, renamed, given another mode or owner.
+    /// Time of the last change (ctime) in seconds and nanoseconds: created, renamed, new mode or
+    /// owner.
     pub changed: (i64, i64),
-    /// What it is.
+    /// Kind of the file.
     pub kind: Kind,
 }
 
-/// What a file of the directory is.
+/// The kind of a file in the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A socket, not a link to one, of this user, which has no other name.
+    /// A socket, not a symbolic link, of the user with this number, and without a further hard
+    /// link.
     Socket(u32),
-    /// A socket of this user with several names. A hard link gives somebody else's socket a name
-    /// here, where `fs.protected_hardlinks` permits that.
+    /// A socket, of the user with this number, with several hard links. A hard link can give
+    /// another user's socket a name in this directory, where `fs.protected_hardlinks` permits that.
     LinkedSocket(u32),
-    /// Something else.
+    /// Any other file.
     Other,
-    /// It could not be looked at, for this error number.
+    /// The file could not be examined, with this errno.
     Unseen(i32),
 }
 
-/// A name in the directory, with what that says of it.
+/// A name in the directory, with the type and inode number of the directory entry.
 #[derive(Debug)]
 pub struct Name {
     /// The name.
@@ -61,7 +63,7 @@ pub struct Name {
     inode: u64,
 }
 
-/// A directory that is watched. It is not kept open: the kernel would not say that it was removed.
+/// A watched directory. The directory is not kept open: the kernel would not report its removal.
 #[derive(Debug)]
 pub struct WatchedDir {
     path: PathBuf,
@@ -69,11 +71,11 @@ pub struct WatchedDir {
     events: Option<OwnedFd>,
 }
 
-/// The same for one look.
+/// An open directory, for one listing.
 #[derive(Debug)]
 pub struct Look(OwnedFd);
 
-/// What is wrong with a directory in which others make files.
+/// Returns the fault of a directory in which other users create files; `None` for a safe directory.
 pub fn fault(path: &Path) -> io::Result<Option<&'static str>> {
     let stat = statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)?;
     Ok(match FileType::from_raw_mode(stat.st_mode) {
@@ -87,7 +89,7 @@ pub fn fault(path: &Path) -> io::Result<Option<&'static str>> {
 }
 
 impl WatchedDir {
-    /// Opens and watches it.
+    /// Opens and watches a directory.
     pub fn open(path: &Path) -> io::Result<WatchedDir> {
         let (handle, identity) = enter(path)?;
         let events = watch(path, &handle).inspect_err(|error| {
@@ -96,20 +98,21 @@ impl WatchedDir {
         Ok(WatchedDir { path: path.to_owned(), identity, events: events.ok() })
     }
 
-    /// Opens it for a look; nothing if its path leads elsewhere by now.
+    /// Opens the directory for a listing; `None` if the path leads to another directory now.
     pub fn look(&self) -> io::Result<Option<Look>> {
         let (handle, identity) = enter(&self.path)?;
         Ok((identity == self.identity).then_some(Look(handle)))
     }
 
-    /// What becomes readable when something happens in it, if the kernel says so.
+    /// Returns the descriptor that becomes readable after a change; `None` without inotify.
     pub fn events(&self) -> Option<BorrowedFd<'_>> {
         self.events.as_ref().map(AsFd::as_fd)
     }
 
-    /// Takes the events so far: a look at the directory comes after this. Some may be left, which
-    /// is only another look. Returns false if the kernel watches the directory no longer: it was
-    /// removed, and one made anew may have its number.
+    /// Takes the events so far; the caller lists the directory afterwards. Events may be left, and
+    /// then cause only another listing. Returns false if the kernel lost events, or no longer
+    /// watches the directory: the directory was removed, and a new directory may have its inode
+    /// number.
     #[must_use]
     pub fn take_events(&self) -> bool {
         let Some(events) = &self.events else { return true };
@@ -126,9 +129,9 @@ impl WatchedDir {
 }
 
 impl Look {
-    /// The file of this name, if there is one.
+    /// Returns the file with this name, if there is one.
     pub fn file(&self, name: &OsStr) -> Option<Found> {
-        // No file has such a name.
+        // No file has a name with a NUL.
         let name = CString::new(name.as_bytes()).ok()?;
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | DONT_SYNC;
         match statx(&self.0, &*name, flags, StatxFlags::BASIC_STATS) {
@@ -138,7 +141,8 @@ impl Look {
         }
     }
 
-    /// The same of a name that was read.
+    /// Returns the file with a listed name, if there is one. A name that is no socket is not
+    /// examined.
     pub fn file_of(&self, name: &Name) -> Option<Found> {
         match name.kind {
             FileType::Socket | FileType::Unknown => self.file(&name.name),
@@ -146,7 +150,7 @@ impl Look {
         }
     }
 
-    /// Up to `most` names, and whether there are more.
+    /// Returns up to `most` names, and true if there are more.
     pub fn names(&self, most: usize) -> io::Result<(Vec<Name>, bool)> {
         let mut names = Vec::new();
         for entry in Dir::read_from(&self.0)? {
@@ -166,7 +170,7 @@ impl Look {
 }
 
 impl Found {
-    /// A file that was not looked at.
+    /// Makes a file that was not examined.
     fn unknown(inode: u64, kind: Kind) -> Found {
         Found { identity: (0, inode), changed: (0, 0), kind }
     }
@@ -182,7 +186,7 @@ fn found(stat: &Statx) -> Found {
     Found { identity, changed: (stat.stx_ctime.tv_sec, stat.stx_ctime.tv_nsec.into()), kind }
 }
 
-/// Opens a directory in which files are safe.
+/// Opens a directory, if it has no [`fault`].
 fn enter(path: &Path) -> io::Result<(OwnedFd, (u64, u64))> {
     if let Some(fault) = fault(path)? {
         return Err(io::Error::other(fault));
@@ -266,7 +270,8 @@ mod tests {
         assert!(happened(5_000));
     }
 
-    /// Many file systems give a new directory the number of the one that was just removed.
+    /// Many file systems give a new directory the inode number of the directory that was removed
+    /// last.
     #[test]
     fn a_directory_that_is_made_anew_at_once_is_another_one() {
         let path = directory();

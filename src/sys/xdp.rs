@@ -1,15 +1,15 @@
-//! Interfaces whose frames are taken and given past the host's network stack, by sockets of AF_XDP
-//! (`Documentation/networking/af_xdp.rst`), a socket for each queue.
+//! Receives and sends the frames of an interface past the host's network stack, by AF_XDP sockets
+//! (`Documentation/networking/af_xdp.rst`), two for each queue.
 //!
-//! * `program` has the interface give the frames of these queues to the sockets;
-//! * `queue` a socket: taking and sending frames;
-//! * `ring` its four rings, which are shared with the kernel;
-//! * `memory` where the frames are;
-//! * `ethtool` what the driver says of the interface.
+//! * `program` redirects the frames of these queues to the sockets;
+//! * `queue` receives and sends the frames of a queue;
+//! * `ring` has the rings that the kernel shares;
+//! * `memory` has the memory of the frames;
+//! * `ethtool` reads the driver's settings of the interface.
 //!
-//! The kernel copies each frame (XDP_COPY): what a driver without copies would keep of the memory,
-//! and for how long, is unknown here. Nothing is left at the interface when the last queue is
-//! closed. The interface itself is left as it is, but for being promiscuous while a queue is open.
+//! The kernel copies each frame (XDP_COPY): without copies it is unknown which memory a driver
+//! keeps, and for how long. When the last queue is closed, nothing is left at the interface. The
+//! interface's settings stay, except that the interface is promiscuous while a queue is open.
 
 pub mod ethtool;
 mod memory;
@@ -30,90 +30,91 @@ use super::tap::is_valid_name;
 use base::limits::{MAX_XDP_MTU, MAX_XDP_QUEUES, XDP_CLOSE_MILLIS};
 pub use queue::XdpQueue;
 
-/// Where an interface runs the program.
+/// The place where an interface runs the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
-    /// In its driver, or in the kernel if it cannot.
+    /// In the driver, or in the kernel if the driver cannot run the program.
     #[default]
     Auto,
-    /// In its driver, before the kernel makes more of a frame.
+    /// In the driver, before the kernel makes an sk_buff of the frame.
     Native,
-    /// In the kernel, after that: any interface can.
+    /// In the kernel, behind the driver: every interface can.
     Generic,
 }
 
-/// An interface whose frames come to us.
+/// An interface whose frames the sockets receive.
 #[derive(Debug)]
 pub struct Xdp {
-    /// The interface as it was right before.
+    /// The interface right before the sockets were opened.
     pub link: Link,
-    /// Where the program runs.
+    /// The place where the program runs.
     pub mode: Mode,
-    /// Why not in the driver, if [`Mode::Auto`] was wanted.
+    /// The reason why the program does not run in the driver, with [`Mode::Auto`].
     pub why: Option<String>,
     /// The sockets.
     pub queues: Vec<XdpQueue>,
 }
 
-/// What has frames come: gone when it is dropped.
+/// The redirection of frames, which ends on drop.
 #[derive(Debug)]
 struct Attachment {
-    /// The program.
+    /// The BPF link that attaches the program.
     _link: OwnedFd,
-    /// What makes the interface promiscuous: its guests have other addresses than it has.
+    /// The socket that keeps the interface promiscuous, because guests have other addresses than
+    /// the interface.
     _promiscuous: OwnedFd,
 }
 
-/// Why frames of an interface cannot be had.
+/// The reason why an interface cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum XdpError {
-    /// Not a name the kernel accepts for one interface.
+    /// The kernel does not accept the name for an interface.
     #[error("not an interface name (1 to 15 bytes without '/', ':', '%' and white space)")]
     BadName,
-    /// More than it has, or than there may be.
+    /// The number of queues is zero, or exceeds the interface's queues or the limit.
     #[error("queues={wanted}, and it has {there}")]
     FewQueues {
-        /// What is configured.
+        /// The configured number of queues.
         wanted: u16,
-        /// What it has.
+        /// The number of queues of the interface.
         there: u32,
     },
-    /// Its packets do not fit a chunk.
+    /// The interface's packets do not fit a chunk.
     #[error("its MTU of {0} exceeds {MAX_XDP_MTU}: ip link set IFNAME mtu {MAX_XDP_MTU}, or a tap")]
     LongMtu(u32),
-    /// There is none of this name.
+    /// No interface has the name.
     #[error("no such interface")]
     Absent,
-    /// The kernel has no such sockets.
+    /// The kernel has no AF_XDP sockets.
     #[error("this kernel has no AF_XDP (CONFIG_XDP_SOCKETS)")]
     NoSockets,
     /// A capability is missing.
     #[error("not permitted without CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF")]
     Permission,
-    /// The memory for frames may not be locked.
+    /// The process may not lock the memory for frames.
     #[error("not permitted to lock 10 MiB of memory for each queue (LimitMEMLOCK=)")]
     Locked,
-    /// A program or a socket has it.
+    /// Another program or socket uses the interface.
     #[error("in use by another XDP program or socket, which ip -details link show names")]
     Busy,
-    /// The driver runs no program, or not this one now.
+    /// The driver cannot run this program at present.
     #[error("its driver runs no XDP program (mode=native): {0}")]
     NotNative(io::Error),
-    /// Looking at the interface failed.
+    /// Reading the interface by netlink failed.
     #[error("cannot examine the interface: {0}")]
     Netlink(#[from] NetlinkError),
-    /// Any other failure.
+    /// Another call failed.
     #[error("{call}: {source}")]
     Io {
-        /// What was being done.
+        /// The failed call.
         call: &'static str,
-        /// Why it failed.
+        /// The cause of the failure.
         source: io::Error,
     },
 }
 
 impl XdpError {
-    /// The meaning of an errno of a call.
+    /// Returns a converter for the errno of a call.
     fn of(call: &'static str) -> impl Fn(Errno) -> XdpError {
         move |errno| XdpError::from_io(call, errno.into())
     }
@@ -133,8 +134,9 @@ fn failed(call: &'static str) -> impl Fn(io::Error) -> XdpError {
     move |source| XdpError::from_io(call, source)
 }
 
-/// Has the frames of the first `queues` queues of the interface `name` come to us. The kernel is
-/// done with what was closed only a moment ago a little later.
+/// Redirects the frames of the first `queues` queues of the interface `name` to sockets. Retries
+/// while the interface is busy, because the kernel releases closed sockets and programs some
+/// milliseconds late.
 pub fn open(name: &str, queues: u16, mode: Mode) -> Result<Xdp, XdpError> {
     for _ in 0..XDP_CLOSE_MILLIS {
         match open_now(name, queues, mode) {
@@ -162,7 +164,8 @@ fn open_now(name: &str, queues: u16, mode: Mode) -> Result<Xdp, XdpError> {
     Ok(Xdp { link, mode, why, queues: opened })
 }
 
-/// Whether that may be possible, as far as looking shows.
+/// Checks that `queues` queues of the interface `name` can be opened, as far as the check can tell
+/// without opening them.
 pub fn check(name: &str, queues: u16) -> Result<(), XdpError> {
     match examine(name, queues) {
         Ok(_) => Ok(()),
@@ -170,7 +173,7 @@ pub fn check(name: &str, queues: u16) -> Result<(), XdpError> {
     }
 }
 
-/// The interface, if its frames and queues are such as can be served.
+/// Returns the interface, if its MTU and number of queues can be served.
 fn examine(name: &str, queues: u16) -> Result<Link, XdpError> {
     if !is_valid_name(name) {
         return Err(XdpError::BadName);
@@ -188,7 +191,8 @@ fn examine(name: &str, queues: u16) -> Result<Link, XdpError> {
     Ok(link)
 }
 
-/// Attaches the program as it is wanted; where it runs, and why not in the driver.
+/// Attaches the program in mode `wanted`; returns the link, the mode in use, and the reason why the
+/// program does not run in the driver.
 fn attach(
     program: &OwnedFd,
     interface: u32,
@@ -212,7 +216,8 @@ fn attach(
     Ok((link, Mode::Generic, why))
 }
 
-/// Has the interface take frames for all addresses, until the socket is closed, which gets none.
+/// Makes the interface promiscuous until the returned socket is closed. The socket receives no
+/// frames.
 fn promiscuous(interface: u32) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
@@ -224,7 +229,7 @@ fn promiscuous(interface: u32) -> io::Result<OwnedFd> {
     };
     let (level, name) = (libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP);
     let len = size_of_val(&request) as libc::socklen_t;
-    // By libc: rustix has no options of packet sockets.
+    // Uses libc: rustix has no options of packet sockets.
     // SAFETY: the kernel reads a whole `packet_mreq`.
     let done = unsafe {
         libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const request).cast(), len)

@@ -1,9 +1,9 @@
-//! The journal's own protocol: an entry is a datagram of fields, `NAME=value` a line, and a value
-//! of several lines with its length before it (systemd, "Native Journal Protocol").
+//! The journal's native protocol: an entry is a datagram of fields, each a line `NAME=value`, or a
+//! name and the length of a value of several lines (systemd, "Native Journal Protocol").
 //!
-//! Only the log's thread sends, so that a journal that hangs holds up no other thread
-//! (`queue.rs`). What the journal's socket does not take goes to standard
-//! error, which is the journal's as well, a line for each line, behind its priority (sd-daemon(3)).
+//! Only the log's thread sends, so that a journal that hangs blocks no other thread (`queue.rs`).
+//! An entry that the journal's socket does not take goes to standard error, which leads to the
+//! journal too: each line of the entry behind its priority (sd-daemon(3)).
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -19,22 +19,22 @@ use super::queue::{Sink, said_lost, write_all};
 
 const SOCKET: &str = "/run/systemd/journal/socket";
 const IDENTIFIER: &str = "vioswitchd";
-/// Before each entry in the queue: the length of what follows; priority; the length of the text.
+/// Bytes before each entry in the queue: length of the rest, priority, length of the text.
 const HEAD: usize = 4 + 1 + 4;
 
 /// A line of the log, for the journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// How bad it is.
+    /// Level of the line.
     pub level: Level,
-    /// What people read.
+    /// Text for people.
     pub text: String,
-    /// What programs look for.
+    /// Fields for programs: names and values.
     pub fields: Vec<(String, String)>,
 }
 
 impl Entry {
-    /// As it waits in the queue: its text apart from its fields.
+    /// Encodes the entry for the queue: its text apart from its fields.
     pub fn encoded(&self) -> Vec<u8> {
         let mut out = vec![0; HEAD];
         out.extend_from_slice(self.text.as_bytes());
@@ -50,10 +50,10 @@ impl Entry {
     }
 }
 
-/// An entry that waits in the queue: priority, text, and its fields as they are sent.
+/// A queued entry: priority, text, and the fields as they are sent.
 type Queued<'a> = (u8, &'a [u8], &'a [u8]);
 
-/// The first entry of `queued`, and what is behind it.
+/// Splits the first entry off `queued`; `None` if the entry is not whole.
 fn decoded(queued: &[u8]) -> Option<(Queued<'_>, &[u8])> {
     let (length, rest) = queued.split_first_chunk::<4>()?;
     let (entry, rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
@@ -63,7 +63,7 @@ fn decoded(queued: &[u8]) -> Option<(Queued<'_>, &[u8])> {
     Some(((*priority, text, fields), rest))
 }
 
-/// A priority of syslog(3), as a digit.
+/// Returns the priority of syslog(3) as a digit.
 fn priority(level: Level) -> u8 {
     match level {
         Level::Error => b'3',
@@ -73,7 +73,7 @@ fn priority(level: Level) -> u8 {
     }
 }
 
-/// `text` for standard error, each line with its priority.
+/// Formats `text` for standard error, each line behind its priority.
 pub fn prefixed(level: Level, text: &str) -> String {
     String::from_utf8_lossy(&with_priority(priority(level), text.as_bytes())).into_owned()
 }
@@ -100,16 +100,16 @@ fn push_field(out: &mut Vec<u8>, name: &str, value: &[u8]) {
     out.push(b'\n');
 }
 
-/// The way to the journal.
+/// A connection to the journal.
 pub struct Journal<W> {
     socket: Option<OwnedFd>,
     path: PathBuf,
-    /// Standard error.
+    /// Standard error, for entries that the socket does not take.
     instead: W,
 }
 
 impl<W: Write> Journal<W> {
-    /// The system's journal; `instead` takes what its socket does not.
+    /// Opens the system's journal; entries that its socket does not take go to `instead`.
     pub fn new(instead: W) -> Journal<W> {
         Journal::at(Path::new(SOCKET), instead)
     }
@@ -131,9 +131,10 @@ impl<W: Write> Journal<W> {
         }
     }
 
-    /// False if the journal does not take it: it is not there, or the entry is too long for it.
+    /// Returns false if the journal does not take the entry: no journal runs, or the entry is too
+    /// long.
     fn send(&self, entry: &[u8]) -> bool {
-        // By its path each time: a socket that was made anew is found.
+        // The path is resolved for each entry, so that a recreated socket is found.
         let (Some(socket), Ok(address)) = (&self.socket, SocketAddrUnix::new(&self.path)) else {
             return false;
         };
@@ -197,7 +198,7 @@ mod tests {
         journal.say_lost(7);
         let lost = String::from_utf8(come()).unwrap();
         assert!(lost.starts_with("PRIORITY=4\n") && lost.contains("[7 log lines lost"), "{lost}");
-        // Longer than a datagram can be.
+        // The text is longer than a datagram can be.
         let long = "x".repeat(8 << 20);
         journal.instead.clear();
         journal.write(&entry(Level::Info, &long, &[]));

@@ -1,13 +1,12 @@
-//! The log's first step: what the configured level lets through, or `RUST_LOG`, as lines for the
-//! queue (`queue`).
+//! The log's first step: selects lines by the configured level, or by `RUST_LOG`, and queues them
+//! (`queue`).
 //!
-//! Where standard error is the journal (`$JOURNAL_STREAM` names its device and inode,
-//! systemd.exec(5)) a line is an entry of the journal's own protocol, with the port it is about and
-//! what its writer knows besides ([`journal`]). Everywhere else it begins with its
-//! time and level.
+//! If standard error leads to the journal (`$JOURNAL_STREAM` names its device and inode,
+//! systemd.exec(5)), a line becomes an entry of the journal's native protocol, with the line's port
+//! and the fields of its writer ([`journal`]). Otherwise a line begins with its time and level.
 //!
-//! A `RUST_LOG` that cannot be meant is an error, and why the process cannot start is said
-//! whatever it lets through: `RUST_LOG=verbose` would otherwise silence everything.
+//! A malformed `RUST_LOG` is an error: `RUST_LOG=verbose` would otherwise silence the log. The
+//! reason why the process cannot start is logged whatever `RUST_LOG` selects.
 
 use std::fmt::Display;
 use std::io;
@@ -27,34 +26,34 @@ mod queue;
 
 pub use queue::never_wait;
 
-/// What is let through, whatever the configuration says.
+/// The environment variable that overrides the configured level.
 const FILTER_VARIABLE: &str = "RUST_LOG";
-/// Names of our own code; alone in [`FILTER_VARIABLE`] they let through all that it says.
+/// Prefix of this program's targets; a target alone in [`FILTER_VARIABLE`] selects all its lines.
 const OWN_TARGET: &str = "vioswitch";
-/// What is shown of a word that is not known.
+/// Number of characters that are shown of an unknown word.
 const SHOWN_CHARS: usize = 40;
 
-/// Why there is no log.
+/// The reason why the log cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// A word in `RUST_LOG` that is no level.
     #[error("RUST_LOG: {0:?} is not a level: write off, error, warn, info, debug or trace")]
     Filter(String),
-    /// No thread could be had.
+    /// The thread cannot be started.
     #[error("cannot start: {0}")]
     Io(#[from] io::Error),
 }
 
-/// The log while it is written.
+/// The running log.
 pub struct Log {
     queue: LogQueue,
     unfiltered: Logger,
 }
 
 impl Log {
-    /// Starts the thread that writes to standard error or to the journal, and has panics told
-    /// through it. `level` is let through unless `RUST_LOG` says otherwise. Signals are to
-    /// be blocked before: it inherits the caller's mask.
+    /// Starts the thread that writes to standard error or to the journal, and has panics logged.
+    /// `level` selects lines unless `RUST_LOG` is set. The caller blocks signals before, because
+    /// the thread inherits the caller's mask.
     pub fn start(level: LevelFilter) -> Result<Log, LogError> {
         let filter = filter(level)?;
         let journal = is_journal();
@@ -68,25 +67,26 @@ impl Log {
         Ok(Log { queue, unfiltered })
     }
 
-    /// Says at level error why something cannot be, whatever `RUST_LOG` lets through.
+    /// Logs an error, whatever `RUST_LOG` selects.
     pub fn error(&self, text: &dyn Display) {
         self.error_with(&[], text);
     }
 
-    /// The same, with values beside the text.
+    /// Logs an error with values beside the text, whatever `RUST_LOG` selects.
     pub fn error_with(&self, values: &[(&str, &str)], text: &dyn Display) {
         let mut record = Record::builder();
         let record = record.level(Level::Error).key_values(&values);
         self.unfiltered.log(&record.args(format_args!("{text}")).build());
     }
 
-    /// Waits until everything is written, at most [`base::limits::LOG_TIMEOUT`].
+    /// Waits until all lines are written, at most [`base::limits::LOG_TIMEOUT`].
     pub fn flush(&self) {
         self.queue.flush();
     }
 }
 
-/// `text` for standard error without a log, each line with its priority if the journal reads it.
+/// Formats `text` for standard error without a log, each line behind its priority if the journal
+/// reads standard error.
 pub fn plain_error(text: &str) -> String {
     match is_journal() {
         true => journal::prefixed(Level::Error, text),
@@ -94,11 +94,12 @@ pub fn plain_error(text: &str) -> String {
     }
 }
 
-/// Loggers that hand their lines to `queue`.
+/// Makes a logger that hands its lines to `queue`.
 fn builder(queue: &LogQueue, journal: bool) -> Builder {
     let lines = queue.clone();
     let mut builder = Builder::new();
-    // Its own target is behind a lock, which a thread that waits would hold.
+    // The logger's own target is a sink: a target is behind a lock, which a waiting thread would
+    // hold.
     builder.target(Target::Pipe(Box::new(io::sink()))).format(move |f, record| {
         let (level, text) = (record.level(), record.args());
         match journal {
@@ -110,11 +111,11 @@ fn builder(queue: &LogQueue, journal: bool) -> Builder {
     builder
 }
 
-/// A line for the journal.
+/// Makes a journal entry of a record.
 fn entry(record: &Record<'_>) -> Entry {
     let text = record.args().to_string();
     let mut values = Values(Vec::new());
-    // A value that cannot be written is left out; none of ours can fail.
+    // A value that cannot be formatted is left out; no value of this program fails.
     let _ = record.key_values().visit(&mut values);
     if let Some(port) = port_of(&text) {
         values.0.push(("VIOSWITCH_PORT".to_owned(), port.to_owned()));
@@ -122,7 +123,7 @@ fn entry(record: &Record<'_>) -> Entry {
     Entry { level: record.level(), text, fields: values.0 }
 }
 
-/// Values beside a line's text, as fields: `message_id` is the journal's own, others are ours.
+/// The values of a record as fields: `message_id` is the journal's own field, others get a prefix.
 struct Values(Vec<(String, String)>);
 
 impl<'a> VisitSource<'a> for Values {
@@ -136,7 +137,7 @@ impl<'a> VisitSource<'a> for Values {
     }
 }
 
-/// The port that a line is about: it begins with `port NAME:`, `tap NAME:` or `xdp NAME:`.
+/// Returns the port of a line that begins with `port NAME:`, `tap NAME:` or `xdp NAME:`.
 fn port_of(text: &str) -> Option<&str> {
     let rest = ["port ", "tap ", "xdp "].iter().find_map(|kind| text.strip_prefix(kind))?;
     let (name, _) = rest.split_once(':')?;
@@ -144,12 +145,12 @@ fn port_of(text: &str) -> Option<&str> {
     (!name.is_empty() && name.bytes().all(is_name)).then_some(name)
 }
 
-/// Whether [`Log::start`] would take what `RUST_LOG` says.
+/// Checks that [`Log::start`] accepts `RUST_LOG`.
 pub fn check_filter_variable() -> Result<(), LogError> {
     filter(LevelFilter::Info).map(drop)
 }
 
-/// What `RUST_LOG` says, checked; `level` if it says nothing.
+/// Returns the checked filter of `RUST_LOG`; `level` if the variable is not set.
 fn filter(level: LevelFilter) -> Result<String, LogError> {
     let said = std::env::var_os(FILTER_VARIABLE).unwrap_or_default();
     match said.to_string_lossy() {
@@ -158,8 +159,8 @@ fn filter(level: LevelFilter) -> Result<String, LogError> {
     }
 }
 
-/// Levels, and levels of parts of the program (`vioswitch_datapath::vhost_user=trace`), with
-/// commas between.
+/// Checks a filter: levels, and levels of targets (`vioswitch_datapath::vhost_user=trace`),
+/// separated by commas.
 fn check_filter(text: &str) -> Result<(), LogError> {
     let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
     for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
@@ -179,7 +180,7 @@ fn is_journal() -> bool {
     names(&said, io::stderr().as_fd())
 }
 
-/// True if `DEVICE:INODE` is what `fd` is open on.
+/// Returns true if `fd` is open on the file that `DEVICE:INODE` names.
 fn names(said: &str, fd: BorrowedFd<'_>) -> bool {
     let numbers = said.split_once(':').map(|(device, inode)| (device.parse(), inode.parse()));
     let Some((Ok(device), Ok(inode))) = numbers else { return false };

@@ -1,11 +1,12 @@
 //! The log's last step: lines wait in a bounded queue for a thread that writes them to standard
-//! error, or to the journal. The process that reads standard error may hang.
+//! error or to the journal. The reader of standard error may hang.
 //!
-//! - A thread of the data path never waits ([`never_wait`]). Any other waits for its line to be
-//!   written, [`LOG_TIMEOUT`] at most; once one waited in vain, none does before the reader moves.
-//! - A line for which there is no room is counted, and the count is written where it would have
-//!   stood. Nothing here allocates more than twice [`LOG_QUEUE_BYTES`].
-//! - No lock is held across a write, and none is taken that another thread holds across one.
+//! - A thread of the data path never waits ([`never_wait`]). Any other thread waits until its line
+//!   is written, at most [`LOG_TIMEOUT`]; after a wait in vain no thread waits until the reader
+//!   reads again.
+//! - A line without room is counted, and the count is written in the line's place. The queue
+//!   allocates at most twice [`LOG_QUEUE_BYTES`].
+//! - No lock is held across a write, and no lock is taken that another thread holds across a write.
 
 use std::cell::Cell;
 use std::io::{self, Write};
@@ -16,16 +17,16 @@ use crate::threads::{lock, run_again_after_panic};
 use base::limits::{LOG_QUEUE_BYTES, LOG_TIMEOUT};
 use base::words::counted;
 
-/// Where lines go in the end.
+/// The destination of lines.
 pub trait Sink: Send + 'static {
-    /// Writes what was queued, one whole line behind the other.
+    /// Writes queued lines, all whole.
     fn write(&mut self, lines: &[u8]);
 
-    /// Says that so many lines were lost behind them.
+    /// Writes that `lost` lines were lost behind the last written lines.
     fn say_lost(&mut self, lost: u64);
 }
 
-/// Lines as bytes, for whatever takes bytes.
+/// Writes lines as bytes.
 struct Plain<W>(W);
 
 impl<W: Write + Send + 'static> Sink for Plain<W> {
@@ -38,53 +39,53 @@ impl<W: Write + Send + 'static> Sink for Plain<W> {
     }
 }
 
-/// The line about lost lines.
+/// Returns the line about lost lines.
 pub fn said_lost(lost: u64) -> String {
     format!("[{} lost: the log was not read]", counted(lost, "log line"))
 }
 
 thread_local!(static WAITS: Cell<bool> = const { Cell::new(true) });
 
-/// From here on the calling thread's lines are queued or lost, and never waited for.
+/// Makes the calling thread never wait: its lines are queued or lost.
 pub fn never_wait() {
     WAITS.with(|waits| waits.set(false));
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// What is to be written next.
+    /// The lines to be written next.
     queued: Vec<u8>,
-    /// Lines that found no room since.
+    /// Lines lost behind `queued`.
     lost: u64,
-    /// Bytes accepted, and bytes written or given up.
+    /// Bytes accepted so far, and bytes written or given up so far.
     accepted: u64,
     written: u64,
-    /// A thread waited in vain and nothing was written since.
+    /// A thread waited in vain, and no line was written since.
     stalled: bool,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// There is something to write.
+    /// Notified when there are lines to write.
     filled: Condvar,
-    /// Something was written.
+    /// Notified when lines were written.
     moved: Condvar,
 }
 
-/// The queue and its thread, which lasts as long as the process: it may hang in a write.
+/// The queue of lines. Its thread lasts as long as the process, because it may hang in a write.
 #[derive(Debug, Clone)]
 pub struct LogQueue(Arc<Shared>);
 
 impl LogQueue {
-    /// Starts the thread, which writes lines to `out` as they are.
+    /// Starts the thread, which writes lines to `out` unchanged.
     ///
-    /// Signals are to be blocked before: it inherits the caller's mask.
+    /// The caller blocks signals before, because the thread inherits the caller's mask.
     pub fn start_plain(out: impl Write + Send + 'static) -> io::Result<LogQueue> {
         LogQueue::start(Plain(out))
     }
 
-    /// As [`LogQueue::start_plain`], to what has another notion of lines.
+    /// Starts the thread, which writes lines to the sink `out`. The caller blocks signals before.
     pub fn start(mut out: impl Sink) -> io::Result<LogQueue> {
         let shared = Arc::new(Shared::default());
         let writer = Arc::clone(&shared);
@@ -102,7 +103,7 @@ impl LogQueue {
         Ok(LogQueue(shared))
     }
 
-    /// Queues one line, its end included.
+    /// Queues one line, line end included.
     pub fn push(&self, line: &[u8]) {
         let mut state = lock(&self.0.state);
         if state.queued.len() + line.len() > LOG_QUEUE_BYTES {
@@ -118,9 +119,9 @@ impl LogQueue {
         }
     }
 
-    /// Waits until everything is written, at most [`LOG_TIMEOUT`]; for the end of the process. Also
-    /// if a thread has just waited in vain: where every CPU is busy it may have been this queue's
-    /// own thread that was late, and what a process ends with is why it ends.
+    /// Waits until all lines are written, at most [`LOG_TIMEOUT`]; for the end of the process.
+    /// Waits even if a thread has just waited in vain: on a busy machine this queue's own thread
+    /// may be late, and the last lines tell why the process ends.
     pub fn flush(&self) {
         let mut state = lock(&self.0.state);
         state.stalled = false;
@@ -136,7 +137,7 @@ impl Shared {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 state.stalled = true;
-                // Those who wait as well need not find out by themselves.
+                // Other waiting threads need not time out by themselves.
                 self.moved.notify_all();
                 return;
             }
@@ -145,7 +146,7 @@ impl Shared {
         }
     }
 
-    /// The thread's life.
+    /// Writes queued lines to `out` for ever.
     fn write_to(&self, out: &mut impl Sink) {
         let mut lines = Vec::new();
         loop {
@@ -160,7 +161,7 @@ impl Shared {
             let bytes = lines.len() as u64;
             out.write(&lines);
             if lost > 0 {
-                // What was lost came after what was queued then.
+                // The lost lines came after the queued lines.
                 out.say_lost(lost);
             }
             let mut state = lock(&self.state);
@@ -172,14 +173,14 @@ impl Shared {
     }
 }
 
-/// Writes what can be written: a reader that is gone must not end the process.
+/// Writes all bytes, or as many as possible: a closed reader must not end the process.
 pub fn write_all(out: &mut impl Write, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         match out.write(bytes) {
             Ok(0) => return,
             Ok(count) => bytes = &bytes[count..],
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // A process that shares the terminal or pipe may have made it non-blocking.
+            // Another process that shares the terminal or pipe may have made it non-blocking.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 std::thread::sleep(Duration::from_millis(10));
             }
@@ -194,7 +195,7 @@ mod tests {
 
     use super::*;
 
-    /// A reader that takes a write each time it is told to.
+    /// A reader that takes one write for each message.
     struct Slow {
         go: mpsc::Receiver<()>,
         taken: Arc<Mutex<Vec<u8>>>,
@@ -251,7 +252,7 @@ mod tests {
         (0..lines).for_each(|_| queue.push(&line));
         queue.flush();
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-        // It reads again: everything that was queued, and how many lines were not.
+        // The reader reads again: all queued lines, and the number of lost lines.
         (0..4).for_each(|_| go.send(()).unwrap());
         let text = || String::from_utf8(taken.lock().unwrap().clone()).unwrap();
         let end = Instant::now() + Duration::from_secs(20);

@@ -1,13 +1,13 @@
-//! The system calls that the switch makes once it is ready, by name: the one list, of which the
-//! filter is made. A test compares the list with the table of the calls of each kind of thread
-//! (`tests/process/system_calls.md`), and that table with a traced switch.
+//! The system calls that the switch makes once it is ready, by name: the only source of the filter.
+//! A test compares the lists with the table of the calls of each kind of thread
+//! (`tests/process/system_calls.md`), and the table with a traced switch.
 //!
-//! Names are those of x86-64. A name that another architecture lacks has no number there, and is
-//! left out; [`ELSEWHERE`] has the calls that take its place.
+//! The names are those of x86-64. A name that another architecture lacks has no number there, and
+//! is left out; [`ELSEWHERE`] has the calls that replace it.
 
 /// Calls of every switch.
 pub const ALWAYS: &[&str] = &[
-    // Data path, by frequency: each worker's turn.
+    // Data path, by frequency: the calls of each worker's turn.
     "read",
     "write",
     "writev",
@@ -103,7 +103,8 @@ pub const ALWAYS: &[&str] = &[
     "setsockopt",
     "shutdown",
     "socket",
-    // A thread that the kernel held up while the others confined themselves does so later.
+    // A thread that the kernel held up while the other threads confined themselves makes these
+    // calls later.
     "capset",
     "landlock_restrict_self",
 ];
@@ -114,7 +115,7 @@ pub const TAP: &[&str] = &["io_uring_setup", "io_uring_register", "io_uring_ente
 /// Further calls of a switch that may have XDP uplinks.
 pub const XDP: &[&str] = &["bpf"];
 
-/// Calls that architectures and libcs make in the place of one of the lists above.
+/// Calls that other architectures and libcs make in place of calls in the lists above.
 pub const ELSEWHERE: &[&str] = &[
     "epoll_pwait",
     "faccessat",
@@ -129,12 +130,13 @@ pub const ELSEWHERE: &[&str] = &[
     "renameat2",
 ];
 
-/// Calls that only musl makes, in the place of newer ones; `tkill` in abort(3).
+/// Calls that only musl makes, in place of newer calls; `tkill` is for abort(3).
 pub const MUSL: &[&str] = if cfg!(target_env = "musl") { &MUSL_CALLS } else { &[] };
 const MUSL_CALLS: [&str; 4] = ["lstat", "open", "stat", "tkill"];
 
-/// Calls that end the process: another program, new code, the kernel's own code, other processes'
-/// memory. Nothing in the switch makes them, so who does has taken the process over.
+/// Calls that end the process: they start another program, load code, load kernel code, or read
+/// other processes' memory. No code of the switch makes these calls, so a process that does was
+/// taken over.
 pub const FATAL: &[&str] = &[
     "bpf",
     "delete_module",

@@ -1,5 +1,5 @@
-//! Which capabilities a switch keeps: those for what may still be opened. The others go, also those
-//! of root.
+//! Selects the capabilities that a switch keeps: those for resources that may still be opened. All
+//! others are dropped, also for root.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use rustix::thread::{CapabilitySet, capabilities};
 
 use super::Allowed;
 
-/// Ports below this one need a capability.
+/// TCP ports below this number need CAP_NET_BIND_SERVICE.
 const PRIVILEGED_PORTS: u16 = 1024;
 
 const NAMES: &[(CapabilitySet, &str)] = &[
@@ -21,14 +21,14 @@ const NAMES: &[(CapabilitySet, &str)] = &[
     (CapabilitySet::NET_BIND_SERVICE, "net_bind_service"),
 ];
 
-/// Capabilities that the process has.
+/// Returns the permitted capabilities of the process.
 pub fn held() -> io::Result<CapabilitySet> {
     Ok(capabilities(None)?.permitted)
 }
 
-/// What is of use to a switch.
+/// Returns the capabilities that a switch needs.
 pub fn wanted(allowed: &Allowed) -> CapabilitySet {
-    // `IPC_LOCK`: what a ring or an XDP socket holds is no part of a limit.
+    // With `IPC_LOCK` the memory of a ring or an XDP socket does not count against RLIMIT_MEMLOCK.
     let taps = CapabilitySet::NET_ADMIN | CapabilitySet::IPC_LOCK;
     let low = allowed.tcp.is_some_and(|port| port < PRIVILEGED_PORTS);
     let all = [
@@ -42,7 +42,7 @@ pub fn wanted(allowed: &Allowed) -> CapabilitySet {
     wanted.fold(CapabilitySet::empty(), |set, (_, more)| set | more)
 }
 
-/// The names of those in a set that a switch may keep.
+/// Returns the names of the capabilities in a set that a switch may keep.
 pub fn names(set: CapabilitySet) -> Vec<&'static str> {
     NAMES.iter().filter(|(one, _)| set.contains(*one)).map(|(_, name)| *name).collect()
 }

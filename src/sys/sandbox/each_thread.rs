@@ -1,14 +1,16 @@
-//! What the kernel keeps by thread, changed in every thread of the process: `no_new_privs`, the
-//! Landlock domain, capabilities.
+//! Changes, in every thread of the process, the state that the kernel keeps for each thread:
+//! `no_new_privs`, the Landlock domain, capabilities.
 //!
-//! Linux 7.0 can do so for Landlock in one call; before, and for capabilities, each thread has to
-//! make the calls itself. The first thread does, and so finds out what the kernel offers. All
-//! others are sent a signal whose handler makes the calls. A thread that was made meanwhile, by one
-//! that was not confined yet, is found by another look.
+//! Linux 7.0 can confine all threads by Landlock in one call. Before Linux 7.0, and for
+//! capabilities, each thread has to make the calls itself. The first thread makes the calls first,
+//! and so learns the kernel's features. All other threads get a signal whose handler makes the
+//! calls. A thread that an unconfined thread started meanwhile is found by listing the threads
+//! again.
 //!
-//! No thread goes on outside of the sandbox: the handler tries until it can. A thread that the
-//! kernel holds up (a file system that does not answer) keeps the signal pending, is *late*, and
-//! confines itself before it gets any further. The start waits for all others, or fails.
+//! No thread continues outside the sandbox: the handler repeats the calls until they succeed. A
+//! thread that the kernel holds up (a file system that does not answer) keeps the signal pending,
+//! is *late*, and confines itself before it continues. The start waits for all other threads, or
+//! fails.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -28,38 +30,39 @@ use base::limits::{CONFINE_LIMIT, CONFINE_PATIENCE, CONFINE_RETRY, MAX_LATE_THRE
 const VERSION_3: u32 = 0x2008_0522;
 /// `LANDLOCK_CREATE_RULESET_VERSION`.
 const ASK_VERSION: libc::c_uint = 1;
-/// Names of threads of the kernel that work for an io_uring begin so. They work with the
-/// credentials of the thread that asked them to, and take no signal.
+/// Prefix of the names of kernel threads that work for an io_uring. They have the credentials of
+/// the thread that made the request, and take no signal.
 const RING_WORKERS: &str = "iou-";
-/// States of a thread: the kernel does not let it go; it has ended; nobody knows.
+/// Thread states: held up by the kernel, ended, unknown.
 const HELD_UP: char = 'D';
 const GONE: [char; 2] = ['Z', 'X'];
 const UNKNOWN: char = '?';
-/// No ruleset, and no capability is dropped.
+/// Values for "no ruleset" and "all capabilities are kept".
 const NO_RULESET: i32 = -1;
 const ALL: u64 = u64::MAX;
 
 /// The descriptor of a Landlock ruleset.
 static RULESET: AtomicI32 = AtomicI32::new(NO_RULESET);
-/// Capabilities that remain.
+/// The capabilities that remain, as bits.
 static KEPT: AtomicU64 = AtomicU64::new(ALL);
-/// Threads that were asked and have not confined themselves yet; zero is a free place.
+/// Threads that got the signal and have not confined themselves yet; zero is a free place.
 static ASKED: [AtomicI32; MAX_LATE_THREADS] = [const { AtomicI32::new(0) }; MAX_LATE_THREADS];
-/// Why a thread could not, the last time.
+/// The errno of a thread's last failure to confine itself.
 static FAILED: AtomicI32 = AtomicI32::new(0);
 
 fn signal() -> libc::c_int {
     libc::SIGRTMIN() + 3
 }
 
-/// Has the calling thread, and those that it starts, take the signals of the sandbox. For the first
-/// thread, before there is another one: the process may have been started with them blocked.
+/// Unblocks the sandbox's signals in the calling thread, and so in the threads that it starts. The
+/// first thread calls this before it starts another thread: the parent process may have blocked the
+/// signals.
 pub fn unblock() {
     let _ = unblock_signal(signal());
     let _ = unblock_signal(libc::SIGSYS);
 }
 
-/// The version of Landlock that the kernel offers.
+/// Returns the version of Landlock that the kernel offers.
 pub fn landlock_version() -> io::Result<u32> {
     let nothing = ptr::null::<libc::c_void>();
     // SAFETY: with this flag the kernel reads no memory.
@@ -68,9 +71,9 @@ pub fn landlock_version() -> io::Result<u32> {
     u32::try_from(answer).map_err(|_| io::Error::last_os_error())
 }
 
-/// Confines all threads: by `ruleset` what they may open, to `kept` their capabilities. For the
-/// first thread; the outer error is that of another one, which is left outside of the sandbox. The
-/// inner one says that the kernel offers none.
+/// Confines all threads: `ruleset` limits the files they may open, and `kept` their capabilities.
+/// The first thread calls this. The outer error says that another thread stays outside the sandbox,
+/// the inner error that the kernel offers no sandbox.
 pub fn confine(
     ruleset: Option<BorrowedFd<'_>>,
     kept: Option<CapabilitySet>,
@@ -95,7 +98,8 @@ pub fn confine(
     }
 }
 
-/// How many threads are yet to confine themselves, and why one of them could not.
+/// Returns the number of threads that have not confined themselves yet, and the last error of such
+/// a thread.
 pub fn late() -> (usize, Option<io::Error>) {
     let asked = ASKED.iter().map(|place| place.load(Ordering::SeqCst));
     let late = asked.filter(|&id| id != 0 && state_of(id).is_some()).count();
@@ -103,7 +107,7 @@ pub fn late() -> (usize, Option<io::Error>) {
     (late, (late > 0 && errno != 0).then(|| io::Error::from_raw_os_error(errno)))
 }
 
-/// All threads, but for those of the kernel.
+/// Returns all threads of the process except the kernel's io_uring workers.
 fn threads() -> io::Result<Vec<i32>> {
     let mut found = Vec::new();
     for task in fs::read_dir("/proc/self/task")? {
@@ -116,12 +120,13 @@ fn threads() -> io::Result<Vec<i32>> {
     Ok(found)
 }
 
-/// Has a thread confine itself. Waits until it has, is gone, or is held up by the kernel at `end`.
+/// Has a thread confine itself. Waits until the thread is confined, is gone, or is held up by the
+/// kernel at `end`.
 fn ask(id: i32, end: Instant) -> io::Result<()> {
     let free = ASKED.iter().find(|place| place.load(Ordering::SeqCst) == 0);
     let place = free.ok_or_else(|| io::Error::other("the kernel holds up too many threads"))?;
     place.store(id, Ordering::SeqCst);
-    // SAFETY: touches no memory; the handler is installed.
+    // SAFETY: accesses no memory; the handler is installed.
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), id, signal()) };
     let limit = Instant::now() + CONFINE_LIMIT;
     while place.load(Ordering::SeqCst) == id {
@@ -140,7 +145,7 @@ fn ask(id: i32, end: Instant) -> io::Result<()> {
     Ok(())
 }
 
-/// The state of a thread, proc_pid_stat(5); none if it is gone.
+/// Returns the state of a thread (proc_pid_stat(5)); `None` if the thread is gone.
 fn state_of(id: i32) -> Option<char> {
     let stat = match fs::read_to_string(format!("/proc/self/task/{id}/stat")) {
         Ok(stat) => stat,
@@ -149,12 +154,12 @@ fn state_of(id: i32) -> Option<char> {
         }
         Err(_) => return Some(UNKNOWN),
     };
-    // Behind the name, which may have parentheses itself.
+    // The state is behind the name, and the name may hold parentheses.
     let state = stat.rsplit_once(") ").and_then(|(_, behind)| behind.chars().next());
     Some(state.unwrap_or(UNKNOWN)).filter(|state| !GONE.contains(state))
 }
 
-/// Installs the handler. It stays for threads that are late.
+/// Installs the handler, which stays for late threads.
 fn install() -> io::Result<()> {
     let handler: extern "C" fn(libc::c_int) = on_signal;
     // SAFETY: all-zero bytes are a valid `sigaction` with an empty mask.
@@ -174,22 +179,23 @@ extern "C" fn on_signal(_: libc::c_int) {
     let errno = unsafe { *libc::__errno_location() };
     let pause = libc::timespec { tv_sec: 0, tv_nsec: CONFINE_RETRY.subsec_nanos().into() };
     while !confine_this_thread() {
-        // SAFETY: as above; `pause` lives through the call, which answers nothing.
+        // SAFETY: errno is this thread's own; `pause` lives through the call, which writes no
+        // remaining time.
         unsafe {
             FAILED.store(*libc::__errno_location(), Ordering::SeqCst);
             libc::clock_nanosleep(libc::CLOCK_MONOTONIC, 0, &raw const pause, ptr::null_mut());
         }
     }
-    // SAFETY: touches no memory.
+    // SAFETY: accesses no memory.
     let id = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
     for place in &ASKED {
         let _ = place.compare_exchange(id, 0, Ordering::SeqCst, Ordering::SeqCst);
     }
-    // SAFETY: as above.
+    // SAFETY: errno is this thread's own.
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Makes the calls for the thread that it runs in; false, and errno, if one fails.
+/// Makes the calls for the calling thread; returns false, and sets errno, if a call fails.
 fn confine_this_thread() -> bool {
     let ruleset = RULESET.load(Ordering::SeqCst);
     // SAFETY: the calls read no memory; the descriptor stays open.
@@ -217,7 +223,7 @@ struct Sets {
     inheritable: u32,
 }
 
-/// Drops all other capabilities of the thread.
+/// Drops all capabilities of the calling thread except `kept`.
 fn keep(kept: u64) -> bool {
     if kept == ALL {
         return true;

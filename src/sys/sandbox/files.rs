@@ -1,9 +1,10 @@
-//! Which files and directories the switch may open once it is confined, by Landlock, landlock(7).
+//! Limits the files and directories that the switch may open once it is confined, by Landlock
+//! (landlock(7)).
 //!
-//! A rule is about a directory or a file that exists, and what is below it, by whatever path. What
-//! is not there yet is served by the nearest directory above it; one that is removed and made anew
-//! is another one. Landlock does not concern what is open already, `stat`, and connecting to a
-//! socket, which Linux 7.1 and newer could restrict.
+//! A rule covers an existing directory or file, and all files below a directory, by whatever path.
+//! A path that does not exist yet is covered by a rule for the nearest existing directory above it.
+//! A directory that is removed and made again is another directory. Landlock does not limit open
+//! descriptors, `stat`, and connecting to a socket, which Linux 7.1 and newer can limit.
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
@@ -18,21 +19,21 @@ use landlock::{
 use super::Allowed;
 use crate::fs::open_path;
 
-/// The newest version whose rights are handled: all that Linux 6.18 has.
+/// The newest version whose rights are handled: all rights of Linux 6.18.
 const NEWEST: ABI = ABI::V6;
 
-/// What a directory or file is for.
+/// The purpose of a directory or file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Use {
-    /// Sockets of ours appear there, and the lock beside them.
+    /// The switch makes sockets there, and their lock files.
     Sockets,
-    /// Others' sockets are looked for there.
+    /// The switch looks for other processes' sockets there.
     Look,
-    /// What was changed is kept there.
+    /// The switch saves changes there.
     State,
-    /// It is read.
+    /// The switch reads the file or directory.
     Read,
-    /// A device, which is opened for reading, writing and ioctl(2).
+    /// The switch opens the device for reading, writing and ioctl(2).
     Device,
 }
 
@@ -47,7 +48,7 @@ impl Use {
         match self {
             Use::Sockets => {
                 let socket = AccessFs::MakeSock | AccessFs::MakeDir | AccessFs::RemoveDir;
-                // `Refer`: from the private directory to its place.
+                // `Refer` permits the link from the private directory to the socket's place.
                 files | socket | AccessFs::Refer
             }
             Use::Look => AccessFs::ReadDir.into(),
@@ -57,18 +58,18 @@ impl Use {
         }
     }
 
-    /// True if it may appear after the start.
+    /// Returns true if a path of this purpose may appear after the start.
     fn may_come(self) -> bool {
         matches!(self, Use::Sockets | Use::Look)
     }
 }
 
-/// A rule that was made.
+/// A rule in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// What it is about.
+    /// Path of the rule.
     pub path: PathBuf,
-    /// What for.
+    /// Purpose of the rule.
     pub purpose: Use,
     is_directory: bool,
     identity: (u64, u64),
@@ -81,14 +82,14 @@ impl Place {
     }
 }
 
-/// A ruleset for each thread, and what it covers.
+/// The ruleset for all threads, and the rules in it.
 pub struct Files {
     pub ruleset: Option<OwnedFd>,
     pub places: Vec<Place>,
 }
 
 impl Files {
-    /// Rules for what is allowed; none on a kernel without Landlock.
+    /// Makes the rules for `allowed`; no ruleset on a kernel without Landlock.
     pub fn new(allowed: &Allowed) -> Result<Files, RulesetError> {
         let mut ruleset = Ruleset::default()
             .set_compatibility(CompatLevel::BestEffort)
@@ -110,12 +111,12 @@ impl Files {
     }
 }
 
-/// The path, or the nearest directory above it that can be opened and is not the root of all; and
-/// a handle for its rule, so that what is listed has one.
+/// Finds the path, or the nearest directory above it that can be opened and is not the root
+/// directory; returns the rule's place, and the handle for the rule.
 fn find(path: &Path, purpose: Use) -> Option<(Place, File)> {
     let mut path = path;
     loop {
-        // Of the handle: another file may take the name meanwhile.
+        // Reads the metadata of the handle, because another file may take the name meanwhile.
         let opened = open_path(path, true).and_then(|file| Ok((file.metadata()?, file)));
         if let Ok((found, handle)) = opened {
             let identity = (found.dev(), found.ino());
@@ -127,7 +128,7 @@ fn find(path: &Path, purpose: Use) -> Option<(Place, File)> {
     }
 }
 
-/// True if sockets may be made in `directory`, which is looked up as the kernel does.
+/// Returns true if sockets may be made in `directory`, found by device and inode as in the kernel.
 pub fn covers(places: &[Place], directory: &Path) -> bool {
     let Ok(mut path) = directory.canonicalize() else { return false };
     loop {

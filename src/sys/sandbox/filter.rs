@@ -1,16 +1,16 @@
-//! The filter of system calls, seccomp(2): which calls are allowed, with which arguments, and what
-//! becomes of the others.
+//! The filter of system calls (seccomp(2)): the allowed calls and arguments, and the handling of
+//! others.
 //!
-//! Three programs, of whose answers the kernel takes the strictest:
+//! The filter has three programs; the kernel takes the strictest result of the three:
 //!
-//! * one that kills the process ([`FATAL`], and memory that is made executable);
-//! * one that has `clone3` answer ENOSYS, as its flags lie in memory that no filter reads: libcs go
-//!   on with `clone`, whose flags are in a register;
-//! * one that allows the list of `calls`, and has all others raise SIGSYS (`trap`).
+//! * The first kills the process for [`FATAL`] calls, and for memory that is made executable.
+//! * The second returns ENOSYS from `clone3`, whose flags lie in memory that no filter can read:
+//!   libcs then call `clone`, whose flags are in a register.
+//! * The third allows the lists of `calls`, and raises SIGSYS for all other calls (`trap`).
 //!
-//! Calls of the data path are allowed whatever their arguments are. The kernel (Linux 5.11) notes
-//! them in a bitmap when a program is installed and runs no program for them, so the length and
-//! order of the programs cost the data path nothing.
+//! Calls of the data path are allowed with any arguments. The kernel (Linux 5.11) notes these calls
+//! in a bitmap when a program is installed and runs no program for them, so the length and order of
+//! the programs cost the data path nothing.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -24,9 +24,9 @@ use syscalls::Sysno;
 use super::Allowed;
 use super::calls::{ALWAYS, ELSEWHERE, FATAL, MUSL, TAP, XDP};
 
-/// Commands of bpf(2): create a map, update it, load a program, attach it.
+/// Allowed commands of bpf(2): create a map, update a map, load a program, create a link.
 const BPF_COMMANDS: [u64; 4] = [0, 2, 5, 28];
-/// New namespaces; `CLONE_NEWTIME` has no bit in a `clone`.
+/// Flags for new namespaces; `CLONE_NEWTIME` has no bit in a `clone`.
 const NAMESPACES: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUTS
@@ -34,18 +34,18 @@ const NAMESPACES: u64 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWUSER
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET) as u32 as u64;
-/// Bits of a file's mode: the program runs as its owner, or as its group.
+/// Set-user-ID and set-group-ID bits of a file's mode.
 const SET_ID: u64 = (libc::S_ISUID | libc::S_ISGID) as u64;
-/// The owner that changes nothing, chown(2).
+/// The user or group number for "unchanged" in chown(2).
 const SAME_OWNER: u64 = u32::MAX as u64;
-/// For names of mappings, which newer libcs give.
+/// `PR_SET_VMA`: newer libcs name their mappings.
 const SET_VMA: u64 = 0x5356_4d41;
 
-/// What a filter is made of: a call's number and the arguments with which it matches; with any, if
-/// there are no rules.
+/// The rules of a program: call numbers, each with the arguments that match; a call without rules
+/// matches with any arguments.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// The programs, in the order in which they are to be installed.
+/// The compiled programs, in the order of installation.
 pub struct Filter {
     programs: [BpfProgram; 3],
     allowed: usize,
@@ -62,18 +62,18 @@ impl Filter {
         let programs = [
             compile(fatal_rules(allowed)?, allow.clone(), SeccompAction::KillProcess)?,
             compile(clone3, allow.clone(), nosys)?,
-            // Last: the others could not be installed behind it.
+            // Installed last, because this program forbids the installation of others.
             compile(rules, trap, allow)?,
         ];
         Ok(Filter { programs, allowed: count })
     }
 
-    /// How many system calls are allowed, of this architecture.
+    /// Returns the number of allowed system calls on this architecture.
     pub fn allowed(&self) -> usize {
         self.allowed
     }
 
-    /// Confines every thread of the process.
+    /// Installs the programs in every thread of the process.
     pub fn install(&self) -> Result<(), seccompiler::Error> {
         self.programs.iter().try_for_each(|program| apply_filter_all_threads(program))
     }
@@ -88,18 +88,18 @@ fn compile(
     SeccompFilter::new(rules, otherwise, matching, arch)?.try_into()
 }
 
-/// The names that are allowed, of whatever architecture.
+/// Returns the names of the allowed calls, for all architectures.
 pub fn names(allowed: &Allowed) -> impl Iterator<Item = &'static str> + use<> {
     let of = |list: &'static [&'static str], wanted: bool| list.iter().filter(move |_| wanted);
     let always = [ALWAYS, ELSEWHERE, MUSL].into_iter().flat_map(move |list| of(list, true));
     always.chain(of(TAP, allowed.taps)).chain(of(XDP, allowed.xdps)).copied()
 }
 
-/// Requests of ioctl(2) that reach another process: TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP and
-/// FIOASYNC (asm-generic/ioctls.h, sockios.h). Their types differ from libc to libc.
+/// Requests of ioctl(2) that affect another process: TIOCSTI, TIOCLINUX, FIOSETOWN, SIOCSPGRP and
+/// FIOASYNC (asm-generic/ioctls.h, sockios.h). The type of libc's constants differs between libcs.
 const IOCTLS_OF_OTHERS: [u64; 5] = [0x5412, 0x541c, 0x8901, 0x8902, 0x5452];
 
-/// Commands of fcntl(2) that are allowed; F_SETOWN and F_SETSIG are not.
+/// Allowed commands of fcntl(2); F_SETOWN and F_SETSIG are forbidden.
 const FCNTLS: [libc::c_int; 11] = [
     libc::F_DUPFD,
     libc::F_DUPFD_CLOEXEC,
@@ -114,13 +114,13 @@ const FCNTLS: [libc::c_int; 11] = [
     libc::F_GETLK,
 ];
 
-/// Calls by number, with any arguments.
+/// Returns rules for calls with any arguments.
 fn numbers(names: &[&str]) -> Rules {
     let number = |name: &&str| Some((i64::from(Sysno::from_str(name).ok()?.id()), Vec::new()));
     names.iter().filter_map(number).collect()
 }
 
-/// Has a call match only with arguments that one of the rules describes.
+/// Restricts a call, if it is in `rules`, to arguments that match one of the rules `to`.
 fn narrow(rules: &mut Rules, name: &str, to: Vec<SeccompRule>) {
     for number in numbers(&[name]).into_keys() {
         if let Some(place) = rules.get_mut(&number) {
@@ -129,23 +129,24 @@ fn narrow(rules: &mut Rules, name: &str, to: Vec<SeccompRule>) {
     }
 }
 
-/// A condition of the lower 32 bits of an argument; the kernel ignores the upper ones of an `int`.
+/// Returns a condition on the lower 32 bits of an argument: the kernel ignores the upper bits of an
+/// `int`.
 fn word(at: u8, operator: SeccompCmpOp, value: u64) -> Result<SeccompCondition, BackendError> {
     SeccompCondition::new(at, SeccompCmpArgLen::Dword, operator, value)
 }
 
-/// One rule for each value that an argument may have.
+/// Returns a rule for each value that an argument may have.
 fn one_of(at: u8, values: &[u64]) -> Result<Vec<SeccompRule>, BackendError> {
     let rule = |value: &u64| SeccompRule::new(vec![word(at, SeccompCmpOp::Eq, *value)?]);
     values.iter().map(rule).collect()
 }
 
-/// One rule: the bits of `mask` in an argument are these.
+/// Returns a rule by which the bits of `mask` in an argument must equal `value`.
 fn bits(at: u8, mask: u64, value: u64) -> Result<Vec<SeccompRule>, BackendError> {
     Ok(vec![SeccompRule::new(vec![word(at, SeccompCmpOp::MaskedEq(mask), value)?])?])
 }
 
-/// What is allowed.
+/// Returns the rules for allowed calls.
 fn rules(allowed: &Allowed) -> Result<Rules, BackendError> {
     let mut rules = numbers(&names(allowed).collect::<Vec<_>>());
     let mut families = vec![libc::AF_UNIX, libc::AF_NETLINK];
@@ -153,17 +154,18 @@ fn rules(allowed: &Allowed) -> Result<Rules, BackendError> {
     families.extend(allowed.tcp.map(|_| [libc::AF_INET, libc::AF_INET6]).into_iter().flatten());
     let families: Vec<u64> = families.into_iter().map(|family| family as u64).collect();
     narrow(&mut rules, "socket", one_of(0, &families)?);
-    // Threads, and neither processes nor namespaces.
+    // `clone` may make threads, but no processes or namespaces.
     let thread = libc::CLONE_THREAD as u64;
     narrow(&mut rules, "clone", bits(0, thread | NAMESPACES, thread)?);
-    // Signals to its own threads alone. tkill(2) reaches those of any process, and may abort alone.
+    // The process may signal its own threads only. tkill(2) reaches threads of any process, so it
+    // may send SIGABRT only.
     narrow(&mut rules, "tgkill", one_of(0, &[std::process::id().into()])?);
     narrow(&mut rules, "tkill", one_of(1, &[libc::SIGABRT as u64])?);
     let options = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_NO_NEW_PRIVS];
     let options = options.map(|option| option as u64);
     narrow(&mut rules, "prctl", one_of(0, &[&options[..], &[SET_VMA]].concat())?);
-    // Nothing that types on the terminal that the switch was started from, and nothing by which the
-    // kernel signals another process when a descriptor is ready.
+    // No ioctl that types on the terminal of the switch's parent, and none that has the kernel
+    // signal another process when a descriptor is ready.
     let not = |request: &u64| word(1, SeccompCmpOp::Ne, *request);
     let others = IOCTLS_OF_OTHERS.iter().map(not).collect::<Result<_, _>>()?;
     narrow(&mut rules, "ioctl", vec![SeccompRule::new(others)?]);
@@ -174,8 +176,8 @@ fn rules(allowed: &Allowed) -> Result<Rules, BackendError> {
     Ok(rules)
 }
 
-/// Landlock does not cover modes and owners of files: no program of the switch's user can be made
-/// for others to run, and no file gets another owner.
+/// Restricts modes and owners of files, which Landlock does not cover: the switch can make no
+/// program set-user-ID or set-group-ID, and can change no owner.
 fn narrow_files(rules: &mut Rules) -> Result<(), BackendError> {
     for (name, mode) in [("fchmod", 1), ("chmod", 1), ("fchmodat", 2), ("fchmodat2", 2)] {
         narrow(rules, name, bits(mode, SET_ID, 0)?);
@@ -183,7 +185,7 @@ fn narrow_files(rules: &mut Rules) -> Result<(), BackendError> {
     for (name, owner) in [("fchown", 1), ("chown", 1), ("fchownat", 2)] {
         narrow(rules, name, one_of(owner, &[SAME_OWNER])?);
     }
-    // The mode counts only where a file is made, and may be anything elsewhere.
+    // The mode counts only if a file is made, and may be anything otherwise.
     let makes = (libc::O_CREAT | libc::O_TMPFILE & !libc::O_DIRECTORY) as u64;
     for (name, flags) in [("open", 1), ("openat", 2)] {
         narrow(rules, name, [bits(flags, makes, 0)?, bits(flags + 1, SET_ID, 0)?].concat());
@@ -191,7 +193,7 @@ fn narrow_files(rules: &mut Rules) -> Result<(), BackendError> {
     Ok(())
 }
 
-/// What kills.
+/// Returns the rules for calls that kill the process.
 fn fatal_rules(allowed: &Allowed) -> Result<Rules, BackendError> {
     let mut rules = numbers(FATAL);
     if allowed.xdps {

@@ -1,10 +1,10 @@
-//! What becomes of a system call that the filter does not allow: the kernel raises SIGSYS in the
-//! thread that made it, whose handler counts the call by its number and has it return EPERM.
+//! Handles a system call that the filter does not allow: the kernel raises SIGSYS in the calling
+//! thread, and the handler counts the call by its number and makes the call return EPERM.
 //!
-//! seccomp(2) could answer EPERM by itself, but counts nothing. A handler can count in every thread
-//! without a thread that waits, as a user notification needs one. It does nothing but add to an
-//! atomic and write to the saved registers. A thread in which SIGSYS is blocked dies with the
-//! process: libcs and the SIGBUS handler block signals for a few calls, all of which are allowed.
+//! seccomp(2) could return EPERM itself, but counts nothing. The handler counts in every thread; a
+//! user notification would need a waiting thread. The handler only adds to an atomic and writes to
+//! the saved registers. In a thread that blocks SIGSYS, a forbidden call ends the process: libcs
+//! and the SIGBUS handler block signals for a few calls, all of which are allowed.
 
 use std::io;
 use std::ptr;
@@ -12,17 +12,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use syscalls::Sysno;
 
-/// Numbers of calls that are told apart; the architectures here have fewer than 500.
+/// Number of calls with a count of their own; the supported architectures have fewer than 500.
 const NUMBERS: usize = 512;
-/// `SYS_SECCOMP`: the signal is a filter's.
+/// `SYS_SECCOMP`: a seccomp filter raised the signal.
 const BY_FILTER: libc::c_int = 1;
 
-/// How often each was forbidden; behind them all others.
+/// How often each call was forbidden; the last count is for all other numbers.
 static COUNTS: [AtomicU64; NUMBERS + 1] = [const { AtomicU64::new(0) }; NUMBERS + 1];
-/// Which were logged.
+/// True for each call that was logged.
 static LOGGED: [AtomicBool; NUMBERS + 1] = [const { AtomicBool::new(false) }; NUMBERS + 1];
 
-/// The beginning of `siginfo_t` with what the kernel says of a filtered call.
+/// The beginning of `siginfo_t`, with the fields of a filtered call.
 #[repr(C)]
 struct Info {
     signal: libc::c_int,
@@ -47,7 +47,7 @@ pub fn install() -> io::Result<()> {
     }
 }
 
-/// The handler. One that another process sent with kill(2) does nothing.
+/// Handles SIGSYS; ignores a SIGSYS that another process sent with kill(2).
 extern "C" fn on_sigsys(_: libc::c_int, info: *const Info, context: *mut libc::ucontext_t) {
     // SAFETY: the kernel passes a valid siginfo, of which `Info` is the beginning, to a SA_SIGINFO
     // handler.
@@ -62,13 +62,13 @@ extern "C" fn on_sigsys(_: libc::c_int, info: *const Info, context: *mut libc::u
     unsafe { answer(&mut (*context).uc_mcontext, -libc::EPERM) };
 }
 
-/// Has the interrupted call return `value`.
+/// Makes the interrupted call return `value`.
 #[cfg(target_arch = "x86_64")]
 fn answer(registers: &mut libc::mcontext_t, value: libc::c_int) {
     registers.gregs[libc::REG_RAX as usize] = value.into();
 }
 
-/// Has the interrupted call return `value`.
+/// Makes the interrupted call return `value`.
 #[cfg(target_arch = "aarch64")]
 fn answer(registers: &mut libc::mcontext_t, value: libc::c_int) {
     registers.regs[0] = i64::from(value) as u64;
@@ -82,14 +82,14 @@ fn name(at: usize) -> String {
     }
 }
 
-/// Each call that was forbidden, and how often.
+/// Returns each forbidden call and its count.
 pub fn forbidden() -> Vec<(String, u64)> {
     let counts = COUNTS.iter().map(|count| count.load(Ordering::Relaxed)).enumerate();
     counts.filter(|(_, count)| *count > 0).map(|(at, count)| (name(at), count)).collect()
 }
 
-/// Logs each call that was forbidden for the first time since; for a thread that looks now and
-/// then.
+/// Logs each call that was forbidden for the first time since the last look. A thread calls this
+/// from time to time.
 pub fn log() {
     for (at, count) in COUNTS.iter().enumerate() {
         if count.load(Ordering::Relaxed) > 0 && !LOGGED[at].swap(true, Ordering::Relaxed) {

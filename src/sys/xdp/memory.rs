@@ -1,8 +1,9 @@
-//! Memory of ours that the kernel copies frames to and from, in chunks of one frame each.
+//! Private memory that the kernel copies frames to and from, in chunks of one frame each.
 //!
-//! A chunk is ours or the kernel's. One for receiving is the kernel's while it is in the fill ring,
-//! and ours from its descriptor on, until it is put there again; one for sending is the kernel's
-//! from its descriptor on until it comes in the completion ring.
+//! A chunk belongs to this process or to the kernel. A receive chunk is the kernel's while it is in
+//! the fill ring, and this process's from its descriptor in the receive ring until it is put into
+//! the fill ring again. A send chunk is the kernel's from its descriptor in the transmit ring until
+//! it comes back in the completion ring.
 
 use std::io;
 use std::ptr::NonNull;
@@ -10,18 +11,18 @@ use std::ptr::NonNull;
 use crate::pages::Pages;
 use base::limits::{MAX_XDP_MTU, XDP_CHUNK, XDP_SHORT_CHUNK};
 
-/// The chunks of one socket, unmapped on drop. The kernel holds the pages for as long as the socket
-/// is open; who owns a chunk is said by the rings, under their locks.
+/// The chunks of one queue, unmapped on drop. The kernel holds the pages while a socket is open;
+/// the rings, under their locks, tell who owns a chunk.
 #[derive(Debug)]
 pub(super) struct Memory {
     pages: Pages,
     chunks: u32,
-    /// Bytes of a chunk, a power of two.
+    /// Length of a chunk in bytes, a power of two.
     chunk_bytes: usize,
 }
 
 impl Memory {
-    /// So many chunks, each for a frame of an interface with this MTU.
+    /// Makes `chunks` chunks, each for a frame of an interface with this MTU.
     pub(super) fn new(chunks: u32, mtu: u32) -> io::Result<Memory> {
         let is_short = mtu <= mtu_of(XDP_SHORT_CHUNK);
         let chunk_bytes = if is_short { XDP_SHORT_CHUNK } else { XDP_CHUNK };
@@ -29,39 +30,40 @@ impl Memory {
         Ok(Memory { pages, chunks, chunk_bytes })
     }
 
-    /// Where it begins, and its length.
+    /// Returns address and length of the memory.
     pub(super) fn place(&self) -> (u64, u64) {
         (self.pages.at().as_ptr() as u64, self.pages.bytes() as u64)
     }
 
-    /// Bytes of a chunk.
+    /// Returns the length of a chunk in bytes.
     pub(super) fn chunk_bytes(&self) -> usize {
         self.chunk_bytes
     }
 
-    /// Largest MTU of an interface whose frames fit a chunk.
+    /// Returns the largest MTU of an interface whose frames fit a chunk.
     pub(super) fn mtu(&self) -> u32 {
         mtu_of(self.chunk_bytes)
     }
 
-    /// A chunk, of [`Memory::chunk_bytes`].
+    /// Returns the address of a chunk, of [`Memory::chunk_bytes`] bytes.
     pub(super) fn chunk(&self, number: u32) -> NonNull<u8> {
         let number = number.min(self.chunks - 1) as usize;
-        // SAFETY: it lies in the mapping.
+        // SAFETY: `number` is less than the number of chunks, so the chunk lies in the mapping.
         unsafe { self.pages.at().add(number * self.chunk_bytes) }
     }
 
-    /// The address of a chunk, as the rings have it.
+    /// Returns a chunk's address in the rings: its offset in the memory.
     pub(super) fn address(&self, number: u32) -> u64 {
         u64::from(number) * self.chunk_bytes as u64
     }
 
-    /// The chunk of an address, which may be none of ours.
+    /// Returns the chunk number of a ring address; the number may exceed the chunks.
     pub(super) fn number(&self, address: u64) -> u32 {
         u32::try_from(address >> self.chunk_bytes.trailing_zeros()).unwrap_or(u32::MAX)
     }
 
-    /// The frame of a descriptor, and the chunk that it is in; none if it is not in one chunk.
+    /// Returns the address of a descriptor's frame and the frame's chunk; `None` if the frame does
+    /// not lie in one chunk.
     pub(super) fn frame(&self, desc: &libc::xdp_desc) -> Option<(NonNull<u8>, u32)> {
         let chunk = self.number(desc.addr);
         let offset = desc.addr as usize & (self.chunk_bytes - 1);
@@ -71,7 +73,7 @@ impl Memory {
     }
 }
 
-/// Largest MTU of an interface whose frames fit chunks of so many bytes.
+/// Returns the largest MTU of an interface whose frames fit chunks of `chunk_bytes` bytes.
 fn mtu_of(chunk_bytes: usize) -> u32 {
     MAX_XDP_MTU as u32 - (XDP_CHUNK - chunk_bytes) as u32
 }

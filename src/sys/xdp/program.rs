@@ -1,11 +1,11 @@
-//! The program that has an interface give its frames to sockets, bpf(2): six instructions, written
-//! down here, so that nothing is compiled or read from a file.
+//! The BPF program (bpf(2)) that redirects an interface's frames to sockets: six instructions,
+//! written here, so that nothing is compiled or read from a file.
 //!
-//! The program looks up a frame's queue in a map of sockets and redirects the frame there. A frame
-//! of a queue without a socket goes to the host as if there were no program.
+//! The program looks up a frame's queue in a map of sockets and redirects the frame to the socket.
+//! A frame of a queue without a socket goes to the host, as without the program.
 //!
-//! A link attaches it: program and map go when the last descriptor of it is closed, also when the
-//! process is killed, and no other process can replace the program meanwhile.
+//! A BPF link attaches the program. Program and map end when the last descriptor of the link is
+//! closed, also when the process is killed, and no other process can replace the program.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -23,16 +23,15 @@ const PROG_TYPE_XDP: u32 = 6;
 const ATTACH_TYPE_XDP: u32 = 37;
 /// The helper `bpf_redirect_map`.
 const REDIRECT_MAP: i32 = 51;
-/// The answer `XDP_PASS`: on to the host.
+/// The action `XDP_PASS`: the frame goes to the host.
 const PASS: i32 = 2;
-/// Where `struct xdp_md` has `rx_queue_index`.
+/// Offset of `rx_queue_index` in `struct xdp_md`.
 const RX_QUEUE_INDEX: i16 = 16;
-// Flags of linux/if_link.h: in which way a program is attached.
+// Flags of linux/if_link.h: the mode of an attachment.
 const FLAG_GENERIC: u32 = 1 << 1;
 const FLAG_NATIVE: u32 = 1 << 2;
 
-/// `union bpf_attr`, as long as the longest command used here needs, with zeros where nothing is
-/// said.
+/// `union bpf_attr`, as long as the longest command here needs; unset fields are zero.
 struct Attr([u8; 128]);
 
 impl Attr {
@@ -57,35 +56,36 @@ impl Attr {
         self.with(at, &(to as usize as u64).to_ne_bytes())
     }
 
-    /// Makes the call; a descriptor, or zero.
+    /// Calls bpf(2); returns a descriptor, or zero.
     ///
     /// # Safety
     ///
-    /// What the pointers lead to is readable for what the command reads there.
+    /// The pointers in the attributes lead to memory that is readable for the length that the
+    /// command reads.
     unsafe fn call(&mut self, command: libc::c_int) -> io::Result<libc::c_int> {
         if !sandbox::permits_bpf() {
             return Err(io::Error::from_raw_os_error(libc::EPERM));
         }
         let (at, len) = (self.0.as_mut_ptr(), self.0.len() as libc::c_uint);
-        // SAFETY: `at` has `len` bytes; the rest is the caller's promise.
+        // SAFETY: `at` has `len` bytes; the caller promises that the pointers are valid.
         let answer = unsafe { libc::syscall(libc::SYS_bpf, command, at, len) };
         if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer as libc::c_int) }
     }
 
-    /// The same of a command that makes a descriptor.
+    /// Calls bpf(2) with a command that makes a descriptor.
     ///
     /// # Safety
     ///
-    /// As of [`Attr::call`].
+    /// The requirements of [`Attr::call`] hold, and the command returns a new descriptor.
     unsafe fn open(&mut self, command: libc::c_int) -> io::Result<OwnedFd> {
-        // SAFETY: the caller's promise, and a new descriptor is owned here alone.
+        // SAFETY: the caller promises valid pointers; only this value owns the new descriptor.
         unsafe { self.call(command).map(|fd| OwnedFd::from_raw_fd(fd)) }
     }
 }
 
 /// `struct bpf_insn`: operation, registers, offset, constant.
 fn instruction(code: u8, to: u8, from: u8, offset: i16, constant: i32) -> [u8; 8] {
-    // Two bit fields, whose order is that of the bytes.
+    // Two bit fields, whose order is the byte order.
     let registers = if cfg!(target_endian = "little") { from << 4 | to } else { to << 4 | from };
     let (offset, constant) = (offset.to_ne_bytes(), constant.to_ne_bytes());
     let mut bytes = [code, registers, offset[0], offset[1], 0, 0, 0, 0];
@@ -93,15 +93,15 @@ fn instruction(code: u8, to: u8, from: u8, offset: i16, constant: i32) -> [u8; 8
     bytes
 }
 
-/// The program, whose sockets are in this map.
+/// Returns the program for the sockets in this map.
 fn program(map: BorrowedFd<'_>) -> [[u8; 8]; 6] {
     [
         // r2 = context->rx_queue_index
         instruction(0x61, 2, 1, RX_QUEUE_INDEX, 0),
-        // r1 = map, in two: the pseudo register 1 says that the constant is a descriptor.
+        // r1 = map, in two instructions: source register 1 (BPF_PSEUDO_MAP_FD) marks a descriptor
         instruction(0x18, 1, 1, 0, map.as_raw_fd()),
         instruction(0, 0, 0, 0, 0),
-        // r3 = XDP_PASS, the answer for a queue without a socket
+        // r3 = XDP_PASS, the action for a queue without a socket
         instruction(0xb7, 3, 0, 0, PASS),
         // r0 = bpf_redirect_map(r1, r2, r3)
         instruction(0x85, 0, 0, 0, REDIRECT_MAP),
@@ -115,7 +115,7 @@ fn program(map: BorrowedFd<'_>) -> [[u8; 8]; 6] {
 pub(super) struct Sockets(OwnedFd);
 
 impl Sockets {
-    /// An empty map for so many queues.
+    /// Makes an empty map for `queues` queues.
     pub(super) fn new(queues: u32) -> io::Result<Sockets> {
         let mut attr = Attr::new()
             .number(0, MAP_TYPE_XSKMAP)
@@ -126,7 +126,7 @@ impl Sockets {
         unsafe { attr.open(MAP_CREATE) }.map(Sockets)
     }
 
-    /// Frames of this queue go to this socket, which is bound to it.
+    /// Redirects the frames of `queue` to `socket`, which is bound to the queue.
     pub(super) fn enter(&self, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
         let value = socket.as_raw_fd() as u32;
         let mut attr = Attr::new()
@@ -137,7 +137,7 @@ impl Sockets {
         unsafe { attr.call(MAP_UPDATE_ELEM) }.map(drop)
     }
 
-    /// The program that uses the map.
+    /// Loads the program for the map.
     pub(super) fn load(&self) -> io::Result<OwnedFd> {
         let code = program(self.0.as_fd());
         let licence = c"BSD-3-Clause";
@@ -153,7 +153,7 @@ impl Sockets {
     }
 }
 
-/// Attaches a program to an interface, until the descriptor is closed.
+/// Attaches a program to an interface until the returned descriptor is closed.
 pub(super) fn attach(program: BorrowedFd<'_>, interface: u32, mode: Mode) -> io::Result<OwnedFd> {
     let flags = if mode == Mode::Native { FLAG_NATIVE } else { FLAG_GENERIC };
     let mut attr = Attr::new()

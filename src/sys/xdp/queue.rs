@@ -1,24 +1,24 @@
-//! One queue of an interface by sockets of AF_XDP: frames come and go in [`Memory`] of ours, and
-//! the kernel copies them.
+//! One queue of an interface by AF_XDP sockets: the kernel copies received and sent frames to and
+//! from [`Memory`].
 //!
-//! As Linux answers `sendto`, which has the kernel take frames from the transmit ring
-//! (net/xdp/xsk.c), and what is made of it:
+//! The results of `sendto`, which makes Linux take frames from the transmit ring (net/xdp/xsk.c):
 //!
-//! | answer | meaning | frames |
+//! | result | meaning | frames |
 //! |---|---|---|
-//! | 0 | all, or the 32 of one call, were taken | sent |
-//! | EAGAIN, ENOBUFS | so many for one call, or no room | the rest is tried again, then left |
-//! | EBUSY | the interface dropped the frame that was taken last | [`Transfer::WouldBlock`] |
-//! | ENETDOWN | the interface is down, nothing was looked at | [`Transfer::Down`], taken back |
+//! | 0 | the kernel took all frames, or the 32 of one call | sent |
+//! | EAGAIN, ENOBUFS | the limit of one call, or no room | the rest is tried again, then left |
+//! | EBUSY | the interface dropped the frame taken last | [`Transfer::WouldBlock`] |
+//! | ENETDOWN | the interface is down, no frame was examined | [`Transfer::Down`], taken back |
 //! | ENXIO | the interface was deleted | [`Transfer::Gone`] |
 //!
-//! What is left in the ring goes with the next frames, or when the queue is read the next time.
+//! Frames left in the ring are sent with the next frames, or when the queue is read the next time.
 //!
-//! Frames come to one socket and leave by another. When a frame was sent the kernel calls each
-//! waiter of its socket, also one that waits for frames only; the sending socket has none.
+//! One socket receives frames, another socket sends frames. After sending a frame the kernel wakes
+//! every waiter of the sending socket, also a waiter for received frames only; the sending socket
+//! has no waiter.
 //!
-//! When the interface is deleted a socket has an error (SO_ERROR), and reports no event: its
-//! `poll` says nothing of one that is bound to nothing.
+//! When the interface is deleted, a socket has an error (SO_ERROR) but reports no event: `poll` of
+//! an unbound AF_XDP socket returns nothing.
 //!
 //! The sockets are bound without XDP_USE_NEED_WAKEUP: with copies it saves no call.
 
@@ -49,45 +49,44 @@ use base::limits::{
     XDP_RECEIVE_FRAMES, XDP_SEND_FRAMES,
 };
 
-/// One attached queue; detached on drop.
+/// An attached queue; detached on drop.
 #[derive(Debug)]
 pub struct XdpQueue {
-    /// The socket that frames come to.
+    /// The receiving socket.
     receiver: OwnedFd,
     shared: Shared,
     inbox: Mutex<Inbox>,
-    /// The program that gives us the frames, for as long as a queue is there.
+    /// The redirection of frames to this queue, shared by all queues of the interface.
     attachment: Option<Arc<Attachment>>,
 }
 
-/// What sending workers share.
+/// The sending side, which workers share.
 #[derive(Debug)]
 struct Shared {
-    /// The socket that frames leave by.
+    /// The sending socket.
     sender: OwnedFd,
     memory: Arc<Memory>,
-    /// Locked for a short time, and while the kernel copies; never while a guest's memory is
-    /// touched.
+    /// Locked for short times and while the kernel copies; never while guest memory is accessed.
     outlet: Mutex<Outlet>,
-    /// The kernel left frames in the ring.
+    /// True if the kernel left frames in the transmit ring.
     left: AtomicBool,
 }
 
-/// An option of the socket that is a struct of numbers.
+/// Reads a socket option that is a struct of numbers.
 fn option<T: Default>(socket: &OwnedFd, name: libc::c_int) -> io::Result<T> {
     let (mut value, mut len) = (T::default(), size_of::<T>() as libc::socklen_t);
     let fd = socket.as_raw_fd();
-    // By libc: rustix has the first of these only with its own system calls, and mixes up counts of
-    // the second.
-    // SAFETY: the kernel writes at most `len` bytes of `value`, which any bytes are valid for.
+    // Uses libc: rustix has XDP_MMAP_OFFSETS only with its own system calls, and mixes up the
+    // counts of XDP_STATISTICS.
+    // SAFETY: the kernel writes at most `len` bytes of `value`, for which any bytes are valid.
     let done =
         unsafe { libc::getsockopt(fd, libc::SOL_XDP, name, (&raw mut value).cast(), &raw mut len) };
     if done == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
 
 impl XdpQueue {
-    /// Sockets for queue `queue` of an interface, whose frames are no longer than its MTU says. No
-    /// frame comes before the program has the descriptor.
+    /// Opens the sockets for queue `queue` of an interface, whose frames are limited by its MTU. No
+    /// frame comes before the program's map has the receiving socket.
     pub(super) fn open(link: &Link, queue: u32) -> Result<XdpQueue, XdpError> {
         let socket = || {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -105,7 +104,8 @@ impl XdpQueue {
         let address = |flags| SocketAddrXdp::new(flags, link.index, queue);
         rustix::net::bind(&receiver, &address(SocketAddrXdpFlags::XDP_COPY))
             .map_err(XdpError::of("bind"))?;
-        // The same memory, and the same rings for filling and completing.
+        // The sending socket shares memory, fill ring and completion ring with the receiving
+        // socket.
         let addr = address(SocketAddrXdpFlags::XDP_SHARED_UMEM);
         let address = SocketAddrXdpWithSharedUmem { addr, shared_umem_fd: receiver.as_fd() };
         rustix::net::bind(&sender, &address).map_err(XdpError::of("bind"))?;
@@ -114,13 +114,13 @@ impl XdpQueue {
         Ok(XdpQueue { receiver, shared, inbox: Mutex::new(inbox), attachment: None })
     }
 
-    /// Frames come as long as this is held.
+    /// Keeps the redirection of frames for as long as the queue exists.
     pub(super) fn hold(&mut self, attachment: &Arc<Attachment>) {
         self.attachment = Some(Arc::clone(attachment));
     }
 }
 
-/// Tells the kernel of the memory and of the sizes of the rings, but for that to send from.
+/// Registers the memory and the sizes of all rings except the transmit ring.
 fn register(socket: &OwnedFd, memory: &Memory) -> Result<(), XdpError> {
     let (addr, len) = memory.place();
     let registration = XdpUmemReg {
@@ -143,7 +143,7 @@ fn register(socket: &OwnedFd, memory: &Memory) -> Result<(), XdpError> {
     sizes.into_iter().collect::<Result<(), Errno>>().map_err(XdpError::of("ring size"))
 }
 
-/// The four rings, with all chunks for receiving in the kernel's hands.
+/// Maps the four rings, and gives all receive chunks to the kernel.
 fn rings(
     receiver: &OwnedFd,
     sender: &OwnedFd,
@@ -175,7 +175,7 @@ fn rings(
     Ok((inbox, outlet))
 }
 
-/// `struct xdp_mmap_offsets`: of the rings for receiving, sending, filling and completing.
+/// `struct xdp_mmap_offsets`: the layouts of the receive, transmit, fill and completion rings.
 #[repr(C)]
 struct Offsets([libc::xdp_ring_offset; 4]);
 
@@ -191,39 +191,39 @@ impl Default for Offsets {
 #[repr(C)]
 #[derive(Default)]
 struct Statistics {
-    /// There was no chunk, or the frame is longer than one.
+    /// Frames dropped because there was no chunk, or because the frame exceeds a chunk.
     dropped: u64,
     invalid_descriptors: [u64; 2],
     ring_full: u64,
     others: [u64; 2],
 }
 
-/// What receiving needs.
+/// The receiving side.
 #[derive(Debug)]
 struct Inbox {
     memory: Arc<Memory>,
     received: Consumer<xdp_desc>,
     fill: Producer<u64>,
-    /// Chunks of the frames that were taken last.
+    /// Chunks of the frames that the last call of `take` returned.
     lent: Vec<u32>,
-    /// Frames that the kernel had no room for, as far as they are reported.
+    /// Frames that the kernel had no room for and that were reported.
     lost: u64,
-    /// The second in which the kernel was asked.
+    /// The second of the last statistics query.
     asked: u32,
 }
 
 impl Inbox {
-    /// Gives the kernel the chunks of the frames that were taken last.
+    /// Gives the chunks of the frames that were taken last to the kernel.
     fn give_back(&mut self) {
         for chunk in self.lent.drain(..) {
-            // There is room: the ring is as long as there are chunks.
+            // The ring has room: it has an entry for each receive chunk.
             self.fill.push(self.memory.address(chunk));
         }
         self.fill.publish();
     }
 
-    /// Has the processor fetch a frame that will be taken soon: the kernel wrote it on another CPU,
-    /// or so long ago that it is in no near cache.
+    /// Prefetches a frame that will be taken soon: the kernel wrote the frame on another CPU, or so
+    /// long ago that no near cache holds it.
     #[inline]
     fn fetch_ahead(&self) {
         let Some(desc) = self.received.peek(XDP_FETCH_AHEAD - 1) else { return };
@@ -234,7 +234,8 @@ impl Inbox {
         }
     }
 
-    /// Frames that the kernel has dropped since the last time. It is asked once in a second.
+    /// Returns the frames that the kernel has dropped since the last report; queries the kernel at
+    /// most once a second.
     fn newly_lost(&mut self, socket: &OwnedFd) -> u64 {
         let now = clock::coarse_seconds();
         if std::mem::replace(&mut self.asked, now) == now {
@@ -259,7 +260,8 @@ impl FrameInbox for XdpQueue {
                     inbox.lent.push(chunk);
                     each(at.as_ptr(), desc.len)
                 }
-                // Never, of this kernel: it counts as a frame without a byte.
+                // The kernel never writes a descriptor outside one chunk; the descriptor counts as
+                // an empty frame.
                 None => each(NonNull::dangling().as_ptr(), 0),
             };
             if !wants_more || inbox.lent.len() == BURST_FRAMES {
@@ -272,29 +274,29 @@ impl FrameInbox for XdpQueue {
     }
 }
 
-/// What sending needs.
+/// The state of sending.
 #[derive(Debug)]
 struct Outlet {
     memory: Arc<Memory>,
     transmit: Producer<xdp_desc>,
     done: Consumer<u64>,
-    /// Chunks without a frame.
+    /// Free send chunks.
     free: Vec<u32>,
-    /// Frames in chunks that the kernel is about to be told of.
+    /// Descriptors of filled chunks, to be pushed to the transmit ring.
     frames: Vec<xdp_desc>,
 }
 
-/// What came of frames.
+/// The result of sending frames.
 #[derive(Debug)]
 struct Outcome {
-    /// A bit for each that the interface dropped.
+    /// Bit n: the interface dropped the n-th frame.
     dropped: u64,
-    /// Of all the others.
+    /// Result of all frames, if sending failed.
     others: Option<Transfer>,
 }
 
 impl Outcome {
-    /// Of the `index`-th, of so many bytes with the header.
+    /// Returns the result of the `index`-th frame, of `len` bytes with its header.
     fn of(&self, index: usize, len: usize) -> Transfer {
         match self.others {
             Some(other) => other,
@@ -305,7 +307,7 @@ impl Outcome {
 }
 
 impl Outlet {
-    /// Takes the chunks of frames that were sent, if there are not `count` without a frame.
+    /// Takes back the chunks of sent frames, if fewer than `count` chunks are free.
     fn reclaim(&mut self, count: usize) {
         if self.free.len() >= count {
             return;
@@ -320,7 +322,8 @@ impl Outlet {
         self.done.release();
     }
 
-    /// Copies frames to chunks, from the `first`-th on as many as fit and have a chunk.
+    /// Copies frames to chunks, from the `first`-th frame, while frames fit a chunk and chunks are
+    /// free.
     fn fill(&mut self, batch: &FrameBatch, first: usize) {
         self.reclaim(batch.len() - first);
         self.frames.clear();
@@ -331,23 +334,24 @@ impl Outlet {
             }
             let Some(chunk) = self.free.pop() else { break };
             let to = self.memory.chunk(chunk).as_ptr();
-            // SAFETY: the chunk is as long, and ours until its descriptor is in the ring.
+            // SAFETY: the frame fits the chunk, which this process owns until the descriptor is in
+            // the ring.
             unsafe { std::ptr::copy_nonoverlapping(frame.as_ptr(), to, frame.len()) };
             let addr = self.memory.address(chunk);
             self.frames.push(xdp_desc { addr, len: frame.len() as u32, options: 0 });
         }
     }
 
-    /// True of the length of a frame that fits a chunk, its header included.
+    /// Returns true if a frame of `len` bytes, plus a virtio-net header, fits a chunk.
     fn fits(&self, len: usize) -> bool {
         (1..=self.memory.chunk_bytes() - VNET_HDR_LEN).contains(&len)
     }
 
-    /// Has the kernel send the frames in chunks, and what an earlier call left before them.
+    /// Has the kernel send the filled chunks, and the frames that an earlier call left before them.
     fn send(&mut self, socket: BorrowedFd<'_>) -> Outcome {
         let mut outcome = Outcome { dropped: 0, others: None };
         let before = self.transmit.pending() as usize;
-        // There is room for all: the ring is as long as there are chunks.
+        // The ring has room for all frames: it has an entry for each send chunk.
         let pushed = self.frames.iter().filter(|frame| self.transmit.push(**frame)).count();
         self.transmit.publish();
         let all = before + pushed;
@@ -361,7 +365,7 @@ impl Outlet {
             match answer {
                 Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => {}
                 Err(Errno::BUSY) => {
-                    // The kernel may show that it took the frame only later.
+                    // The kernel may move its index for the taken frame only later.
                     (dropped, idle) = (dropped + 1, 0);
                     taken = all.saturating_sub(left).max(taken + 1);
                     if let Some(index) = taken.checked_sub(before + 1).filter(|at| *at < pushed) {
@@ -390,14 +394,14 @@ impl Outlet {
 }
 
 impl Shared {
-    /// Has the kernel send frames; what came of them.
+    /// Has the kernel send frames; returns their result.
     fn send(&self, outlet: &mut Outlet) -> Outcome {
         let outcome = outlet.send(self.sender.as_fd());
         self.left.store(outlet.transmit.pending() > 0, Ordering::Relaxed);
         outcome
     }
 
-    /// Has the kernel send what it left in the ring, unless another thread is at it.
+    /// Has the kernel send the frames left in the ring, unless another thread is sending.
     fn send_left(&self) {
         if self.left.load(Ordering::Relaxed)
             && let Ok(mut outlet) = self.outlet.try_lock()
@@ -407,7 +411,7 @@ impl Shared {
         }
     }
 
-    /// Sends frames of a batch, from the `first`-th on; where it goes on.
+    /// Sends frames of a batch from the `first`-th frame; returns the index of the next frame.
     fn send_from(&self, outlet: &mut Outlet, batch: &mut FrameBatch, first: usize) -> usize {
         if !outlet.fits(batch.frame(first).len().saturating_sub(VNET_HDR_LEN)) {
             batch.answer(first, Transfer::Rejected(libc::EMSGSIZE));
@@ -418,7 +422,7 @@ impl Shared {
         for index in 0..sent {
             batch.answer(first + index, outcome.of(index, batch.frame(first + index).len()));
         }
-        // Without a chunk nothing more goes.
+        // Without a free chunk no further frame is sent.
         if sent == 0 { batch.len() } else { first + sent }
     }
 }
@@ -461,7 +465,7 @@ impl FrameIo for XdpQueue {
             if let Some((header, rest)) = buffer.split_first_chunk_mut::<VNET_HDR_LEN>() {
                 *header = [0; VNET_HDR_LEN];
                 let bytes = rest.len().min(bytes as usize);
-                // SAFETY: the frame is ours until the next call of `take`.
+                // SAFETY: the frame belongs to this process until the next call of `take`.
                 unsafe { std::ptr::copy_nonoverlapping(at, rest.as_mut_ptr(), bytes) };
                 len = Some(VNET_HDR_LEN + bytes);
             }

@@ -1,11 +1,11 @@
-//! A ring of AF_XDP: entries in memory that is shared with the kernel, and two indices that count
-//! on for ever and wrap at 2^32.
+//! A ring of AF_XDP: entries in memory that the kernel shares, and two indices that only grow and
+//! wrap at 2^32.
 //!
-//! * One side produces, the other consumes. Each writes its own index alone and reads the other's;
-//!   [`Counts`] is that arithmetic, without memory.
-//! * Our side is used by one thread at a time. The kernel is the other side, at any moment.
-//! * The kernel is trusted; an index of its that cannot be counts as no progress all the same, so
-//!   that no entry is used twice.
+//! * One side produces, the other side consumes. Each side writes its own index and reads the other
+//!   index; [`Counts`] is the arithmetic of both indices, without memory.
+//! * One thread at a time uses this process's side. The kernel may use its side at any moment.
+//! * The kernel is trusted; still an impossible index of the kernel counts as no progress, so that
+//!   no entry is used twice.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -13,41 +13,41 @@ use std::ptr::NonNull;
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, Ordering};
 
-// `tests/models` runs both sides under every interleaving.
+// `tests/models` runs both sides in every interleaving.
 #[cfg(loom)]
 use crate::loomed::{AtomicU32, Ordering};
 use crate::pages::Pages;
 
-/// How far both sides are.
+/// The indices of both sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Counts {
-    /// Ours: entries that we produced, or consumed.
+    /// This process's index: entries produced, or consumed.
     own: u32,
-    /// The kernel's, as it was last looked at.
+    /// The kernel's index, when it was last read.
     other: u32,
-    /// Entries of the ring, a power of two.
+    /// Number of entries in the ring, a power of two.
     size: u32,
 }
 
 impl Counts {
-    /// Of a producer: entries that it may write.
+    /// Returns the number of entries that a producer may write.
     fn room(self) -> u32 {
         self.size.saturating_sub(self.own.wrapping_sub(self.other))
     }
 
-    /// Of a consumer: entries that it may read.
+    /// Returns the number of entries that a consumer may read.
     fn ready(self) -> u32 {
         let ready = self.other.wrapping_sub(self.own);
         if ready <= self.size { ready } else { 0 }
     }
 
-    /// The entry of an index.
+    /// Returns the position of an index in the ring.
     fn slot(self, index: u32) -> usize {
         (index & (self.size - 1)) as usize
     }
 }
 
-/// A ring, our side of it.
+/// This process's side of a ring.
 #[derive(Debug)]
 pub(super) struct Ring<T> {
     producer: NonNull<AtomicU32>,
@@ -57,11 +57,11 @@ pub(super) struct Ring<T> {
     _memory: Option<Pages>,
 }
 
-// SAFETY: the pointers lead into the mapping, which is this one's; `T` is plain data.
+// SAFETY: the pointers lead into the mapping, which this ring owns; `T` is plain data.
 unsafe impl<T: Send> Send for Ring<T> {}
 
 impl<T: Copy> Ring<T> {
-    /// Maps the ring of `size` entries that is at an offset of the socket, by the kernel's layout.
+    /// Maps the ring of `size` entries at `offset` of the socket, with the kernel's layout.
     pub(super) fn map(
         fd: BorrowedFd<'_>,
         offset: u64,
@@ -71,8 +71,8 @@ impl<T: Copy> Ring<T> {
         debug_assert!(size.is_power_of_two());
         let len = layout.desc as usize + size as usize * size_of::<T>();
         let memory = Pages::of(fd, offset, len, libc::MAP_POPULATE)?;
-        // SAFETY: the kernel lays a ring out so: indices and entries lie inside the mapping, each
-        // aligned for its type.
+        // SAFETY: in the kernel's layout indices and entries lie inside the mapping, each aligned
+        // for its type.
         let (producer, consumer, entries) = unsafe {
             let at = |offset: u64| memory.at().add(offset as usize);
             (at(layout.producer).cast(), at(layout.consumer).cast(), at(layout.desc).cast())
@@ -81,7 +81,7 @@ impl<T: Copy> Ring<T> {
         Ok(Ring { producer, consumer, entries, counts, _memory: Some(memory) })
     }
 
-    /// A ring of a test's, which keeps its memory: both indices are at `start`, and `size` is a
+    /// Makes a ring for a test, which owns the memory: both indices are at `start`, and `size` is a
     /// power of two.
     #[cfg(any(test, loom))]
     pub(super) fn of(
@@ -100,17 +100,18 @@ impl<T: Copy> Ring<T> {
     }
 
     fn store(&self, index: NonNull<AtomicU32>) {
-        // SAFETY: as above.
+        // SAFETY: the index lives as long as the ring.
         unsafe { index.as_ref() }.store(self.counts.own, Ordering::Release);
     }
 }
 
-/// A ring into which we write: fill, and transmit.
+/// A ring that this process writes: fill ring and transmit ring.
 #[derive(Debug)]
 pub(super) struct Producer<T>(pub(super) Ring<T>);
 
 impl<T: Copy> Producer<T> {
-    /// Writes an entry, which the kernel sees when it is published. False if the ring is full.
+    /// Writes an entry, which the kernel sees after [`Producer::publish`]. Returns false if the
+    /// ring is full.
     pub(super) fn push(&mut self, entry: T) -> bool {
         if self.0.counts.room() == 0 {
             self.0.counts.other = self.0.load(self.0.consumer);
@@ -119,38 +120,38 @@ impl<T: Copy> Producer<T> {
             }
         }
         let slot = self.0.counts.slot(self.0.counts.own);
-        // SAFETY: the slot is below the ring's size, and the kernel does not read it before it is
-        // published.
+        // SAFETY: the slot is below the ring's size, and the kernel does not read the slot before
+        // the entry is published.
         unsafe { self.0.entries.add(slot).write_volatile(entry) };
         self.0.counts.own = self.0.counts.own.wrapping_add(1);
         true
     }
 
-    /// Shows the kernel what was written.
+    /// Publishes the written entries to the kernel.
     pub(super) fn publish(&self) {
         self.0.store(self.0.producer);
     }
 
-    /// Entries that the kernel has not taken.
+    /// Returns the number of entries that the kernel has not taken.
     pub(super) fn pending(&mut self) -> u32 {
         self.0.counts.other = self.0.load(self.0.consumer);
         self.0.counts.own.wrapping_sub(self.0.counts.other)
     }
 
-    /// Takes back the last `count` entries, at which the kernel has not looked and does not look
-    /// meanwhile.
+    /// Takes back the last `count` entries, which the kernel has not read and does not read during
+    /// the call.
     pub(super) fn take_back(&mut self, count: u32) {
         self.0.counts.own = self.0.counts.own.wrapping_sub(count);
         self.publish();
     }
 }
 
-/// A ring from which we read: receive, and completion.
+/// A ring that this process reads: receive ring and completion ring.
 #[derive(Debug)]
 pub(super) struct Consumer<T>(pub(super) Ring<T>);
 
 impl<T: Copy> Consumer<T> {
-    /// The next entry, whose place is the kernel's again when it is released.
+    /// Returns the next entry. The slot belongs to the kernel again after [`Consumer::release`].
     pub(super) fn pop(&mut self) -> Option<T> {
         if self.0.counts.ready() == 0 {
             self.0.counts.other = self.0.load(self.0.producer);
@@ -165,17 +166,19 @@ impl<T: Copy> Consumer<T> {
         Some(entry)
     }
 
-    /// The entry so many behind the next one, if it is known to be there.
+    /// Returns the entry `behind` entries behind the next entry, if the kernel is known to have
+    /// written it.
     pub(super) fn peek(&self, behind: u32) -> Option<T> {
         if self.0.counts.ready() <= behind {
             return None;
         }
         let slot = self.0.counts.slot(self.0.counts.own.wrapping_add(behind));
-        // SAFETY: as in `pop`.
+        // SAFETY: the slot is below the ring's size, and the kernel wrote the entry before its
+        // index.
         Some(unsafe { self.0.entries.add(slot).read_volatile() })
     }
 
-    /// Gives the kernel the places of all entries that were read.
+    /// Gives the slots of all read entries to the kernel.
     pub(super) fn release(&self) {
         self.0.store(self.0.consumer);
     }
@@ -187,7 +190,7 @@ mod tests {
 
     const SIZE: u32 = 8;
 
-    /// Memory as the kernel's, with both indices at `start`.
+    /// Memory in place of the kernel's, with both indices at `start`.
     struct Memory {
         producer: Box<AtomicU32>,
         consumer: Box<AtomicU32>,
@@ -206,7 +209,7 @@ mod tests {
         }
     }
 
-    /// Starts from which the indices pass 2^32 at each place of the ring.
+    /// Start values from which the indices pass 2^32 at each position of the ring.
     fn starts() -> impl Iterator<Item = u32> {
         [0, 1, 1 << 31].into_iter().chain((0..=2 * SIZE).map(|back| 0u32.wrapping_sub(back)))
     }
@@ -251,7 +254,7 @@ mod tests {
                 ring.publish();
                 let now = memory.producer.load(Ordering::Relaxed);
                 assert_eq!(now.wrapping_sub(seen), SIZE, "nothing is seen before");
-                // The kernel takes all, in order.
+                // The kernel takes all entries, in order.
                 let taken = memory.consumer.load(Ordering::Relaxed);
                 for n in 0..SIZE {
                     let slot = (taken.wrapping_add(n) & (SIZE - 1)) as usize;
@@ -304,7 +307,8 @@ mod tests {
         }
     }
 
-    /// Two threads, one on each side. Miri finds an entry that one reads while the other writes it.
+    /// Two threads, one on each side. Miri finds an entry that one thread reads while the other
+    /// writes.
     #[test]
     fn two_threads_keep_the_order() {
         for start in [0, 0u32.wrapping_sub(SIZE)] {

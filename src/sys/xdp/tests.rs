@@ -1,4 +1,4 @@
-//! Sockets and program with the kernel, at one end of a veth pair.
+//! Tests sockets and program with the kernel, at one end of a veth pair.
 
 use testkit::host::{Host, in_namespace, ip};
 use testkit::proc::wait_for;
@@ -26,19 +26,19 @@ fn frame(mark: u32, len: usize) -> Vec<u8> {
     frame
 }
 
-/// Sends these frames together.
+/// Sends frames as one batch.
 fn send(queue: &XdpQueue, frames: &[Vec<u8>]) -> Vec<Transfer> {
     let frames: Vec<_> = frames.iter().map(|frame| [&[0; 12][..], frame].concat()).collect();
     FrameBatch::flushed(queue, &frames)
 }
 
-/// Takes what has come; how many frames the kernel lost.
+/// Takes the received frames; returns the number of frames that the kernel lost.
 fn take(queue: &XdpQueue, frames: &mut Vec<Vec<u8>>) -> u64 {
     let mut lost = 0;
     loop {
         let mut count = 0;
         let taken = queue.take(&mut |at, len| {
-            // SAFETY: the frame is ours until the next call.
+            // SAFETY: the frame belongs to this process until the next call.
             frames.push(unsafe { std::slice::from_raw_parts(at, len as usize) }.to_vec());
             count += 1;
             true
@@ -51,7 +51,7 @@ fn take(queue: &XdpQueue, frames: &mut Vec<Vec<u8>>) -> u64 {
     }
 }
 
-/// Enough of them that every entry of each ring is used several times.
+/// Enough frames pass that every entry of each ring is used several times.
 #[test]
 fn frames_pass_both_ways_in_order() {
     for mode in MODES {
@@ -91,7 +91,8 @@ fn frames_pass_both_ways_in_order() {
     }
 }
 
-/// As many as there are chunks wait; the rest is lost and counted, and what comes later is not.
+/// As many frames as chunks wait; further frames are lost and counted, and later frames are not
+/// lost.
 #[test]
 fn frames_that_find_no_room_are_counted() {
     for mode in MODES {
@@ -103,16 +104,16 @@ fn frames_that_find_no_room_are_counted() {
             for n in 0..XDP_RECEIVE_FRAMES + more {
                 host.send(&frame(n, 60));
                 if n % 50 == 0 {
-                    // The pair itself has room for few.
+                    // The veth pair itself has room for few frames.
                     std::thread::sleep(std::time::Duration::from_micros(500));
                 }
             }
-            // The kernel is asked once a second.
+            // The queue reads the kernel's statistics once a second.
             std::thread::sleep(std::time::Duration::from_millis(1_100));
             let mut came = Vec::new();
             let lost = take(queue, &mut came);
             assert_eq!(came.len(), XDP_RECEIVE_FRAMES as usize, "{mode:?}");
-            // On a busy machine the pair loses some before.
+            // On a busy machine the veth pair loses some frames first.
             assert!((1..=u64::from(more)).contains(&lost), "{mode:?}: {lost}");
             assert!(came.is_sorted(), "out of order");
             host.send(&frame(1, 60));
@@ -134,7 +135,7 @@ fn what_is_not_sent_is_not_sent_later() {
         let (queue, host) = (&xdp.queues[0], Host::open("peer"));
         let frames: Vec<_> = (0..9).map(|n| frame(n, 60)).collect();
         ip("link set wire down");
-        // No chunk is lost by it.
+        // No chunk is lost.
         for _ in 0..XDP_SEND_FRAMES {
             assert_eq!(send(queue, &frames), [Transfer::Down; 9]);
         }
@@ -154,7 +155,7 @@ fn what_is_not_sent_is_not_sent_later() {
     });
 }
 
-/// Each event would be a call of the one who waits, in the time of the one who sends.
+/// Each event would cost a call of the waiting thread, in the time of the sending thread.
 #[test]
 fn what_is_sent_brings_no_event() {
     in_namespace(|| {
@@ -187,7 +188,7 @@ fn lengths_are_checked() {
             ip(&format!("link set wire mtu {mtu}"));
             let xdp = open("wire", 1, Mode::Auto).unwrap();
             let refused = Transfer::Rejected(libc::EMSGSIZE);
-            // Those around it pass.
+            // The frames around it pass.
             let lens = [60, 0, 61, chunk - 11, 65_000, 1514];
             let frames = lens.map(|len| vec![0; len]);
             let done = |len: usize| Transfer::Done(12 + len);
@@ -222,7 +223,7 @@ fn an_interface_that_is_gone_is_known_by_both_directions() {
         assert!(queue.is_gone());
         assert_eq!(take(queue, &mut Vec::new()), 0);
         assert_eq!(send(queue, &[frame(1, 60)]), [Transfer::Gone]);
-        // What is left of it is in nothing's way.
+        // The sockets of the deleted interface do not block a new interface.
         pair();
         assert!(open("wire", 1, Mode::Auto).is_ok());
     });
