@@ -19,8 +19,8 @@
 use base::budget::Budget;
 use base::frame::Load;
 use base::limits::{
-    RATE_BURST_BYTES, RATE_BURST_NANOS, RATE_BURST_PACKETS, RATE_LATE_NANOS, RATE_NO_WAIT_NANOS,
-    RATE_TURN_NANOS,
+    BURST_SIZE_BYTES, RATE_BURST_BYTES, RATE_BURST_NANOS, RATE_BURST_PACKETS, RATE_LATE_NANOS,
+    RATE_NO_WAIT_NANOS, RATE_TURN_NANOS,
 };
 
 const NANOS: u128 = 1_000_000_000;
@@ -313,6 +313,14 @@ impl Meter {
             due.saturating_sub(lane.burst.saturating_add(late))
         });
         waits.max().unwrap_or(0).div_ceil(1 << PARTS)
+    }
+
+    /// Returns true if a frame that books at tick `now` has to wait for more than `most` ticks and
+    /// the time of a frame of 1,514 bytes: at a low rate such a frame alone takes longer than
+    /// `most`.
+    pub fn waits_longer(&mut self, frame: Load, now: u64, most: u64) -> bool {
+        let full = Load { packets: 1, bytes: *BURST_SIZE_BYTES.start() };
+        self.wait(frame, now) > most.saturating_add(self.ticks_of(full))
     }
 }
 
