@@ -101,6 +101,9 @@ pub const TX_COALESCED_NANOS: u64 = 1_000_000;
 /// Signals that a worker holds; the next ones do not wait.
 pub const MAX_HELD_SIGNALS: usize = 64;
 
+/// Signals of one port among them, so that one guest's do not fill the list.
+pub const MAX_HELD_SIGNALS_OF_PORT: usize = 16;
+
 /// Senders a receive ring tells apart when it has too few buffers for all; 40 bytes each. Ports
 /// whose numbers are equal modulo it share a part.
 pub const SHARE_PLACES: usize = 64;

@@ -1,9 +1,9 @@
-//! The signals a worker owes to guests.
+//! Signals that a worker owes to guests.
 //!
-//! Noted while rings are locked, sent at the end of the turn, once per ring: a write that wakes a
-//! thread costs about 9 µs, and nothing that may sleep happens under a lock. Two kinds wait: those
-//! that transmit rings need for little (`held`), and those of a port to which they are expensive
-//! (`guard::signal_cost`).
+//! A signal is noted while its ring is locked and sent at the end of the turn, once per ring: a
+//! write that wakes a thread costs about 9 µs, and a worker does nothing that may sleep under a
+//! lock. Two kinds of signals wait longer: signals that a transmit ring hardly needs (`held`), and
+//! signals of a port with expensive notifications (`guard::signal_cost`).
 
 mod held;
 
@@ -21,54 +21,54 @@ use base::stats::{QueueStats, WorkerStats};
 use switch::PortId;
 use sys::clock;
 
-/// Signals owed at the end of a turn.
+/// Signals to send at the end of a turn.
 pub struct Signals {
     worker: usize,
     turn: u64,
-    /// Those of this turn.
+    /// Signals of this turn.
     pending: Pending,
-    /// Those of transmit rings that wait for another signal of their guests.
+    /// Signals of transmit rings that wait for another signal of the guest.
     held: HeldSignals,
-    /// Those of ports to which signals are expensive.
+    /// Signals of ports with expensive notifications.
     paced: Vec<PacedSignal>,
-    /// Signals not wanted in this turn.
+    /// Signals that drivers did not want in this turn.
     suppressed: u64,
-    /// Rings that broke and were not reported.
+    /// Broken rings that are not reported yet.
     broken: Vec<Broken>,
     slot: SignalSlot,
     senders: Senders,
 }
 
-/// A signal that its port may have from cycle `due` on. A descriptor that is replaced or closed
-/// meanwhile is not signalled any more: its session signals the next one.
+/// A signal that its port may get from cycle `due` on. A replaced or closed call descriptor gets no
+/// paced signal: its session signals the new descriptor.
 struct PacedSignal {
     port: PortId,
     call: Weak<CallFd>,
     due: u64,
 }
 
-/// Who may owe a signal, as far as is known.
+/// The thread that may owe a signal.
 #[derive(Debug, Clone, Copy)]
 pub enum Owing {
-    /// Some thread.
+    /// Any thread.
     Anyone,
-    /// The thread of this number.
+    /// The thread with this number.
     Thread(usize),
-    /// That thread, which stands still in this turn.
+    /// The thread with this number, which is stuck in the turn with this number.
     Turn(usize, u64),
 }
 
-/// The ports that lately sent something, as bits of their numbers modulo 64.
+/// Ports that lately sent frames, as bits of their numbers modulo 64.
 #[derive(Debug, Default)]
 struct Senders {
-    /// Since `since`, and in the time before.
+    /// Ports since cycle `since`, and ports in the period before.
     now: u64,
     before: u64,
     since: u64,
 }
 
 impl Senders {
-    /// Those besides port `id`, asked at cycle `now`.
+    /// Returns the number of ports other than `id`, at cycle `now`.
     #[cold]
     fn others(&mut self, id: PortId, now: u64) -> u32 {
         let others = (self.now | self.before) & !(1 << (id % 64));
@@ -81,18 +81,18 @@ impl Senders {
 
 /// A ring that its driver broke.
 pub struct Broken {
-    /// Its port.
+    /// Port of the ring.
     pub port: PortId,
-    /// The session that started it.
+    /// The session that started the ring.
     pub session: u64,
-    /// Its number in its device.
+    /// Number of the ring in its device.
     pub ring: usize,
-    /// The reason.
+    /// Why the ring is broken.
     pub error: RingError,
 }
 
 impl Signals {
-    /// For worker `worker`, whose blocked writes are watched through `slot`.
+    /// Creates the signals of worker `worker`, whose blocked writes are watched through `slot`.
     pub fn new(worker: usize, slot: SignalSlot) -> Signals {
         Signals {
             worker,
@@ -107,7 +107,7 @@ impl Signals {
         }
     }
 
-    /// Notes that the driver of a ring wants a signal, or that it does not.
+    /// Notes whether the driver of a ring wants a signal.
     #[inline]
     pub fn note(&mut self, id: PortId, wanted: bool, vring: &mut Vring, stats: &QueueStats) {
         match &vring.call {
@@ -127,7 +127,8 @@ impl Signals {
         }
     }
 
-    /// Takes over what another thread may owe to a transmit ring. A signal too many does no harm.
+    /// Notes a signal of a transmit ring if another thread may owe the signal. An extra signal does
+    /// no harm.
     #[cold]
     pub fn take_over_sent(
         &mut self,
@@ -140,7 +141,7 @@ impl Signals {
         self.take_over(id, &mut state.vring, stats, if held_back { Owing::Anyone } else { owing });
     }
 
-    /// The same of any ring.
+    /// Notes a signal of a ring if another thread may owe the signal. An extra signal does no harm.
     #[cold]
     pub fn take_over(&mut self, id: PortId, vring: &mut Vring, stats: &QueueStats, owing: Owing) {
         let (thread, turn) = vring.signalled;
@@ -154,7 +155,7 @@ impl Signals {
         }
     }
 
-    /// Notes that a port sent something.
+    /// Notes that a port sent frames.
     #[inline(always)]
     pub fn note_sender(&mut self, id: PortId) {
         self.senders.now |= 1 << (id % 64);
@@ -172,15 +173,15 @@ impl Signals {
         self.note_sender(id);
         let TxState { vring, side: Tx { moderation, .. }, .. } = state;
         let is_much = moderation.add(&burst);
-        if burst.wanted || (is_much && moderation.is_held()) {
+        if burst.wanted || (is_much && moderation.held_by().is_some()) {
             self.note_wanted(id, &burst, is_much, state, stats);
         } else {
             self.note(id, false, vring, stats);
         }
     }
 
-    /// Has the driver signalled at the end of this turn if it `is_much` that was completed, else
-    /// holds the signal.
+    /// Signals the driver at the end of this turn if `is_much` was completed; otherwise holds the
+    /// signal if holding pays.
     fn note_wanted(
         &mut self,
         id: PortId,
@@ -191,8 +192,14 @@ impl Signals {
     ) {
         let TxState { vring, side: Tx { moderation, .. }, .. } = state;
         let Some(call) = &vring.call else { return self.note(id, false, vring, stats) };
+        if moderation.held_by().is_some_and(|thread| thread != self.worker) {
+            // The ring moved, and the thread before may stand still. A further signal does no harm.
+            moderation.release();
+            return self.note(id, true, vring, stats);
+        }
         let is_held = self.held.holds(call);
-        // A signal that is held no longer was sent: completed since is this burst.
+        // A held signal that is no longer in the list was sent: only this burst was completed
+        // since.
         let is_sent = !is_held && moderation.release();
         let is_much = if is_sent { moderation.add(burst) } else { is_much };
         let pays = moderation.pays(burst.received, is_sent);
@@ -201,36 +208,40 @@ impl Signals {
             moderation.release();
             vring.signalled = (self.worker + 1, self.turn);
             add(&mut self.pending, id, Arc::clone(call));
-        } else if burst.wanted && !is_held {
+        } else if is_held {
+            // Also for a ring that was restarted with the same descriptor.
+            moderation.hold(self.worker);
+            self.note(id, false, vring, stats);
+        } else if burst.wanted {
             // A guest that is woken in this turn anyhow is signalled with that.
             let is_woken = || self.pending.iter().any(|(port, ..)| *port == id);
             let may_wait = !is_much && pays && !is_woken();
             if may_wait && self.held.hold(id, call, burst.received) {
-                moderation.hold();
+                moderation.hold(self.worker);
                 stats.signals.add(1);
             } else {
                 moderation.release();
                 self.note(id, true, vring, stats);
             }
-        } else if !burst.wanted {
+        } else {
             self.note(id, false, vring, stats);
         }
     }
 
-    /// True while a paced signal is due before the end of the shortest sleep there is, from cycle
-    /// `now` on: the worker stays awake for it.
+    /// True if a paced signal is due within the shortest sleep after cycle `now`: the worker stays
+    /// awake for this signal.
     #[inline(always)]
     pub fn due_soon(&self, now: u64) -> bool {
         let soon = || now.saturating_add(clock::cycles_in(SHORTEST_SLEEP_NANOS));
         self.paced.iter().any(|paced| paced.due < soon())
     }
 
-    /// The cycle at which the first signal that waits is due; none if there is none.
+    /// Returns the first cycle at which a waiting signal is due; none if no signal waits.
     pub fn due(&self) -> Option<u64> {
         self.paced.iter().map(|paced| paced.due).chain(self.held.due()).min()
     }
 
-    /// Forgets what is owed to ports that `stays` says no to: their rings have stopped.
+    /// Drops the signals of ports for which `stays` returns false: their rings have stopped.
     #[cold]
     pub fn forget(&mut self, stays: impl Fn(PortId) -> bool) {
         self.pending.retain(|(id, ..)| stays(*id));
@@ -239,8 +250,8 @@ impl Signals {
         self.broken.retain(|one| stays(one.port));
     }
 
-    /// Takes a ring, number `ring` of port `id`, out of service, which its driver broke. That is
-    /// reported at the end of the turn, with no ring locked.
+    /// Takes ring `ring` of port `id`, which its driver broke, out of service. The report follows
+    /// at the end of the turn, when no ring is locked.
     #[cold]
     pub fn note_broken(
         &mut self,
@@ -254,18 +265,18 @@ impl Signals {
         self.broken.push(Broken { port: id, session: vring.session, ring, error });
     }
 
-    /// The rings that broke since this was last asked.
+    /// Takes the broken rings that are not reported yet.
     pub fn broken(&mut self) -> impl Iterator<Item = Broken> {
         self.broken.drain(..)
     }
 
-    /// Reports a broken ring to the front-end.
+    /// Notes a signal of the error descriptor of a broken ring, which tells the front-end.
     pub fn note_error(&mut self, id: PortId, vring: &Vring) {
         self.pending.extend(vring.err.clone().map(|err| (id, err, 0)));
     }
 
-    /// Sends what is owed: once per ring and turn, as waking a sleeper costs about 9 µs. Ends the
-    /// turn of cycle `now`, by which the rings judge as well what is sent by now.
+    /// Sends the signals of the turn that began at cycle `now`, and ends the turn. Each ring is
+    /// signalled once a turn, since waking a sleeper costs about 9 µs.
     #[inline]
     pub fn flush(&mut self, ports: &PortTable, stats: &WorkerStats, now: u64) {
         if !self.held.is_empty() {
@@ -291,7 +302,7 @@ impl Signals {
                     (sent == SignalResult::ManyWaiters)
                         .then_some("its call descriptor has too many waiters")
                 }
-                // A full counter means the driver has a signal to read already.
+                // With a full counter, the driver already has a signal to read.
                 SignalResult::Full | SignalResult::Failed(_) | SignalResult::Blocked => {
                     stats.signals_failed.add(1);
                     (sent == SignalResult::Blocked)
@@ -313,8 +324,8 @@ impl Signals {
         self.slot.step(self.turn);
     }
 
-    /// Has the port of pending signal `at` pay for it, if it was measured. If all signals of this
-    /// turn took long, and the port's together did, its next ones are.
+    /// Charges the port of pending signal `at` for the measured CPU time. If the port's signals of
+    /// this turn together took long, the port's next signals are measured.
     #[cold]
     fn charge(&mut self, at: usize, took: Took) {
         let (id, call, _) = &self.pending[at];
@@ -328,10 +339,10 @@ impl Signals {
         }
     }
 
-    /// Adds the paced signals that are due to those of this turn. Ports that nothing is held
-    /// against come first, as they shall not wait for the others; of these the most suspicious
-    /// one, which is the only one of its port if it is slow again, and may be the last. Of one port
-    /// the one that has waited longest comes first.
+    /// Adds due paced signals to the signals of this turn. Ports without suspicion come first, so
+    /// that they do not wait for the others; then the most suspicious port. If a signal of a
+    /// suspicious port is slow again, the port's other signals are paced anew, or its session ends.
+    /// Signals of equal ports keep the order in which they began to wait.
     #[inline(never)]
     fn take_due(&mut self, now: u64) {
         let pending = &mut self.pending;
@@ -349,28 +360,28 @@ impl Signals {
         }
     }
 
-    /// The slot, for the worker's sleep.
+    /// Returns the slot in which the worker announces writes and sleeps.
     pub fn slot(&self) -> &SignalSlot {
         &self.slot
     }
 }
 
-/// Signals of a turn: whose, and the cycles that sending each took.
+/// Signals of a turn: port, call descriptor, and the cycles that the write took.
 type Pending = Vec<(PortId, Arc<CallFd>, u64)>;
 
-/// Adds a signal to those of a turn, unless it is among them.
+/// Adds a signal to the signals of a turn, once per call descriptor.
 fn add(pending: &mut Pending, port: PortId, call: Arc<CallFd>) {
     if !pending.iter().any(|(_, other, _)| Arc::ptr_eq(other, &call)) {
         pending.push((port, call, 0));
     }
 }
 
-/// True if that is the descriptor that is referred to.
+/// True if `one` refers to the call descriptor `call`.
 fn is_same(one: &Weak<CallFd>, call: &Arc<CallFd>) -> bool {
     std::ptr::eq(one.as_ptr(), Arc::as_ptr(call))
 }
 
-/// Keeps a signal for when its port may be signalled again.
+/// Keeps a signal until its port may be signalled again.
 #[cold]
 fn pace(paced: &mut Vec<PacedSignal>, port: PortId, call: &Arc<CallFd>) {
     if !paced.iter().any(|paced| is_same(&paced.call, call)) {
@@ -380,7 +391,7 @@ fn pace(paced: &mut Vec<PacedSignal>, port: PortId, call: &Arc<CallFd>) {
     }
 }
 
-/// Ends the session of a front-end that holds up others.
+/// Ends the session of a front-end that delays others.
 pub fn evict(port: &Port, session: u64, why: &str) {
     let guest = port.as_guest();
     if guest.is_some_and(|guest| guest.evict(session, Eviction::Harmful)) {

@@ -1,53 +1,53 @@
-//! Which signals of a transmit ring may wait.
+//! Moderation of transmit signals: which signals of a transmit ring may wait.
 //!
-//! A driver asks for a signal when its frames are sent, and needs the signal for little: to free
-//! memory, and to go on if it had run out of descriptors. The driver frees memory as well when it
+//! A driver asks for a signal when its frames are sent, and hardly needs the signal: it frees
+//! memory, and continues if it had run out of descriptors. The driver also frees memory when it
 //! sends the next frame and, in Linux, whenever it is woken to receive. So while frames flow both
-//! ways the worker holds the signal (`pipeline::signals`) until the guest is signalled to receive,
-//! [`TX_COALESCED_NANOS`] at most. Two interrupts become one.
+//! ways, the worker holds the signal (`pipeline::signals`) until the guest is signalled to receive,
+//! for at most [`TX_COALESCED_NANOS`]. Two interrupts become one.
 //!
-//! No signal waits for a driver that may be short of descriptors ([`TX_COALESCED_SLOTS`] completed
-//! since it was last signalled, or an eighth of the ring), or for a socket that has much under way
-//! ([`TX_COALESCED_BYTES`]). A guest that receives nothing while its signal is held does not pay
-//! for the attempt again before it is woken to receive.
+//! No signal waits if the driver may be short of descriptors ([`TX_COALESCED_SLOTS`] completed
+//! since the last signal, or an eighth of the ring), or if a socket has many bytes under way
+//! ([`TX_COALESCED_BYTES`]). If a guest receives nothing while its signal is held, no more signals
+//! are held until the guest is woken to receive.
 //!
 //! *Measured* between two Linux guests (TCP, QEMU without KVM), interrupts of the sender for each
-//! Mbit: 1.5 to 1.8 so, 2.3 to 2.8 where held signals leave before the worker sleeps.
+//! Mbit: 1.5 to 1.8 with moderation, 2.3 to 2.8 if held signals are sent before the worker sleeps.
 //!
 //! [`TX_COALESCED_NANOS`]: base::limits::TX_COALESCED_NANOS
 
 use base::limits::{TX_COALESCED_BYTES, TX_COALESCED_SLOTS};
 
-/// A burst of a transmit ring that was completed.
+/// A completed burst of a transmit ring.
 #[derive(Debug, Clone, Copy)]
 pub struct Completed {
     /// The driver wants a signal.
     pub wanted: bool,
-    /// Descriptors given back, those of indirect tables not counted.
+    /// Number of descriptors given back, without those of indirect tables.
     pub slots: u32,
-    /// Bytes of its frames.
+    /// Bytes of the burst's frames.
     pub bytes: u64,
-    /// Descriptors of the ring.
+    /// Size of the ring in descriptors.
     pub size: u16,
-    /// Signals of the guest's receive rings so far.
+    /// Number of signals of the guest's receive rings so far.
     pub received: u32,
 }
 
-/// What a transmit ring completed since its driver was last signalled.
+/// Descriptors and bytes that a transmit ring completed since the last signal.
 #[derive(Debug, Default)]
 pub struct Moderation {
     slots: u32,
     bytes: u64,
-    /// A worker holds a signal, or has held one and sent it since.
-    held: bool,
+    /// The thread that holds a signal, or has held a signal and sent it since.
+    held_by: Option<usize>,
     /// Signals of the receive rings at the last look.
     received: u32,
-    /// The guest is woken to receive often enough.
+    /// Holding pays: the guest is woken to receive often enough.
     pays: bool,
 }
 
 impl Moderation {
-    /// Adds a burst; true if a signal for what was completed may not wait.
+    /// Adds a burst. True if a signal for the completed descriptors and bytes may not wait.
     #[inline(always)]
     pub fn add(&mut self, burst: &Completed) -> bool {
         self.slots = self.slots.saturating_add(burst.slots);
@@ -56,19 +56,20 @@ impl Moderation {
             || self.bytes >= TX_COALESCED_BYTES
     }
 
-    /// True if a worker holds a signal, or has held one and sent it since.
+    /// The thread that holds a signal, or has held a signal and sent it since.
     #[inline(always)]
-    pub fn is_held(&self) -> bool {
-        self.held
+    pub fn held_by(&self) -> Option<usize> {
+        self.held_by
     }
 
-    /// A worker holds a signal about all that was completed.
-    pub fn hold(&mut self) {
-        self.held = true;
+    /// Records that thread `thread` holds a signal.
+    pub fn hold(&mut self, thread: usize) {
+        self.held_by = Some(thread);
     }
 
-    /// True if it pays to hold a signal of a guest whose receive rings were signalled `received`
-    /// times: if the guest was woken since the last look, or no held signal was sent since.
+    /// True if holding a signal pays. `received` is the number of signals of the guest's receive
+    /// rings: holding pays if the guest was woken since the last check. `is_sent`: a held signal
+    /// was sent meanwhile, which without a wake-up ends the holding.
     pub fn pays(&mut self, received: u32, is_sent: bool) -> bool {
         let is_woken = received != self.received;
         self.received = received;
@@ -76,10 +77,10 @@ impl Moderation {
         self.pays
     }
 
-    /// The driver is signalled. True if a worker may still hold a signal.
+    /// Records that the driver is signalled. True if a thread may still hold a signal.
     pub fn release(&mut self) -> bool {
         (self.slots, self.bytes) = (0, 0);
-        std::mem::take(&mut self.held)
+        self.held_by.take().is_some()
     }
 }
 
@@ -99,7 +100,7 @@ mod tests {
         assert!(moderation.add(&BURST), "descriptors add up");
         assert!(!moderation.release(), "nothing is held");
         assert!(!moderation.add(&BURST), "and begin anew with a signal");
-        moderation.hold();
+        moderation.hold(0);
         assert!(moderation.release() && !moderation.release());
     }
 
@@ -121,7 +122,7 @@ mod tests {
             Completed { bytes: TX_COALESCED_BYTES, ..BURST },
         ] {
             assert!(Moderation::default().add(&burst), "{burst:?}");
-            // A burst for which no signal is wanted counts too.
+            // A burst counts even if the driver wants no signal for it.
             let mut moderation = Moderation::default();
             moderation.add(&Completed { wanted: false, ..burst });
             assert!(moderation.add(&Completed { slots: 1, bytes: 1, ..burst }), "{burst:?}");

@@ -1,20 +1,20 @@
-//! Signals of transmit rings that their worker holds.
+//! Signals of transmit rings that a worker holds back.
 //!
-//! A held signal leaves when a receive ring of its guest is signalled, by whichever worker, at the
-//! latest after [`TX_COALESCED_NANOS`]. `port::moderation` decides which signals are held. The
-//! worker sends them without a lock of their rings.
+//! The worker sends a held signal when a worker signals a receive ring of the guest, at the latest
+//! after [`TX_COALESCED_NANOS`]. `port::moderation` decides which signals are held. The worker
+//! sends held signals without a lock of their rings.
 
 use std::sync::{Arc, Weak};
 
 use super::{Pending, add, is_same};
 use crate::port::PortTable;
 use crate::ring::CallFd;
-use base::limits::{MAX_HELD_SIGNALS, TX_COALESCED_NANOS};
+use base::limits::{MAX_HELD_SIGNALS, MAX_HELD_SIGNALS_OF_PORT, TX_COALESCED_NANOS};
 use switch::PortId;
 use sys::clock;
 
-/// The signals that one worker holds. A descriptor that is replaced or closed meanwhile is not
-/// signalled any more: its session signals the next one.
+/// The signals that one worker holds back. A replaced or closed call descriptor gets no held
+/// signal: its session signals the new descriptor.
 pub(super) struct HeldSignals {
     signals: Vec<HeldSignal>,
     /// [`TX_COALESCED_NANOS`] in cycles.
@@ -24,9 +24,9 @@ pub(super) struct HeldSignals {
 struct HeldSignal {
     port: PortId,
     call: Weak<CallFd>,
-    /// Signals of the guest's receive rings when the signal was held.
+    /// Number of signals of the guest's receive rings when the signal was held.
     received: u32,
-    /// The cycle at which the signal leaves at the latest; none before its turn ends.
+    /// Latest cycle for sending the signal; none before the end of its turn.
     due: Option<u64>,
 }
 
@@ -38,55 +38,56 @@ impl Default for HeldSignals {
 }
 
 impl HeldSignals {
-    /// True if none is held.
+    /// True if no signal is held.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.signals.is_empty()
     }
 
-    /// True if a signal of that descriptor is held.
+    /// True if a signal of `call` is held.
     pub fn holds(&self, call: &Arc<CallFd>) -> bool {
         self.signals.iter().any(|held| is_same(&held.call, call))
     }
 
     /// Holds a signal of a port whose receive rings were signalled `received` times; false if too
-    /// many signals are held already.
+    /// many signals are held already, of all ports or of this one.
     pub fn hold(&mut self, port: PortId, call: &Arc<CallFd>, received: u32) -> bool {
-        let has_room = self.signals.len() < MAX_HELD_SIGNALS;
+        let of_port = || self.signals.iter().filter(|held| held.port == port).count();
+        let has_room =
+            self.signals.len() < MAX_HELD_SIGNALS && of_port() < MAX_HELD_SIGNALS_OF_PORT;
         if has_room {
             self.signals.push(HeldSignal { port, call: Arc::downgrade(call), received, due: None });
         }
         has_room
     }
 
-    /// Holds the signal of that descriptor no longer.
+    /// Drops the held signal of `call`.
     pub fn release(&mut self, call: &Arc<CallFd>) {
         self.signals.retain(|held| !is_same(&held.call, call));
     }
 
-    /// Forgets the signals of ports that `stays` says no to.
+    /// Drops the signals of ports for which `stays` returns false.
     pub fn forget(&mut self, stays: impl Fn(PortId) -> bool) {
         self.signals.retain(|held| stays(held.port));
     }
 
-    /// Adds to the signals of the turn of cycle `now` those whose guests are woken to receive, and
-    /// those that are held for long.
+    /// Adds due signals to `pending` in the turn of cycle `now`: signals of guests whose receive
+    /// rings were signalled, and signals that have been held for the longest time allowed.
     #[inline(never)]
     pub fn take_due(&mut self, ports: &PortTable, now: u64, pending: &mut Pending) {
         let longest = self.longest;
         self.signals.retain_mut(|held| {
             let is_late = now >= *held.due.get_or_insert(now.saturating_add(longest));
-            let Some(call) = held.call.upgrade() else { return false };
             let received = ports.guest(held.port).map(|(_, guest)| guest.received());
             let is_due = is_late || received != Some(held.received);
-            if is_due {
+            if let (true, Some(call)) = (is_due, held.call.upgrade()) {
                 add(pending, held.port, call);
             }
             !is_due
         });
     }
 
-    /// The cycle at which the first one leaves at the latest; none if none is held.
+    /// Returns the first cycle at which a held signal must be sent; none if no signal is held.
     pub fn due(&self) -> Option<u64> {
         self.signals.iter().filter_map(|held| held.due).min()
     }

@@ -1,11 +1,11 @@
-//! Held signals, each with an eventfd that counts, and senders.
+//! Held signals, each with an eventfd that counts, and ports that send.
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::*;
 use crate::guard::BlockedWriterWatch;
 use crate::port::GuestPort;
-use base::limits::{MAX_HELD_SIGNALS, TX_COALESCED_NANOS};
+use base::limits::{MAX_HELD_SIGNALS, MAX_HELD_SIGNALS_OF_PORT, TX_COALESCED_NANOS};
 use sys::descriptor::from_eventfd;
 
 #[test]
@@ -23,10 +23,10 @@ fn who_sent_lately_is_known_for_a_while() {
 
 const BURST: Completed = Completed { wanted: true, slots: 1, bytes: 1000, size: 256, received: 0 };
 
-/// The signals of a worker, and transmit rings that all belong to different ports.
+/// The signals of a worker, with transmit rings of different ports.
 struct Lab {
     signals: Signals,
-    _watch: BlockedWriterWatch,
+    watch: BlockedWriterWatch,
     ports: PortTable,
     worker: WorkerStats,
     stats: QueueStats,
@@ -39,7 +39,7 @@ impl Lab {
         let signals = Signals::new(0, watch.register());
         let ports = (0..4).map(|id| Arc::new(Port::guest(id, &id.to_string(), 1))).collect();
         let (worker, stats) = Default::default();
-        let lab = Lab { signals, _watch: watch, ports, worker, stats, now: 1_000 };
+        let lab = Lab { signals, watch, ports, worker, stats, now: 1_000 };
         // Each guest was woken to receive once.
         lab.ports.iter().for_each(|port| port.as_guest().unwrap().count_received());
         lab
@@ -60,7 +60,7 @@ impl Lab {
     }
 }
 
-/// A transmit ring, and how its driver learns of signals.
+/// A transmit ring, and the eventfd by which its driver is signalled.
 struct Ring {
     state: TxState,
     called: EventFd,
@@ -75,7 +75,7 @@ impl Ring {
         Ring { state, called }
     }
 
-    /// Signals since the last look.
+    /// Returns the number of signals since the last call.
     fn signals(&self) -> u64 {
         self.called.read().unwrap_or(0)
     }
@@ -123,7 +123,7 @@ fn a_signal_leaves_after_a_millisecond_and_the_next_ones_at_once() {
     lab.now += 1;
     lab.end_turn();
     assert_eq!((ring.signals(), lab.signals.due()), (1, None));
-    // Its guest received nothing meanwhile.
+    // The guest received nothing meanwhile.
     for _ in 0..3 {
         lab.sent(1, &mut ring, BURST);
         lab.end_turn();
@@ -147,7 +147,7 @@ fn a_signal_for_much_leaves_at_once_also_if_it_was_held() {
     lab.end_turn();
     assert_eq!(ring.signals(), 1);
     assert!(lab.signals.held.is_empty());
-    // What was completed before a held signal left does not count any more.
+    // Frames that were completed before a held signal was sent no longer count.
     lab.sent(1, &mut ring, Completed { slots: 31, ..BURST });
     lab.end_turn();
     lab.now += clock::cycles_in(TX_COALESCED_NANOS);
@@ -171,19 +171,44 @@ fn a_driver_that_wants_no_signal_gets_none() {
 
 #[test]
 fn no_more_signals_are_held_than_fit() {
-    let mut lab = Lab::new();
-    let mut rings: Vec<Ring> = (0..=MAX_HELD_SIGNALS).map(|_| Ring::new()).collect();
-    for ring in &mut rings {
-        lab.sent(1, ring, BURST);
+    let (mut lab, ports) = (Lab::new(), 4);
+    let mut rings: Vec<Ring> = (0..2 * MAX_HELD_SIGNALS).map(|_| Ring::new()).collect();
+    for (n, ring) in rings.iter_mut().enumerate() {
+        lab.sent((n / MAX_HELD_SIGNALS_OF_PORT) as PortId % ports, ring, BURST);
     }
     lab.end_turn();
     let sent: Vec<u64> = rings.iter().map(Ring::signals).collect();
-    assert_eq!(sent.iter().sum::<u64>(), 1);
-    assert_eq!(sent[MAX_HELD_SIGNALS], 1);
+    assert!(sent[..MAX_HELD_SIGNALS].iter().all(|signals| *signals == 0));
+    assert!(sent[MAX_HELD_SIGNALS..].iter().all(|signals| *signals == 1));
     let gone = rings.remove(0);
     drop(gone.state);
     lab.now += clock::cycles_in(TX_COALESCED_NANOS);
     lab.end_turn();
     assert_eq!(gone.called.read().unwrap_or(0), 0, "its descriptor was closed");
     assert!(rings[..MAX_HELD_SIGNALS - 1].iter().all(|ring| ring.signals() == 1));
+}
+
+#[test]
+fn one_port_does_not_fill_the_list_of_a_worker() {
+    let mut lab = Lab::new();
+    let mut rings: Vec<Ring> = (0..=MAX_HELD_SIGNALS_OF_PORT).map(|_| Ring::new()).collect();
+    rings.iter_mut().for_each(|ring| lab.sent(1, ring, BURST));
+    lab.end_turn();
+    let sent: Vec<u64> = rings.iter().map(Ring::signals).collect();
+    assert_eq!(sent.iter().sum::<u64>(), 1);
+    assert_eq!(sent[MAX_HELD_SIGNALS_OF_PORT], 1);
+}
+
+/// The worker before may stand still in another guest's memory, with the signal in its list.
+#[test]
+fn a_ring_that_moved_is_signalled_by_its_new_worker() {
+    let (mut lab, mut ring) = (Lab::new(), Ring::new());
+    lab.sent(1, &mut ring, BURST);
+    lab.end_turn();
+    assert_eq!(ring.signals(), 0);
+    let mut other = Signals::new(1, lab.watch.register());
+    let much = Completed { wanted: false, slots: 32, received: 1, ..BURST };
+    other.note_sent(1, much, &mut ring.state, &lab.stats);
+    other.flush(&lab.ports, &lab.worker, lab.now);
+    assert_eq!(ring.signals(), 1);
 }
