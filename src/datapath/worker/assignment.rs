@@ -1,27 +1,28 @@
-//! Which worker serves which ring of a guest, and how a ring moves to another one.
+//! The assignment of guests' rings to workers, and moves of rings to other workers.
 //!
-//! A ring starts at the worker with the least to do, and transmit rings move for their load later
-//! ([`super::balance`]). The rings of a port for which an operator chose a worker go there and
-//! stay, whatever the load.
+//! A ring starts at the worker with the least load, and transmit rings move for their load later
+//! ([`super::balance`]). The rings of a port for which an operator chose a worker go to this worker
+//! and stay there, whatever the load.
 //!
-//! A transmit ring's state names its owner ([`Vring::owner`]); a worker that finds another
-//! name there under the ring's lock lets go of the ring. A move is therefore safe at any moment:
+//! A transmit ring's state names its owner ([`Vring::owner`]). A worker that finds another owner,
+//! under the ring's lock, drops the ring. So a move is safe at any moment:
 //!
-//! 1. the kick is watched by the new worker too, so that none is missed from here on;
-//! 2. the owner changes, under the lock: the old worker's burst is complete, and its next look is
-//!    its last. A burst holds the lock from taking to completing, so the order of frames is kept;
-//! 3. the old worker no longer watches the kick;
-//! 4. the new one is told to look: a kick that went to the old one before 2 may have been taken
-//!    there and not served yet.
+//! 1. The new worker also watches the kick, so no kick is missed from here on.
+//! 2. The owner changes, under the lock. The old worker's burst is complete, and its next look at
+//!    the ring is its last. A burst holds the lock from taking to completing, so frames keep their
+//!    order.
+//! 3. The old worker stops watching the kick.
+//! 4. The new worker is told to look at the ring: the old worker may have taken a kick before step
+//!    2 and not served the ring since.
 //!
-//! Sessions start and stop rings while others move: one lock says who serves what, and is taken
-//! before a ring's lock and never after. It is held over the whole of a move, so a session that
-//! stops a ring finds it with one worker; and not while a session changes a ring of its own, which
-//! does not move meanwhile (`Served::changing`).
+//! Sessions start and stop rings while other rings move. One lock protects the assignment; it is
+//! taken before a ring's lock and never after. A move holds the lock from start to end, so a
+//! session that stops a ring finds the ring at one worker. A session releases the lock while it
+//! changes a ring of its own, which does not move meanwhile (`Served::changing`).
 //!
-//! Nothing that a guest or its front-end can make last happens under that lock: what watching a
-//! kick descriptor takes is its session's alone ([`super::kick`]), and a ring whose lock is not to
-//! be had, as its guest's memory keeps a worker waiting, does not move.
+//! No step that a guest or its front-end can prolong happens under the lock: only the session's own
+//! thread waits for a slow kick descriptor ([`super::kick`]). A ring whose lock is not free soon,
+//! since its guest's memory makes a worker wait, does not move.
 
 use std::collections::HashMap;
 use std::io;
@@ -44,7 +45,7 @@ struct Served {
     port: Arc<Port>,
     worker: usize,
     kick: Option<Arc<KickFd>>,
-    /// Its session changes it, with the lock released: it does not move.
+    /// The ring's session changes it, with the lock released: the ring does not move.
     changing: bool,
     /// Cycles that the ring's bursts took in the last second, as far as is known.
     cycles: u64,
@@ -56,13 +57,16 @@ struct Spread {
     rings: HashMap<Token, Served>,
     /// Cycles that each worker's devices took in the last second, as far as is known.
     devices: Vec<u64>,
+    /// Workers that take nothing, as they have no CPU or stand still.
+    silent: Vec<bool>,
 }
 
 impl Spread {
-    /// The worker with the least to do, for a ring that starts. Each ring of its direction counts
-    /// as little work even if it took nothing, so that idle rings are spread by their number. The
-    /// directions count apart: rings start in turn, receive and transmit, so counted together all
-    /// of one direction would go to every second worker.
+    /// Returns the worker with the least load, for a ring that starts; a silent worker only if all
+    /// workers are silent. Each ring of the same
+    /// direction counts as a little work, even if idle, so that idle rings are spread by number.
+    /// The directions count apart: receive and transmit rings start in turn, so a common count
+    /// would give all rings of one direction to every second worker.
     fn least_loaded(&self, ring: Token) -> usize {
         let little = clock::cycles_per_second() / BALANCE_IDLE_PARTS;
         let mut loads = self.devices.clone();
@@ -70,11 +74,11 @@ impl Spread {
             let same_direction = is_transmit(other) == is_transmit(ring);
             loads[served.worker] += served.cycles + if same_direction { little } else { 0 };
         }
-        (0..loads.len()).min_by_key(|&worker| loads[worker]).unwrap_or(0)
+        (0..loads.len()).min_by_key(|&worker| (self.silent[worker], loads[worker])).unwrap_or(0)
     }
 }
 
-/// Who serves what.
+/// The assignment of rings to workers.
 pub struct Assignment {
     workers: Vec<Arc<WorkerHandle>>,
     ports: Arc<Ports>,
@@ -82,14 +86,14 @@ pub struct Assignment {
 }
 
 impl Assignment {
-    /// No ring is served yet.
+    /// Creates the assignment, without rings.
     pub fn new(workers: Vec<Arc<WorkerHandle>>, ports: Arc<Ports>) -> Assignment {
-        let devices = vec![0; workers.len()];
-        let spread = Mutex::new(Spread { devices, ..Spread::default() });
+        let (devices, silent) = (vec![0; workers.len()], vec![false; workers.len()]);
+        let spread = Mutex::new(Spread { devices, silent, ..Spread::default() });
         Assignment { workers, ports, spread }
     }
 
-    /// The workers.
+    /// Returns the workers.
     pub fn workers(&self) -> &[Arc<WorkerHandle>] {
         &self.workers
     }
@@ -98,13 +102,13 @@ impl Assignment {
         self.spread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The ports whose rings they are.
+    /// Returns the ports to which the rings belong.
     pub fn ports(&self) -> &Ports {
         &self.ports
     }
 
-    /// Gives a ring that was started to a worker, which looks at it at once and whenever `kick` is
-    /// written. An error (no memory for the watch, no such port) leaves it without a worker.
+    /// Assigns a started ring to a worker, which looks at the ring at once and after each write to
+    /// `kick`. After an error (no memory for the watch, no such port) the ring has no worker.
     pub fn serve(&self, ring: Token, kick: Option<Arc<KickFd>>) -> io::Result<()> {
         self.release(ring);
         let ports = self.ports.present();
@@ -124,7 +128,7 @@ impl Assignment {
         watched
     }
 
-    /// Replaces the descriptor by which a ring is kicked; nothing if it is not served.
+    /// Replaces the kick descriptor of a ring. Does nothing if no worker serves the ring.
     pub fn set_kick(&self, ring: Token, kick: Option<Arc<KickFd>>) -> io::Result<()> {
         let mut spread = self.spread();
         let Some(served) = spread.rings.get_mut(&ring) else {
@@ -138,7 +142,7 @@ impl Assignment {
         self.take_over(ring, worker, kick.as_deref())
     }
 
-    /// Ends a change: the ring's worker owns it and watches its kick.
+    /// Ends a change: the ring's worker owns the ring and watches its kick.
     fn take_over(&self, ring: Token, worker: usize, kick: Option<&KickFd>) -> io::Result<()> {
         let port = self.spread().rings.get(&ring).map(|served| Arc::clone(&served.port));
         if let Some(queue) = port.as_deref().and_then(|port| queue(port, ring)) {
@@ -151,20 +155,20 @@ impl Assignment {
         watched
     }
 
-    /// The worker that serves a ring, if one does.
+    /// Returns the worker that serves a ring, if a worker does.
     pub fn worker_of(&self, ring: Token) -> Option<usize> {
         self.spread().rings.get(&ring).map(|served| served.worker)
     }
 
-    /// Makes a ring's worker look at it once, without waiting for a kick.
+    /// Makes a ring's worker look at the ring once, without waiting for a kick.
     pub fn look(&self, ring: Token) {
         if let Some(served) = self.spread().rings.get(&ring) {
             self.workers[served.worker].look(ring);
         }
     }
 
-    /// A ring stops: no worker watches its kick any more. Its worker may be in a burst; take the
-    /// ring's lock to wait for that.
+    /// Removes a ring that stops: no worker watches its kick any more. The ring's worker may be in
+    /// a burst; the caller takes the ring's lock to wait for the end of the burst.
     pub fn release(&self, ring: Token) {
         let served = self.spread().rings.remove(&ring);
         if let Some(served) = served {
@@ -172,9 +176,9 @@ impl Assignment {
         }
     }
 
-    /// Moves rings that their port's worker does not serve to it, as far as that is possible now:
-    /// what is left comes with the next look. Waits for the lock of one ring at most, in whose
-    /// guest's memory a worker may stand still.
+    /// Moves rings to the worker that an operator chose for their port, as far as possible now; the
+    /// next call moves the others. Waits for the lock of at most one ring, which a stuck worker may
+    /// hold.
     pub fn settle(&self) {
         let end = Instant::now() + Duration::from_nanos(LOCK_WAIT_NANOS);
         for (ring, served) in &mut self.spread().rings {
@@ -185,12 +189,12 @@ impl Assignment {
         }
     }
 
-    /// The worker that a ring's port is to have, if that is not chosen by load.
+    /// Returns the worker that an operator chose for a ring's port, if there is one.
     fn fixed(&self, served: &Served) -> Option<usize> {
         served.port.worker.get(self.workers.len())
     }
 
-    /// What each transmit ring that is served has cost so far.
+    /// Returns the cycles that each served transmit ring has cost.
     pub fn costs(&self) -> Vec<Sample> {
         let spread = self.spread();
         let cost = |(&source, served): (&Token, &Served)| {
@@ -201,10 +205,16 @@ impl Assignment {
         spread.rings.iter().filter_map(cost).collect()
     }
 
-    /// Notes what sources took in the last second, by which rings that start are placed.
+    /// Notes the silent workers: rings that start go to others.
+    pub fn note_silent(&self, silent: &[bool]) {
+        self.spread().silent.copy_from_slice(silent);
+    }
+
+    /// Records the load of sources in the last second, for placing rings that start.
     pub fn note_loads(&self, samples: &[Sample]) {
-        let Spread { rings, devices } = &mut *self.spread();
+        let Spread { rings, devices, .. } = &mut *self.spread();
         devices.fill(0);
+        rings.values_mut().for_each(|served| served.cycles = 0);
         for sample in samples {
             if let Token::Device(..) = sample.source {
                 devices[sample.worker] += sample.load[0];
@@ -214,8 +224,8 @@ impl Assignment {
         }
     }
 
-    /// Moves a ring for its load; false if it stays. One that was stopped, or that has another
-    /// worker by now, or is to have, is left alone.
+    /// Moves a ring for its load; false if the ring stays. A ring stays if it was stopped, if its
+    /// worker has changed, or if an operator chose its worker.
     pub fn shift(&self, wish: Move) -> bool {
         let mut spread = self.spread();
         spread.rings.get_mut(&wish.ring).is_some_and(|served| {
@@ -224,7 +234,7 @@ impl Assignment {
         })
     }
 
-    /// Moves a ring; see the top of the file for the order. False if it stays.
+    /// Moves a ring, in the order of the module's documentation. False if the ring stays.
     fn move_to(&self, ring: Token, served: &mut Served, worker: usize) -> bool {
         let Some(queue) = queue(&served.port, ring).filter(|_| !served.changing) else {
             return false;
@@ -235,9 +245,8 @@ impl Assignment {
         }
         let counted = counted(kick);
         let moves = match queue {
-            // What a disabled ring's kick brings is discarded, by a write to memory that its
-            // front-end may be saving; the new watch would report a kick again that was served
-            // long ago.
+            // A kick of a disabled ring makes the worker discard frames, which writes to memory
+            // that the front-end may be saving. The new watch would report an old kick again.
             QueueRef::Tx(queue) => queue
                 .quiet_soon()
                 .filter(|state| state.side.gate.discard == Discard::Never)
@@ -267,7 +276,7 @@ impl Assignment {
     }
 }
 
-/// The queue of a guest's ring.
+/// Returns the queue of a guest's ring.
 fn queue(port: &Port, ring: Token) -> Option<QueueRef<'_>> {
     let guest = port.as_guest()?;
     match ring {
@@ -277,8 +286,8 @@ fn queue(port: &Port, ring: Token) -> Option<QueueRef<'_>> {
     }
 }
 
-/// Names the owner in the ring's state. What the kick has counted already is reported as an event
-/// when it is watched, but is not a new kick.
+/// Sets the owner in the ring's state. Kicks that are counted already are reported as an event when
+/// the watch starts, and are not new kicks.
 fn own(queue: QueueRef<'_>, worker: usize, kick: Option<&KickFd>) {
     let counted = counted(kick);
     match queue {
@@ -294,7 +303,7 @@ fn is_transmit(ring: Token) -> bool {
     matches!(ring, Token::Transmit(..))
 }
 
-/// Events that watching `kick` brings at once.
+/// Returns the number of events that a new watch of `kick` reports at once.
 fn counted(kick: Option<&KickFd>) -> u32 {
     kick.map_or(0, KickFd::counted)
 }

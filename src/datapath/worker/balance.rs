@@ -1,93 +1,92 @@
-//! Which transmit rings should move to another worker, judged by what they cost.
+//! The choice of transmit rings that should move to another worker, by their load.
 //!
-//! A worker is chosen for a ring when it starts ([`super::assignment`]), when nobody knows what it
-//! will send: of four guests of which two only send, the senders may all be with one worker; and
-//! guests come and go. So the cycles that each ring's bursts take are summed, and once a second
-//! rings move from a busy worker to one that has less to do, if that makes the busier of the two
-//! clearly less busy.
+//! A ring gets a worker when it starts ([`super::assignment`]), before its load is known: of four
+//! guests of which only two send, both senders may have one worker; and guests come and go. So the
+//! cycles of each ring's bursts are summed. Once a second, rings move from a busy worker to a
+//! worker with less load, if the move makes the busier of the two workers clearly less busy.
 //!
-//! A move is cheap and loses nothing, but each costs a moment and a cache, and loads are noisy and
-//! partly an attacker's to choose. So nothing moves
-//! * for a worker that is not busy for a hundredth of the time: no ring waits for it;
-//! * between workers of which one has three quarters of the other's work: that is even enough;
-//! * if the new worker would then have nearly as much more as it has less now: what comes and goes
-//!   with every noise is no help;
-//! * unless all this held in both of the last two seconds: neither a worker that lost its CPU for a
-//!   moment nor a load that alternates by the second moves anything;
-//! * within ten seconds of its last move, and never more than four rings a second.
+//! A move loses no frame, but costs a moment and cache misses. Loads are noisy, and an attacker
+//! chooses a part of the load. So no ring moves
+//! * from a worker that is busy for less than a hundredth of the time: no ring waits for it;
+//! * to a worker that has at least three quarters of the other worker's load;
+//! * if it has less than a 64th of its worker's load, or if the new worker would then lead by more
+//!   than half of the present difference;
+//! * unless all these conditions held in both of the last two seconds: a worker that lost its CPU
+//!   for a moment, or a load that alternates each second, moves no ring;
+//! * within ten seconds of its last move. At most four rings move in a second.
 //!
-//! A TAP's queues stay where they are, and so do rings whose port has a worker of the operator's
-//! choice; their load counts. Time is an argument, in cycles.
+//! Queues of devices do not move, nor do rings of a port for which an operator chose a worker;
+//! their load counts. Time is an argument, in cycles.
 
 use std::collections::HashMap;
 
 use super::handle::Token;
 use base::limits::{BALANCE_IDLE_PARTS, BALANCE_MOVES, BALANCE_REST_SECONDS};
 
-/// Cycles in each of the last two seconds, the later one first.
+/// Cycles in each of the last two seconds, the last second first.
 type Load = [u64; 2];
 
-/// A source of frames as a look at it found it.
+/// A source of frames at the time of a look.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample {
-    /// The source: a transmit ring, or a TAP queue.
+    /// The source: a transmit ring, or a queue of a device.
     pub source: Token,
-    /// Its worker.
+    /// The source's worker.
     pub worker: usize,
-    /// Cycles that its bursts took since it exists.
+    /// Cycles that the source's bursts took since its creation.
     pub cycles: u64,
-    /// It may have another worker.
+    /// The source may get another worker.
     pub may_move: bool,
-    /// What it took lately, which [`Balance::look`] finds.
+    /// Load of the source, which [`Balance::look`] computes.
     pub load: Load,
 }
 
 impl Sample {
-    /// The load of `source` is not known yet.
+    /// Creates a sample without a load.
     pub fn new(source: Token, worker: usize, cycles: u64, may_move: bool) -> Sample {
         Sample { source, worker, cycles, may_move, load: Load::default() }
     }
 }
 
-/// A ring that should change its worker.
+/// A ring that should get another worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Move {
     /// The ring.
     pub ring: Token,
-    /// The worker it has.
+    /// The present worker.
     pub from: usize,
-    /// The worker it should have.
+    /// The worker to move to.
     pub to: usize,
 }
 
-/// A source between two looks.
+/// State of a source between two looks.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
     cycles: u64,
-    /// Cycles that it took in the last second.
+    /// Cycles that the source took in the last second.
     took: u64,
-    /// The look for which it moved last.
+    /// Cycle of the look for which the source last moved.
     moved: Option<u64>,
 }
 
-/// What is remembered from one look to the next.
+/// State of the balance between two looks.
 #[derive(Debug)]
 pub struct Balance {
     workers: usize,
-    /// Cycles in a second.
+    /// Number of cycles in a second.
     second: u64,
     last: u64,
     seen: HashMap<Token, Seen>,
 }
 
 impl Balance {
-    /// For so many workers, at cycle `now`; `second` cycles are a second.
+    /// Creates the state for `workers` workers at cycle `now`; a second has `second` cycles.
     pub fn new(workers: usize, now: u64, second: u64) -> Balance {
         Balance { workers, second, last: now, seen: HashMap::new() }
     }
 
-    /// Judges a look at all sources at cycle `now`, about a second after the last one: notes the
-    /// load of each, and returns moves that would have made busy workers less so.
+    /// Looks at all sources at cycle `now`, about a second after the last look. Computes the load
+    /// of each source, and returns moves that make busy workers less busy.
     pub fn look(&mut self, now: u64, samples: &mut [Sample]) -> Vec<Move> {
         let passed = now.saturating_sub(self.last).max(1);
         self.last = now;
@@ -103,26 +102,27 @@ impl Balance {
         moves
     }
 
-    /// A ring has moved as it should since the last look, and rests. One that could not, as its new
-    /// worker or its own session had no time, is judged anew by the next look.
+    /// Records that a ring has moved as the last look asked, so that the ring rests. A ring that
+    /// did not move, since its new worker or its session had no time, is judged again by the next
+    /// look.
     pub fn moved(&mut self, one: Move) {
         if let Some(seen) = self.seen.get_mut(&one.ring) {
             seen.moved = Some(self.last);
         }
     }
 
-    /// All workers slept up to cycle `now`: the next look is at what comes from here on.
+    /// Restarts the measurement at cycle `now`, until which all workers slept.
     pub fn resume(&mut self, now: u64) {
         self.last = now;
     }
 
-    /// Finds what each source took since the last look, as for a whole second. One that moved a
-    /// short time ago may not move again.
+    /// Computes the cycles of each source since the last look, scaled to a second. A source that
+    /// moved a short time ago may not move again.
     fn note(&mut self, passed: u64, samples: &mut [Sample]) {
         let mut seen = HashMap::with_capacity(samples.len());
         for sample in samples {
             let known = self.seen.get(&sample.source);
-            // Of a new one it is not known since when.
+            // The age of a new source is not known.
             let before =
                 known.copied().unwrap_or(Seen { cycles: sample.cycles, ..Seen::default() });
             let took = sample.cycles.saturating_sub(before.cycles).min(passed);
@@ -136,8 +136,8 @@ impl Balance {
         self.seen = seen;
     }
 
-    /// The move that helps the busiest worker that can be helped: the source's place in `samples`,
-    /// and its new worker.
+    /// Returns the move that helps the busiest worker that can be helped: the source's index in
+    /// `samples`, and the new worker.
     fn best(&self, samples: &[Sample]) -> Option<(usize, usize)> {
         let mut loads = vec![Load::default(); self.workers];
         for sample in samples {
@@ -151,14 +151,14 @@ impl Balance {
             let candidates = samples.iter().enumerate().filter(|(_, one)| {
                 one.worker == from && one.may_move && self.evens_out(from_load, to_load, one.load)
             });
-            // The difference between the workers that a move leaves.
+            // Difference between the loads of the workers after the move.
             let left = |i: usize, one: Load| (from_load[i] - to_load[i]).abs_diff(2 * one[i]);
             let best = candidates.min_by_key(|(_, one)| left(0, one.load) + left(1, one.load));
             best.map(|(at, _)| (at, to))
         })
     }
 
-    /// Whether a source should go from one worker to another, by both seconds.
+    /// True if moving a source from one worker to another is useful in both seconds.
     fn evens_out(&self, from: Load, to: Load, source: Load) -> bool {
         (0..2).all(|i| {
             let more = from[i].saturating_sub(to[i]);
@@ -174,7 +174,7 @@ mod tests {
 
     const SECOND: u64 = 1000;
 
-    /// Rings with loads in thousandths of a second per second, and who has them.
+    /// Rings with their loads, in thousandths of a second per second, and their workers.
     struct Bench {
         balance: Balance,
         rings: Vec<(u64, usize, u64)>,
@@ -199,7 +199,7 @@ mod tests {
             self.rings.iter().enumerate().map(sample).collect()
         }
 
-        /// A second in which each ring takes its load; what moved.
+        /// Runs a second in which each ring takes its load. Returns the moves.
         fn second(&mut self, load: impl Fn(usize, u64) -> u64) -> Vec<Move> {
             self.now += SECOND;
             for (at, ring) in self.rings.iter_mut().enumerate() {
@@ -226,7 +226,7 @@ mod tests {
         }
     }
 
-    /// Two senders on one worker, two receivers that send nothing on the other.
+    /// Two senders on one worker, and two receivers that send nothing on the other worker.
     fn one_way() -> Bench {
         Bench::new(2, &[(500, 0), (0, 1), (500, 0), (0, 1)])
     }
@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(bench.loads(), [500, 500]);
     }
 
-    /// A steady load whose seconds differ by a tenth each way, and by a third in some.
+    /// A steady load whose seconds vary by a tenth, and some by a third.
     #[test]
     fn a_stable_load_moves_nothing_for_a_minute() {
         for rings in [
@@ -289,8 +289,9 @@ mod tests {
         assert_eq!(bench.seconds(3), 1);
     }
 
-    /// A guest that sends every other second moves nobody. One that changes slowly moves rings, its
-    /// own or others', but each rests for ten seconds, and no second has more than four moves.
+    /// A guest that sends every other second moves no ring. A guest whose load changes slowly moves
+    /// rings, its own or others', but each ring rests for ten seconds, and no second has more than
+    /// four moves.
     #[test]
     fn a_load_that_alternates_moves_little() {
         let mut bench = one_way();
@@ -319,7 +320,7 @@ mod tests {
         }
     }
 
-    /// One second with everything on one worker is no reason yet.
+    /// One second with all load on one worker is not enough for a move.
     #[test]
     fn one_busy_second_moves_nothing() {
         let mut bench = one_way();
@@ -330,7 +331,7 @@ mod tests {
         }
     }
 
-    /// A move that nobody made is wanted again by the next look, and rests only when it was made.
+    /// The next look asks again for a move that was not made; a ring rests only after a move.
     #[test]
     fn what_could_not_move_is_asked_for_again() {
         let mut bench = one_way();
@@ -367,8 +368,8 @@ mod tests {
         }
     }
 
-    /// The thread was late: what was summed for longer counts as for a second. What a ring had
-    /// taken before it was first seen counts for nothing.
+    /// If the thread is late, the longer sum is scaled to a second. Cycles from before the first
+    /// look at a ring do not count.
     #[test]
     fn a_late_look_and_a_new_ring_are_no_load() {
         let mut bench = Bench::new(2, &[(50, 0), (50, 0)]);

@@ -1,18 +1,19 @@
-//! The thread that moves rings between workers by their load; [`super::balance`] decides which.
+//! The thread that moves rings between workers by their load, as [`super::balance`] decides.
 //!
-//! It looks once a second, and then parks without a timeout while all workers sleep: an idle
-//! process has no timer. The first worker that wakes up wakes it too.
+//! The balancer looks once a second, and parks without a timeout while all workers sleep: an idle
+//! process has no timer. The first worker that wakes up also wakes the balancer.
 //!
-//! A worker that has no CPU takes no frames, so it looks idle. A ring that moved there would stand
-//! still, and never come back, as it would take no cycles. So a worker gets a ring only after it
-//! answered a wake-up within [`BALANCE_ANSWER_MILLIS`].
+//! A worker without a CPU takes no frames, so it looks idle. A ring that moved to such a worker
+//! would take no cycles and never move back. So a worker gets a ring only after it answered a
+//! wake-up within [`BALANCE_ANSWER_MILLIS`].
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use super::balance::{Balance, Sample};
 use super::handle::Helper;
-use super::{Token, Workers};
+use super::{Token, WorkerHandle, Workers};
 use crate::port::Endpoint;
 use base::limits::BALANCE_ANSWER_MILLIS;
 use sys::clock;
@@ -20,7 +21,7 @@ use sys::threads::pause;
 
 impl Workers {
     /// Moves rings between the workers by their load until `stopping`. Returns at once if there is
-    /// only one.
+    /// only one worker.
     pub fn balance(&self, stopping: &AtomicBool) {
         if self.handles().len() < 2 {
             return;
@@ -28,11 +29,13 @@ impl Workers {
         self.have_helper(Helper::Balancer);
         let second = clock::cycles_per_second();
         let mut balance = Balance::new(self.handles().len(), clock::cycles(), second);
+        let mut turns = vec![0; self.handles().len()];
         while pause(Duration::from_secs(1), stopping) {
             self.rings().settle();
             let mut samples = self.samples();
             let moves = balance.look(clock::cycles(), &mut samples);
             self.rings().note_loads(&samples);
+            self.rings().note_silent(&self.silent(&mut turns));
             for one in moves {
                 let moved = self.answers(one.to) && self.rings().shift(one);
                 log::debug!("{one:?}: {}", if moved { "done" } else { "not possible now" });
@@ -40,13 +43,17 @@ impl Workers {
                     balance.moved(one);
                 }
             }
+            if self.handles().iter().all(|handle| handle.is_asleep()) {
+                // What a ring took long ago says nothing when the workers are awake again.
+                self.rings().note_loads(&[]);
+            }
             if self.park_while_asleep(Helper::Balancer, stopping) {
                 balance.resume(clock::cycles());
             }
         }
     }
 
-    /// What each transmit ring and TAP queue has cost so far, and whom.
+    /// Returns the cycles that each transmit ring and device queue has cost, and its worker.
     fn samples(&self) -> Vec<Sample> {
         let mut samples = self.rings().costs();
         for port in self.rings().ports().present().iter() {
@@ -60,7 +67,17 @@ impl Workers {
         samples
     }
 
-    /// True if a worker has made a turn since it was asked to.
+    /// Returns which workers are awake and have run no turn since the last look, which left their
+    /// `turns`: such a worker has no CPU, or stands still in a guest's memory.
+    fn silent(&self, turns: &mut [u64]) -> Vec<bool> {
+        let is_silent = |(handle, before): (&Arc<WorkerHandle>, &mut u64)| {
+            let turns = handle.stats.turns.get();
+            std::mem::replace(before, turns) == turns && !handle.is_asleep()
+        };
+        self.handles().iter().zip(turns).map(is_silent).collect()
+    }
+
+    /// True if a worker runs a turn soon after this request.
     fn answers(&self, worker: usize) -> bool {
         let handle = &self.handles()[worker];
         let before = handle.stats.turns.get();
@@ -75,14 +92,14 @@ impl Workers {
         true
     }
 
-    /// The calling thread is this helper, which workers wake.
+    /// Makes the calling thread the helper `helper`, which workers wake.
     pub fn have_helper(&self, helper: Helper) {
         for handle in self.handles() {
             let _ = handle.sleep_state.helpers[helper as usize].set(std::thread::current());
         }
     }
 
-    /// Parks the helper until a worker wakes up; false if one is awake already.
+    /// Parks the helper until a worker wakes up. False if a worker is awake.
     pub fn park_while_asleep(&self, helper: Helper, stopping: &AtomicBool) -> bool {
         let (states, bit) =
             (|| self.handles().iter().map(|handle| &handle.sleep_state), helper.bit());
@@ -106,12 +123,11 @@ impl Workers {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::AtomicU32;
 
     use super::*;
 
-    /// Workers that are handles only, with no thread behind them.
+    /// Returns workers that have handles and no threads.
     fn workers(count: usize) -> Workers {
         let handles = (0..count).map(|n| Arc::new(super::super::WorkerHandle::new(n).unwrap()));
         let handles: Vec<_> = handles.collect();
@@ -134,7 +150,7 @@ mod tests {
                     }
                 }
             });
-            // A slow machine gets its tries.
+            // Several attempts, for a slow machine.
             let answered = (0..100).any(|_| workers.answers(1));
             over.store(true, Ordering::Release);
             assert!(answered);
@@ -142,11 +158,22 @@ mod tests {
     }
 
     #[test]
+    fn a_worker_that_makes_no_turn_while_it_is_awake_is_silent() {
+        let workers = workers(3);
+        workers.handles()[1].sleep_state.asleep();
+        let mut turns = vec![0; 3];
+        workers.handles()[2].stats.turns.add(1);
+        assert_eq!(workers.silent(&mut turns), [true, false, false]);
+        assert_eq!(workers.silent(&mut turns), [true, false, true]);
+    }
+
+    #[test]
     fn one_worker_needs_no_balance() {
         workers(1).balance(&AtomicBool::new(false));
     }
 
-    /// They park only while all sleep, and whoever wakes up first ends that, always.
+    /// Helpers park only while all workers sleep, and the first worker that wakes up always wakes
+    /// the helpers.
     #[test]
     fn who_wakes_up_wakes_the_helpers() {
         let workers = workers(2);
@@ -174,7 +201,7 @@ mod tests {
                         std::thread::yield_now();
                         sleep_state(worker).awake();
                     }
-                    // Awake for good: nobody parks any more.
+                    // This worker stays awake, so no helper parks any more.
                     done.fetch_add(1, Ordering::AcqRel);
                 });
             }

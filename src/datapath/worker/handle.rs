@@ -1,5 +1,5 @@
-//! The part of a worker that other threads see: its epoll set, the notes that they leave for it,
-//! who works for it, whether it sleeps, and its counters.
+//! The part of a worker that other threads use: epoll set, notes, takeover state, sleep state and
+//! counters.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -23,14 +23,14 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What an event of a worker's epoll set is about.
+/// Subject of an event in a worker's epoll set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Token {
-    /// A note was left, or the worker shall stop.
+    /// Another thread left a note, or asks the worker to stop.
     Wake,
     /// A guest kicked its transmit queue.
     Transmit(PortId, u16),
-    /// A guest kicked its receive queue: it posted buffers.
+    /// A guest kicked its receive queue: buffers were posted.
     Receive(PortId, u16),
     /// A queue of a device is readable, or the device changed.
     Device(PortId, u16),
@@ -49,7 +49,7 @@ impl Token {
         }
     }
 
-    /// The port whose source it is.
+    /// Returns the port of the source.
     pub(super) fn port(self) -> Option<PortId> {
         match self {
             Token::Wake => None,
@@ -70,7 +70,7 @@ impl Token {
     }
 }
 
-/// What another thread asks of a worker.
+/// A request by another thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Note {
     /// Look at a source once, without waiting for its event.
@@ -79,7 +79,7 @@ pub enum Note {
     Announce(Announcement),
 }
 
-/// The part of a worker that other threads see.
+/// The part of a worker that other threads use.
 #[derive(Debug)]
 pub struct WorkerHandle {
     pub(super) epoll: Epoll,
@@ -87,12 +87,12 @@ pub struct WorkerHandle {
     pub(super) notes: Mutex<Vec<Note>>,
     pub(super) noted: AtomicBool,
     pub(super) stop: AtomicBool,
-    /// Serial number of the table of ports that the worker goes by.
+    /// Serial number of the table of ports that the worker has adopted.
     pub(super) adopted: AtomicU64,
     pub(super) sleep_state: SleepState,
-    /// Its floods that go on.
+    /// Unfinished floods of the worker.
     pub(super) floods: Arc<FloodList>,
-    /// Who works for it.
+    /// Takeover state of the thread.
     pub(super) takeover: Takeover,
     /// Counters.
     pub stats: WorkerStats,
@@ -118,12 +118,12 @@ impl WorkerHandle {
         Ok(handle)
     }
 
-    /// Reports events of `fd` as `token` from now on, starting with the present state.
+    /// Watches `fd` for input: events carry `token`. The first event reports the present state.
     pub fn watch(&self, fd: RawFd, token: Token) -> io::Result<()> {
         self.watch_for(EventSet::IN, fd, token)
     }
 
-    /// The same, and when there is room to write again.
+    /// Watches `fd` for input and for room to write: events carry `token`.
     pub fn watch_both(&self, fd: RawFd, token: Token) -> io::Result<()> {
         self.watch_for(EventSet::IN | EventSet::OUT, fd, token)
     }
@@ -132,8 +132,8 @@ impl WorkerHandle {
         let events = events | EventSet::EDGE_TRIGGERED;
         let event = EpollEvent::new(events, token.to_bits());
         match self.epoll.ctl(ControlOperation::Add, fd, event) {
-            // Watching it could not be ended when it was to be, and a front-end has it open: it
-            // comes under the same number again.
+            // The earlier watch was not removed before the descriptor was closed, and a front-end
+            // kept the open file description: the number is still in the set.
             Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {
                 self.epoll.ctl(ControlOperation::Modify, fd, event)
             }
@@ -141,10 +141,10 @@ impl WorkerHandle {
         }
     }
 
-    /// Stops reporting `fd`. Must precede its closing: the front-end holds the same description,
-    /// so closing our number alone would leave it in the set.
+    /// Stops watching `fd`. Called before `fd` is closed: the front-end has the same open file
+    /// description, so closing `fd` alone would leave the description in the set.
     pub fn unwatch(&self, fd: RawFd) {
-        // Fails only if it is not in the set, which is what the caller wants.
+        // Fails only if `fd` is not in the set, as the caller wants.
         let _ = self.epoll.ctl(ControlOperation::Delete, fd, EpollEvent::default());
     }
 
@@ -160,19 +160,20 @@ impl WorkerHandle {
 
     pub(super) fn leave(&self, note: Note) {
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
-        // One note of a kind is enough. Looks are bounded by the number of sources; a front-end
-        // that announces ever new addresses loses what a worker is too slow to send.
+        // A note that is left already is not repeated. The number of sources bounds the looks. A
+        // front-end that announces ever new addresses loses announcements that the worker is too
+        // slow to send.
         let room = matches!(note, Note::Look(_)) || notes.len() < MAX_NOTES;
         if room && !notes.contains(&note) {
             notes.push(note);
         }
         self.noted.store(true, Ordering::Release);
         drop(notes);
-        // EAGAIN means the counter is full: the worker will wake all the same.
+        // EAGAIN means that the counter is full: the worker wakes up anyway.
         let _ = self.wake.write(1);
     }
 
-    /// Notes that were taken, for the next turn.
+    /// Puts notes that were taken back, for the next turn.
     #[cold]
     pub(super) fn put_back(&self, mut left: Vec<Note>) {
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -193,14 +194,14 @@ impl WorkerHandle {
     }
 }
 
-/// What a reserve is to do.
+/// Task of a reserve.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Duty {
-    /// Work for that worker, …
+    /// The worker to relieve.
     pub worker: usize,
-    /// … in the place of that thread, …
+    /// The stuck thread.
     pub instead_of: usize,
-    /// … which stands still.
+    /// State of the thread when it was found stuck.
     pub stalled: Stalled,
 }
 
@@ -209,89 +210,94 @@ pub(super) struct Duty {
 pub(super) struct Suspended {
     pub port: Arc<Port>,
     pub session: Option<u64>,
-    /// The thread was at no other port than this.
+    /// The thread touched no other port.
     pub alone: bool,
 }
 
-/// What a thread knows of others that work for it, or for which it works.
+/// Takeover state of a thread: of a worker that is relieved, or of a reserve.
 #[derive(Debug, Default)]
 pub(super) struct Takeover {
-    /// The thread's number in the kernel, once it runs.
+    /// Kernel thread id, once the thread runs.
     pub(super) thread: AtomicI32,
-    /// Something of the following is new.
+    /// One of the following fields changed.
     pub(super) news: AtomicBool,
-    /// Of a worker: the number of the thread that works for it.
+    /// For a worker: the number of the thread that works for it.
     pub(super) acting: AtomicUsize,
-    /// Of a reserve.
+    /// For a reserve: its task.
     pub(super) duty: Mutex<Option<Duty>>,
-    /// The ports whose memory the thread is at, since it stands still.
+    /// The ports whose memory the stuck thread touches.
     pub(super) suspended: Mutex<Vec<Suspended>>,
-    /// Of a worker: what others counted for it.
+    /// For a worker: counts by threads that relieved it.
     pub counted: WorkerStats,
 }
 
 impl Takeover {
-    /// That of thread `number`.
+    /// Creates the state of thread `number`.
     pub fn new(number: usize) -> Takeover {
         Takeover { acting: AtomicUsize::new(number), ..Takeover::default() }
     }
 
-    /// True if there is something new, each time once.
+    /// True once after each change.
     #[inline(always)]
     pub fn has_news(&self) -> bool {
         self.news.load(Ordering::Relaxed) && self.news.swap(false, Ordering::Acquire)
     }
 
-    /// Has the thread look what is new, before it sleeps at the latest.
+    /// Tells the thread of a change, which the thread reads before it sleeps at the latest.
     pub(super) fn notify(&self) {
         self.news.store(true, Ordering::SeqCst);
     }
 
-    /// True if something is new, for a thread that has said that it is about to sleep: whoever
-    /// notifies and then finds that the thread does not sleep yet need not wake it.
+    /// True if there is a change. Called after the thread published that it is about to sleep: a
+    /// thread that notifies, and then finds this thread awake, need not wake it.
     pub fn has_news_before_sleep(&self) -> bool {
         fence(Ordering::SeqCst);
         self.news.load(Ordering::Relaxed)
     }
 
-    /// Its thread is the calling one.
+    /// Records the calling thread as the thread of this state.
     pub fn begin(&self) {
         self.thread.store(gettid().as_raw_pid(), Ordering::Relaxed);
     }
 
-    /// What the reserve is to do.
+    /// Returns the task of the reserve.
     pub fn duty(&self) -> Option<Duty> {
         *lock(&self.duty)
     }
 
-    /// The reserve has done its duty.
+    /// Ends the task of the reserve.
     pub fn end_duty(&self) {
         *lock(&self.duty) = None;
     }
 
-    /// The ports that were suspended since the thread stood still.
+    /// Takes the ports that were suspended since the thread got stuck.
     pub fn take_suspended(&self) -> Vec<Suspended> {
         std::mem::take(&mut lock(&self.suspended))
     }
 }
 
 impl WorkerHandle {
-    /// Has its thread look who works for whom.
+    /// True while the thread sleeps.
+    pub(super) fn is_asleep(&self) -> bool {
+        self.sleep_state.asleep.load(Ordering::Relaxed)
+    }
+
+    /// Tells the thread of a change of its takeover state, and wakes the thread.
     pub(super) fn notify_takeover(&self) {
         self.takeover.notify();
-        // EAGAIN means the counter is full: it wakes all the same.
+        // EAGAIN means that the counter is full: the thread wakes up anyway.
         let _ = self.wake.write(1);
     }
 }
 
-/// Threads that look from time to time at what workers did, and park while all of these sleep.
+/// Threads that regularly read the workers' counters, and park while all workers sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Helper {
     /// Moves rings by their load.
     Balancer,
     /// Samples counters.
     Sampler,
-    /// Keeps CPUs from deep idle states.
+    /// Keeps CPUs out of deep idle states.
     Latency,
 }
 
@@ -303,26 +309,26 @@ impl Helper {
     }
 }
 
-/// Whether a worker sleeps, and whom it wakes when it does no longer.
+/// Sleep state of a worker, and the helpers that the worker wakes.
 #[derive(Debug, Default)]
 pub struct SleepState {
     pub(super) asleep: AtomicBool,
-    /// A bit for each helper that is parked, or about to be.
+    /// One bit for each helper that is parked, or about to park.
     pub(super) parked: AtomicU8,
     pub(super) helpers: [OnceLock<Thread>; Helper::COUNT],
 }
 
 impl SleepState {
-    /// The worker is about to sleep.
+    /// Publishes that the worker is about to sleep.
     pub fn asleep(&self) {
         self.asleep.store(true, Ordering::Relaxed);
     }
 
-    /// The worker is back, before it takes anything.
+    /// Publishes that the worker is awake, before the worker takes events.
     pub fn awake(&self) {
         self.asleep.store(false, Ordering::Relaxed);
-        // With the fence in `park_while_asleep`: either this sees that the thread parks, or the
-        // thread sees that this worker is awake.
+        // Pairs with the fence in `park_while_asleep`: either this worker sees the parked bit, or
+        // the helper sees that this worker is awake.
         fence(Ordering::SeqCst);
         if self.parked.load(Ordering::Relaxed) != 0 {
             self.wake_helpers();
@@ -340,18 +346,18 @@ impl SleepState {
     }
 }
 
-/// What all workers share.
+/// Objects that all workers share.
 #[derive(Clone)]
 pub struct Shared {
     /// The ports.
     pub ports: Arc<Ports>,
-    /// Where addresses live.
+    /// The forwarding table.
     pub fdb: Arc<Fdb>,
-    /// What the administrator allows.
+    /// Forwarding rules of the administrator.
     pub rules: Rules,
-    /// Spin for good instead of sleeping.
+    /// Poll mode: workers never sleep.
     pub poll: bool,
-    /// Frees a worker whose write to a call descriptor blocks.
+    /// Watchdog that frees a worker whose write to a call descriptor blocks.
     pub watch: Arc<BlockedWriterWatch>,
 }
 

@@ -1,17 +1,19 @@
-//! A guest's kick descriptor, and how its worker hears of it.
+//! A guest's kick descriptor, and the way in which a worker gets its events.
 //!
-//! To begin or end watching an eventfd takes the lock under which a write to it wakes everybody who
-//! watches it. With a crowd of pollers that lasts for milliseconds (`guard::signal_cost`), and the
-//! epoll set is locked meanwhile: its worker gets no events, and no other session changes it.
+//! Adding an eventfd to an epoll set, or removing it, takes the lock under which a write to the
+//! eventfd wakes all its waiters. With a crowd of waiters a write takes milliseconds
+//! (`guard::signal_cost`). Meanwhile the epoll set is locked: its worker gets no events, and no
+//! other session can change the set.
 //!
-//! So each kick has an epoll set of its own, and the worker's set watches that one. The session's
-//! thread makes it and ends it, with nothing else locked, and pays for it as for signals. To watch
-//! the set itself never waits, as no other process has it; so a ring can go to another worker at
-//! any time.
+//! So each kick descriptor has an inner epoll set, and the worker's set watches the inner set. The
+//! session's thread creates and ends the inner set with nothing else locked, and the port pays for
+//! the time as for signals. Watching the inner set never waits, since no other process has it. So a
+//! ring can move to another worker at any time.
 //!
-//! A write to the kick makes the set readable, which is an event of the worker's set, each time. No
-//! thread takes events from the set itself. The kernel looks into it when the worker takes its own,
-//! under its lock, so no worker may watch it when its end begins.
+//! Each write to the kick descriptor makes the inner set readable, which is an event of the
+//! worker's set. No thread takes events from the inner set. When a worker takes events, the kernel
+//! polls the inner set under the inner set's lock. So no worker may watch the inner set when its
+//! end begins.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -27,7 +29,7 @@ use sys::clock;
 use sys::eventfd::{drain, is_readable};
 use sys::usage::cpu_micros;
 
-/// The descriptor by which a ring is kicked, and the set that watches it.
+/// A ring's kick descriptor, and the inner epoll set that watches the descriptor.
 #[derive(Debug)]
 pub struct KickFd {
     set: Epoll,
@@ -35,7 +37,7 @@ pub struct KickFd {
 }
 
 impl KickFd {
-    /// Watches an eventfd of a port's, in its session's thread.
+    /// Watches an eventfd of `port`. Called by the session's thread.
     pub fn watch(fd: OwnedFd, port: &Port) -> io::Result<KickFd> {
         let set = Epoll::new()?;
         let event = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, 0);
@@ -43,33 +45,35 @@ impl KickFd {
         Ok(KickFd { set, fd })
     }
 
-    /// Ends that, in the same thread, when no worker watches it any more.
+    /// Stops watching the eventfd. Called by the session's thread, when no worker watches the inner
+    /// set.
     pub fn unwatch(&self, port: &Port) {
         let none = EpollEvent::default();
-        // Fails only if it was ended before.
+        // Fails only if the watch has ended before.
         let _ =
             measured(port, || self.set.ctl(ControlOperation::Delete, self.fd.as_raw_fd(), none));
     }
 
-    /// Takes its counter down to zero: what was kicked so far is forgotten.
+    /// Resets the eventfd's counter to zero: earlier kicks are forgotten.
     pub fn drain(&self) {
         drain(self.fd.as_raw_fd());
     }
 
-    /// Events that a worker gets at once when it begins to watch it.
+    /// Returns the number of events that a worker gets at once when it begins to watch: 1 if the
+    /// eventfd is readable, otherwise 0.
     pub fn counted(&self) -> u32 {
         u32::from(is_readable(self.fd.as_raw_fd()))
     }
 }
 
-/// What workers watch.
+/// The descriptor that workers watch: the inner epoll set.
 impl AsRawFd for KickFd {
     fn as_raw_fd(&self) -> RawFd {
         self.set.as_raw_fd()
     }
 }
 
-/// Does something with a kick descriptor of a port's and holds it against the port if it is slow.
+/// Runs `work` on a kick descriptor of `port`, and charges the port if much CPU time was used.
 fn measured<T>(port: &Port, work: impl FnOnce() -> T) -> T {
     let (used, began) = (cpu_micros(), clock::cycles());
     let done = work();
@@ -86,9 +90,9 @@ fn measured<T>(port: &Port, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// A guest posted buffers to its receive queue: it can take frames from now on. Kicks stay
-/// suppressed while it has held buffers, as no sender waits for more. Returns the workers that
-/// waited for these.
+/// Handles a kick of a guest's receive queue: the guest posted buffers, so the queue can take
+/// frames. Kicks stay suppressed while the queue has buffers, as no sender waits for more. Returns
+/// the workers that waited for buffers.
 pub(super) fn receive_kick(
     port: &Port,
     guest: &GuestPort,
@@ -117,10 +121,11 @@ pub(super) fn receive_kick(
     waiting
 }
 
-/// A receive queue kicked without a single buffer since the start means that the guest writes to
-/// other memory than we read: a front-end with private memory fails in no other visible way. Every
-/// driver kicks it after its first buffers. Kicks of an empty transmit queue mean nothing: DPDK
-/// makes one at each start (22.11, `virtio_dev_start`). True once per start.
+/// True, once per start, if a guest kicks a receive queue that has never had a buffer since its
+/// start. Such a guest writes to memory other than the shared memory: a front-end with private
+/// memory fails in no other visible way. Every driver kicks the receive queue after its first
+/// buffers. Kicks of an empty transmit queue mean nothing: DPDK makes one at each start (22.11,
+/// `virtio_dev_start`).
 fn never_moves(state: &mut RxState) -> bool {
     if state.side.stale_kicks > 0 {
         state.side.stale_kicks -= 1;
@@ -129,7 +134,7 @@ fn never_moves(state: &mut RxState) -> bool {
     state.vring.ring.as_mut().is_some_and(SplitRing::never_moved)
 }
 
-/// Logs; not to be called with a ring's lock held.
+/// Logs that a guest's memory seems not to be shared. Not called with a ring's lock held.
 fn complain(port: &Port) {
     if port.log.allow() {
         log::warn!(

@@ -1,22 +1,23 @@
 //! The threads of the data path.
 //!
-//! A worker owns a set of sources: transmit rings of guests and queues of TAPs. It sleeps in
-//! `epoll_wait` without a timeout until a kick, a readable TAP or a note from a session; a timer
-//! would hide a lost wake-up. Only a source or a signal that has to wait for a time gives it one,
-//! and it sleeps until the first of these. Awake, it makes *turns*: one pass over its ready
-//! sources, one burst each, then the signals the turn owes, once per ring.
+//! A worker owns a set of sources: transmit rings of guests and queues of devices. The worker
+//! sleeps in `epoll_wait` without a timeout until a kick, a readable device or a note from another
+//! thread; a timer would hide a lost wake-up. Only a source or a signal that waits for a time sets
+//! a timeout. An awake worker runs *turns*: one pass over its ready sources with one burst each,
+//! then the signals of the turn, once per ring.
 //!
-//! * [`assignment`] which worker serves which ring, and moving them;
-//! * [`balance`] which rings should move for their load, [`balancer`] the thread that asks;
-//! * [`reserve`] threads that work for a worker that stands still;
-//! * [`run`] the loop: which sources are ready, when to sleep;
-//! * [`handle`] what other threads see of a worker, and what they leave for it;
-//! * [`kick`] kick descriptors, and how workers hear of them;
-//! * [`spin`] whether an idle worker keeps looking.
+//! * [`assignment`] which worker serves which ring, and moves of rings;
+//! * [`balance`] the choice of rings that move for their load; [`balancer`] the thread that moves
+//!   rings;
+//! * [`reserve`] threads that relieve a stuck worker;
+//! * [`run`] the loop of a worker;
+//! * [`handle`] the part of a worker that other threads use;
+//! * [`kick`] kick descriptors and their events;
+//! * [`spin`] whether an idle worker polls or sleeps.
 //!
 //! Kick descriptors are watched edge-triggered and never read: every write to an eventfd wakes its
-//! watchers whatever its counter says, so a read would only add a system call, and one that a
-//! front-end could make block by clearing O_NONBLOCK on the descriptor it shares with us.
+//! waiters, whatever its counter is. A read would be one more system call, and a front-end could
+//! make the read block by clearing O_NONBLOCK on the shared descriptor.
 
 pub mod assignment;
 pub mod balance;
@@ -45,7 +46,7 @@ use sys::usage;
 
 pub use handle::{Helper, Note, Shared, Token, WorkerHandle};
 
-/// All workers of the process.
+/// All workers and reserves of the process.
 pub struct Workers {
     rings: Assignment,
     reserves: Arc<Reserves>,
@@ -53,9 +54,9 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Starts `count` workers, bound to `cpus` in turn if there are any.
+    /// Starts `count` workers, and binds them to `cpus` in turn, if `cpus` is not empty.
     pub fn start(count: usize, cpus: &[usize], shared: &Shared) -> io::Result<Workers> {
-        // Measured here once: the workers only use it.
+        // Measured here once; the workers only use the rate.
         let rate = clock::cycles_per_second();
         log::debug!("the cycle counter makes {rate} ticks a second");
         let handle = |number| WorkerHandle::new(number).map(Arc::new);
@@ -68,7 +69,7 @@ impl Workers {
         };
         for number in 0..count + RESERVES {
             let worker = run::Worker::new(number, &workers.reserves, shared.clone());
-            // A reserve goes where the worker is that it works for.
+            // A reserve is not bound: it moves to the CPUs of the stuck thread.
             let cpu = cpus.get(number % cpus.len().max(1)).copied().filter(|_| number < count);
             let name = match number.checked_sub(count) {
                 None => format!("worker-{number}"),
@@ -82,12 +83,13 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Starts a worker's thread. A thread can only bind itself, so it says how that went.
+    /// Starts a thread. The new thread binds itself to `cpu`, since no other thread can, and
+    /// reports the result.
     fn spawn(&self, name: String, cpu: Option<usize>, mut worker: run::Worker) -> io::Result<()> {
         let (tell, told) = mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name(name.clone()).spawn(move || {
             let bound = cpu.map_or(Ok(()), affinity::pin);
-            // Its files are open from here on, whenever they are read first.
+            // Opens the files of this thread now, whenever they are read first.
             usage::run_queue_delay_millis();
             worker.begin();
             let ready = bound.is_ok();
@@ -97,7 +99,7 @@ impl Workers {
             }
         })?;
         self.threads().push(thread);
-        // A thread that ended without a word panicked, which was printed.
+        // A thread that ended without a report panicked, and the panic was printed.
         let bound = told.recv().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()));
         bound.map_err(|error| {
             let cpu = cpu.unwrap_or_default();
@@ -109,35 +111,37 @@ impl Workers {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Who serves which ring of a guest.
+    /// Returns the assignment of rings to workers.
     pub fn rings(&self) -> &Assignment {
         &self.rings
     }
 
-    /// The worker that serves queue `queue` of the device behind `port`.
+    /// Returns the worker that serves queue `queue` of the device behind `port`.
     pub fn for_device(&self, port: &Port, queue: usize) -> &Arc<WorkerHandle> {
         &self.handles()[port.device_worker(queue, self.handles().len())]
     }
 
-    /// All workers, for their counters.
+    /// Returns all workers, for their counters.
     pub fn handles(&self) -> &[Arc<WorkerHandle>] {
         self.rings.workers()
     }
 
-    /// True if every worker goes by the table of ports with this serial number, or a later one.
+    /// True if every thread has adopted the table of ports with serial number `serial` or a later
+    /// table.
     pub fn have_adopted(&self, serial: u64) -> bool {
         let threads = self.reserves.threads();
         threads.iter().all(|handle| handle.adopted.load(Ordering::Acquire) >= serial)
     }
 
-    /// Forgets what groups a port is a member of: what is behind it left.
+    /// Forgets a port's memberships in multicast groups: the hosts behind the port have left.
     pub fn forget_memberships(&self, port: PortId) {
         let ports = self.rings.ports().present();
         ports.snooping().into_iter().for_each(|snooping| snooping.forget(port));
     }
 
-    /// Wakes the workers and waits, until `end` at most, for all of them to go by that table. True
-    /// if they do: no worker then has anything of a port that went before it.
+    /// Wakes all threads and waits, until `end` at most, for all of them to adopt the table with
+    /// serial number `serial`. True if they did: no thread then has state of a port that is gone
+    /// from the table.
     pub fn wait_adopted(&self, serial: u64, end: Instant) -> bool {
         for handle in self.reserves.threads() {
             let _ = handle.wake.write(1);
@@ -151,7 +155,7 @@ impl Workers {
         true
     }
 
-    /// Ends all workers after their turn and waits for them, at most until `end`.
+    /// Ends all threads after their turn, and waits for them until `end` at most.
     pub fn stop(&self, end: Instant) {
         for handle in self.reserves.threads() {
             handle.stop.store(true, Ordering::Release);

@@ -1,23 +1,25 @@
-//! Who works for a worker that stands still.
+//! Reserve threads, which relieve a stuck worker.
 //!
-//! A worker that touches a guest's memory may wait there for as long as its front-end likes, and
-//! with it all rings that it serves. So there are reserve threads: workers without sources. When
-//! the watchdog finds a thread that stands still in the middle of a turn (`guard::presence`), a
-//! reserve works *for* it: on the same sources, out of the same epoll set, with the notes that are
-//! left for it, until it is back. Nothing moves, as a worker is only a number in the rings' states
-//! and a [`WorkerHandle`]; what the thread that stands still has locked stays with it, the ring of
-//! the burst's sender and that of its receiver, or a queue of a device.
+//! A worker that touches a guest's memory may wait as long as the guest's front-end likes, and all
+//! rings of the worker wait as well. So there are reserve threads: workers without sources. When
+//! the watchdog finds a thread that is stuck in the middle of a turn (`guard::presence`), a reserve
+//! *relieves* the stuck worker: the reserve serves the worker's sources, epoll set and notes until
+//! the worker's own thread is back. No ring changes its worker, as a worker is only a number in the
+//! states of rings, and a [`WorkerHandle`]. Locks of the stuck thread stay locked: of the ring of
+//! the burst's sender, of a receive ring, or of a device's queue.
 //!
-//! A thread that comes to work for a worker, a reserve or that worker's own again, cannot ask the
-//! one before, which may stand still for long. So it looks at all sources, and sends all signals
-//! that the other may owe ([`super::run`]). The other finds out when it goes on: for a moment both
-//! may work, as any two workers may, under the rings' locks.
+//! A thread that begins to work for a worker (a reserve, or the worker's own thread after its
+//! return) cannot ask the thread before, which may be stuck for long. So the new thread looks at
+//! all sources, and sends all signals that the old thread may owe ([`super::run`]). The old thread
+//! learns of the change when it continues. For a moment both threads may work, under the rings'
+//! locks like any two workers.
 //!
-//! The ports whose memory the thread is at are kept apart meanwhile: their rings are suspended, for
-//! all workers, or each of them would be the next to stand still. If it is clear which one it was,
-//! it pays when that is over: its rings pause for many times as long. A front-end whose memory
-//! *blocked* a thread twice (that is the time in which it neither ran nor wanted a CPU nor waited
-//! for a disk) endangers the others: it is dropped and its port stays closed for a while.
+//! The rings of the ports whose memory the stuck thread touches are suspended for all workers;
+//! otherwise each worker would get stuck there. If it is clear which port caused the delay, this
+//! port pays when the delay ends: its rings pause for many times the length of the delay. *Blocked*
+//! time is time in which a thread neither ran, nor waited for a CPU, nor for a disk. A front-end
+//! whose memory blocked threads twice endangers other ports: its session ends, and its port stays
+//! closed for a while.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -30,20 +32,20 @@ use crate::port::Ports;
 use base::limits::{LOCK_WAIT_STEP, MAX_SUSPECTS, SUSPICION};
 use sys::affinity;
 
-/// How long a worker waits for a reserve to end its turn, which takes some microseconds.
+/// Time for which a worker waits for a reserve to end its turn, which takes some microseconds.
 const HANDOVER: Duration = Duration::from_millis(2);
 
-/// All threads of the data path by number: workers, then reserves.
+/// All threads of the data path by number: first the workers, then the reserves.
 pub struct Reserves {
     threads: Vec<Arc<WorkerHandle>>,
     workers: usize,
     ports: Arc<Ports>,
-    /// Sessions whose memory has blocked a thread, and since when.
+    /// Sessions whose memory has blocked a thread, and the time of the first block.
     suspects: Mutex<Vec<(u64, Instant)>>,
 }
 
 impl Reserves {
-    /// For so many workers and, behind them, reserves.
+    /// Combines `threads`, of which the first `workers` are workers, and the others reserves.
     pub(super) fn new(
         threads: Vec<Arc<WorkerHandle>>,
         workers: usize,
@@ -52,23 +54,24 @@ impl Reserves {
         Reserves { threads, workers, ports, suspects: Mutex::default() }
     }
 
-    /// All threads.
+    /// Returns the handles of all threads.
     pub(super) fn threads(&self) -> &[Arc<WorkerHandle>] {
         &self.threads
     }
 
-    /// The number of workers.
+    /// Returns the number of workers.
     pub(super) fn workers(&self) -> usize {
         self.workers
     }
 
-    /// Thread `number` stands still: a reserve that is free works for the worker it works for. In
-    /// the watchdog's thread, which is the only one to give reserves something to do.
+    /// Assigns a free reserve to the worker that thread `number`, which is stuck, works for. Called
+    /// only by the watchdog's thread, so no other thread assigns reserves.
     ///
-    /// The thread may go on at any moment. It looks at what it is told here before it sleeps at the
-    /// latest. So it is asked at the end whether it stood still all the time: if not, it may have
-    /// looked too early, so it is woken to look again. A worker then ends the reserve's duty before
-    /// that has begun; a reserve that went on has retired, or will.
+    /// The stuck thread may continue at any moment, and reads the takeover state before it sleeps
+    /// at the latest. So this function asks at the end whether the thread was stuck all the time.
+    /// If not, the thread may have read the state too early, and is woken to read the state again.
+    /// A worker then ends the reserve's duty before the duty began; a reserve that continued has
+    /// retired, or will retire.
     pub(super) fn relieve(&self, number: usize, stalled: Stalled, is_stalled: IsStalled<'_>) {
         let takeover = &self.threads[number].takeover;
         let worker = if number < self.workers {
@@ -91,8 +94,9 @@ impl Reserves {
             return;
         };
         let substitute = &self.threads[reserve];
-        // While it sleeps: a thread that moves itself gets behind all that wait for that CPU, one
-        // that wakes there in front of them. Where it may not it works where it is.
+        // Moved while the reserve sleeps: a thread that moves itself queues behind all threads that
+        // wait for the CPU, and a thread that wakes there runs before these threads. If the move is
+        // not permitted, the reserve runs on its present CPU.
         let _ =
             affinity::follow(substitute.takeover.thread.load(Ordering::Relaxed), stalled.thread);
         *lock(&substitute.takeover.duty) = Some(Duty { worker, instead_of: number, stalled });
@@ -108,8 +112,8 @@ impl Reserves {
         }
     }
 
-    /// Keeps all workers away from the memory that a thread is at, whether another works for it or
-    /// not: the next one there would stand still as well.
+    /// Suspends the rings of ports whose memory a stuck thread touches, whether or not a reserve
+    /// relieves the thread: the next thread there would get stuck, too.
     fn suspend(&self, takeover: &Takeover, at: At, worker: usize) {
         let present = self.ports.present();
         let guest = |id| present.shared(id).and_then(|port| Some((port, port.as_guest()?)));
@@ -135,8 +139,9 @@ impl Reserves {
         self.threads[worker].takeover.acting.load(Ordering::Acquire) == number
     }
 
-    /// A worker's own thread works for it again; waits a moment for the one that did to end its
-    /// turn. The number of that one if it does not, as it may stand still itself.
+    /// Makes a worker's own thread work again, and waits a moment for the relieving thread to end
+    /// its turn. Returns the number of the relieving thread if it does not end, since it may be
+    /// stuck itself.
     pub(super) fn come_back(&self, worker: usize) -> Option<usize> {
         let before = self.threads[worker].takeover.acting.swap(worker, Ordering::AcqRel);
         let other = self.threads.get(before).filter(|_| before != worker)?;
@@ -151,8 +156,8 @@ impl Reserves {
         None
     }
 
-    /// The memory of a front-end has blocked a thread, at `now`; true if it has lately done so
-    /// before.
+    /// Records that the memory of a front-end blocked a thread at `now`. True if there is an
+    /// earlier record of the session, not older than [`SUSPICION`].
     pub(super) fn is_harmful(&self, session: u64, now: Instant) -> bool {
         let mut suspects = lock(&self.suspects);
         suspects.retain(|&(_, since)| now.saturating_duration_since(since) < SUSPICION);

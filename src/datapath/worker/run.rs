@@ -1,4 +1,4 @@
-//! The loop of a worker: which sources are ready, one turn after another, when to sleep.
+//! The loop of a worker: ready sources, turns, and sleep.
 
 mod polled;
 mod ready;
@@ -31,17 +31,18 @@ use sys::logging::never_wait;
 use sys::threads::run_again_after_panic;
 use sys::usage::run_queue_delay_millis;
 
-/// One worker thread.
+/// A thread of the data path: a worker or a reserve.
 pub struct Worker {
     /// Number of the thread.
     number: usize,
-    /// What other threads see of it.
+    /// Handle of this thread.
     own: Arc<WorkerHandle>,
     reserves: Arc<Reserves>,
-    /// The worker whose sources these are: another one for a reserve that works for it.
+    /// Handle of the worker whose sources the thread serves; of another worker while a reserve
+    /// relieves this worker.
     handle: Arc<WorkerHandle>,
     index: usize,
-    /// Which ports there are now, and the table that this worker goes by.
+    /// The present table of ports, and the table that this worker has adopted.
     present: Arc<Ports>,
     ports: Arc<PortTable>,
     pipeline: Pipeline,
@@ -51,10 +52,11 @@ pub struct Worker {
     turn: Turn,
 }
 
-/// What other threads and the kernel told a worker.
+/// Requests by other threads, and events of the kernel.
 struct Inbox {
     notes: Vec<Note>,
-    /// Kicks of rings whose lock another thread had, to be looked at again.
+    /// Kicks of rings whose lock another thread had; true if the guest kicked. Tried again each
+    /// turn.
     kicked: Vec<(Token, bool)>,
     debts: Debts,
     events: Vec<EpollEvent>,
@@ -62,15 +64,15 @@ struct Inbox {
     woken: bool,
 }
 
-/// Rings whose signals another thread may owe.
+/// Rings for which another thread may owe a signal.
 struct Debts {
     rings: Vec<(PortId, usize)>,
-    /// Which thread.
+    /// The thread that may owe signals.
     owing: Owing,
 }
 
 impl Worker {
-    /// Thread number `index` of all.
+    /// Creates the thread with number `index`.
     pub fn new(index: usize, reserves: &Arc<Reserves>, shared: Shared) -> Worker {
         let handle = Arc::clone(&reserves.threads()[index]);
         let (weak, is_worker) = (Arc::downgrade(reserves), index < reserves.workers());
@@ -111,8 +113,8 @@ impl Worker {
     /// Works until [`super::Workers::stop`].
     pub fn run(mut self) {
         never_wait();
-        // What the watchdog reads of this thread is opened now and not when it first works, which
-        // of a reserve may be much later.
+        // The watchdog reads files of this thread. The slot opens these files now, not at the first
+        // turn, which a reserve may begin much later.
         self.pipeline.signals().slot().active();
         self.pipeline.signals().slot().asleep();
         let own = Arc::clone(&self.own);
@@ -146,8 +148,8 @@ impl Worker {
                 self.own.stats.empty_wakeups.add(1);
             }
             let rest = self.after_turn(found);
-            // Frames that wait for a full receiver are tried again by the clock, too: the kick that
-            // tells of its buffers may be another worker's.
+            // Frames that wait for a full receiver also have a retry time: the kick for new buffers
+            // may go to another worker.
             let sleepy = (rest || self.ready.is_empty())
                 && self.spin.may_sleep()
                 && self.ready.len() == self.turn.waiting
@@ -167,7 +169,8 @@ impl Worker {
         }
     }
 
-    /// Before the thread ends: what was taken from its sources is delivered.
+    /// Serves all floods to their end before the thread ends, since their frames were taken from
+    /// sources.
     #[cold]
     fn finish_floods(&mut self) {
         while !self.pipeline.floods().is_empty() {
@@ -178,13 +181,14 @@ impl Worker {
         }
     }
 
-    /// Serves the next receivers of each flood, for the time of a turn; true if any was served.
+    /// Serves the next receivers of each flood, for at most the time of a turn. True if a flood was
+    /// served.
     #[cold]
     fn go_on_with_floods(&mut self) -> bool {
         let mut served = false;
         for _ in 0..self.pipeline.floods().len() {
             let Some(port) = self.pipeline.floods().next_port() else { break };
-            // The frames are in no ring: a panic breaks none.
+            // The frames are in no ring, so a panic breaks no ring.
             self.contained(Token::Receive(port, 0), |worker| {
                 let Worker { pipeline, ports, own, .. } = worker;
                 served |= pipeline.go_on(ports, &own.stats);
@@ -196,7 +200,7 @@ impl Worker {
         served
     }
 
-    /// Goes by the present table of ports from here on.
+    /// Adopts the present table of ports, if there is a new one.
     #[inline(always)]
     fn refresh(&mut self) {
         if !self.present.is_present(&self.ports) {
@@ -204,8 +208,8 @@ impl Worker {
         }
     }
 
-    /// Adopts the present table, lets go of what is left of ports that are gone, and says that it
-    /// has: from then on nothing here refers to their numbers.
+    /// Adopts the present table and drops all state of ports that are gone. Then publishes the
+    /// table's serial number: from then on this thread does not refer to numbers of such ports.
     #[cold]
     fn adopt(&mut self) {
         let present = self.present.present();
@@ -220,7 +224,8 @@ impl Worker {
         self.own.adopted.store(self.ports.serial(), Ordering::Release);
     }
 
-    /// After a turn: spin on, or arm what was held for a spin. True if the worker shall rest.
+    /// Decides after a turn whether to spin, or to arm the sources that were held for a spin. True
+    /// if the worker may sleep.
     #[inline]
     fn after_turn(&mut self, found: bool) -> bool {
         let stats = &self.own.stats;
@@ -243,7 +248,7 @@ impl Worker {
         self.spin.may_sleep()
     }
 
-    /// True if all sources wait for a time that a sleep does not miss, which no spin brings nearer.
+    /// True if all sources wait for a time after the shortest sleep: a spin cannot end such a wait.
     #[cold]
     fn waits_for_time(&self) -> bool {
         let soon = self.turn.now.saturating_add(clock::cycles_in(SHORTEST_SLEEP_NANOS));
@@ -253,11 +258,11 @@ impl Worker {
             && self.ready.iter().all(waits)
     }
 
-    /// Arms every source; those that turn out to have work stay ready.
+    /// Arms every source; a source with work stays ready.
     fn arm_all(&mut self) {
         let mut at = 0;
         while let Some(&Ready { token, retry_at, looks }) = self.ready.get(at) {
-            // What a device still has that was not found empty brings no event.
+            // A device that was not found empty may have frames that no event reports.
             let device = looks == 0 && matches!(token, Token::Device(..));
             if device || retry_at != 0 || self.arm(token) {
                 at += 1;
@@ -268,7 +273,8 @@ impl Worker {
         self.pipeline.is_at(At::NOTHING);
     }
 
-    /// Ends an iteration: counts its cycles and begins the next with the same reading.
+    /// Ends an iteration: counts its cycles, and uses one reading of the clock for its end and the
+    /// start of the next iteration.
     #[inline]
     fn account(&mut self, found: bool) {
         let now = clock::cycles();
@@ -282,15 +288,16 @@ impl Worker {
             self.spin.work(spent);
         } else {
             stats.idle_cycles.add(spent);
-            // Receivers that take frames are waited for in microseconds, which is part of the work.
+            // Receivers that take frames end the wait within microseconds, so the wait is part of
+            // the work.
             if self.turn.receivers {
                 self.spin.work(spent);
             }
         }
     }
 
-    /// One pass over the ready sources; true if any had frames. A pass that is cut short by time is
-    /// continued by the next turn.
+    /// Runs one pass over the ready sources. True if a source had frames. The next turn continues a
+    /// pass that exceeds the time of a turn.
     fn turn(&mut self) -> bool {
         self.pipeline.begin_turn(self.turn.now, self.turn.contended, self.turn.idle);
         (self.turn.working, self.turn.waiting, self.turn.receivers) = (0, 0, false);
@@ -324,8 +331,8 @@ impl Worker {
         found
     }
 
-    /// True if the source that was just looked at is to be looked at in the next turn, whether an
-    /// event tells of it or not.
+    /// True if the source that was just looked at must be looked at in the next turn, with or
+    /// without an event.
     #[inline(always)]
     fn stays_ready(&mut self, token: Token, next: Next) -> bool {
         let looks = self.ready.note(next);
@@ -333,7 +340,7 @@ impl Worker {
             Next::More | Next::Locked | Next::Throttled | Next::Again => true,
             Next::At(_) | Next::Receiver(_) => true,
             Next::Last => self.can_poll(token) || self.arm(token),
-            // Looking at a TAP is a system call; its event tells as well.
+            // A look at a TAP is a system call, and the TAP's event reports new frames.
             Next::Empty => {
                 (self.can_poll(token) && self.spin.hold(self.turn.now, looks)) || self.arm(token)
             }
@@ -341,8 +348,8 @@ impl Worker {
         }
     }
 
-    /// Looks at one source. A panic, which would be a bug of ours, is contained: it costs the port
-    /// its turn and, for a ring, its service until the driver restarts it, not the process.
+    /// Looks at one source. A panic (a bug in the switch) is contained: the port loses its turn,
+    /// and a ring is out of service until its driver restarts it. The process goes on.
     #[inline(never)]
     fn service(&mut self, token: Token) -> Next {
         let stats = &self.own.stats;
@@ -359,16 +366,16 @@ impl Worker {
         }
     }
 
-    /// Does something for a source outside its turn; a panic is contained as in a turn.
+    /// Runs `work` for a source outside its turn. A panic is contained as in a turn.
     fn contained(&mut self, token: Token, work: impl FnOnce(&mut Worker)) {
         if catch_unwind(AssertUnwindSafe(|| work(self))).is_err() {
             self.contain_panic(token);
         }
     }
 
-    /// Gives up the ring that the burst came from, which is counted already, and looks at a TAP
-    /// again later: what lies in its queue brings no event. The rings it was being delivered to are
-    /// mended by the thread that takes their locks next.
+    /// Takes the ring of a burst that panicked out of service; the burst is counted already. A
+    /// device is looked at again later, since no event reports the frames in its queue. Threads
+    /// that take the locks of the receive rings next repair these rings.
     #[cold]
     fn contain_panic(&mut self, token: Token) -> Next {
         let ports = Arc::clone(&self.ports);
@@ -395,7 +402,7 @@ impl Worker {
                 return Next::Gone;
             }
             (Endpoint::Device(_), Token::Device(..)) => self.pipeline.retry(),
-            // An announcement, or a kick.
+            // An announcement, a flood, or the kick of a receive ring.
             _ => Next::Gone,
         };
         if port.log.allow() {
@@ -404,13 +411,14 @@ impl Worker {
         after
     }
 
-    /// Enables the kicks of an empty source and looks again; true if it must stay ready.
+    /// Enables the kicks of an empty source and looks at the source again. True if the source must
+    /// stay ready.
     fn arm(&mut self, token: Token) -> bool {
-        // A TAP's edge-triggered event is armed by having read it empty.
+        // The read that found a TAP empty has armed the TAP's edge-triggered event.
         let Token::Transmit(id, queue) = token else { return !self.watch_again(token) };
         let Some((_, guest)) = self.ports.guest(id) else { return false };
         let Some(queue) = guest.tx.get(usize::from(queue)) else { return false };
-        // A session has the ring, and may just be enabling it: look again later.
+        // A session holds the lock, and may just be enabling the ring: look again later.
         let Some(mut state) = queue.lock_for_burst() else { return true };
         self.pipeline.is_at(At::sender(id));
         let vring = &mut state.vring;
@@ -429,16 +437,16 @@ impl Worker {
         false
     }
 
-    /// Takes what sessions asked for.
+    /// Processes the notes that other threads left.
     fn take_notes(&mut self) {
         self.handle.take_notes(&mut self.inbox.notes);
         if self.inbox.notes.is_empty() {
             return;
         }
-        // They may be a new port's.
+        // A note may be about a new port.
         self.refresh();
-        // In their order, as of two announcements the later one counts; and one by one, so that
-        // what is left is not lost with one that panics.
+        // In order, since a later announcement replaces an earlier announcement. One by one, so
+        // that a panic in one note does not lose the notes behind it.
         self.inbox.notes.reverse();
         let (mut announced, mut left) = (self.pipeline.floods().has_own(), Vec::new());
         while let Some(note) = self.inbox.notes.pop() {
@@ -447,7 +455,7 @@ impl Worker {
                     self.contained(token, |worker| worker.kick(token, false));
                 }
                 Note::Look(token) => self.ready.mark(token),
-                // Each may be a frame to all ports: one a turn.
+                // An announcement may be flooded to all ports, so a turn sends only one.
                 Note::Announce(_) if announced => left.push(note),
                 Note::Announce(what) => {
                     announced = true;
@@ -469,9 +477,9 @@ impl Worker {
         self.take(count);
     }
 
-    /// Takes so many events, which may touch guests' memory.
+    /// Processes `count` events, which may touch guests' memory.
     fn take(&mut self, count: usize) {
-        // Events may be a new port's.
+        // An event may be about a new port.
         self.refresh();
         for i in 0..count {
             match Token::from_bits(self.inbox.events[i].data()) {
@@ -491,15 +499,15 @@ impl Worker {
         }
     }
 
-    /// A guest kicked its ring, or with `kicked` false: the ring is to be looked at.
+    /// Handles a guest's kick of a ring. `kicked` is false if another thread asks for the look.
     fn kick(&mut self, token: Token, kicked: bool) {
         let ports = Arc::clone(&self.ports);
         let (Token::Transmit(id, index) | Token::Receive(id, index)) = token else { return };
         let Some((port, guest)) = ports.guest(id) else { return };
         let index = usize::from(index);
         self.pipeline.is_at(At::sender(id));
-        // A kick is not repeated, so one that meets a session, or another worker, is kept. Neither
-        // has the lock for long unless a guest's memory makes it wait.
+        // No kick comes twice, so a kick is kept if a session or another worker holds the lock.
+        // Both release the lock soon unless a guest's memory makes them wait.
         let kept = if matches!(token, Token::Transmit(..)) {
             let Some(queue) = guest.tx.get(index) else { return };
             let state = queue.lock_soon();
@@ -515,7 +523,7 @@ impl Worker {
         self.pipeline.is_at(At::NOTHING);
     }
 
-    /// Looks again at rings whose lock another thread had when they were kicked.
+    /// Handles kicks of rings again whose lock another thread had.
     #[cold]
     fn retry_kicks(&mut self) {
         let mut kicked = std::mem::take(&mut self.inbox.kicked);
@@ -537,7 +545,7 @@ impl Worker {
         let Token::Transmit(id, _) = token else { return };
         queue.stats.kicks.add(kicked.into());
         if state.vring.owner != Some(self.index) {
-            // The ring moved; its new worker was told to look.
+            // The ring has moved; its new worker was told to look.
             return;
         }
         if state.side.gate.discard != Discard::Never {

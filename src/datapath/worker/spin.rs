@@ -1,30 +1,31 @@
-//! Whether a worker that found nothing keeps looking, or arms its sources and sleeps.
+//! Policy of an idle worker: to keep looking at its sources, or to arm the sources and sleep.
 //!
-//! By default it spins for a while, when that promises to be shorter than going to sleep: kicks
-//! stay suppressed and its rings are polled. The length of a spin, the *window*, follows what
-//! the last idle times were, as KVM's `halt_poll_ns` does for a halted vCPU
-//! (Documentation/virt/kvm/halt-polling.rst): it doubles when an idle time was short enough that
-//! a spin could have found its end, and halves, down to none, when it was longer than any spin
-//! would be. So a guest that sends a frame a second costs what it did without spinning.
+//! By default the worker spins for a while, when that is likely to be shorter than going to sleep:
+//! kicks stay suppressed and the rings are polled. The longest time of a spin, the *window*,
+//! follows the last idle times, like KVM's `halt_poll_ns` for a halted vCPU
+//! (Documentation/virt/kvm/halt-polling.rst). The window doubles after an idle time that a spin
+//! could have covered, and halves, down to none, after an idle time longer than any spin. So a
+//! guest that sends a frame a second costs no more than without spinning.
 //!
-//! Two things bound what spinning takes from others. A token bucket: spinning earns a tenth of the
-//! time that passes, or two thirds of what the worker works, whichever is more, and pays for every
-//! cycle, found or not: a worker under load has gaps of a microsecond or two between bursts, and to
-//! sleep through each of them costs it, and the guest that has to kick, more than to wait. And a
-//! look at the worker's run-queue delay: where more threads than CPUs want to run, a spinning
-//! worker is in the way of the guest it waits for, so spinning ends for a while. Without that two
-//! busy guests on the worker's CPU took 1.4 times as long. (How often it was preempted says less: a
-//! monitor that wakes up every 10 ms counts like a rival.)
+//! Two limits bound the CPU time that spinning takes from others. The first limit is a token
+//! bucket: spinning earns a tenth of the passing time, or two thirds of the worker's working time,
+//! whichever is more, and pays for every cycle of a spin. A worker under load has gaps of one or
+//! two microseconds between bursts; a sleep in each gap would cost the worker, and the guest that
+//! must kick, more than the wait. The second limit is the worker's run-queue delay: if more threads
+//! than CPUs want to run, a spinning worker takes the CPU from the guest that it waits for, so
+//! spinning ends for a while. Without this limit two busy guests on the worker's CPU took 1.4 times
+//! as long. (The number of preemptions says less: a monitor that wakes up every 10 ms counts like a
+//! rival.)
 //!
-//! Turns in which frames wait for a receiver count as work: it mostly takes some within
-//! microseconds, and to be kicked for them would cost it a system call each time.
+//! Turns in which frames wait for a receiver count as work: the receiver mostly takes frames within
+//! microseconds, and a kick for them would cost the receiver a system call each time.
 //!
-//! Poll mode never sleeps and has none of that, but stops *reading* a ring that has been empty for
-//! long: its kick is enabled and looked for with the other kernel events, so that silent guests
-//! cost nothing per turn.
+//! Poll mode never sleeps and has no window and no limits. A ring that has been empty for long is
+//! not *read* any more: its kick is enabled and arrives with the other kernel events, so silent
+//! guests cost nothing per turn.
 //!
-//! Nothing here reads a clock or asks the kernel: time, in cycles, and counts are arguments. A
-//! counter of cycles that steps back ends what it is compared for (see `sys::clock`).
+//! This module reads no clock and does not ask the kernel: time, in cycles, and counts are
+//! arguments. If the cycle counter steps back, the affected comparison ends (see `sys::clock`).
 
 use base::budget::Budget;
 use base::limits::{
@@ -34,28 +35,28 @@ use base::limits::{
 };
 use sys::clock::since;
 
-/// What a worker does that found nothing although it holds sources whose kicks are suppressed.
+/// Next step of a worker that found no frames although it holds sources with suppressed kicks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Instead {
-    /// Look again.
+    /// Look at the sources again.
     Look,
-    /// Arm them: no spin is worth it, or allowed, now.
+    /// Arm the sources: a spin does not pay, or is not permitted, now.
     Arm,
-    /// Arm them: a spin ended and found nothing.
+    /// Arm the sources: a spin ended without frames.
     GiveUp,
 }
 
-/// Where the worker stands.
+/// Phase of the worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Working,
-    /// Spinning, since then.
+    /// Spinning since this cycle.
     Spinning(u64),
-    /// Idle since then, and done with spinning.
+    /// Idle since this cycle; the spin has ended.
     Spun(u64),
 }
 
-/// The limits, in cycles.
+/// Limits, in cycles.
 #[derive(Debug, Clone, Copy)]
 struct Cycles {
     event_check: u64,
@@ -66,31 +67,31 @@ struct Cycles {
     wait: u64,
 }
 
-/// The idle policy of one worker.
+/// Idle policy of one worker.
 #[derive(Debug, Clone)]
 pub struct SpinPolicy {
     poll: bool,
     cycles: Cycles,
-    /// When kernel events were looked for last.
+    /// Cycle of the last check for kernel events.
     checked: u64,
     phase: Phase,
-    /// How long a spin lasts at most; 0: none is made.
+    /// Longest time of a spin, in cycles; 0: no spin.
     window: u64,
-    /// What may be spent, and when that was reckoned.
+    /// Cycles that spins may spend, and the cycle at which the credit was updated.
     credit: Budget,
     credited: u64,
-    /// Cycles of work since then.
+    /// Cycles of work since `credited`.
     worked: u64,
-    /// Milliseconds of its run-queue delay, and when that was read.
+    /// Milliseconds of run-queue delay, and the cycle at which the delay was read.
     waited: u64,
     asked: u64,
-    /// Others wanted its CPU then: no spin for a while.
+    /// Other threads wanted the worker's CPU at cycle `asked`: no spin for a while.
     rivals: bool,
 }
 
 impl SpinPolicy {
-    /// Polling for good, or adaptive. `cycles` tells how many some nanoseconds have, `now` is the
-    /// present cycle.
+    /// Creates the policy at cycle `now`: for poll mode if `poll`, otherwise adaptive. `cycles`
+    /// converts nanoseconds to cycles.
     pub fn new(poll: bool, now: u64, cycles: impl Fn(u64) -> u64) -> SpinPolicy {
         let credit = Budget::empty(cycles(SPIN_CREDIT_NANOS));
         let cycles = Cycles {
@@ -116,18 +117,18 @@ impl SpinPolicy {
         }
     }
 
-    /// A source was found empty, `looks` times in a row by now: true if it is to be looked at again
-    /// without its kick.
+    /// True if an empty source is to be looked at again without its kick. `looks` is the number of
+    /// consecutive looks that found the source empty.
     #[inline]
     pub fn hold(&mut self, now: u64, looks: u32) -> bool {
         if self.poll {
             return looks < IDLE_LOOKS_BEFORE_ARM;
         }
-        // A spin ends by itself; a worker that is busy elsewhere would look for ever.
+        // A spin ends by itself; a worker that is busy with other sources would look for ever.
         self.is_spinning() || (looks < BUSY_LOOKS_BEFORE_ARM && self.may_spin(now))
     }
 
-    /// A turn found frames; true if that ended a spin.
+    /// Records that a turn found frames. True if that ended a spin.
     #[inline]
     pub fn found(&mut self, now: u64) -> bool {
         match self.phase {
@@ -140,21 +141,21 @@ impl SpinPolicy {
     fn end_idle(&mut self, now: u64, phase: Phase) -> bool {
         self.phase = Phase::Working;
         let Phase::Spinning(start) = phase else {
-            // Found while arming, which is as good as a short sleep.
+            // Frames that are found while arming are as good as a short sleep.
             self.woke(now, now);
             return false;
         };
         let spent = since(start, now);
         self.pay(now, spent);
         if spent > self.window / 2 {
-            // A little later and it would have been missed.
+            // A slightly shorter window would have missed the frames.
             self.grow();
         }
         true
     }
 
-    /// A turn found nothing, and sources are held. `waits` tells for how many milliseconds the
-    /// worker has waited in a run queue so far; it is read rarely.
+    /// Records that a turn found no frames, while sources are held. `waits` returns the
+    /// milliseconds that the worker has waited in run queues; it is called rarely.
     #[inline]
     pub fn next(&mut self, now: u64, waits: impl FnOnce() -> u64) -> Instead {
         if self.poll {
@@ -180,7 +181,7 @@ impl SpinPolicy {
         Instead::Look
     }
 
-    /// The worker slept from `asleep` to `awake`.
+    /// Records that the worker slept from cycle `asleep` to `awake`.
     pub fn woke(&mut self, asleep: u64, awake: u64) {
         if let Phase::Spinning(start) = self.phase {
             self.pay(asleep, since(start, asleep));
@@ -199,17 +200,17 @@ impl SpinPolicy {
         }
     }
 
-    /// True if the worker may sleep when nothing is ready.
+    /// True if the worker may sleep when no source is ready.
     #[inline]
     pub fn may_sleep(&self) -> bool {
         !self.poll
     }
 
-    /// Called once a turn; true if kernel events shall be looked for now. Without that one busy
-    /// guest would starve the kicks of all others.
+    /// True if kernel events are to be checked in this turn; called once a turn. Without these
+    /// checks one busy guest would starve the kicks of all other guests.
     #[inline]
     pub fn check_events(&mut self, now: u64) -> bool {
-        // A spinning worker has nothing better to do, and those it does not hold rely on it.
+        // A spinning worker has time for checks, and sources that it does not hold depend on them.
         let spinning = self.is_spinning();
         let pause = if spinning { self.cycles.spin_event_check } else { self.cycles.event_check };
         let due = now.wrapping_sub(self.checked) >= pause;
@@ -224,7 +225,7 @@ impl SpinPolicy {
         matches!(self.phase, Phase::Spinning(_))
     }
 
-    /// True if a whole window can be paid for; a part of one would mostly find nothing.
+    /// True if there is credit for a whole window; a part of a window would mostly find no frames.
     #[inline]
     fn may_spin(&mut self, now: u64) -> bool {
         let pause = self.rivals && now.wrapping_sub(self.asked) < self.cycles.off;
@@ -238,7 +239,7 @@ impl SpinPolicy {
     fn earn(&mut self, now: u64) {
         let passed = since(self.credited, now) / SPIN_SHARE;
         let earned = passed.max(self.worked / 3 * SPIN_WORK_THIRDS);
-        // What is too short to earn anything is not lost.
+        // Time that is too short to earn anything is kept.
         if earned > 0 || now < self.credited {
             self.credit.earn(earned);
             self.credited = now;
@@ -246,7 +247,7 @@ impl SpinPolicy {
         }
     }
 
-    /// The worker spent `cycles` on frames.
+    /// Records that the worker spent `cycles` on frames.
     #[inline]
     pub fn work(&mut self, cycles: u64) {
         self.worked = self.worked.saturating_add(cycles);
@@ -261,7 +262,7 @@ impl SpinPolicy {
         self.window = (2 * self.window).clamp(self.cycles.min, self.cycles.max);
     }
 
-    /// Asks now and then how long the worker waited for a CPU: true if that was more than a
+    /// Checks now and then how long the worker waited for a CPU. True if the wait was more than a
     /// millisecond per [`SPIN_WAIT_NANOS`].
     fn has_rivals(&mut self, now: u64, waits: impl FnOnce() -> u64) -> bool {
         let passed = now.wrapping_sub(self.asked);

@@ -1,4 +1,4 @@
-//! Where rings go, and what moves them.
+//! The placement of rings, and the reasons for moves.
 
 use vmm_sys_util::epoll::EpollEvent;
 use vmm_sys_util::eventfd::EventFd;
@@ -27,7 +27,7 @@ fn kick() -> (EventFd, Option<Arc<KickFd>>) {
     (kick, Some(Arc::new(ours)))
 }
 
-/// Serves the transmit rings of the first `ports` ports; their kicks.
+/// Serves the transmit rings of the first `ports` ports. Returns their kick descriptors.
 fn serve_first(a: &Assignment, ports: u16) -> Vec<EventFd> {
     let serve = |port| {
         let (kick, ours) = kick();
@@ -37,7 +37,7 @@ fn serve_first(a: &Assignment, ports: u16) -> Vec<EventFd> {
     (0..ports).map(serve).collect()
 }
 
-/// Does something with the transmit queue of a port.
+/// Runs `work` on the transmit queue of a port.
 fn on<T>(a: &Assignment, id: u16, work: impl FnOnce(&Queue<Tx>) -> T) -> T {
     work(&a.ports().present()[id].as_guest().unwrap().tx[0])
 }
@@ -46,7 +46,7 @@ fn owner(a: &Assignment, port: u16) -> usize {
     on(a, port, |queue| queue.lock().vring.owner.unwrap())
 }
 
-/// Rings whose kicks worker `worker` hears.
+/// Returns the rings whose kicks worker `worker` gets.
 fn events(a: &Assignment, worker: usize) -> Vec<Token> {
     let mut events = vec![EpollEvent::default(); 64];
     let count = a.workers[worker].epoll.wait(0, &mut events).unwrap();
@@ -60,7 +60,7 @@ fn notes(a: &Assignment, worker: usize) -> Vec<Note> {
     notes
 }
 
-/// Receive and transmit rings of each worker.
+/// Returns the numbers of receive and transmit rings of each worker.
 fn counts(a: &Assignment) -> Vec<[usize; 2]> {
     let mut counts = vec![[0; 2]; a.workers.len()];
     for (ring, served) in &a.spread().rings {
@@ -69,12 +69,12 @@ fn counts(a: &Assignment) -> Vec<[usize; 2]> {
     counts
 }
 
-/// Moves the transmit ring of a port between the two workers; whether it did.
+/// Moves the transmit ring of a port between the two workers. True if the ring moved.
 fn shift(a: &Assignment, port: u16, from: usize) -> bool {
     a.shift(Move { ring: tx(port), from, to: 1 - from })
 }
 
-/// Notes that a source of a worker took so many hundredths of the last second.
+/// Returns the sample of a source that took `hundredths` of the last second.
 fn took(source: Token, worker: usize, hundredths: u64) -> Sample {
     let load = [hundredths * (clock::cycles_per_second() / 100), 0];
     Sample { load, ..Sample::new(source, worker, 0, true) }
@@ -93,7 +93,7 @@ fn idle_rings_are_spread_by_number_and_by_direction() {
 }
 
 /// An idle ring counts as a hundredth of a second. The first worker has one ring, and three
-/// hundredths of work: as much as four idle rings.
+/// hundredths of load: as much as four idle rings.
 #[test]
 fn a_ring_starts_at_the_worker_with_the_least_to_do() {
     for busy in [tx(0), Token::Device(9, 0)] {
@@ -105,7 +105,7 @@ fn a_ring_starts_at_the_worker_with_the_least_to_do() {
         }
         let owners: Vec<_> = (1..PORTS).map(|port| owner(&a, port)).collect();
         assert_eq!(owners, [1, 1, 1, 1, 0, 1, 0], "{busy:?}");
-        // What took nothing since, or went, counts no more.
+        // Sources that have become idle, or are gone, no longer count.
         match busy {
             Token::Device(..) => a.note_loads(&[]),
             ring => a.release(ring),
@@ -114,6 +114,18 @@ fn a_ring_starts_at_the_worker_with_the_least_to_do() {
         a.serve(tx(5), None).unwrap();
         assert_eq!(owner(&a, 5), 0, "{busy:?}");
     }
+}
+
+#[test]
+fn no_ring_starts_at_a_worker_that_takes_nothing() {
+    let a = assignment(2);
+    a.note_silent(&[false, true]);
+    (0..PORTS).for_each(|port| a.serve(tx(port), None).unwrap());
+    assert!((0..PORTS).all(|port| owner(&a, port) == 0));
+    // If all are silent, somebody has to have the ring.
+    a.note_silent(&[true, true]);
+    a.serve(tx(0), None).unwrap();
+    assert_eq!(owner(&a, 0), 1);
 }
 
 #[test]
@@ -204,7 +216,7 @@ fn rings_come_go_and_move_at_once() {
     assert_eq!([0, 1].map(|worker| events(&a, worker).len()), [PORTS as usize / 2; 2]);
 }
 
-/// Wants a port's rings served by a worker.
+/// Chooses a worker for a port's rings, like an operator.
 fn want(a: &Assignment, port: u16, worker: Option<u16>) {
     a.ports().present()[port].worker.set(worker);
 }
@@ -218,7 +230,7 @@ fn rings_of_a_fixed_port_start_at_its_worker_and_stay() {
     assert!(!shift(&a, 1, 1));
     assert!(a.costs().iter().all(|sample| !sample.may_move));
     assert_eq!(counts(&a), [[0, 0], [0, 3]]);
-    // Others go where there is less to do.
+    // Rings of other ports go to the worker with less load.
     a.serve(tx(3), None).unwrap();
     assert_eq!(owner(&a, 3), 0);
     want(&a, 2, None);
@@ -241,7 +253,7 @@ fn rings_move_when_their_port_is_fixed() {
     assert_eq!(notes(&a, 1), [Note::Look(tx(0))]);
     kicks[0].write(1).unwrap();
     assert_eq!((events(&a, 0), events(&a, 1)), (vec![], vec![tx(0)]));
-    // A worker that there is not is none.
+    // A worker that does not exist counts as no choice.
     want(&a, 0, Some(2));
     a.settle();
     assert_eq!(owner(&a, 0), 1);
@@ -249,7 +261,7 @@ fn rings_move_when_their_port_is_fixed() {
     assert_eq!(rings.map(|ring| a.worker_of(ring)), [Some(1), Some(1), None]);
 }
 
-/// The lock of one ring is waited for, and the others come with a later look.
+/// The call waits for the lock of one ring; a later call moves the other rings.
 #[test]
 fn rings_whose_lock_is_not_to_be_had_stay_for_now() {
     let a = assignment(2);

@@ -1,6 +1,6 @@
-//! Devices whose frames come in memory of their own, as by XDP: a look at them is no system call,
-//! so a worker polls them as it does rings. The kernel tells an epoll set of each frame; so a
-//! device is taken out of the set while it is polled.
+//! Devices whose frames arrive in shared memory, as with XDP. A look at such a device needs no
+//! system call, so a worker polls the device like a ring. The kernel would report each frame to the
+//! epoll set, so a worker removes the device from the set while it polls the device.
 
 use super::Worker;
 use crate::port::{DeviceQueue, Endpoint};
@@ -15,25 +15,25 @@ impl Worker {
         }
     }
 
-    /// True of a ring, and of a device that can be polled.
+    /// True for a ring, and for a device that can be polled.
     pub(super) fn can_poll(&self, token: Token) -> bool {
         self.device_queue(token).is_none_or(DeviceQueue::is_polled)
     }
 
-    /// A device that is looked at anyway brought an event: it brings no more.
+    /// Stops the events of a device that the worker polls anyway.
     #[cold]
     pub(super) fn unwatch(&self, token: Token) {
         let Some(queue) = self.device_queue(token) else { return };
         let polled = queue.device().filter(|device| device.inbox().is_some());
         let Some(device) = polled else { return };
         self.handle.unwatch(device.as_raw_fd());
-        // Last: a thread that stands still before does not undo what a reserve does meanwhile, and
-        // looks at all devices when it goes on.
+        // Set last: a thread that is stuck before this line does not undo the work of a reserve,
+        // and looks at all devices when it continues.
         queue.set_unwatched(true);
     }
 
-    /// Before a device is left to its events, the first of which comes at once if it has frames;
-    /// false if it cannot be.
+    /// Starts the events of a device that will not be polled. If the device has frames, the first
+    /// event comes at once. False if the device cannot be watched.
     pub(super) fn watch_again(&self, token: Token) -> bool {
         let Some(queue) = self.device_queue(token) else { return true };
         if !queue.is_unwatched() {
@@ -60,7 +60,7 @@ mod tests {
 
     const TOKEN: Token = Token::Device(1, 0);
 
-    /// A worker that has just read the first frame of a device, and whether that is in its set.
+    /// Returns a worker that has just read the first frame of a device with events.
     fn reading(uplink: &Arc<Fake>) -> Worker {
         let mut worker = worker();
         let port = DevicePort::xdp("x0", 1, Mode::Auto);
@@ -79,7 +79,7 @@ mod tests {
         worker.device_queue(TOKEN).unwrap().is_unwatched()
     }
 
-    /// Turns until the device is left to its events.
+    /// Runs turns until the worker stops polling the device.
     fn rest(worker: &mut Worker) {
         for _ in 0..1_000 {
             let found = worker.turn();
@@ -109,7 +109,7 @@ mod tests {
         assert!(worker.ready.contains(TOKEN) && worker.turn(), "its events come again");
     }
 
-    /// What came between the last look and the watching is found, too.
+    /// A frame that comes between the last look and the start of the watch is found, too.
     #[test]
     fn a_frame_that_comes_while_a_device_is_armed_brings_an_event() {
         let uplink = Fake::with_events(true);
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(input(&worker, 1).frames.get(), 2);
     }
 
-    /// A thread that stood still in the midst of it leaves no device without its events.
+    /// After a thread was stuck while it unwatched a device, the device's events come again.
     #[test]
     fn a_worker_that_looks_at_all_devices_watches_them_again() {
         let uplink = Fake::with_events(true);

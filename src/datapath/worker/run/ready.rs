@@ -6,28 +6,28 @@ use std::ops::{Deref, DerefMut};
 use crate::port::Next;
 use crate::worker::Token;
 
-/// A source with work, or that lately had some.
+/// A source with work, or that lately had work.
 #[derive(Clone, Copy)]
 pub(super) struct Ready {
     pub token: Token,
-    /// How often in a row it was found empty.
+    /// Number of consecutive looks that found the source empty.
     pub looks: u32,
-    /// It is looked at again at this cycle at the latest, as no event may tell; 0: an event will.
+    /// Latest cycle for the next look, since no event may come; 0 if an event will come.
     pub retry_at: u64,
 }
 
-/// Ready sources in the order in which they became ready, each once.
+/// Ready sources, each once, in the order in which they became ready.
 #[derive(Default)]
 pub(super) struct ReadySources {
     list: Vec<Ready>,
-    /// Those of the list: a thousand guests that answer a broadcast are not looked for one by one.
+    /// The tokens in the list: no search of the list when a thousand guests answer a broadcast.
     listed: HashSet<Token>,
-    /// Place of the source that is looked at next: a turn that is cut short is continued there.
+    /// Index of the source for the next look, where the next turn continues a cut turn.
     next: usize,
 }
 
 impl ReadySources {
-    /// The source that is looked at next, after the last one again the first.
+    /// Returns the source for the next look; the first source follows the last.
     #[inline(always)]
     pub fn next(&mut self) -> Option<Token> {
         if self.next >= self.list.len() {
@@ -36,7 +36,8 @@ impl ReadySources {
         Some(self.list.get(self.next)?.token)
     }
 
-    /// Notes what came of the look at that source; how often in a row it was found empty.
+    /// Notes the result of a look at that source. Returns the number of consecutive looks that
+    /// found the source empty.
     #[inline(always)]
     pub fn note(&mut self, next: Next) -> u32 {
         let Some(ready) = self.list.get_mut(self.next) else { return 0 };
@@ -52,13 +53,14 @@ impl ReadySources {
         ready.looks
     }
 
-    /// The source behind that one is looked at next.
+    /// Continues with the following source.
     #[inline(always)]
     pub fn pass(&mut self) {
         self.next += 1;
     }
 
-    /// The source waits for its next event, and the one behind it is looked at next.
+    /// Removes the source of the last look, which waits for an event, and continues with the
+    /// following source.
     pub fn remove_next(&mut self) {
         self.remove(self.next);
     }
@@ -68,7 +70,7 @@ impl ReadySources {
         self.listed.contains(&token)
     }
 
-    /// The source has work.
+    /// Makes a source ready, which has work.
     pub fn mark(&mut self, token: Token) {
         if self.listed.insert(token) {
             self.list.push(Ready { token, looks: 0, retry_at: 0 });
@@ -77,12 +79,12 @@ impl ReadySources {
         }
     }
 
-    /// The source in this place of the list waits for its next event.
+    /// Removes the source at index `at`, which waits for an event.
     pub fn remove(&mut self, at: usize) {
         self.listed.remove(&self.list.remove(at).token);
     }
 
-    /// Keeps those sources alone that `stays` says yes to.
+    /// Keeps only the sources for which `stays` returns true.
     pub fn retain(&mut self, stays: impl Fn(Token) -> bool) {
         self.list.retain(|ready| stays(ready.token));
         self.listed.retain(|token| stays(*token));

@@ -1,4 +1,4 @@
-//! How a worker sleeps and until when, and how it wakes others.
+//! The sleep of a worker: its end, its timeout, and waking other workers.
 
 use std::time::Duration;
 
@@ -10,17 +10,17 @@ use base::limits::RETRY_NANOS;
 use sys::{clock, poll};
 
 impl Worker {
-    /// Sleeps until something happens, or the first of what waits for a time is due. Nothing else
-    /// has a timeout, which would hide a lost wake-up.
+    /// Sleeps until an event, or until the first wait for a time ends. Other waits have no timeout,
+    /// since a timeout would hide a lost wake-up.
     pub(super) fn sleep(&mut self) {
         let more = !self.ready.is_empty() && self.listen_behind();
-        // From here on no guest's memory is touched.
+        // From here on this thread does not touch guests' memory.
         self.pipeline.signals().slot().asleep();
         let asleep = self.turn.now;
         self.own.sleep_state.asleep();
         let timeout = match self.due() {
             _ if more || self.own.takeover.has_news_before_sleep() => 0,
-            // A tick too late rather than one too early, after which it would sleep again.
+            // Rounded up: a worker that wakes too early would have to sleep again.
             Some(due) => millis(clock::time_of(clock::since(self.turn.now, due))),
             None => -1,
         };
@@ -34,20 +34,21 @@ impl Worker {
         self.inbox.woken = true;
     }
 
-    /// Waits for events, so many milliseconds at most; how many there are.
+    /// Waits for events for at most `timeout` milliseconds. Returns the number of events.
     pub(super) fn wait_for_events(&mut self, timeout: i32) -> usize {
         let mut timeout = timeout;
         if timeout != 0 && self.is_relieving() {
-            // What is meant for this thread, and not for the worker that it works for, counts too.
+            // A reserve also waits for its own wake-up descriptor, beside the epoll set of the
+            // worker that the reserve relieves.
             let _ = poll::wait_for_one_of(&self.handle.epoll, &self.own.wake, timeout);
             let _ = self.own.wake.read();
             timeout = 0;
         }
-        // An error can only be EINTR; there is nothing to do but come back.
+        // The only possible error is EINTR: return without events.
         self.handle.epoll.wait(timeout, &mut self.inbox.events).unwrap_or(0)
     }
 
-    /// The cycle at which the first source, kick or signal is to be looked at again.
+    /// Returns the first cycle at which a source, a kept kick or a signal must be looked at again.
     fn due(&mut self) -> Option<u64> {
         let ready = self.ready.iter().map(|ready| ready.retry_at).filter(|&cycle| cycle != 0);
         let retry = || self.turn.now.saturating_add(clock::cycles_in(RETRY_NANOS));
@@ -55,8 +56,7 @@ impl Worker {
         ready.chain(kicked).chain(self.pipeline.signals().due()).min()
     }
 
-    /// Asks for kicks at what ends the waiting of frames for their receivers. True if something
-    /// came already.
+    /// Asks for kicks by receivers whose buffers frames wait for. True if buffers came already.
     fn listen_behind(&mut self) -> bool {
         let mut more = false;
         for at in 0..self.ready.len() {
@@ -77,7 +77,7 @@ impl Worker {
         state.vring.owner == Some(self.index) && self.pipeline.listen(&self.ports, &state)
     }
 
-    /// Wakes other workers that wait for what this one was told of.
+    /// Wakes the other workers in `waiting`: the event that they wait for went to this worker.
     pub(super) fn wake(&self, waiting: Awaited) {
         for (index, handle) in self.reserves.threads().iter().enumerate() {
             if index != self.index && waiting.has(index) {
@@ -87,7 +87,7 @@ impl Worker {
     }
 }
 
-/// For `epoll_wait`: rounded up, as long as it is worth sleeping at all.
+/// Returns a timeout for `epoll_wait`: rounded up, at least 1 ms.
 fn millis(time: Duration) -> i32 {
     i32::try_from(time.as_micros().div_ceil(1_000)).unwrap_or(i32::MAX).max(1)
 }

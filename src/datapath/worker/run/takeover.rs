@@ -1,4 +1,4 @@
-//! A thread begins to work for a worker, or ends that; see `worker::reserve`.
+//! Takeover: a thread begins or ends to relieve a worker; see `worker::reserve`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use base::limits::HARMFUL_STALL_NANOS;
 use sys::clock;
 
 impl Worker {
-    /// Makes itself known to the watchdog; in the worker's own thread.
+    /// Registers this thread with the watchdog. Called by the thread itself.
     pub fn begin(&mut self) {
         self.own.takeover.begin();
         let slot = self.pipeline.signals().slot();
@@ -21,7 +21,7 @@ impl Worker {
         slot.asleep();
     }
 
-    /// Looks who works for whom, when something of that is new.
+    /// Acts on changes of the takeover state.
     #[cold]
     pub(super) fn update_takeover(&mut self) {
         self.end_suspensions();
@@ -36,26 +36,26 @@ impl Worker {
         let Some(duty) = self.own.takeover.duty() else { return };
         match (self.is_relieving(), reserves.works_for(self.number, duty.worker)) {
             (false, true) => self.relieve(duty),
-            // It was over before it began.
+            // The duty ended before this thread began.
             (false, false) => self.own.takeover.end_duty(),
             (true, false) => self.retire(),
             (true, true) => {}
         }
     }
 
-    /// True if this is a reserve that works for a worker.
+    /// True if this thread is a reserve that relieves a worker.
     pub(super) fn is_relieving(&self) -> bool {
         self.index != self.number
     }
 
-    /// Begins to work for a worker.
+    /// Begins to relieve a worker.
     fn relieve(&mut self, duty: Duty) {
         self.work_for(duty.worker);
         self.begin_work(Owing::Turn(duty.instead_of, duty.stalled.step));
     }
 
-    /// Ends that: what it has yet to look at is the worker's, which is woken, as this thread may
-    /// have taken what was to wake it.
+    /// Ends to relieve a worker. Sources that are still to be looked at go to the worker's notes.
+    /// The worker is woken, since this thread may have taken the events that were to wake it.
     pub(super) fn retire(&mut self) {
         for ready in self.ready.take() {
             self.handle.look(ready.token);
@@ -79,8 +79,8 @@ impl Worker {
         self.pipeline.work_for(index, &self.handle.floods, self.is_relieving());
     }
 
-    /// After a panic that belongs to no port: events that were taken and signals that were owed may
-    /// be lost, so everything is looked at and everybody signalled.
+    /// Recovers from a panic that belongs to no port. Events and signals may be lost, so all
+    /// sources are looked at, and all drivers are signalled.
     #[cold]
     pub(super) fn recover(&mut self) {
         self.pipeline.signals().slot().active();
@@ -88,8 +88,8 @@ impl Worker {
         self.begin_work(Owing::Anyone);
     }
 
-    /// Looks at all sources of the worker, whatever was seen of them before, and sends what the
-    /// thread that worked for it may owe.
+    /// Looks at all sources of the worker, whatever is known of them, and sends signals that thread
+    /// `owing` may owe.
     fn begin_work(&mut self, owing: Owing) {
         self.refresh();
         self.inbox.debts.rings.clear();
@@ -102,13 +102,13 @@ impl Worker {
         self.look_at_all();
     }
 
-    /// Has all sources be looked at.
+    /// Makes all sources of the worker ready.
     fn look_at_all(&mut self) {
         let ports = Arc::clone(&self.ports);
         for port in ports.iter() {
             match &port.endpoint {
                 Endpoint::Guest(guest) => {
-                    // Those of other workers are let go of at the first look.
+                    // Rings of other workers are removed at the first look.
                     for i in 0..guest.tx.len() as u16 {
                         let receive = Token::Receive(port.id, i);
                         self.contained(receive, |worker| worker.kick(receive, false));
@@ -126,8 +126,8 @@ impl Worker {
         }
     }
 
-    /// Takes over signals that another thread may owe. Rings whose lock is not to be had now come
-    /// in the next turn.
+    /// Sends signals that another thread may owe. Rings whose lock is not free are tried again in
+    /// the next turn.
     #[cold]
     pub(super) fn settle_debts(&mut self) {
         let (ports, owing) = (Arc::clone(&self.ports), self.inbox.debts.owing);
@@ -149,8 +149,8 @@ impl Worker {
         self.inbox.debts.rings = debts;
     }
 
-    /// This thread goes on: the ports whose memory it waited for are no longer kept apart, and the
-    /// one that it is clear to have been pays.
+    /// Ends the suspension of ports whose memory this thread waited for. If it is known which port
+    /// caused the delay, this port is charged.
     fn end_suspensions(&mut self) {
         let suspended = self.own.takeover.take_suspended();
         if suspended.is_empty() {

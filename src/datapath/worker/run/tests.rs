@@ -1,5 +1,5 @@
-//! Kicks of rings whose lock another thread has, what is left of ports that are gone, who pays for
-//! what, and workers that stand still.
+//! Kicks of rings whose lock another thread has, state of ports that are gone, charges, and stuck
+//! workers.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use switch::{Fdb, FdbConfig, Rules};
 use sys::affinity;
 use sys::descriptor::from_eventfd;
 
-/// Far longer than anybody waits, however busy the machine is.
+/// Far longer than any thread waits, however busy the machine is.
 const LOST: Duration = Duration::from_secs(60);
 
 pub(super) fn worker() -> Worker {
@@ -43,8 +43,8 @@ fn worker_and_reserve() -> [Worker; 2] {
     [0, 1].map(|number| Worker::new(number, &reserves, shared.clone()))
 }
 
-/// Whoever holds the lock, a session or the worker that the ring moved to, may be waiting for a
-/// guest's memory: the kick is kept, and served once the lock is free.
+/// The holder of the lock, a session or the ring's new worker, may wait for a guest's memory: the
+/// kick is kept, and served when the lock is free.
 #[test]
 fn a_kick_that_meets_a_held_lock_is_served_later() {
     is_served_later(Token::Transmit(0, 0), 1, |guest| &guest.tx[0]);
@@ -85,7 +85,7 @@ fn tokens(worker: &Worker) -> Vec<Token> {
     worker.ready.iter().map(|ready| ready.token).collect()
 }
 
-/// A note or an event of a new port may come after the worker's look at the table of ports.
+/// A note or an event of a new port may come after the worker's check for a new table of ports.
 #[test]
 fn a_port_is_known_before_its_first_note_or_event_is_taken() {
     let port = |id| Arc::new(Port::guest(id, "new", 1));
@@ -125,13 +125,13 @@ fn nothing_is_left_of_a_port_that_is_gone_or_another_one() {
     assert_eq!(worker.inbox.kicked, kicked.map(|token| (token, true)));
 }
 
-/// A flood without frames, which lasts for one part.
+/// Returns a flood without frames, which lasts for one part.
 fn empty_flood() -> PendingFlood {
     let (frames, scope) = (Burst::default().keep(&[]), Scope::FOR_TESTS);
     PendingFlood { frames, scope, next: 0, slot: None, permit: None, deficit: Deficit::default() }
 }
 
-/// Floods take a turn's time of their own, and compete with the sources.
+/// Floods take the time of a turn, and compete with the sources.
 #[test]
 fn floods_leave_the_sources_their_turn() {
     let (mut worker, [slow, quick]) = with_devices();
@@ -146,7 +146,7 @@ fn floods_leave_the_sources_their_turn() {
     assert!(worker.turn.contended);
 }
 
-/// A reserve finds the floods of its worker, and leaves them when that is back.
+/// A reserve serves its worker's floods, and leaves the floods when the worker is back.
 #[test]
 fn floods_belong_to_the_worker() {
     let [mut worker, mut reserve] = worker_and_reserve();
@@ -162,7 +162,7 @@ fn floods_belong_to_the_worker() {
     assert!(worker.pipeline.floods().is_empty());
 }
 
-/// A daemon that ends has delivered what it has taken, and a port that goes takes its floods along.
+/// A daemon that ends delivers all frames that it has taken; a removed port takes its floods along.
 #[test]
 fn a_worker_ends_when_its_floods_are_over() {
     let mut worker = worker();
@@ -181,10 +181,10 @@ fn a_worker_ends_when_its_floods_are_over() {
     assert!(worker.pipeline.floods().is_empty() && slot.taken_at().is_none());
 }
 
-/// How long a look at a slow device lasts.
+/// Duration of a look at a slow device.
 const SLOW: Duration = Duration::from_millis(20);
 
-/// A worker with two devices, at the first of which each look lasts.
+/// Returns a worker with two devices, of which the first is slow.
 fn with_devices() -> (Worker, [Arc<Fake>; 2]) {
     let mut worker = worker();
     let fakes = [Fake::errno(libc::EAGAIN), Fake::errno(libc::EAGAIN)];
@@ -219,7 +219,7 @@ fn a_look_in_vain_is_not_charged_to_the_next_source() {
     assert!(slow >= SLOW && next < SLOW / 2, "{slow:?} and {next:?}");
 }
 
-/// What lies in the queue of a device that skips a turn brings no event.
+/// Frames in the queue of a device that skips a turn bring no event.
 #[test]
 fn a_throttled_device_is_not_forgotten() {
     let (mut worker, [slow, quick]) = with_devices();
@@ -237,8 +237,8 @@ fn a_throttled_device_is_not_forgotten() {
     assert_eq!(turns.last().unwrap().1, 3, "{turns:?}");
 }
 
-/// Worker 0 stands still at what guest 1 sends, and has noted a signal of guest 0; a reserve works
-/// for it until it is back.
+/// Worker 0 is stuck at frames of guest 1, and has noted a signal for guest 0; a reserve works for
+/// the worker until it is back.
 #[test]
 fn a_reserve_works_for_a_worker_that_stands_still() {
     let [mut worker, mut reserve] = worker_and_reserve();
@@ -256,7 +256,7 @@ fn a_reserve_works_for_a_worker_that_stands_still() {
         reserves.relieve(0, Stalled { thread: 0, at: At::sender(1).0, step: 0 }, &|| true);
     };
     relieve();
-    // There is one reserve, and it has something to do.
+    // The only reserve has a task.
     relieve();
     assert_eq!(worker.own.stats.stalls.get(), 1);
     assert!(queue(1).lock_for_burst().is_none() && queue(0).lock_for_burst().is_some());
@@ -279,7 +279,7 @@ fn a_reserve_works_for_a_worker_that_stands_still() {
     assert!(worker.handle.noted.load(Ordering::Relaxed));
 
     assert!(worker.own.takeover.has_news());
-    // The reserve does not answer, so the worker looks at everything itself.
+    // The reserve does not answer, so the worker looks at all sources itself.
     worker.update_takeover();
     assert!(queue(1).lock_for_burst().is_some());
     assert_eq!(tokens(&worker), tokens(&reserve));
@@ -297,7 +297,7 @@ fn a_reserve_works_for_a_worker_that_stands_still() {
     assert_eq!(worker.own.stats.stalls.get(), 2, "and again");
 }
 
-/// The watchdog lost its CPU before it did anything: by then the thread has gone on, and may sleep.
+/// The watchdog lost its CPU before it acted: by then the thread has continued, and may sleep.
 #[test]
 fn a_thread_that_went_on_meanwhile_is_woken_and_not_relieved() {
     let [mut worker, mut reserve] = worker_and_reserve();
@@ -317,7 +317,7 @@ fn a_thread_that_went_on_meanwhile_is_woken_and_not_relieved() {
         assert!(!reserve.own.takeover.has_news(), "it tells itself nothing");
     }
     assert_eq!(worker.own.stats.stalls.get(), 0);
-    // While another one works for it, too.
+    // Meanwhile another thread works for the worker, too.
     let stalled = Stalled { thread: 0, at: At::sender(1).0, step: 0 };
     reserves.relieve(0, stalled, &|| true);
     assert!(worker.own.wake.read().is_err(), "it stands still, and looks before it sleeps");
@@ -325,8 +325,8 @@ fn a_thread_that_went_on_meanwhile_is_woken_and_not_relieved() {
     assert!(worker.own.wake.read().is_ok());
 }
 
-/// A reserve that went on meanwhile has retired: the next one works for the worker, whose own
-/// thread still stands still.
+/// A reserve that continued meanwhile has retired: the next reserve works for the worker, whose own
+/// thread is still stuck.
 #[test]
 fn a_reserve_that_went_on_meanwhile_leaves_the_worker_to_the_next() {
     let [worker, _] = worker_and_reserve();
@@ -340,7 +340,7 @@ fn a_reserve_that_went_on_meanwhile_leaves_the_worker_to_the_next() {
     assert!(reserves.threads()[1].wake.read().is_ok(), "it retires");
 }
 
-/// It came back between the two, and found a reserve that it has sent away by itself.
+/// The worker came back between the two steps, and sent the reserve away itself.
 #[test]
 fn a_thread_that_comes_back_amid_its_relief_has_none() {
     let [worker, mut reserve] = worker_and_reserve();
@@ -355,7 +355,7 @@ fn a_thread_that_comes_back_amid_its_relief_has_none() {
     assert!(!reserve.is_relieving() && reserve.own.takeover.duty().is_none());
 }
 
-/// Frames that wait for a rate, say, are due at a time that is known.
+/// Frames that wait for a rate, for example, are due at a known time.
 #[test]
 fn a_worker_does_not_spin_for_a_time_that_it_knows() {
     let mut worker = worker();
@@ -365,7 +365,7 @@ fn a_worker_does_not_spin_for_a_time_that_it_knows() {
         [(later, false, true), (later, true, false), (soon, false, false)]
     {
         worker.turn.now = clock::cycles();
-        // A spin is worth it, and is paid for.
+        // A spin pays, and there is credit for a spin.
         worker.spin.woke(worker.turn.now, worker.turn.now);
         worker.spin.work(clock::cycles_in(1_000_000_000));
         worker.ready.take();
@@ -373,12 +373,12 @@ fn a_worker_does_not_spin_for_a_time_that_it_knows() {
         worker.ready[0].retry_at = worker.turn.now + after;
         (worker.turn.waiting, worker.turn.receivers) = (1, receivers);
         assert_eq!(worker.waits_for_time(), rests, "{after} {receivers}");
-        // Whether it spins otherwise depends on how busy the machine is.
+        // Otherwise the spin depends on the load of the machine.
         assert!(!rests || worker.after_turn(false));
     }
 }
 
-/// What it was told after it last looked, and before it said that it sleeps.
+/// A change that comes after the thread's last check, and before the thread published its sleep.
 #[test]
 fn a_worker_that_was_told_something_does_not_sleep() {
     let mut worker = worker();
@@ -396,8 +396,8 @@ fn a_worker_that_was_told_something_does_not_sleep() {
     });
 }
 
-/// What the thread is at that came to stand still again before its turn was over, while another one
-/// works for the worker: that one would be the next.
+/// A thread gets stuck again before its turn ends, while another thread works for the worker: the
+/// memory must be suspended, or the other thread gets stuck next.
 #[test]
 fn what_a_second_stall_of_a_turn_is_at_is_kept_apart_too() {
     let [mut worker, _] = worker_and_reserve();
@@ -417,8 +417,8 @@ fn what_a_second_stall_of_a_turn_is_at_is_kept_apart_too() {
     assert_eq!(apart(), [false; 2]);
 }
 
-/// A device that a guest sends to may be what the thread waits for: the guest is kept apart like
-/// any other, and does not pay for it.
+/// A stuck thread may be waiting for a device that a guest sends to: the guest's rings are
+/// suspended, and the guest is not charged.
 #[test]
 fn a_device_that_holds_a_worker_up_is_not_its_senders_fault() {
     let [worker, _] = worker_and_reserve();
@@ -430,8 +430,8 @@ fn a_device_that_holds_a_worker_up_is_not_its_senders_fault() {
     }
 }
 
-/// A reserve is moved to the CPUs of the thread that stands still before it is woken: one that
-/// moves itself gets behind all that wait there.
+/// A reserve is moved to the CPUs of the stuck thread before the reserve is woken: a thread that
+/// moves itself queues behind all threads that wait there.
 #[test]
 fn a_reserve_wakes_where_the_worker_may_run() {
     let [worker, mut reserve] = worker_and_reserve();
@@ -455,7 +455,7 @@ fn a_reserve_wakes_where_the_worker_may_run() {
     });
 }
 
-/// Whatever it had taken when it panicked is looked at again, for the worker that it works for.
+/// A reserve that panicked looks at all sources again, for the worker that the reserve relieves.
 #[test]
 fn a_reserve_that_panicked_goes_on_for_the_worker() {
     let [worker, mut reserve] = worker_and_reserve();
@@ -468,7 +468,7 @@ fn a_reserve_that_panicked_goes_on_for_the_worker() {
     assert_eq!(tokens(&reserve), taken);
 }
 
-/// A reserve that stands still itself is relieved, by another one, for the same worker.
+/// Another reserve relieves a stuck reserve, for the same worker.
 #[test]
 fn a_reserve_that_stands_still_is_relieved() {
     let [worker, _] = worker_and_reserve();

@@ -1,29 +1,29 @@
-//! What a worker knows of a turn, one pass over its ready sources.
+//! State of a turn: one pass over the ready sources of a worker.
 
 use crate::port::Next;
 use base::limits::TURN_NANOS;
 use sys::clock;
 
-/// The present turn of a worker, or the last one.
+/// State of the present turn, or of the last turn between two turns.
 pub(super) struct Turn {
-    /// The loop's one reading of the cycle counter: when the present iteration began.
+    /// Cycle at which the present iteration of the loop began; read once an iteration.
     pub now: u64,
-    /// Sources that have frames, or competed for the turn in another way.
+    /// Number of sources that have frames, or compete for the turn for another reason.
     pub working: usize,
-    /// Sources that wait for something.
+    /// Number of sources that wait.
     pub waiting: usize,
-    /// Some of them wait for their receivers.
+    /// A source waits for its receiver.
     pub receivers: bool,
-    /// Several sources wanted the last turn: each gets its quantum only.
+    /// Several sources competed for the last turn: each gets only its quantum.
     pub contended: bool,
-    /// … and all of them were throttled.
+    /// All sources of a contended turn were throttled.
     pub idle: bool,
     /// [`TURN_NANOS`] in cycles.
     pub longest: u64,
 }
 
 impl Turn {
-    /// Before the first turn, at cycle `now`.
+    /// Creates the state before the first turn, at cycle `now`.
     pub fn new(now: u64) -> Turn {
         let longest = clock::cycles_in(TURN_NANOS);
         Turn {
@@ -37,7 +37,7 @@ impl Turn {
         }
     }
 
-    /// Counts a source by what came of the look at it; true if it had frames.
+    /// Counts a source by the result of the look. True if the source had frames.
     #[inline(always)]
     pub fn count(&mut self, next: Next) -> bool {
         match next {
@@ -54,11 +54,11 @@ impl Turn {
         matches!(next, Next::More | Next::Last)
     }
 
-    /// Ends a turn in which frames were `found` or not, and which a device's burst ended before it
-    /// came to all sources if it `is_cut`.
+    /// Ends a turn. `found`: a source had frames. `is_cut`: a device's burst ended the turn before
+    /// all sources were looked at.
     pub fn end(&mut self, found: bool, is_cut: bool) {
-        // Throttled ones compete too: a turn in which all do must not forgive what they owe. Nor
-        // must one that a device's long burst ended before it came to the others.
+        // Throttled sources compete, too: a turn in which all sources are throttled must not
+        // forgive their deficits. Nor must a turn that a device's long burst cut short.
         self.contended = self.working > 1 || (is_cut && self.contended);
         self.idle = self.contended && !found;
     }

@@ -1,8 +1,8 @@
-//! The idle policy without a worker: a simulated clock, and frames that come when the test says.
+//! The idle policy without a worker: a simulated clock, and frames at times that the test chooses.
 
 use super::*;
 
-/// Cycles a nanosecond.
+/// Cycles per nanosecond.
 const RATE: u64 = 3;
 const START: u64 = 1 << 40;
 
@@ -10,22 +10,22 @@ fn policy(poll: bool) -> SpinPolicy {
     SpinPolicy::new(poll, START, |nanos| RATE * nanos)
 }
 
-/// What became of an idle time.
+/// Result of an idle time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Idle {
-    /// A spin found its end.
+    /// A spin found the end of the idle time.
     Found,
-    /// A spin was given up before.
+    /// A spin ended before the end of the idle time.
     GivenUp,
-    /// No spin.
+    /// There was no spin.
     Slept,
 }
 
-/// A worker that does nothing but wait for frames.
+/// A worker that only waits for frames.
 struct Sim {
     spin: SpinPolicy,
     now: u64,
-    /// Cycles spent spinning.
+    /// Cycles spent on spins.
     spun: u64,
     preempted: u64,
     asked: u32,
@@ -36,14 +36,14 @@ impl Sim {
         Sim { spin: policy(false), now: START, spun: 0, preempted: 0, asked: 0 }
     }
 
-    /// Lets time pass in sleep, so long that the window is closed at its end.
+    /// Sleeps for `nanos` nanoseconds, so long that the window closes.
     fn rest(&mut self, nanos: u64) {
         let asleep = self.now;
         self.now += RATE * nanos;
         self.spin.woke(asleep, self.now);
     }
 
-    /// One idle time of so many nanoseconds, in steps of 100 as a worker's turns are.
+    /// Runs an idle time of `nanos` nanoseconds, in steps of 100 ns like a worker's turns.
     fn idle(&mut self, nanos: u64) -> Idle {
         let (begin, end) = (self.now, self.now + RATE * nanos);
         let mut outcome = Idle::Slept;
@@ -121,7 +121,7 @@ fn a_busy_worker_holds_a_silent_ring_for_some_looks_only() {
     sim.rest(1);
     assert!(sim.spin.hold(sim.now, BUSY_LOOKS_BEFORE_ARM - 1));
     assert!(!sim.spin.hold(sim.now, BUSY_LOOKS_BEFORE_ARM));
-    // A spin takes a look in a fraction of the time, and all of them until its end.
+    // A spin takes one look after a fraction of the time, and all looks until its end.
     assert_eq!(sim.spin.next(sim.now, || 0), Instead::Look);
     assert!(sim.spin.hold(sim.now, 10 * BUSY_LOOKS_BEFORE_ARM));
 }
@@ -142,7 +142,7 @@ fn the_window_grows_until_spins_find_work() {
     let mut sim = Sim::new();
     sim.rest(1_000_000_000);
     let outcomes: Vec<Idle> = (0..8).map(|_| sim.idle(20_000)).collect();
-    // 4, 8 and 16 µs are too short for 20.
+    // Windows of 4, 8 and 16 µs are too short for 20 µs.
     let expected = [Idle::Slept, Idle::GivenUp, Idle::GivenUp, Idle::GivenUp];
     assert_eq!(outcomes[..4], expected);
     assert_eq!(outcomes[4..], [Idle::Found; 4]);
@@ -174,7 +174,7 @@ fn spinning_takes_a_tenth_of_the_time_at_most() {
         let mut found = 0;
         while sim.now - begin < RATE * 1_000_000_000 {
             found += u32::from(sim.idle(gap) == Idle::Found);
-            // As much work again.
+            // The worker works as long again.
             sim.now += RATE * gap;
         }
         let share = sim.spun as f64 / (sim.now - begin) as f64;
@@ -202,7 +202,7 @@ fn a_worker_with_rivals_for_its_cpu_does_not_spin() {
         let rivals = sim.spin.rivals;
         sim.idle(10_000);
         assert!(!rivals || pause >= RATE * SPIN_OFF_NANOS || sim.spun == before, "in a pause");
-        // It waits for a millisecond of four.
+        // The worker waits for one millisecond of four.
         sim.preempted = (sim.now - START) / (RATE * 4_000_000);
         if sim.asked > 0 {
             spun += sim.spun - before;
@@ -210,7 +210,7 @@ fn a_worker_with_rivals_for_its_cpu_does_not_spin() {
     }
     assert_eq!(spun, 0, "after the first look at its waits");
     assert!((5..=11).contains(&sim.asked), "looks at its waits: {}", sim.asked);
-    // Left alone it spins again, after a pause without rivals.
+    // Without rivals the worker spins again, after a pause.
     for _ in 0..2 {
         sim.now += RATE * SPIN_OFF_NANOS;
         sim.idle(10_000);
@@ -225,7 +225,7 @@ fn waits_are_asked_for_rarely() {
     let seconds = 2;
     while sim.now - START < seconds * RATE * 1_000_000_000 {
         sim.idle(10_000);
-        // Now and then the kernel has something to do on every machine.
+        // The kernel has some work on every machine.
         sim.preempted = (sim.now - START) / (RATE * 50_000_000);
     }
     let most = seconds * 1_000_000_000 / SPIN_WAIT_NANOS;
