@@ -1,16 +1,16 @@
-//! A burst that came in, and the rules that decide about it.
+//! A burst that came in, and the rules for deciding about its frames.
 
 use crate::port::{Port, PortTable};
 use switch::{Policy, SourceMemo, Tick};
 
-/// A burst that came in.
+/// A burst that came in, and the rules for deciding about its frames.
 pub struct Arrival<'a> {
-    /// The forwarding table and the rules of the ports.
+    /// The forwarding table and the policies of the ports.
     pub policy: &'a Policy<'a, PortTable>,
     /// The port that sent the burst.
     pub port: &'a Port,
-    /// The last address of the source.
+    /// Memo of the source's last address.
     pub source: &'a mut SourceMemo,
-    /// The present tick.
+    /// Present tick of the forwarding table's time.
     pub now: Tick,
 }

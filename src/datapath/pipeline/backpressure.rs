@@ -1,17 +1,18 @@
 //! Frames that wait in their sender's ring for a receiver without buffers.
 //!
-//! One rule: the end of a burst waits, given back to its ring as if never taken, if
+//! The worker gives the end of a burst back to its ring, as if never taken, if both conditions
+//! hold:
 //!
-//! - the whole burst and all bursts before it, for a time, went to the same receive ring
-//!   ([`LastReceiver`](crate::port::gate::LastReceiver)): frames for others hardly ever wait behind
-//!   it; and
-//! - that receive ring has earned the waiting by the frames that it took of this sender
+//! - For some time, all bursts of the ring, this burst included, went to the same receive ring
+//!   ([`LastReceiver`](crate::port::gate::LastReceiver)). Frames for other receivers then hardly
+//!   ever wait behind the end of the burst.
+//! - The receive ring took enough frames of this sender to have earned the waiting
 //!   ([`Admission::may_wait`](crate::port::admission::Admission::may_wait)), a millisecond at most.
 //!
 //! All other frames without a buffer are dropped and counted.
 //!
-//! The end of any burst also waits while another thread holds the lock of its receive ring: that
-//! thread delivers a burst, or lost its CPU. After [`LOCK_WAIT_NANOS`] the queue counts as stalled.
+//! The end of any burst also waits while another thread holds the lock of its receive ring: the
+//! holder delivers a burst, or lost its CPU. After [`LOCK_WAIT_NANOS`] the queue is stalled.
 
 use super::plan::{Plan, Run};
 use super::rate_out;
@@ -23,17 +24,17 @@ use base::limits::LOCK_WAIT_NANOS;
 use switch::PortId;
 use sys::clock;
 
-/// How the frames of one burst may wait.
+/// Whether and how the frames of one burst may wait.
 pub struct Backpressure<'a> {
     /// All ports.
     pub ports: &'a PortTable,
-    /// The sender.
+    /// The sender's port.
     pub from: PortId,
-    /// The turn's cycle.
+    /// Cycle at which the turn began.
     pub now: u64,
-    /// Cycles after which to look again at a receiver that announces nothing.
+    /// Cycles after which to look again at a receiver that sends no event.
     retry: u64,
-    /// The sender's ring; none if its frames cannot wait.
+    /// The sender's ring; none if the burst's frames cannot wait.
     pub ring: Option<(&'a mut TxState, &'a Queue<Tx>)>,
     /// The only receiver of the burst, if the ring's earlier bursts went there too.
     only: Option<(PortId, u8)>,
@@ -42,14 +43,14 @@ pub struct Backpressure<'a> {
 }
 
 impl<'a> Backpressure<'a> {
-    /// For frames of port `from`, which cannot wait, in the turn of cycle `now`.
+    /// For frames of port `from` that cannot wait, in the turn of cycle `now`.
     #[inline(always)]
     pub fn none(ports: &'a PortTable, from: PortId, now: u64) -> Backpressure<'a> {
         Backpressure { ports, from, now, retry: 0, ring: None, only: None, left: None }
     }
 
-    /// For frames of port `from` that may wait in `ring`, if there is one, and are looked at again
-    /// after `retry` cycles.
+    /// For frames of port `from` that may wait in `ring`, if there is a ring. A worker looks at
+    /// waiting frames again after `retry` cycles.
     #[inline(always)]
     pub fn of_ring(
         ports: &'a PortTable,
@@ -61,8 +62,8 @@ impl<'a> Backpressure<'a> {
     }
 
     /// Looks at the receiver that the ring's first frames wait for. Returns how many frames, at
-    /// most `limit`, are worth taking now, or what the worker does instead. Calls `is_at` with the
-    /// port whose memory is touched, at the end the sender's.
+    /// most `limit`, are worth taking now; an error says what the worker does instead. Calls
+    /// `is_at` with the port whose memory is touched, and at the end with the sender's port.
     #[inline(never)]
     pub fn look(&mut self, limit: usize, is_at: impl Fn(At)) -> Result<usize, Next> {
         let Some((state, _)) = &mut self.ring else { return Ok(limit) };
@@ -107,13 +108,13 @@ impl<'a> Backpressure<'a> {
         }
     }
 
-    /// When to look again at a receiver, unless more buffers end the waiting before: [`listen`]
-    /// asks for their kick before a sleep.
+    /// Returns when to look at a receiver again. More buffers may end the waiting earlier:
+    /// [`listen`] asks for a kick before a sleep.
     fn next_look(&self) -> Next {
         Next::Receiver(self.now.saturating_add(self.retry))
     }
 
-    /// Notes where a burst goes, before it is delivered.
+    /// Records the receivers of a burst, before the burst is delivered.
     #[inline(always)]
     pub fn begin(&mut self, plan: &Plan) {
         let (Some((state, _)), true) = (&mut self.ring, plan.has_copies()) else { return };
@@ -122,7 +123,7 @@ impl<'a> Backpressure<'a> {
         self.only = to.filter(|to| last.is_only(*to, self.now));
     }
 
-    /// True if the frames left of a run are the end of the burst and its ring is not being drained.
+    /// True if the frames left of a run are the end of the burst, and the ring is not draining.
     #[inline]
     pub fn is_end(&self, burst: &Burst, run: &Run) -> bool {
         let left = run.left();
@@ -132,26 +133,27 @@ impl<'a> Backpressure<'a> {
         is_end && self.ring.as_ref().is_some_and(|(state, _)| !drains(state))
     }
 
-    /// True if the frames left of a run are the end of a burst that goes nowhere else, as all
-    /// bursts of its ring lately did.
+    /// True if the frames left of a run are the end of a burst with one receiver, and if this
+    /// receiver got all recent bursts of the ring.
     pub(super) fn may_wait(&self, burst: &Burst, run: &Run) -> bool {
         self.only == Some((run.port, run.queue)) && self.is_end(burst, run)
     }
 
-    /// Frames in the sender's ring, those of the burst included.
+    /// Returns the number of frames in the sender's ring, including the burst.
     pub(super) fn frames_held(&mut self) -> usize {
         let ring = self.ring.as_mut().and_then(|(state, _)| state.vring.running());
         ring.map_or(0, |ring| ring.offered().into())
     }
 
-    /// The receive queue that the first frames of the ring wait for, if it belongs to `port`.
+    /// Returns the record of the receive queue that the ring's first frames wait for, if the queue
+    /// belongs to `port`.
     pub(super) fn waiting_for(&mut self, port: PortId) -> Option<&mut Waiting> {
         let (state, _) = self.ring.as_mut()?;
         state.side.gate.receiver.as_mut().filter(|waiting| waiting.port == port)
     }
 
-    /// Leaves the frames left of a run in their ring until `receiver` has buffers; false if they
-    /// may not wait.
+    /// Leaves the frames left of a run in their ring until `receiver` has buffers. False if the
+    /// frames may not wait.
     #[inline(never)]
     pub fn wait(&mut self, burst: &Burst, run: &Run, receiver: &mut RxState) -> bool {
         if !self.may_wait(burst, run) {
@@ -172,7 +174,7 @@ impl<'a> Backpressure<'a> {
     }
 
     /// Leaves the frames left of a run, the end of the burst, in their ring until the lock of
-    /// `queue` is free; false if the lock was waited for in vain.
+    /// `queue` is free. False if a worker waited for the lock in vain.
     pub fn wait_for_lock(&mut self, run: &Run, queue: &Queue<Rx>) -> bool {
         if queue.is_stalled() {
             return false;
@@ -180,12 +182,12 @@ impl<'a> Backpressure<'a> {
         run.left().first().is_some_and(|&at| self.leave(run, at, Next::Locked))
     }
 
-    /// The frames of a run from `at` on stay in their ring; false if their source is no ring.
+    /// Leaves the frames of a run from `at` on in their ring. False if the source is not a ring.
     pub(super) fn leave(&mut self, run: &Run, at: u8, next: Next) -> bool {
         let Some((state, queue)) = &mut self.ring else { return false };
         let gate = &mut state.side.gate;
         let mut waiting = Waiting::new((run.port, run.queue), self.now);
-        // Frames that wait for buffers keep what they booked at the receiver's rate.
+        // Frames that wait for buffers keep their booking at the receiver's rate.
         let booked = gate.receiver.filter(|before| before.port == run.port);
         waiting.booked = booked.and_then(|before| before.booked);
         let before = gate.receiver.replace(waiting);
@@ -194,9 +196,9 @@ impl<'a> Backpressure<'a> {
         true
     }
 
-    /// Notes that all of a burst is delivered. If the receiver had granted buffers to frames that
-    /// waited, the next frames wait too: most likely they find no buffers, and a look is cheaper
-    /// than a burst.
+    /// Ends a burst whose frames were all delivered. If the receiver had granted buffers to frames
+    /// that waited, the next frames wait too: most likely there are no buffers for them, and a look
+    /// is cheaper than a burst.
     #[inline(always)]
     pub fn complete(&mut self) {
         let Some((state, _)) = &mut self.ring else { return };
@@ -211,9 +213,9 @@ impl<'a> Backpressure<'a> {
     }
 }
 
-/// Lets frames wait for a lock that another thread holds; that thread may have been stopped by the
-/// scheduler, or by a page of a hostile guest. After [`LOCK_WAIT_NANOS`] no worker waits for
-/// this lock before it was free.
+/// Lets frames wait for a lock that another thread holds. The scheduler or a page of a hostile
+/// guest may have stopped the holder. After [`LOCK_WAIT_NANOS`] no worker waits for this lock until
+/// the lock has been free once.
 #[cold]
 fn wait_for_lock(waiting: &mut Waiting, queue: &Queue<Rx>, now: u64) -> Result<(), Next> {
     let since = *waiting.locked_since.get_or_insert(now);
@@ -224,14 +226,13 @@ fn wait_for_lock(waiting: &mut Waiting, queue: &Queue<Rx>, now: u64) -> Result<(
     Ok(())
 }
 
-/// Before worker `worker` sleeps: asks for a kick at the next buffers of the receiver that frames
-/// of a ring wait for. True if buffers came already. Calls `is_at` with the receiver whose memory
-/// is touched. A rate's time comes without an event, and frames behind those that wait change
-/// nothing.
+/// Asks for a kick at the next buffers of the receiver that a ring's frames wait for, before worker
+/// `worker` sleeps. True if buffers came already. Calls `is_at` with the receiver whose memory is
+/// touched. Frames that wait for a rate need no kick: their waiting ends at a known time.
 pub fn listen(worker: usize, ports: &PortTable, state: &TxState, is_at: impl Fn(At)) -> bool {
     let gate = &state.side.gate;
     if gate.booked.is_some() || state.memory.is_set() {
-        // The ring is not looked at before that time, whatever comes.
+        // The ring is not looked at before a known time, whatever comes.
         return false;
     }
     let Some(waiting) = gate.receiver.filter(|waiting| waiting.booked.is_none()) else {
@@ -242,7 +243,7 @@ pub fn listen(worker: usize, ports: &PortTable, state: &TxState, is_at: impl Fn(
     match receiver.lock_again() {
         Some(mut state) => {
             state.side.awaited.add(worker);
-            // Another worker may have seen more buffers since, and needed none.
+            // Another worker may have seen more buffers and not needed them.
             let came =
                 |ring: &mut SplitRing| ring.enable_kicks_behind() || ring.offered() > waiting.left;
             state.vring.running().is_none_or(came)
@@ -251,7 +252,7 @@ pub fn listen(worker: usize, ports: &PortTable, state: &TxState, is_at: impl Fn(
     }
 }
 
-/// The receive queue that frames wait for; none if the port is gone.
+/// Returns the receive queue that frames wait for; none if the port is gone.
 fn receiver_of<'p>(ports: &'p PortTable, waiting: &Waiting) -> Option<&'p Queue<Rx>> {
     let (_, guest) = ports.guest(waiting.port)?;
     guest.rx.get(usize::from(waiting.queue))

@@ -1,18 +1,18 @@
-//! One burst, top to bottom: take, classify, plan, deliver, complete.
+//! One burst, step by step: take, classify, plan, deliver, complete.
 //!
-//! A guest's ring, a queue of a TAP and an announcement are sources of the same story, which
-//! `Pipeline::forward` tells. This is the one place that knows both the switch and the ports. The
-//! source's lock is held from taking to completing, so nothing is half done when a session finds it
-//! free; the receive locks inside are leaves.
+//! `Pipeline::forward` runs these steps for each source: a guest's transmit ring, a queue of a
+//! device, or an announcement. Only this module knows both the switch and the ports. The source's
+//! lock is held from taking to completing, so that a session that gets the lock finds no burst half
+//! done. The receive locks are leaves of the lock order.
 //!
-//! A worker has one [`BurstContext`] and uses it again for each burst; one in which a panic ended a
-//! burst is thrown away, so that nothing of it can meet the next one, another guest's: a header
-//! that was to be taken back after a write, flow hashes, segments to be charged.
+//! A worker uses one [`BurstContext`] for all bursts. A panic in a burst drops the context: the
+//! next burst may be another guest's, and must not meet a header to be restored after a write, flow
+//! hashes, or segments to be charged of the burst that panicked.
 //!
-//! [`BurstGuard`] is the one place where a burst is counted at its source: by
-//! [`BurstGuard::finish`] when it is complete, and in a panic when the guard is dropped. Then the
-//! source counts the copies that ports have counted, and as lost the frames that have others. Its
-//! lock is still held.
+//! [`BurstGuard`] counts a burst at its source: [`BurstGuard::finish`] counts a complete burst, and
+//! the drop of the guard counts a burst that a panic ended. After a panic the source counts the
+//! copies that ports have counted, and counts frames with other copies as `panicked` drops. The
+//! source's lock is still held then.
 
 pub mod announce;
 mod capture;
@@ -50,31 +50,31 @@ use base::stats::{DropReason, QueueStats, WorkerStats};
 use switch::{BurstMemo, Fdb, Policy, PortId, Rules, SourceMemo, Tick};
 use sys::clock;
 
-/// Where a burst comes from.
+/// A source of bursts.
 trait Source<'p>: Sized {
-    /// The port it belongs to.
+    /// Returns the port that the source belongs to.
     fn port(&self) -> &'p Port;
 
-    /// Where its bursts are counted; the caller is the only writer.
+    /// Returns the counters of the source's bursts; the caller is the only writer.
     fn counters(&self) -> &'p QueueStats;
 
-    /// Its last address.
+    /// Returns the memo of the source's last address.
     fn memo(&mut self) -> &mut SourceMemo;
 
-    /// Fills the burst; if nothing was taken, what there is to do instead.
+    /// Fills the burst. An error says what the worker does next because nothing was taken.
     fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Next>;
 
-    /// The ring whose frames may wait for their receivers; none if they are dropped instead.
+    /// Returns the ring in which frames may wait for their receivers; none if frames cannot wait.
     fn ring(&mut self) -> Option<(&mut TxState, &'p Queue<Tx>)> {
         None
     }
 
-    /// The slot for its floods; none for frames of the switch itself.
+    /// Returns the slot for floods of the source; none for frames of the switch itself.
     fn floods(&self) -> Option<&'p Arc<FloodSlot>> {
         None
     }
 
-    /// Gives back what was taken and delivered, and counts it. If all of it waits: `next`.
+    /// Gives delivered frames back and counts the burst. Returns `next` if all frames wait.
     fn complete(
         &mut self,
         on: &mut Pipeline,
@@ -84,36 +84,36 @@ trait Source<'p>: Sized {
     ) -> Next;
 }
 
-/// The part of a worker that forwards.
+/// The forwarding part of a worker.
 pub struct Pipeline {
     worker: usize,
-    /// In the place of its own thread, which stands still.
+    /// The thread works in place of the worker's own thread, which is stuck.
     relieves: bool,
     fdb: Arc<Fdb>,
     rules: Rules,
-    /// None while it is in use, and after a panic.
+    /// None while a burst uses the context, and after a panic.
     context: Option<Box<BurstContext>>,
     reader: FrameReader,
     signals: Signals,
     stalls: Stalls,
     account: Account,
-    /// Floods whose receivers are not all served.
+    /// Floods with receivers that are not served yet.
     floods: Arc<FloodList>,
     time: Time,
 }
 
-/// The present turn.
+/// Time of the present turn.
 struct Time {
-    /// The turn's tick of the forwarding table's time.
+    /// Tick of the forwarding table's time.
     tick: Tick,
-    /// Its cycle.
+    /// Cycle at which the turn began.
     cycle: u64,
-    /// When to look again at what no event reports.
+    /// Cycles after which a worker retries a condition that no event reports.
     retry: u64,
 }
 
 impl Pipeline {
-    /// The pipeline of worker `worker`, whose blocked writes are watched through `slot`.
+    /// Creates the pipeline of worker `worker`, whose blocked writes are watched through `slot`.
     pub fn new(worker: usize, fdb: Arc<Fdb>, rules: Rules, slot: SignalSlot) -> Pipeline {
         Pipeline {
             worker,
@@ -130,8 +130,8 @@ impl Pipeline {
         }
     }
 
-    /// Starts a turn at `cycle`; `contended` if several sources had work in the last one, `idle` if
-    /// all of them were throttled.
+    /// Starts a turn at `cycle`. `contended`: several sources had work in the last turn. `idle`:
+    /// all of these sources were throttled.
     pub fn begin_turn(&mut self, cycle: u64, contended: bool, idle: bool) {
         self.stalls.begin_turn(cycle);
         let (seconds, nanos) = clock::coarse();
@@ -144,19 +144,19 @@ impl Pipeline {
         }
         self.time.cycle = cycle;
         if let Some(context) = &mut self.context {
-            // The floods of a turn share what a burst may wait for locks.
+            // The floods of a turn share the time that a burst may wait for locks.
             context.wait_until = None;
         }
         self.account.begin_turn(cycle, contended, idle);
     }
 
-    /// Ends a look at a source; the present cycle.
+    /// Ends the look at a source. Returns the present cycle.
     #[inline(always)]
     pub fn end_look(&mut self) -> u64 {
         self.account.end_look()
     }
 
-    /// Ends a turn: tells what broke and sends the signals it owes.
+    /// Ends a turn: reports broken rings and sends the turn's signals.
     #[inline]
     pub fn end_turn(&mut self, ports: &PortTable, stats: &WorkerStats) {
         self.is_at(At::NOTHING);
@@ -166,38 +166,39 @@ impl Pipeline {
         self.signals.flush(ports, stats, self.time.cycle);
     }
 
-    /// Works the sources and floods of that worker from here on; `relieves` if its own thread is
-    /// stuck.
+    /// Makes this thread serve the sources and floods of worker `worker`; `relieves` if the
+    /// worker's own thread is stuck.
     pub fn work_for(&mut self, worker: usize, floods: &Arc<FloodList>, relieves: bool) {
         (self.worker, self.relieves) = (worker, relieves);
         self.floods = Arc::clone(floods);
     }
 
-    /// Says whose memory is touched from here on.
+    /// Publishes the ports whose memory the worker touches from now on.
     #[inline(always)]
     pub fn is_at(&self, at: At) {
         self.signals.slot().at(at.0);
     }
 
-    /// Nothing can be forwarded until another thread has done something that no event reports.
+    /// Returns when to retry a condition that another thread ends and no event reports.
     pub fn retry(&self) -> Next {
-        // Before the end of the shortest sleep: it may be done any moment, and a spin finds it.
+        // One cycle less than the shortest sleep: the worker spins, since the condition may end
+        // soon.
         Next::At(self.time.cycle.saturating_add(self.time.retry - 1))
     }
 
-    /// Before a sleep: asks for a kick where buffers end the waiting of a ring's frames; see
-    /// [`backpressure::listen`].
+    /// Asks for a kick, before a sleep, from the receiver whose buffers a ring's frames wait for;
+    /// see [`backpressure::listen`].
     pub fn listen(&self, ports: &PortTable, state: &TxState) -> bool {
         backpressure::listen(self.worker, ports, state, |at| self.is_at(at))
     }
 
-    /// What is known of waiting for guests' memory.
+    /// Returns the worker's record of delays by guests' memory.
     #[inline(always)]
     pub fn stalls(&mut self) -> &mut Stalls {
         &mut self.stalls
     }
 
-    /// The signals owed, and where this worker announces that it sleeps.
+    /// Returns the signals to send, and the slot in which the worker announces a sleep.
     pub fn signals(&mut self) -> &mut Signals {
         &mut self.signals
     }
@@ -228,7 +229,7 @@ impl Pipeline {
         next
     }
 
-    /// Carries a burst that was taken to its receivers, and completes the burst at its source.
+    /// Carries a burst to its receivers, and completes the burst at its source.
     #[inline(always)]
     fn carry<'p>(
         &mut self,
@@ -261,8 +262,8 @@ impl Pipeline {
         source.complete(self, guard, stats, next)
     }
 
-    /// Copies frames to private memory that observers or floods read later, or whose sender's
-    /// memory may make the worker wait.
+    /// Copies frames to private memory if observers or floods read the frames later, or if the
+    /// sender's memory may make the worker wait.
     #[inline(always)]
     fn stage<'p>(
         &mut self,
@@ -288,7 +289,7 @@ impl Pipeline {
         }
     }
 
-    /// Tells guards, groups and observers what became of a burst that was delivered.
+    /// Reports the outcome of a delivered burst to guards, multicast snooping and observers.
     #[inline(always)]
     fn report(
         &mut self,
@@ -310,7 +311,7 @@ impl Pipeline {
         }
     }
 
-    /// Decides about every frame of the burst and plans where it goes.
+    /// Decides about every frame of the burst and plans the destinations.
     #[inline(always)]
     fn classify<'p>(
         &self,
@@ -329,7 +330,7 @@ impl Pipeline {
         }
     }
 
-    /// For copies that wait in no ring: those of floods and mirrors.
+    /// Returns a delivery for copies that never wait in a ring: copies of floods and mirrors.
     fn delivery<'a>(
         &'a mut self,
         (ports, from): (&'a PortTable, PortId),
@@ -343,8 +344,8 @@ impl Pipeline {
         Delivery { worker, stats, backpressure, wait_until, room, stalls, slow, signals, outcomes }
     }
 
-    /// Delivers a burst but for what waits in its ring: whether there may be more to take, or what
-    /// else to do next.
+    /// Delivers a burst, and gives frames that wait back to the source's ring. Returns what the
+    /// worker does next: [`Next::More`] if no frame waits.
     #[inline(always)]
     fn deliver_or_wait<'p>(
         &mut self,
@@ -391,45 +392,45 @@ impl Pipeline {
     }
 }
 
-/// One burst and all that is known of it.
+/// One burst and its state.
 #[derive(Default)]
 pub struct BurstContext {
-    /// Its frames.
+    /// Frames of the burst.
     pub burst: Burst,
-    /// What hashing their flows gave.
+    /// Flow hashes of the frames.
     pub flows: FlowHashes,
-    /// Decisions about its destinations.
+    /// Forwarding decisions about destinations of the burst.
     pub memo: BurstMemo,
-    /// Where its frames go.
+    /// Destinations of the frames.
     pub plan: Plan,
-    /// What its frames broke of the rules of their port's guard.
+    /// Port-security rules that frames broke.
     pub violations: Violations,
-    /// What snooping has to do with its frames.
+    /// Frames that multicast snooping notes or limits.
     pub snooped: Snooped,
-    /// Bytes of the frames that were classified.
+    /// Bytes of the classified frames.
     pub bytes: u64,
-    /// What its floods need.
+    /// State of the burst's floods.
     pub flood: FloodState,
-    /// Until when it may wait for rings that another worker holds, once it does.
+    /// End of the time for waiting for locks of receive rings; none before the first wait.
     pub wait_until: Option<Instant>,
-    /// What became of its copies, if it is captured.
+    /// Outcome of each copy, if a capture or a mirror observes the ports.
     pub outcomes: Outcomes,
-    /// Room for delivering.
+    /// Buffers for delivering.
     pub room: Room,
 }
 
-/// How far the floods of a burst are.
+/// State of a burst's floods.
 #[derive(Default)]
 pub struct FloodState {
-    /// The burst's first frame is flooded and waits, as another flood of the source goes on.
+    /// The burst's first frame is flooded and waits for the end of an earlier flood of the source.
     pub waits: bool,
-    /// The frames are a flood's, which were counted, captured and mirrored when they came in.
+    /// The frames continue a flood: already counted, captured and mirrored when they came in.
     pub is_continued: bool,
-    /// The source's right to a flood of several turns, if the burst needs one.
+    /// The source's permit for a flood of several turns, if the burst needs a permit.
     pub permit: Option<FloodPermit>,
 }
 
-/// Flow hashes of a burst's frames, where its source needed them.
+/// Flow hashes of a burst's frames, if the source computed them.
 pub struct FlowHashes {
     hashes: [u32; BURST_FRAMES],
     known: bool,
@@ -442,8 +443,8 @@ impl Default for FlowHashes {
 }
 
 impl FlowHashes {
-    /// Records that a guest sends the flows of a burst on pair `queue`. The hashes are kept for the
-    /// receivers' sake.
+    /// Records that a guest sends the flows of a burst on queue pair `queue`. Keeps the hashes for
+    /// choosing receive queues.
     #[inline(never)]
     pub fn note(&mut self, burst: &Burst, flows: &Steering, queue: usize) {
         let mut last = None;
@@ -456,7 +457,7 @@ impl FlowHashes {
         self.known = true;
     }
 
-    /// The hashes, if they are known; for the burst that is being classified.
+    /// Takes the hashes of the burst that is being classified, if the hashes are known.
     #[inline(always)]
     pub fn take(&mut self) -> Option<&[u32; BURST_FRAMES]> {
         std::mem::take(&mut self.known).then_some(&self.hashes)
@@ -464,7 +465,7 @@ impl FlowHashes {
 }
 
 impl BurstContext {
-    /// Gives frame `at` and what is behind it back to the source.
+    /// Gives frame `at` and all later frames of the burst back to the source.
     pub fn give_back(&mut self, at: u8) {
         self.plan.truncate(at);
         self.burst.cut(usize::from(at));
@@ -472,15 +473,15 @@ impl BurstContext {
     }
 }
 
-/// Counts a burst, whatever becomes of it.
+/// Counts a burst at its source, also if a panic ends the burst.
 pub struct BurstGuard<'a> {
     context: &'a mut BurstContext,
     from: &'a QueueStats,
 }
 
 impl<'a> BurstGuard<'a> {
-    /// For the burst that `context` is used for from here on. Its counters at its source are
-    /// `from`, and the caller is their only writer.
+    /// Guards the burst that is about to use `context`. `from` are the source's counters, which
+    /// only the caller writes.
     #[inline(always)]
     pub fn new(context: &'a mut BurstContext, from: &'a QueueStats) -> BurstGuard<'a> {
         (context.bytes, context.wait_until) = (0, None);
@@ -488,13 +489,13 @@ impl<'a> BurstGuard<'a> {
         BurstGuard { context, from }
     }
 
-    /// Nothing was taken, so nothing is counted.
+    /// Ends a burst without frames, and counts nothing.
     #[inline(always)]
     pub fn nothing(self) {
         std::mem::forget(self);
     }
 
-    /// Counts the burst, which is complete, or waits as a whole.
+    /// Counts a burst that is complete, or that waits as a whole.
     #[inline(always)]
     pub fn finish(mut self) {
         let BurstContext { plan, bytes, .. } = &*self.context;
@@ -512,7 +513,7 @@ impl<'a> BurstGuard<'a> {
         self.count(bytes_of(burst), copies, lost);
     }
 
-    /// Counts the frames, `lost` of which have copies that nothing has counted; `copies` were.
+    /// Counts the frames and `copies`; `lost` frames have copies that no port has counted.
     #[inline(always)]
     fn count(&mut self, bytes: u64, copies: usize, lost: usize) {
         let (BurstContext { burst, plan, .. }, from) = (&*self.context, self.from);
@@ -527,7 +528,7 @@ impl<'a> BurstGuard<'a> {
     }
 }
 
-/// Bytes of a burst's frames.
+/// Returns the bytes of a burst's frames.
 pub fn bytes_of(burst: &Burst) -> u64 {
     burst.frames().iter().map(|frame| u64::from(frame.len)).sum()
 }
@@ -548,7 +549,7 @@ impl DerefMut for BurstGuard<'_> {
     }
 }
 
-/// Dropped only by a panic; see [`BurstGuard::finish`].
+/// Runs only in a panic; see [`BurstGuard::finish`].
 impl Drop for BurstGuard<'_> {
     fn drop(&mut self) {
         self.count_lost();

@@ -1,12 +1,12 @@
-//! What becomes of the frames of one burst: admitted or not, learned, and where to. Nothing here
-//! waits, or makes a system call.
+//! Classification of the frames of one burst: admission, learning, destination. Nothing in this
+//! module waits or makes a system call.
 //!
-//! Asks the switch and remembers its answers as long as they hold. Bursts are mostly one stream, so
-//! most frames cost two comparisons.
+//! The classifier asks the switch and reuses each answer while the answer holds. Most bursts are
+//! one stream, so most frames cost two comparisons.
 //!
-//! Whether frames may leave by the ports that they go to ([`super::egress`]) is asked once for all
-//! frames of a burst, if any goes to a port with a limit. A comparison beside each decision cost
-//! every frame 5 of 290 instructions.
+//! The limits of egress ports ([`super::egress`]) are checked once for all frames of a burst, if a
+//! frame goes to a port with a limit. A check beside each decision cost every frame 5 of 290
+//! instructions.
 
 use super::arrival::Arrival;
 use super::burst::{BurstContext, bytes_of};
@@ -29,47 +29,47 @@ use switch::{
 };
 use sys::prefetch;
 
-/// Decides about the frames of one burst. Bursts are mostly one stream, so the addresses of the
-/// frame before are tried first: two comparisons of addresses a frame.
+/// Decides about the frames of one burst. Most bursts are one stream, so each frame is first
+/// compared with the addresses of the frame before: two comparisons a frame.
 struct Classifier<'a> {
     arrival: Arrival<'a>,
     ingress: Ingress,
-    /// The rules of the port that sent the burst.
+    /// Policy of the port that sent the burst.
     rules: &'a PortPolicy,
     memo: &'a mut BurstMemo,
-    /// The table's generation before the first learning, as the memo's rule demands.
+    /// The forwarding table's generation before the first learning, as [`BurstMemo`] demands.
     generation: u64,
     entry: Entry,
-    /// Addresses of the last frame that was admitted, and what was decided about that frame.
+    /// Addresses of the last admitted frame; `decision` belongs to these addresses.
     last: Addresses,
     decision: Decision,
     receiver: Receiver<'a>,
     exits: Exits,
 }
 
-/// Where the frame before came in.
+/// Segment and tag of the frame before.
 struct Entry {
     segment: Segment,
     tag: TagBytes,
-    /// Frames of the burst that came in with another tag than the frame before.
+    /// Number of frames whose tag differs from the tag of the frame before.
     tag_changes: u32,
 }
 
 /// The receive queues of the port that the last decision names.
 struct Receiver<'a> {
     queues: Receivers<'a>,
-    /// Whether there are several, and the only one if not: all that most frames ask.
+    /// Most frames need only `are_many` and, if false, the only queue.
     are_many: bool,
     only: u8,
-    /// Flow hashes of the burst, if they are known.
+    /// Flow hashes of the burst, if the hashes are known.
     hashes: Option<&'a [u32; BURST_FRAMES]>,
 }
 
-/// What all ports that the burst's unicast frames go to have in common.
+/// Common limits of all ports to which the burst's unicast frames go.
 struct Exits {
-    /// The shortest of the longest frames that the ports take.
+    /// The smallest frame length limit of the ports.
     max_len: u32,
-    /// All ports send frames on with the tags with which the frames came.
+    /// All ports send frames with the tags with which the frames came in.
     keep_tags: bool,
 }
 
@@ -96,7 +96,7 @@ impl<'a> Classifier<'a> {
         }
     }
 
-    /// Where a frame goes; an error if it may not come in.
+    /// Decides about a frame. An error says why the frame may not come in.
     #[inline(always)]
     fn decide<const SCREENED: bool>(&mut self, frame: &Frame) -> Result<Decision, DropReason> {
         if SCREENED {
@@ -113,7 +113,7 @@ impl<'a> Classifier<'a> {
         Ok(self.decision)
     }
 
-    /// A frame with another tag than the one before, in a VLAN of its own.
+    /// Admits a frame whose tag differs from the tag of the frame before.
     #[inline(never)]
     fn enter(&mut self, frame: &Frame) -> Result<(), DropReason> {
         if !self.rules.forwards {
@@ -121,20 +121,20 @@ impl<'a> Classifier<'a> {
         }
         let segment = self.rules.segment(admit(self.rules, frame)?);
         if segment != self.entry.segment {
-            // The same addresses are others there.
+            // Equal addresses in another segment are other stations.
             (self.entry.segment, self.last) = (segment, Addresses::NONE);
         }
         Ok(())
     }
 
-    /// True if a frame is of the same stream as the one before, which was admitted.
+    /// True if a frame has the addresses and the tag of the last admitted frame.
     #[inline(always)]
     fn goes_on<const SCREENED: bool>(&self, frame: &Frame) -> bool {
         ethernet::addresses(&frame.snapshot) == self.last
             && (!SCREENED || frame.tag() == self.entry.tag)
     }
 
-    /// A frame of another stream than the one before.
+    /// Decides about a frame whose addresses differ from those of the last admitted frame.
     #[inline(never)]
     fn turn_to(&mut self, addresses: Addresses, frame: &Frame) -> Result<(), DropReason> {
         if !self.rules.forwards {
@@ -150,14 +150,14 @@ impl<'a> Classifier<'a> {
         if self.decision == Decision::Drop(DropCause::ReservedAddress)
             && self.rules.passes != ReservedSet::NONE
         {
-            // The next frame for this address may be of another protocol.
+            // The next frame for this reserved address may be of another protocol.
             self.last = Addresses::NONE;
             self.decision = self.arrival.policy.decide_reserved(self.ingress, frame.head());
         }
         Ok(())
     }
 
-    /// Admits and learns a source that is not that of the frame before.
+    /// Admits and learns a source address that differs from the last source address.
     fn admit(&mut self, from: MacAddr) -> Result<(), DropReason> {
         let (id, generation) = (self.ingress.port, self.generation);
         let station = Station::new(self.entry.segment, from);
@@ -170,7 +170,7 @@ impl<'a> Classifier<'a> {
         Ok(())
     }
 
-    /// Counts a source that was not learned, or that came from another port.
+    /// Counts a source address that was not learned, or that moved from another port.
     fn count(&self, from: MacAddr, learn: Learn) {
         let Port { stats, last_seen, .. } = self.arrival.port;
         match learn {
@@ -194,7 +194,7 @@ impl<'a> Classifier<'a> {
         }
     }
 
-    /// Looks up a destination that is not that of the frame before.
+    /// Looks up a destination address that differs from the last destination address.
     fn resolve(&mut self, to: MacAddr) {
         let ports = self.arrival.policy.ports;
         let station = Station::new(self.entry.segment, to);
@@ -214,7 +214,7 @@ impl<'a> Classifier<'a> {
         self.receiver.turn_to(queues);
     }
 
-    /// Adds a frame that is flooded.
+    /// Adds a flooded frame to the plan.
     fn flood<const SNOOPED: bool>(
         &self,
         (i, frame): (usize, &Frame),
@@ -242,8 +242,8 @@ impl<'a> Receiver<'a> {
         self.only = queues.any().unwrap_or(0) as u8;
     }
 
-    /// The receive queue for unicast frame `index` of the burst; 0 for a TAP, and where nothing can
-    /// take the frame, which the delivery then finds and counts.
+    /// Returns the receive queue for unicast frame `index` of the burst. Returns 0 for a device,
+    /// and for a guest without running queues: the delivery counts the drop.
     #[inline(always)]
     fn queue(&mut self, index: usize, frame: &Frame) -> u8 {
         if self.are_many { self.choose(index, frame) } else { self.only }
@@ -258,7 +258,7 @@ impl<'a> Receiver<'a> {
 }
 
 impl Exits {
-    /// Adds the port `to`, to which frames of port `from` go.
+    /// Adds the limits of port `to`, to which frames of port `from` go.
     #[inline(always)]
     fn add(&mut self, ports: &PortTable, from: PortId, to: PortId) {
         self.max_len = self.max_len.min(ports[to].mtu.max_len());
@@ -267,10 +267,10 @@ impl Exits {
 }
 
 impl BurstContext {
-    /// Admits, learns and decides every frame of the burst; fills the plan. May cut the burst. The
-    /// loop has all registers to itself: inlined it took 2 % more instructions a frame. `SCREENED`
-    /// for a port whose frames are looked at one by one, `SNOOPED` where groups may be limited:
-    /// what is not needed costs nothing.
+    /// Admits, learns and decides every frame of the burst, and fills the plan. The burst may
+    /// become shorter. `SCREENED`: the port's frames are checked one by one. `SNOOPED`: groups may
+    /// be limited. Each variant compiles without the checks that it does not need. Not inlined,
+    /// since the loop needs all registers: inlining cost 2 % more instructions a frame.
     #[inline(never)]
     pub fn classify<const SCREENED: bool, const SNOOPED: bool>(
         &mut self,
@@ -281,7 +281,7 @@ impl BurstContext {
         memo.start_burst();
         let Arrival { policy, port, now, .. } = arrival;
         let rules = policy.ports.policy(port.id);
-        // Before anything is learned from them.
+        // Refused frames must not be learned from.
         let refused = match &rules.security {
             Some(guard) if SCREENED && rules.forwards => violations.find(burst, guard, port, now),
             _ => 0,
@@ -292,7 +292,7 @@ impl BurstContext {
             fetch_entries(policy.fdb, burst.frames(), classifier.entry.segment);
         }
         let mut cut = None;
-        // The frame before may go on as a stretch: frames with its addresses go where it does.
+        // Following frames with the addresses of the frame before extend the last run.
         let mut stretch = false;
         for (i, frame) in burst.frames().iter().enumerate() {
             let is_barred = (SCREENED || SNOOPED) && barred >> i & 1 != 0;
@@ -333,7 +333,7 @@ impl BurstContext {
         self.end_classification(policy.ports, port.id, &exits, cut);
     }
 
-    /// Ends the classification of a burst from port `from` whose frames from `cut` on wait.
+    /// Ends the classification of a burst from port `from`; frames from `cut` on wait.
     #[inline(always)]
     fn end_classification(
         &mut self,
@@ -356,8 +356,8 @@ impl BurstContext {
     }
 }
 
-/// Prefetches what deciding about a burst will read of a large forwarding table, once for each run
-/// of frames of one stream.
+/// Prefetches the entries of a large forwarding table that a burst needs, once for each run of
+/// frames with equal addresses.
 fn fetch_entries(fdb: &Fdb, burst: &[Frame], segment: Segment) {
     let mut last = Addresses::NONE;
     for frame in burst {
@@ -371,7 +371,7 @@ fn fetch_entries(fdb: &Fdb, burst: &[Frame], segment: Segment) {
     }
 }
 
-/// The counter that a decision's cause belongs to.
+/// Returns the drop reason of a decision's cause.
 fn reason(cause: DropCause) -> DropReason {
     match cause {
         DropCause::ReservedAddress => DropReason::Reserved,

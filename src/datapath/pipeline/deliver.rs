@@ -1,18 +1,20 @@
-//! The runs of a plan into their ports.
+//! Delivery of the runs of a plan to their ports.
 //!
-//! A contended receive ring never holds up the others: its run is set aside and tried again after
-//! all other destinations of the burst, then by a short spin. Who holds it for longer was preempted
-//! or waits for a page of a hostile guest, which may last. So frames at the end of a burst stay in
-//! their sender's ring and are tried again; others wait for a slice or two of the scheduler, with
-//! every signal owed sent first, and are then counted drops. *Measured* with two workers and a mesh
-//! of four ports on two CPUs that had other work as well: 428 of 295,000 bursts met a holder that
-//! did not run, for less than 4 ms each time; none of 10.8 million frames was dropped for that.
+//! A contended receive ring never delays the other receivers: its run is set aside, tried again
+//! after all other runs of the burst, and then tried in a short spin. A thread that holds the lock
+//! for longer was preempted, or waits for a page of a hostile guest, which may take long. Frames at
+//! the end of a burst then stay in their sender's ring. For other frames the worker sends all
+//! pending signals, waits for one or two time slices of the scheduler, and then drops the frames.
+//! *Measured* with two workers and a mesh of four ports on two CPUs that had other work as well:
+//! 428 of 295,000 bursts met a holder that did not run, for less than 4 ms each time; none of 10.8
+//! million frames was dropped for that reason.
 //!
-//! Frames that find no buffer get that one later try too and are then counted drops, unless they
-//! are the end of the burst and may wait in their sender's ring (`backpressure`); nothing
-//! here waits for a guest.
+//! Frames without a buffer are tried once more in the second round. Frames that still have no
+//! buffer wait in their sender's ring, if `backpressure` permits; other frames are dropped.
+//! Delivery never waits for a guest.
 //!
-//! Nothing that may sleep happens while a receive lock is held: signals and log lines are put off.
+//! The worker does nothing that may sleep while it holds a receive lock: signals and log lines are
+//! sent later.
 
 mod storm;
 
@@ -38,33 +40,33 @@ use base::stats::{DropReason, Drops, WorkerStats};
 use sys::clock;
 use sys::frame_io::FrameBatch;
 
-/// Which try of a run it is.
+/// Kind of a delivery attempt.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Try {
-    /// Another one may follow.
+    /// The first attempt; a last attempt may follow.
     First,
-    /// Of a run that is left over.
+    /// The last attempt, for frames that the first attempt left.
     Last,
-    /// The only one of a flooded copy.
+    /// The only attempt of a flooded copy.
     Flood,
-    /// The only one of a mirrored copy, for which nothing waits.
+    /// The only attempt of a mirrored copy, which waits for no lock holder.
     Mirror,
 }
 
-/// What becomes of the frames of a run that were not delivered.
+/// Fate of the frames of a run that were not delivered.
 #[derive(Clone, Copy)]
 enum Rest {
-    /// There are none.
+    /// No frame is left.
     Nothing,
-    /// They wait in their sender's ring.
+    /// The frames wait in their sender's ring.
     Waits,
-    /// They are tried again or dropped.
+    /// The frames are tried again; after the last attempt they are dropped for this reason.
     Left(DropReason),
-    /// They are dropped.
+    /// The frames are dropped.
     Drop(DropReason),
 }
 
-/// A receive queue that frames go to.
+/// A guest's receive queue to which a run is delivered.
 #[derive(Clone, Copy)]
 struct Egress<'p> {
     port: &'p Port,
@@ -78,44 +80,44 @@ impl<'p> Egress<'p> {
     }
 }
 
-/// Room for delivering; allocated once for each worker.
+/// Buffers for delivering; allocated once for each worker.
 #[derive(Default)]
 pub struct Room {
-    /// For the receive rings' general path.
+    /// Buffers for the general path of receive rings.
     pub scratch: RxScratch,
-    /// For frames to a device.
+    /// Batch of frames for a device.
     pub batch: FrameBatch,
-    /// For the beginning of a frame that is captured.
+    /// Buffer for the first bytes of a captured frame.
     pub beginning: Vec<u8>,
-    /// For the frames that mirrors shorten; none before it was needed.
+    /// Burst of frames that a mirror shortens; none before the first use.
     pub excerpts: Option<Box<Burst>>,
 }
 
-/// What delivering needs besides the burst.
+/// State for delivering a burst.
 pub struct Delivery<'a> {
-    /// Index of this worker, which chooses a TAP's queue.
+    /// Index of this worker, which selects a queue of a device.
     pub worker: usize,
-    /// Its counters.
+    /// Counters of this worker.
     pub stats: &'a WorkerStats,
-    /// Where the burst came from, and how its frames may wait there.
+    /// Source of the burst, and how frames may wait in the source's ring.
     pub backpressure: Backpressure<'a>,
-    /// Until when it may wait here for rings that another thread holds, once it does.
+    /// End of the time for waiting for locks that another thread holds; none before the first wait.
     pub wait_until: &'a mut Option<Instant>,
-    /// Room.
+    /// Buffers.
     pub room: &'a mut Room,
-    /// Whose memory makes the worker wait.
+    /// Record of delays by guests' memory.
     pub stalls: &'a mut Stalls,
-    /// Cycles that receivers' memory took to come, which is not the sender's to pay.
+    /// Cycles of delay by receivers' memory, which the sender does not pay for.
     pub slow: u64,
-    /// Signals owed.
+    /// Signals to send.
     pub signals: &'a mut Signals,
-    /// What became of each copy, if that is captured.
+    /// Outcome of each copy, if the ports are observed.
     pub outcomes: &'a mut Outcomes,
 }
 
 impl Delivery<'_> {
-    /// Delivers the runs of the plan: each destination once, then again what is left over. Its
-    /// floods come when the burst is complete.
+    /// Delivers the runs of the plan: each run once, then the frames that are left once more. The
+    /// floods follow when the burst is complete.
     #[inline(always)]
     pub fn deliver(&mut self, burst: &mut Burst, plan: &mut Plan) {
         let mut settled = true;
@@ -135,7 +137,7 @@ impl Delivery<'_> {
         burst.keep_tags();
     }
 
-    /// Has frames leave by a port with the tags that they should have there.
+    /// Sets the VLAN tags with which frames leave by port `to`.
     #[inline(always)]
     fn tag(&self, burst: &mut Burst, to: &Port, frames: &[u8]) {
         let ports = self.backpressure.ports;
@@ -144,7 +146,7 @@ impl Delivery<'_> {
         }
     }
 
-    /// True if the run is settled, or stays in its sender's ring.
+    /// Tries to deliver a run. True if all frames are settled, or wait in their sender's ring.
     #[inline(always)]
     fn first_try(&mut self, burst: &mut Burst, run: &mut Run) -> bool {
         let port = &self.backpressure.ports[run.port];
@@ -169,7 +171,7 @@ impl Delivery<'_> {
         }
     }
 
-    /// Tries once more what is left over, but for the end of the burst, if that waits.
+    /// Tries runs with frames left once more, except a run that waits in its sender's ring.
     #[inline(never)]
     fn last_tries(&mut self, burst: &mut Burst, runs: &mut [Run]) {
         for run in runs.iter_mut().filter(|run| !run.left().is_empty()) {
@@ -182,8 +184,9 @@ impl Delivery<'_> {
         }
     }
 
-    /// Delivers what is left of a run into a ring whose lock is waited for. If the ring went out of
-    /// service after it was chosen, the run turns to another one of the guest.
+    /// Delivers the frames left of a run, and waits for the lock of the ring if necessary. If the
+    /// ring went out of service after it was chosen, another receive ring of the guest gets the
+    /// frames of the run, except mirrored copies.
     fn last_try(&mut self, port: &Port, guest: &GuestPort, burst: &Burst, run: &mut Run, how: Try) {
         let mut to = Egress { port, guest, index: usize::from(run.queue) };
         let may_stay = how == Try::Last && self.backpressure.is_end(burst, run);
@@ -210,8 +213,9 @@ impl Delivery<'_> {
         self.settle(to, run, rest, how);
     }
 
-    /// A contended lock: spin about as long as a burst takes. If the frames cannot stay in their
-    /// sender's ring, settle debts and wait here, unless a worker did so in vain.
+    /// Locks a contended ring: spins for about the time of a burst. After the spin, if frames
+    /// cannot stay in their sender's ring, waits for the holder, unless a worker waited for this
+    /// lock in vain.
     fn lock<'q>(
         &mut self,
         queue: &'q Queue<Rx>,
@@ -224,18 +228,18 @@ impl Delivery<'_> {
         self.wait_for(queue)
     }
 
-    /// At the memory of the guest that sends, if one does.
+    /// Names the memory of the guest that sends the burst, or none if no ring is the source.
     fn sender(&self) -> At {
         let Backpressure { from, ring, .. } = &self.backpressure;
         if ring.is_some() { At::sender(*from) } else { At::NOTHING }
     }
 
-    /// Waits for a lock whose holder does not run, within what the burst has left of that.
+    /// Sleeps until the lock is free, at most for the rest of the burst's time for waiting.
     #[cold]
     fn wait_for<'q>(&mut self, queue: &'q Queue<Rx>) -> Option<MutexGuard<'q, RxState>> {
         self.stats.lock_parks.add(1);
         self.signals.slot().at(At::NOTHING.0);
-        // Guests that were promised a signal at the end of this turn shall not wait for that.
+        // Guests are owed a signal at the end of this turn, which the sleep would delay.
         self.signals.flush(self.backpressure.ports, self.stats, self.backpressure.now);
         let most = Duration::from_nanos(LOCK_WAIT_NANOS);
         let end = *self.wait_until.get_or_insert_with(|| Instant::now() + most);
@@ -251,8 +255,8 @@ impl Delivery<'_> {
         None
     }
 
-    /// As [`Delivery::fill`]. What a ring's memory makes the worker wait while frames are private
-    /// is the ring's own time.
+    /// Delivers frames with [`Delivery::fill`]. While the worker watches, the frames are private,
+    /// so a long delay is caused by the receiver's memory: the receive queue is charged.
     #[inline(always)]
     fn fill_timed(
         &mut self,
@@ -276,7 +280,7 @@ impl Delivery<'_> {
         rest
     }
 
-    /// Delivers what is left of a run into a locked ring.
+    /// Delivers the frames left of a run into a locked ring.
     fn fill(
         &mut self,
         to: Egress<'_>,
@@ -326,8 +330,8 @@ impl Delivery<'_> {
         }
     }
 
-    /// A ring that was found broken, or whose memory came too slowly, takes no more of a run: its
-    /// ring is left alone for good, or for a time.
+    /// Stops the delivery of a run to a ring that is broken, or whose memory is slow. A broken ring
+    /// is out of service; a ring with slow memory pauses.
     #[cold]
     fn give_up(&mut self, to: Egress<'_>, state: &mut RxState, done: &Delivered) -> Rest {
         let Some(error) = done.broken else {
@@ -340,7 +344,7 @@ impl Delivery<'_> {
         Rest::Drop(DropReason::RingBroken)
     }
 
-    /// What becomes of what is left of a run; true if that is known now.
+    /// Settles the frames left of a run. False if the frames are to be tried again.
     #[inline(never)]
     fn settle(&mut self, to: Egress<'_>, run: &mut Run, rest: Rest, how: Try) -> bool {
         let reason = match rest {
@@ -358,13 +362,13 @@ impl Delivery<'_> {
         true
     }
 
-    /// Counts frames as dropped on their way to a port.
+    /// Counts copies to a port as dropped.
     #[inline(never)]
     fn drop(&mut self, port: &Port, at: &Drops, frames: &[u8], reason: DropReason) {
         port.drop_copies(at, (self.backpressure.from, frames), reason, self.outcomes);
     }
 
-    /// Counts what became of a run; `asks` if its burst asked for offloads.
+    /// Counts the outcome of a run; `asks` if its burst asks for offloads.
     #[inline(always)]
     fn count(&mut self, to: Egress<'_>, frames: &[u8], done: &Delivered, asks: bool) {
         let stats = &to.queue().stats;
@@ -385,8 +389,7 @@ impl Delivery<'_> {
         }
     }
 
-    /// Notes what became of the frames of a run that are settled, and counts those that were
-    /// dropped.
+    /// Records the outcome of the settled frames of a run, and counts the dropped frames.
     #[cold]
     fn note_settled(&mut self, to: Egress<'_>, frames: &[u8], done: &Delivered) {
         for (place, frame) in frames.iter().enumerate() {
@@ -403,8 +406,8 @@ impl Delivery<'_> {
         }
     }
 
-    /// Delivers the floods of `plan`: one copy for each target and no retry, after all unicast of
-    /// the burst.
+    /// Delivers the floods of `plan` in one attempt, a copy to each target, after all unicast
+    /// frames of the burst.
     pub fn flood(&mut self, burst: &mut Burst, plan: &mut Plan) {
         let (fans, run, settled) = plan.floods_left();
         for fan in fans {
@@ -412,7 +415,8 @@ impl Delivery<'_> {
         }
     }
 
-    /// Delivers a copy of a fan's frames to each of its targets; `settled` copies are counted.
+    /// Delivers a copy of a fan's frames to each of the fan's targets; adds the copies to
+    /// `settled`.
     fn fan_out(&mut self, burst: &mut Burst, fan: &Fan, run: &mut Run, settled: &mut usize) {
         let Backpressure { ports, from, now, .. } = self.backpressure;
         let frames = fan.frames();
@@ -426,7 +430,7 @@ impl Delivery<'_> {
         }
     }
 
-    /// Delivers copies of frames to a port; `settled` counts copies that need no more.
+    /// Delivers copies of frames to a port; adds the copies to `settled`.
     fn copy_to(
         &mut self,
         port: &Port,
@@ -445,7 +449,7 @@ impl Delivery<'_> {
         }
     }
 
-    /// Sends frames to a device; calls `settled` with how many are.
+    /// Sends frames to a device; passes the number of settled frames to `settled`.
     fn send(
         &mut self,
         port: &Port,
@@ -454,8 +458,8 @@ impl Delivery<'_> {
         frames: &[u8],
         settled: &mut dyn FnMut(usize),
     ) {
-        // A peer's socket or the host's network may take long, too. What is watched was copied out
-        // of its sender's memory.
+        // Sending may take long: the peer of a socket or the host's network may be slow. While the
+        // worker watches, the frames are in private memory, so the sender's memory is not touched.
         let from = if self.stalls.is_watching() { At::NOTHING } else { self.sender() };
         self.signals.slot().at(from.and(port.id).0);
         let frames = (self.backpressure.from, frames);
@@ -464,8 +468,8 @@ impl Delivery<'_> {
         self.signals.slot().at(self.sender().0);
     }
 
-    /// Delivers copies of frames to the port of a mirror, as they are; how many there are. A port
-    /// that does not take them at once loses them.
+    /// Delivers copies of frames to the port of a mirror without a change of tags, and returns the
+    /// number of copies. Copies that the port cannot take at once are dropped.
     #[cold]
     pub fn mirror(&mut self, burst: &Burst, frames: &[u8], port: &Port, run: &mut Run) -> usize {
         let (from, now) = (self.backpressure.from, self.backpressure.now);
@@ -485,11 +489,11 @@ impl Delivery<'_> {
         how: Try,
     ) {
         let mut receivers = guest.receivers();
-        // One queue for each frame, and what queues that makes.
+        // The queue of each frame, and the set of chosen queues as bits.
         let (mut chosen, mut queues) = ([0; BURST_FRAMES], 0u32);
         for (place, &frame) in chosen.iter_mut().zip(floods) {
             let snapshot = &burst.frames()[usize::from(frame)].snapshot;
-            // Of one that has none any more, the first says why: it may just have broken.
+            // Without a running queue, queue 0 gives the reason: the ring may just have broken.
             let queue = receivers.choose(|| flow_hash(snapshot)).unwrap_or(0);
             *place = queue as u8;
             queues |= 1 << queue;
@@ -506,18 +510,18 @@ impl Delivery<'_> {
     }
 }
 
-/// Says once that a ring, which session `session` had started, was found broken.
+/// Reports once that a ring, which session `session` had started, is broken.
 pub fn report_broken(port: &Port, session: u64, ring: usize, error: RingError) {
     if error == RingError::Truncated
         && let Some(guest) = port.as_guest()
     {
-        // Nothing of this guest can be trusted to be its memory any more.
+        // The guest's memory is a truncated file: no page of the mapping can be trusted any more.
         guest.evict(session, Eviction::Truncated);
     }
     count_broken(port, ring, error);
 }
 
-/// Counts a ring that is left alone from here on, and says why.
+/// Counts a broken ring, which stays out of service, and reports the reason.
 pub fn count_broken(port: &Port, ring: usize, why: impl std::fmt::Display) {
     port.stats.rings_broken.add_shared(1);
     port.tell(What::RingBroken { ring, why: reason(why) });

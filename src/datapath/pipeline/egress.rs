@@ -1,8 +1,8 @@
-//! Which frames may leave by a port: those within its MTU ([`crate::port::mtu`]), with a VLAN tag
-//! that may leave there, and within its `rate-out`. The others are counted as dropped.
+//! Limits of an egress port: its MTU ([`crate::port::mtu`]), its VLAN tags and its `rate-out`.
+//! Frames that may not leave by the port are dropped and counted.
 //!
-//! Runs of unicast frames pass [`limit_runs`], after which their rate may have them wait
-//! ([`super::rate_out`]); copies of floods and mirrors pass [`Copies::for_port`].
+//! [`limit_runs`] checks runs of unicast frames, which may then wait for the rate
+//! ([`super::rate_out`]); [`Copies::for_port`] checks copies of floods and mirrors.
 
 use super::plan::Plan;
 use super::rate_out::keep_within_rate;
@@ -16,9 +16,9 @@ use base::limits::{BURST_FRAMES, MIN_FRAME_LEN};
 use base::stats::DropReason;
 use switch::PortId;
 
-/// Takes the frames that may not leave by their ports, whatever the rate, out of the runs of
-/// `plan`. Every frame of at most `least` bytes may leave. Costs 5 instructions a frame where all
-/// fit.
+/// Removes frames that exceed the MTU of their port, or whose tag may not leave there, from the
+/// runs of `plan`. Every frame of at most `least` bytes may leave. Costs 5 instructions a frame if
+/// all frames may leave.
 #[inline(never)]
 pub fn limit_runs(
     burst: &Burst,
@@ -43,7 +43,7 @@ pub fn limit_runs(
     }
 }
 
-/// Frames of a burst of which copies go to one port after another.
+/// Frames of a burst that are copied to several ports, one port after another.
 #[derive(Clone, Copy)]
 pub struct Copies<'f> {
     from: PortId,
@@ -52,14 +52,15 @@ pub struct Copies<'f> {
 }
 
 impl<'f> Copies<'f> {
-    /// Of the listed frames, which came in by port `from`.
+    /// Copies the listed frames, which came in by port `from`.
     pub fn new(burst: &Burst, from: PortId, frames: &'f [u8]) -> Copies<'f> {
         let lengths = frames.iter().map(|&frame| burst.frames()[usize::from(frame)].len);
         Copies { from, frames, longest: lengths.max().unwrap_or(0) }
     }
 
-    /// Returns the frames that may leave by `port` at cycle `now`; counts the others. The frames
-    /// have the tags of `passage`, or keep theirs without one. `kept` is room for the answer.
+    /// Returns the frames that may leave by `port` at cycle `now`; drops and counts the others.
+    /// Frames leave with the tags of `passage`, or with their own tags without a passage. `kept` is
+    /// a buffer for the returned frames.
     #[inline(always)]
     pub fn for_port<'k>(
         &self,
@@ -124,15 +125,15 @@ impl<'f> Copies<'f> {
     }
 }
 
-/// True if a frame longer than `max_len` may pass all the same: because its VLAN tags do not count,
-/// or because it arrives in segments.
+/// True if a frame longer than `max_len` fits the MTU: without its VLAN tags, or because it will be
+/// sent in segments.
 #[cold]
 #[inline(never)]
 fn fits(frame: &Frame, max_len: u32) -> bool {
     longest_segment(frame.len, frame.header, &frame.snapshot) <= max_len
 }
 
-/// Length without tags of the longest segment of a frame of `len` bytes.
+/// Returns the length, without tags, of the longest segment of a frame of `len` bytes.
 fn longest_segment(len: u32, header: VnetHdr, snapshot: &Snapshot) -> u32 {
     let number = |bytes| u32::from(u16::from_le_bytes(bytes));
     let segment = match header.gso_type {
@@ -177,7 +178,7 @@ mod tests {
         let plain = snapshot(&[8, 0]);
         assert_eq!(longest_segment(65_000, gso(66, 1448), &plain), 1514);
         assert_eq!(longest_segment(65_000, gso(66, 1449), &plain), 1515);
-        // One segment, and that not a full one.
+        // A single segment, which is not full.
         assert_eq!(longest_segment(1000, gso(54, 1460), &plain), 1000);
         assert_eq!(longest_segment(65_000, gso(u16::MAX, u16::MAX), &plain), 65_000);
         let tagged = snapshot(&[0x81, 0, 0, 5, 8, 0]);

@@ -1,19 +1,20 @@
-//! Frames for several ports: the receivers, and how many of these a worker serves in a turn.
+//! Floods: the receivers of a frame for several ports, and how many receivers a worker serves in a
+//! turn.
 //!
-//! A burst is complete before its floods begin: its source has its buffers back, and the worker
-//! holds no lock of the source. The frames are in private memory, so that a receiver whose memory
-//! makes the worker wait does not make the sender wait, and the sender changes nothing that later
-//! receivers get. A receiver costs the worker cache misses and a signal, each byte of a copy its
-//! part of the memory's bandwidth. So a burst floods to so many receivers that the copies take
-//! about a turn; [`PendingFlood`] has the others, which the worker serves in its next turns, in the
-//! order of their numbers. Receivers are found anew for each part: a port that comes gets the
-//! frames, a port that went gets none.
+//! A burst is complete before its floods begin: the source has its buffers back, and the worker
+//! holds no lock of the source. The frames are in private memory, so a receiver whose memory makes
+//! the worker wait does not delay the sender, and the sender cannot change the bytes for later
+//! receivers. Each receiver costs the worker cache misses and a signal, and each byte of a copy
+//! costs memory bandwidth. So a burst floods to as many receivers as take about a turn.
+//! [`PendingFlood`] keeps the flood for the other receivers, which the worker serves in its next
+//! turns, in the order of their port numbers. Receivers are searched again for each part: a new
+//! port gets the frames, and a removed port does not.
 //!
-//! Floods of a source keep their order among themselves: while one goes on, the source's next one
-//! waits in the ring, and what is behind it in the ring waits too. A flood of which a part lasts
-//! for [`FLOOD_WAIT_NANOS`] is in the hands of a thread that is stuck in a receiver's memory: then
-//! the source's long floods are dropped, and its short ones go first. A short flood may also pass
-//! another one while its ring moves to another worker. Frames for one port pass floods.
+//! Floods of a source keep their order: during a flood, the source's next flood waits in the ring,
+//! and so do the frames behind it. If a part of a flood lasts for [`FLOOD_WAIT_NANOS`], its thread
+//! is stuck in a receiver's memory; the source's long floods are then dropped, and its short floods
+//! overtake the stuck flood. A short flood may also overtake another flood while the ring moves to
+//! another worker. Unicast frames overtake floods.
 //!
 //! [`FLOOD_WAIT_NANOS`]: base::limits::FLOOD_WAIT_NANOS
 
@@ -34,25 +35,25 @@ use switch::{Flood, Policy, PortId, Reach, Segment};
 use sys::clock;
 use sys::threads::lock;
 
-/// Frames whose receivers are not all served.
+/// Flooded frames with receivers that are not served yet.
 #[derive(Debug)]
 pub struct PendingFlood {
     /// The frames.
     pub frames: KeptFrames,
-    /// What the receivers are found by.
+    /// Criteria that select the receivers.
     pub scope: Scope,
     /// The first port that is not served.
     pub next: PortId,
-    /// Where the source is charged; none for frames of the switch itself.
+    /// Slot of the source, which is charged; none for frames of the switch itself.
     pub slot: Option<Arc<FloodSlot>>,
-    /// Keeps the source's next flood waiting.
+    /// Permit that makes the source's next flood wait.
     pub permit: Option<Arc<FloodPermit>>,
-    /// What its parts took beyond their quantum: floods compete for the worker as sources do.
+    /// Time that parts took beyond their quantum: floods compete for the worker like sources.
     pub deficit: Deficit,
 }
 
 impl PendingFlood {
-    /// True if the flood came from this port, and not from an earlier one of its number.
+    /// True if the flood came from `port`, and not from an earlier port with the same number.
     pub fn is_of(&self, port: &Port) -> bool {
         let Some(slot) = &self.slot else { return true };
         match &port.endpoint {
@@ -64,8 +65,8 @@ impl PendingFlood {
     }
 }
 
-/// The floods that go on at a worker. A thread takes a flood out while it serves a part: a thread
-/// that is stuck in a receiver's memory keeps no other flood from the thread in its place.
+/// The unfinished floods of a worker. A thread removes a flood from the list while it serves a
+/// part: the other floods stay available if the thread gets stuck in a receiver's memory.
 #[derive(Debug, Default)]
 pub struct FloodList {
     list: Mutex<VecDeque<PendingFlood>>,
@@ -80,13 +81,13 @@ impl FloodList {
         result
     }
 
-    /// The number of floods.
+    /// Returns the number of floods.
     #[inline(always)]
     pub fn len(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// True if there is none.
+    /// True if there is no flood.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -98,17 +99,17 @@ impl FloodList {
         self.with(|list| list.push_back(flood));
     }
 
-    /// Takes the flood that waits longest.
+    /// Takes the flood that has waited longest.
     pub fn pop(&self) -> Option<PendingFlood> {
         self.with(VecDeque::pop_front)
     }
 
-    /// The port whose flood waits longest.
+    /// Returns the port of the flood that has waited longest.
     pub fn next_port(&self) -> Option<PortId> {
         self.with(|list| list.front().map(|flood| flood.scope.from.port))
     }
 
-    /// Forgets the floods of ports that are gone from `ports`.
+    /// Removes the floods of ports that `ports` no longer has.
     pub fn forget_gone(&self, ports: &PortTable) {
         let stays = |flood: &PendingFlood| {
             ports.get(flood.scope.from.port).is_some_and(|port| flood.is_of(port))
@@ -116,54 +117,54 @@ impl FloodList {
         self.with(|list| list.retain(stays));
     }
 
-    /// True if a frame of the switch itself is flooded.
+    /// True if a flood is of a frame of the switch itself.
     pub fn has_own(&self) -> bool {
         self.with(|list| list.iter().any(|flood| flood.slot.is_none()))
     }
 }
 
-/// What becomes of a frame that is to be flooded.
+/// Result of planning a flooded frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Added {
-    /// The plan has the frame.
+    /// The plan has the frame, as a flood or as a drop.
     Planned,
-    /// The burst ends in front of the frame, which comes again.
+    /// The burst ends before the frame, which is taken again later.
     Waits,
 }
 
-/// Plans the floods of a burst.
+/// Planner of the floods of a burst.
 pub struct Floods<'a> {
     /// The slot of the source; none for frames of the switch itself.
     slot: Option<&'a Arc<FloodSlot>>,
-    /// Frames may wait in their ring.
+    /// Frames may wait in the source's ring.
     can_wait: bool,
-    /// Held if the burst has more copies than are made at once.
+    /// Present if the burst has more copies than are made in one turn.
     pub permit: Option<FloodPermit>,
     now: u64,
     receivers: usize,
     copies: usize,
     bytes: usize,
-    /// Ports that were looked at.
+    /// Number of ports that were examined.
     looks: usize,
-    /// The key and segment of the last frame's receivers, and how many there are.
+    /// The key and segment of the last frame's receivers, and the number of these receivers.
     last: ((u64, Segment), usize),
 }
 
-/// The key of no receivers: all others are smaller.
+/// Key of no set of ports; all other keys are smaller.
 const NO_KEY: u64 = u64::MAX;
 
-/// Ports that may be looked at for a burst.
+/// Number of ports that may be examined for a burst.
 const MAX_LOOKS: usize = BURST_FLOOD_COPIES * LOOKS_PER_COPY;
 
 impl<'a> Floods<'a> {
-    /// No floods so far of a burst from the source with this slot, at cycle `now`; its frames
-    /// `can_wait` if it is a ring.
+    /// Plans no flood yet, for a burst of the source with `slot` at cycle `now`. `can_wait`: frames
+    /// may wait in the source's ring.
     pub fn new(slot: Option<&'a Arc<FloodSlot>>, can_wait: bool, now: u64) -> Floods<'a> {
         let (permit, last) = (None, ((NO_KEY, Segment::DEFAULT), 0));
         Floods { slot, can_wait, permit, now, receivers: 0, copies: 0, bytes: 0, looks: 0, last }
     }
 
-    /// Plans a copy of frame `i` of the burst, of `len` bytes, for each port that `scope` finds.
+    /// Plans a copy of frame `i` of the burst, of `len` bytes, for each port that `scope` selects.
     #[inline(never)]
     pub fn add(
         &mut self,
@@ -172,7 +173,7 @@ impl<'a> Floods<'a> {
         (i, len): (u8, usize),
         plan: &mut Plan,
     ) -> Added {
-        // Ports that ask for nothing take both kinds.
+        // Plain ports have no flood policy, so both kinds of floods have the same receivers.
         let flood = if policy.ports.is_plain() { Flood::Group } else { scope.flood };
         let key = key(Scope { flood, ..scope });
         if (key, scope.segment) != self.last.0 {
@@ -182,7 +183,8 @@ impl<'a> Floods<'a> {
             let looks = &mut self.looks;
             let fan = plan.fan(key, scope, |targets| {
                 find(policy, (scope, 0), AT_ONCE, targets);
-                // Of plain ports the first ones are found at once.
+                // A search of plain ports stops after the first receivers; other searches examine
+                // all ports.
                 let all = policy.ports.is_plain() && scope.reach == Reach::All;
                 *looks += if all { 0 } else { policy.ports.numbers() };
             });
@@ -199,7 +201,7 @@ impl<'a> Floods<'a> {
         }
         self.copies += receivers;
         self.bytes += receivers * len;
-        // As `Share` reckons.
+        // These limits equal those of `Share`.
         let is_long = self.receivers > FLOOD_RECEIVERS
             || self.copies > BURST_FLOOD_COPIES
             || self.bytes > BURST_FLOOD_BYTES;
@@ -214,7 +216,8 @@ impl<'a> Floods<'a> {
     /// Takes the slot of the source if `is_long`.
     ///
     /// # Errors
-    /// Another flood of the source goes on: why the frame is dropped, or none if the frame waits.
+    /// Another flood of the source is unfinished. The error is the reason for dropping the frame,
+    /// or none if the frame waits.
     fn may_flood(&mut self, is_long: bool) -> Result<(), Option<DropReason>> {
         let Some(slot) = self.slot.filter(|_| self.permit.is_none()) else { return Ok(()) };
         let taken_at = match is_long {
@@ -238,13 +241,13 @@ impl<'a> Floods<'a> {
     }
 }
 
-/// True if the part of a flood that began at cycle `taken_at`, which [`FloodSlot::taken_at`] says,
-/// does not end.
+/// True if the part of a flood that began at cycle `taken_at` lasts too long;
+/// [`FloodSlot::taken_at`] returns this cycle.
 pub fn is_stuck(taken_at: u64, now: u64) -> bool {
     taken_at > FloodSlot::RESTS && clock::since(taken_at, now) > clock::cycles_in(FLOOD_WAIT_NANOS)
 }
 
-/// Leaves of each flood of a plan the receivers that are served at once.
+/// Limits the receivers of each flood of a plan to those that are served in this turn.
 pub fn limit_part(plan: &mut Plan, burst: &Burst) {
     let mut share = Share::default();
     for fan in plan.fans_mut() {
@@ -253,7 +256,7 @@ pub fn limit_part(plan: &mut Plan, burst: &Burst) {
     }
 }
 
-/// What the copies of a turn may still take.
+/// Copies that may still be made in a turn.
 struct Share {
     receivers: usize,
     copies: usize,
@@ -267,8 +270,8 @@ impl Default for Share {
 }
 
 impl Share {
-    /// Takes what frames of a burst cost at up to `wanted` receivers: how many of these are served.
-    /// One at least of the first.
+    /// Takes the cost of the copies of frames to up to `wanted` receivers. Returns the number of
+    /// receivers to serve: at least one for the first frames.
     fn take(&mut self, burst: &Burst, frames: &[u8], wanted: usize) -> usize {
         let len = |&at: &u8| burst.frames()[usize::from(at)].len as usize;
         let bytes = FLOOD_RECEIVER_BYTES + frames.iter().map(len).sum::<usize>();
@@ -282,7 +285,7 @@ impl Share {
     }
 }
 
-/// A number for the ports that frames reach.
+/// Returns a number that stands for the set of ports that frames reach.
 fn key(scope: Scope) -> u64 {
     let segment = u64::from(scope.segment.to_bits());
     match scope.reach {
@@ -292,11 +295,12 @@ fn key(scope: Scope) -> u64 {
     }
 }
 
-/// To find out whether receivers are left.
+/// Number of receivers to search at once: one more than are served, which tells if receivers are
+/// left.
 pub const AT_ONCE: usize = FLOOD_RECEIVERS + 1;
 
-/// Finds the ports from number `start` on that a flood reaches and that are up, no more than `most`
-/// before groups are looked at.
+/// Finds running ports, from number `start` on, that a flood reaches: at most `most` ports, or any
+/// number if a multicast group limits the flood.
 pub fn find(
     policy: &Policy<'_, PortTable>,
     (scope, start): (Scope, PortId),

@@ -1,13 +1,13 @@
-//! The guard of a port: which frames of a burst may not be sent from there.
+//! Port security: the frames of a burst that their port may not send.
 //!
-//! What is checked is what is delivered. The rules are asked about a frame's snapshot, which is
-//! private; where that is too short for an answer, about the first [`MAX_HEADERS_LEN`] bytes, or
-//! all of a DHCP client's message, which are made private before they are looked at, and delivered
-//! from there. A frame that needs more breaks a rule. A checksum that is finished on the way is
-//! written where nothing was read.
+//! Checked bytes are the delivered bytes. The rules are checked on a frame's snapshot, which is
+//! private. If the snapshot is too short, the first [`MAX_HEADERS_LEN`] bytes, or the whole message
+//! of a DHCP client, are made private, checked, and delivered from the private copy. A frame that
+//! needs more bytes breaks a rule. Completing a checksum on the way writes no byte that the rules
+//! read.
 //!
-//! A burst may be given back to its ring, in whole or in part, and comes again: what its frames
-//! broke is counted when it is known which of them stay.
+//! A burst may be given back to its ring, in whole or in part, and taken again. So violations are
+//! counted when it is known which frames stay.
 //!
 //! [`MAX_HEADERS_LEN`]: base::limits::MAX_HEADERS_LEN
 
@@ -19,22 +19,22 @@ use base::stats::{Counter, GuardStats};
 use switch::port_security::{self, Address, Headers, Refused};
 use switch::{PortSecurity, Rule, Tick, Violation};
 
-// A bit for each frame.
+// One bit for each frame.
 const _: () = assert!(BURST_FRAMES <= u64::BITS as usize);
 
-/// What frames of a burst broke a rule, in their order.
+/// Violations of rules by the frames of a burst, in the order of the frames.
 #[derive(Debug, Default)]
 pub struct Violations(Vec<(u8, Violation)>);
 
 impl Violations {
-    /// True if none did.
+    /// True if no frame broke a rule.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Checks all frames of a burst from `port` with these rules. Returns a bit
-    /// for each frame that is to be dropped.
+    /// Checks all frames of a burst from `port` with `rules`. Returns the frames to drop, as bits
+    /// of their indices.
     #[inline(never)]
     pub fn find(&mut self, burst: &mut Burst, rules: &PortSecurity, port: &Port, now: Tick) -> u64 {
         let now = now.second();
@@ -49,7 +49,7 @@ impl Violations {
         if rules.enforced { refused } else { 0 }
     }
 
-    /// Counts those of the first `frames` frames at the port, and forgets all.
+    /// Counts the violations of the first `frames` frames at the port, and empties the list.
     #[cold]
     #[inline(never)]
     pub fn count(&mut self, frames: usize, port: &Port) {
@@ -77,10 +77,10 @@ fn counter(stats: &GuardStats, rule: Rule) -> &Counter {
     }
 }
 
-/// Notes the identifier of a DHCP client; false if the port has had too many.
+/// Function that notes the identifier of a DHCP client; false if the port has had too many clients.
 type Clients<'a> = &'a dyn Fn(&[&[u8]]) -> bool;
 
-/// Whether frame `index` may be sent.
+/// Checks whether frame `index` may be sent.
 #[inline]
 fn check(
     burst: &mut Burst,
@@ -109,7 +109,7 @@ fn check(
     check_more(burst, index, rules, clients, none, refused)
 }
 
-/// Checks a frame by more of its bytes, as far as `refused` asks for more.
+/// Checks a frame with more of its bytes, as long as the result asks for more.
 #[inline(never)]
 fn check_more(
     burst: &mut Burst,
@@ -120,9 +120,9 @@ fn check_more(
     mut refused: Refused,
 ) -> Result<(), Violation> {
     let unreadable = Violation { rule: Rule::Headers, address: Address::None };
-    // The first bytes, then all.
+    // First the first bytes, then the whole message.
     for _ in 0..2 {
-        // Never none: there is room for one more piece of each frame, and messages are short.
+        // Never none: a burst has room for one more piece of each frame, and messages are short.
         let (bytes, whole) = match refused {
             Refused::Broken(violation) => return Err(violation),
             Refused::Short => (burst.headers(index).ok_or(unreadable)?, &[][..]),
@@ -178,8 +178,8 @@ mod tests {
         frame
     }
 
-    /// An advertisement of a neighbour, whose link-layer address is behind the snapshot, and 200
-    /// bytes of padding.
+    /// A neighbour advertisement whose link-layer address is behind the snapshot, with 200 bytes of
+    /// padding.
     fn advertisement(mac: MacAddr) -> Vec<u8> {
         let mut frame = vec![0; 300];
         frame[..6].fill(0xff);
@@ -191,12 +191,12 @@ mod tests {
         frame
     }
 
-    /// Where the guest has frame `n`.
+    /// Address of frame `n` in the guest's memory.
     fn at(n: usize) -> u64 {
         DATA + 0x1000 * n as u64 + 12
     }
 
-    /// Takes these frames of 300 bytes from a guest's ring.
+    /// Takes `frames`, of 300 bytes each, from a guest's ring.
     fn take(guest: &Guest, frames: &[Vec<u8>]) -> Burst {
         let queue = guest.queue();
         for (n, frame) in frames.iter().enumerate() {
@@ -231,7 +231,7 @@ mod tests {
             assert_eq!(sent[..256], frames[0][..256], "frame {index}");
             assert_eq!(sent[256..], [0xee; 44], "the rest is not read before");
         }
-        // Looked at again, the copy is what counts.
+        // A second check reads the private copy.
         assert_eq!(Violations::default().find(&mut burst, &rules(), &port, Tick::default()), 0b010);
         assert_eq!(delivered(&burst, 0)[..256], frames[0][..256]);
     }

@@ -1,19 +1,20 @@
-//! What becomes of a burst of frames, from the ring it is taken from to the rings it goes to.
+//! The way of a burst of frames from the source's ring to the rings of the receivers.
 //!
-//! One worker has one [`Pipeline`] and works one burst at a time:
+//! A worker has one [`Pipeline`] and processes one burst at a time:
 //!
-//! * [`burst`] the story, top to bottom: take, classify, plan, deliver, complete;
-//! * [`guard`] frames whose sender is not the port's;
-//! * [`classify`] what becomes of each frame;
-//! * [`screen`] what the policies of its ports say, and its VLAN tag;
-//! * [`flood`] who receives a flood, and how many at once;
-//! * [`egress`] which frames may leave by a port;
+//! * [`burst`] one burst, step by step: take, classify, plan, deliver, complete;
+//! * [`guard`] port security: frames that the port may not send;
+//! * [`multicast`] snooping of IGMP and MLD;
+//! * [`classify`] admission, learning and destination of each frame;
+//! * [`screen`] VLAN membership and tags at ingress and egress;
+//! * [`flood`] the receivers of a flood, and how many a worker serves in a turn;
+//! * [`egress`] limits of an egress port: MTU, tags and rate;
 //! * [`plan`] the burst sorted by destination;
 //! * [`backpressure`] frames that wait in their sender's ring for their receiver;
-//! * [`rate_out`] frames beyond the rate of the port that they go to;
-//! * [`deliver`] the runs of a plan into their ports;
-//! * [`signals`] the signals owed to guests;
-//! * [`stalls`] whose memory the worker is at, and whose made it wait.
+//! * [`rate_out`] frames beyond the rate of their egress port;
+//! * [`deliver`] delivery of the runs of a plan to their ports;
+//! * [`signals`] signals to guests;
+//! * [`stalls`] delays by guests' memory.
 
 mod arrival;
 pub mod backpressure;

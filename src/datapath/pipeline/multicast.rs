@@ -1,11 +1,11 @@
-//! Multicast snooping on the data path: which ports a frame of a group reaches, and what is learned
-//! from reports and queries.
+//! Multicast snooping on the data path: the ports that a group's frame reaches, and learning from
+//! reports and queries.
 //!
-//! Messages are looked for in all frames of a burst before the first one is forwarded: a receiver
-//! finds a message by the headers of IP, whatever its Ethernet address is. As much as is read is
-//! private from then on, and delivered from there ([`Burst::headers`], [`Burst::message`]). What a
-//! message says is noted when it is known that the frame stays, as a burst may be given back to its
-//! ring and come again.
+//! All frames of a burst are searched for IGMP and MLD messages before the first frame is
+//! forwarded. The search ignores the Ethernet destination, because a receiver recognizes a message
+//! by its IP headers. Bytes that are read become private, and are delivered from the private copy
+//! ([`Burst::headers`], [`Burst::message`]). A burst may be given back to its ring and taken again,
+//! so a message is noted only when its frame is known to stay.
 
 use core::net::IpAddr;
 
@@ -20,28 +20,28 @@ use base::stats::DropReason;
 use switch::multicast::{Barred, reach};
 use switch::{Limited, Noted, Reach, Segment, Snooping};
 
-// A bit for each frame.
+// One bit for each frame.
 const _: () = assert!(BURST_FRAMES <= u64::BITS as usize);
 
-/// What snooping has to do with frames of a burst: bits of their indices.
+/// Frames of a burst that concern snooping, as bits of their indices.
 #[derive(Debug, Default)]
 pub struct Snooped {
-    /// Messages for ports with routers, and for all.
+    /// Reports, for ports with routers, and queries, for all ports.
     reports: u64,
     queries: u64,
-    /// Messages that go nowhere: those of queriers where none may be, and malformed ones.
+    /// Messages to drop: from queriers where none is permitted, and malformed messages.
     no_querier: u64,
     malformed: u64,
-    /// Messages that came in.
+    /// Messages that are noted when their frames stay, and frames of limited groups.
     messages: u64,
     limited: u64,
-    /// The last group, and how its frames are limited: bursts are mostly one stream.
+    /// The last group and its limit: most bursts are one stream.
     last: Option<((Segment, IpAddr), Option<Limited>)>,
 }
 
 impl Snooped {
-    /// Begins a burst from `port`, and finds its messages if groups may be limited. Returns the
-    /// bits of those that go nowhere.
+    /// Begins a burst from `port`, and finds its messages if snooping is on. Returns the messages
+    /// to drop, as bits of their frames' indices.
     #[inline(never)]
     pub fn find(&mut self, burst: &mut Burst, ports: &PortTable, port: &Port) -> u64 {
         *self = Snooped::default();
@@ -72,7 +72,8 @@ impl Snooped {
         *bits |= 1 << index;
     }
 
-    /// Why frame `index` goes nowhere, which is one of these of a guard or one that was found.
+    /// Returns why frame `index` is dropped. `guards` has the bits of frames that port security
+    /// refused; the frame is one of these, or snooping refused the frame.
     #[cold]
     pub fn refused(&self, index: usize, guards: u64) -> DropReason {
         match (guards >> index & 1, self.no_querier >> index & 1) {
@@ -82,7 +83,7 @@ impl Snooped {
         }
     }
 
-    /// Which ports frame `index` of the burst reaches.
+    /// Returns the ports that frame `index` of the burst reaches.
     #[inline(never)]
     pub fn reach(
         &mut self,
@@ -96,7 +97,7 @@ impl Snooped {
         let (bit, is_of_vlan) =
             (1 << index, multicast::is_of_vlan(&frame.snapshot, segment.vlan()));
         if (self.reports | self.queries) & bit != 0 {
-            // Hosts behind another tag are others.
+            // A message with another VLAN tag is from other hosts, and is not noted.
             self.messages |= if is_of_vlan { bit } else { 0 };
             return if self.reports & bit != 0 { Reach::Routers } else { Reach::All };
         }
@@ -113,7 +114,8 @@ impl Snooped {
         limited.map_or(Reach::All, Reach::Members)
     }
 
-    /// Notes what the messages of a burst say, and counts, as far as its frames stay.
+    /// Notes the messages, and counts the frames of limited groups, of the frames that stay in the
+    /// burst.
     #[inline(never)]
     pub fn note(
         &mut self,
@@ -144,7 +146,7 @@ fn note_message(
     now: u32,
 ) {
     let asked = ports.policy(port.id);
-    // Never an error: the frame came in before.
+    // Never an error, since the frame was admitted before.
     let Ok(vlan) = admit(asked, &burst.frames()[index]) else { return };
     let segment = asked.segment(vlan);
     let (noted, is_report) = read(burst, index, |message| match message {
@@ -161,14 +163,15 @@ fn note_message(
         Noted::TooMany => port.stats.multicast_too_many.add_shared(1),
         Noted::Yes | Noted::Ignored => return,
     }
-    // Until it is asked again it is not known what it is a member of. After a query that is not
-    // noted nothing is missing: no answer is waited for.
+    // A report that is not noted leaves the memberships of the port unknown until the next query,
+    // so the port counts as new until then. A query that is not noted needs no such step, since no
+    // answer is expected.
     if is_report {
         port.begin();
     }
 }
 
-/// Reads frame `index` as far as needed, and says what the frame is.
+/// Reads as much of frame `index` as the parser needs, and passes the result to `says`.
 fn read<T>(
     burst: &mut Burst,
     index: usize,
@@ -179,7 +182,7 @@ fn read<T>(
     let has_sum = burst.needs_offloads() && request.header.flags & NEEDS_CSUM != 0;
     let sum_at = has_sum.then(|| request.csum_at());
     let mut refused = None;
-    // The snapshot, the first bytes, then all.
+    // First the snapshot, then the first bytes, then the whole frame.
     for _ in 0..3 {
         let bytes = match refused {
             None => Some(burst.frames()[index].head()),
@@ -204,8 +207,8 @@ mod tests {
     use super::*;
     use crate::ring::tests::{DATA, Guest, desc, describe, offer};
 
-    /// A report of IGMPv3 with 60 records, and one of MLDv1 behind destination options, both with
-    /// some padding.
+    /// A report of IGMPv3 with 60 records, and a report of MLDv1 behind destination options, both
+    /// with padding.
     fn frames() -> [Vec<u8>; 2] {
         let records: Vec<u8> = (0..60).flat_map(|n| [4, 0, 0, 0, 239, 1, 1, n]).collect();
         let message = [&[0x22, 0, 0, 0, 0, 0, 0, 60][..], &records].concat();
@@ -220,7 +223,7 @@ mod tests {
         })
     }
 
-    /// Where the guest has frame `n`.
+    /// Address of frame `n` in the guest's memory.
     fn at(n: usize) -> u64 {
         DATA + 0x1000 * n as u64 + 12
     }
@@ -253,7 +256,7 @@ mod tests {
             other => panic!("{other:?}"),
         });
         assert_eq!(joined, 60);
-        // Looked at again, the copy is what counts.
+        // A second check reads the private copy.
         assert_eq!(Snooped::default().find(&mut burst, &ports, &ports[0]), 0b10);
     }
 }

@@ -1,36 +1,36 @@
 //! A burst sorted by destination, as lists of frame indices: runs for one receive queue, floods for
-//! many ports, and drops.
+//! several ports, and drops.
 
 use base::limits::{BURST_FRAMES, MAX_PORTS};
 use base::stats::DropReason;
 use switch::{Flood, Ingress, PortId, Reach, Segment};
 
-/// Frames of one burst for one ring of one port, in order.
+/// Frames of one burst for one queue of one port, in order.
 #[derive(Debug, Clone, Copy)]
 pub struct Run {
-    /// Destination.
+    /// Destination port.
     pub port: PortId,
-    /// Receive queue of a guest; 0 for a TAP.
+    /// Receive queue of a guest; 0 for a device.
     pub queue: u8,
     done: u8,
     len: u8,
     frames: [u8; BURST_FRAMES],
 }
 
-// Indices and lengths are bytes.
+// Frame indices and run lengths are stored as `u8`.
 const _: () = assert!(BURST_FRAMES <= 255);
 
 impl Run {
     /// A run without frames.
     pub const EMPTY: Run = Run { port: 0, queue: 0, done: 0, len: 0, frames: [0; BURST_FRAMES] };
 
-    /// Empties the run and gives it another destination.
+    /// Empties the run and sets another destination.
     #[inline]
     pub fn restart(&mut self, port: PortId, queue: u8) {
         (self.port, self.queue, self.done, self.len) = (port, queue, 0, 0);
     }
 
-    /// Appends a frame; a burst has no more frames than a run has room for.
+    /// Appends a frame; a run has room for all frames of a burst.
     #[inline(always)]
     pub fn push(&mut self, index: u8) {
         self.frames[usize::from(self.len)] = index;
@@ -44,13 +44,13 @@ impl Run {
         self.len += end - start;
     }
 
-    /// The frames not settled yet.
+    /// Returns the frames that are not settled.
     #[inline(always)]
     pub fn left(&self) -> &[u8] {
         &self.frames[usize::from(self.done)..usize::from(self.len)]
     }
 
-    /// The frames not settled yet, and how to record that some are.
+    /// Returns the frames that are not settled, and a function that settles the next frames.
     #[inline(always)]
     pub fn settling(&mut self) -> (&[u8], impl FnMut(usize)) {
         let Run { frames, done, len, .. } = self;
@@ -58,7 +58,7 @@ impl Run {
         (left, |count| *done += count as u8)
     }
 
-    /// Records that all frames but `kept`, some of those left, are settled.
+    /// Settles all frames but `kept`, which are some of the frames left.
     pub fn settle_all_but(&mut self, kept: &[u8]) {
         let before = *self;
         let settled = before.left().iter().filter(|frame| !kept.contains(frame));
@@ -67,34 +67,34 @@ impl Run {
         self.done = self.len - kept.len() as u8;
     }
 
-    /// Records that the next `count` frames are settled.
+    /// Settles the next `count` frames.
     #[inline(always)]
     pub fn advance(&mut self, count: usize) {
         self.done = self.len.min(self.done + count as u8);
     }
 
-    /// Takes the frames from index `end` on out.
+    /// Removes the frames from index `end` on.
     pub fn truncate(&mut self, end: u8) {
         self.len = self.frames[..usize::from(self.len)].partition_point(|&frame| frame < end) as u8;
     }
 }
 
-/// What a flood's receivers are found by.
+/// The criteria that select a flood's receivers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scope {
-    /// Where the frames came in.
+    /// Port by which the frames came in.
     pub from: Ingress,
-    /// The segment that they are in.
+    /// Segment of the frames.
     pub segment: Segment,
-    /// Why they are flooded.
+    /// Why the frames are flooded.
     pub flood: Flood,
-    /// Which ports of the segment they reach.
+    /// Ports of the segment that the frames reach.
     pub reach: Reach,
 }
 
 #[cfg(test)]
 impl Scope {
-    /// Group frames of port 0 for all others.
+    /// Group frames of port 0 for all other ports.
     pub const FOR_TESTS: Scope = Scope {
         from: Ingress { port: 0, kind: switch::PortKind::Guest },
         segment: Segment::DEFAULT,
@@ -103,17 +103,17 @@ impl Scope {
     };
 }
 
-/// Frames of one burst that go to the same ports, a copy to each.
+/// Frames of one burst that go to the same ports, a copy to each port.
 #[derive(Debug)]
 pub struct Fan {
-    /// What ports these are, as a number.
+    /// Number that stands for the set of ports.
     key: u64,
     frames: [u8; BURST_FRAMES],
     count: usize,
-    /// What the targets are found by.
+    /// Criteria that selected the targets.
     scope: Scope,
     targets: Vec<PortId>,
-    /// Further ports, from this one on, are served later.
+    /// First port that is not served in this turn.
     next: Option<PortId>,
 }
 
@@ -123,7 +123,7 @@ impl Fan {
         Fan { key: 0, frames: [0; BURST_FRAMES], count: 0, scope, targets, next: None }
     }
 
-    /// Empties the fan, and has `find` find the ports of `key` and `scope`.
+    /// Empties the fan; `find` adds the ports of `key` and `scope`.
     fn restart(&mut self, key: u64, scope: Scope, find: impl FnOnce(&mut Vec<PortId>)) {
         (self.key, self.count, self.scope, self.next) = (key, 0, scope, None);
         self.targets.clear();
@@ -137,23 +137,23 @@ impl Fan {
         self.count += 1;
     }
 
-    /// The frames, in order.
+    /// Returns the frames, in order.
     #[inline(always)]
     pub fn frames(&self) -> &[u8] {
         &self.frames[..self.count]
     }
 
-    /// The ports they go to.
+    /// Returns the ports that are served in this turn.
     pub fn targets(&self) -> &[PortId] {
         &self.targets
     }
 
-    /// What the ports are found by.
+    /// Returns the criteria that selected the ports.
     pub fn scope(&self) -> Scope {
         self.scope
     }
 
-    /// Serves no more than the first `most` ports.
+    /// Keeps the first `most` ports for this turn.
     pub fn limit(&mut self, most: usize) {
         if let Some(&next) = self.targets.get(most) {
             self.targets.truncate(most);
@@ -161,30 +161,31 @@ impl Fan {
         }
     }
 
-    /// Takes the frames from index `end` on out.
+    /// Removes the frames from index `end` on.
     pub fn truncate(&mut self, end: u8) {
         self.count = self.frames().partition_point(|&frame| frame < end);
     }
 }
 
-/// Where the frames of a burst go; allocated once per worker.
+/// Destinations of the frames of a burst; allocated once per worker.
 #[derive(Debug)]
 pub struct Plan {
     runs: Box<[Run; BURST_FRAMES]>,
     count: usize,
     last: usize,
-    /// Destination of the last run as one number, [`Plan::NOWHERE`] without one.
+    /// Port and queue of the last run as one number; [`Plan::NOWHERE`] without a last run.
     last_key: u32,
-    /// The frames from the first number up to the second one go there too: see [`Plan::close`].
+    /// Frame indices from the first number up to the second number that belong to the last run and
+    /// are not appended yet; see [`Plan::close`].
     open: (u8, u8),
-    /// Frames that go to several ports; so many of these are in use, the first ones.
+    /// Frames that go to several ports; the first `fanned` fans are in use.
     fans: Vec<Fan>,
     fanned: usize,
-    /// Copies of their frames that are settled.
+    /// Number of settled copies of the fans' frames.
     flooded: usize,
-    /// Room for the run of a port that is being flooded.
+    /// Buffer for the run of a port that is being flooded.
     flood_run: Run,
-    /// Frames that go nowhere, in order, and why.
+    /// Dropped frames, in order, and the reasons; the first `dropped` elements are in use.
     drops: [(u8, DropReason); BURST_FRAMES],
     dropped: usize,
 }
@@ -208,10 +209,10 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// No destination: keys of destinations are below 2^24.
+    /// No destination; keys of destinations are below 2^24.
     const NOWHERE: u32 = u32::MAX;
 
-    /// Empties the plan but for its floods.
+    /// Empties the plan except its floods.
     #[inline]
     pub fn clear_runs(&mut self) {
         self.count = 0;
@@ -227,8 +228,9 @@ impl Plan {
         (self.fanned, self.flooded) = (0, 0);
     }
 
-    /// Appends frame `index` to the run of a destination, once [`Plan::close`] is called. Bursts
-    /// have few destinations, mostly the one before. 64 different ones cost about 1 µs.
+    /// Appends frame `index` to the run of a destination when [`Plan::close`] is called. A burst
+    /// has few destinations, mostly the destination of the frame before. 64 different destinations
+    /// cost about 1 µs.
     #[inline(always)]
     pub fn unicast(&mut self, index: u8, port: PortId, queue: u8) {
         let key = u32::from(port) << 8 | u32::from(queue);
@@ -239,13 +241,13 @@ impl Plan {
         self.open.1 = index + 1;
     }
 
-    /// Appends all frames up to `end` to the run of the last one.
+    /// Appends all frames up to `end` to the last run.
     #[inline(always)]
     pub fn stretch(&mut self, end: u8) {
         self.open.1 = end;
     }
 
-    /// Makes the run of this destination the last one, with frames from `index` on.
+    /// Makes the run of a destination the last run, with frames from `index` on.
     #[inline(never)]
     fn turn_to(&mut self, index: u8, port: PortId, queue: u8) {
         self.close();
@@ -257,7 +259,7 @@ impl Plan {
         self.open = (index, index);
     }
 
-    /// Ends the planning of unicast.
+    /// Ends the planning of unicast frames.
     #[inline]
     pub fn close(&mut self) {
         let (start, end) = self.open;
@@ -281,7 +283,7 @@ impl Plan {
         self.dropped += 1;
     }
 
-    /// Takes frames out of the floods and drops them, but for those to `keep`.
+    /// Moves frames for which `keep` returns false from the floods to the drops.
     pub fn drop_floods(&mut self, reason: DropReason, mut keep: impl FnMut(u8) -> bool) {
         let Plan { fans, fanned, drops, dropped, .. } = self;
         for fan in &mut fans[..*fanned] {
@@ -301,13 +303,13 @@ impl Plan {
         drops[..*dropped].sort_unstable_by_key(|(frame, _)| *frame);
     }
 
-    /// Frames that go nowhere, in order, and why.
+    /// Returns the dropped frames, in order, and the reasons.
     pub fn drops(&self) -> impl Iterator<Item = (u8, DropReason)> {
         self.drops[..self.dropped].iter().copied()
     }
 
-    /// The list of frames that go to the ports of `key` and `scope`, which `find` finds if the key
-    /// is new.
+    /// Returns the fan for the ports of `key` in the segment of `scope`; a new fan asks `find` for
+    /// the ports.
     pub fn fan(&mut self, key: u64, scope: Scope, find: impl FnOnce(&mut Vec<PortId>)) -> &mut Fan {
         let is_same = |fan: &Fan| fan.key == key && fan.scope.segment == scope.segment;
         let known = self.fans().iter().position(is_same);
@@ -322,22 +324,23 @@ impl Plan {
         &mut self.fans[at]
     }
 
-    /// The fans of which further ports are to be served, and the first of these.
+    /// Returns the fans with ports that are not served yet, and the first port of each that is not.
     pub fn unserved(&self) -> impl Iterator<Item = (&Fan, PortId)> {
         self.fans().iter().filter_map(|fan| Some((fan, fan.next?)))
     }
 
-    /// The fans with frames.
+    /// Returns the fans with frames.
     pub fn fans_mut(&mut self) -> impl Iterator<Item = &mut Fan> {
         self.fans[..self.fanned].iter_mut().filter(|fan| !fan.frames().is_empty())
     }
 
-    /// The frames that go to several ports, as bits of their indices.
+    /// Returns the flooded frames, as bits of their indices.
     pub fn flooded_frames(&self) -> u64 {
         bits(self.fans().iter().map(Fan::frames))
     }
 
-    /// Copies of floods that are not settled, of those to the ports that are served at once.
+    /// Returns the number of copies that are not settled, to the ports that are served in this
+    /// turn.
     pub fn flood_copies_left(&self) -> usize {
         self.flood_copies().saturating_sub(self.flooded)
     }
@@ -346,13 +349,13 @@ impl Plan {
         &self.fans[..self.fanned]
     }
 
-    /// True if frames may go to several ports.
+    /// True if the plan has fans, which may be empty.
     #[inline(always)]
     pub fn is_fanned(&self) -> bool {
         self.fanned > 0
     }
 
-    /// Copies that the classified frames ask for.
+    /// Returns the number of copies that the classified frames ask for.
     #[inline(always)]
     pub fn copies(&self) -> usize {
         let runs: usize = self.runs[..self.count].iter().map(|run| usize::from(run.len)).sum();
@@ -363,19 +366,21 @@ impl Plan {
         self.fans().iter().map(|fan| fan.frames().len() * fan.targets().len()).sum()
     }
 
-    /// The fans with frames, room for the run of a port, and the number of copies settled.
+    /// Returns the fans with frames, the buffer for the run of a port, and the number of settled
+    /// copies.
     pub fn floods_left(&mut self) -> (impl Iterator<Item = &Fan>, &mut Run, &mut usize) {
         let Plan { fans, fanned, flood_run, flooded, .. } = self;
         (fans[..*fanned].iter().filter(|fan| !fan.frames().is_empty()), flood_run, flooded)
     }
 
-    /// True if a frame of the burst goes somewhere.
+    /// True if a frame of the burst has a destination.
     #[inline(always)]
     pub fn has_copies(&self) -> bool {
         self.count > 0 || self.is_fanned()
     }
 
-    /// The only port and queue that frames of the burst go to; none if there are several or floods.
+    /// Returns the port and queue if all frames go to one queue; none with several queues or
+    /// floods.
     #[inline(always)]
     pub fn only_receiver(&self) -> Option<(PortId, u8)> {
         match &self.runs[..self.count] {
@@ -384,26 +389,27 @@ impl Plan {
         }
     }
 
-    /// The frames of which copies are not settled, as bits of their indices.
+    /// Returns the frames with copies that are not settled, as bits of their indices.
     pub fn unsettled(&self) -> u64 {
         let fans = self.fans().iter().filter(|_| self.flood_copies_left() > 0).map(Fan::frames);
         bits(self.runs[..self.count].iter().map(Run::left).chain(fans))
     }
 
-    /// The frames that go to ports of which `is_one` says so, as bits of their indices.
+    /// Returns the frames that go to ports for which `is_one` returns true, as bits of their
+    /// indices.
     pub fn frames_to(&self, is_one: impl Fn(PortId) -> bool) -> u64 {
         let runs = self.runs[..self.count].iter().filter(|run| is_one(run.port)).map(Run::left);
         let fans = self.fans().iter().filter(|fan| fan.targets().iter().any(|port| is_one(*port)));
         bits(runs.chain(fans.map(Fan::frames)))
     }
 
-    /// Room for a run beside the plan's, once its floods are settled.
+    /// Returns a buffer for a run outside the plan, which is free when the floods are settled.
     pub fn spare_run(&mut self) -> &mut Run {
         &mut self.flood_run
     }
 
-    /// The frames of which nothing is left to be counted, and the copies that ports have counted;
-    /// for a burst that ended in the middle.
+    /// Returns the number of frames with nothing left to count, and the number of copies that ports
+    /// have counted. Used when a panic ends the burst.
     pub fn settled(&self) -> (usize, usize) {
         let runs = &self.runs[..self.count];
         let fans = self.fans().iter().map(Fan::frames);
@@ -413,21 +419,21 @@ impl Plan {
         (self.dropped + settled, done + self.flooded)
     }
 
-    /// The runs, in order of their first frame.
+    /// Returns the runs, in order of their first frames.
     #[inline(always)]
     pub fn runs(&mut self) -> &mut [Run] {
         debug_assert_eq!(self.open.0, self.open.1, "the plan is not closed");
         &mut self.runs[..self.count]
     }
 
-    /// Takes the frames from index `end` on out, which all go somewhere.
+    /// Removes the frames from index `end` on, none of which may be among the drops.
     pub fn truncate(&mut self, end: u8) {
         self.runs().iter_mut().for_each(|run| run.truncate(end));
         self.fans[..self.fanned].iter_mut().for_each(|fan| fan.truncate(end));
     }
 }
 
-/// Bits of all indices in `lists`.
+/// Returns the bits of all indices in `lists`.
 fn bits<'f>(lists: impl Iterator<Item = &'f [u8]>) -> u64 {
     lists.flatten().fold(0, |bits, &at| bits | 1 << at)
 }

@@ -1,9 +1,9 @@
-//! Whether a frame may come in by its port and leave by another, as far as their policies say so,
-//! and with what VLAN tag.
+//! VLAN checks: whether a frame may come in by one port and leave by another, and the tag with
+//! which the frame leaves.
 //!
-//! A frame is looked at in its private snapshot, so that the answer is the same as often as it is
-//! asked for: what segment a frame is in is not kept for each. Frames with the same [`TagBytes`]
-//! have the same answer; bursts are mostly one stream.
+//! Each check reads the frame's private snapshot, so repeated checks give equal results and no
+//! frame needs a field for its segment. Frames with equal [`TagBytes`] give equal results; most
+//! bursts are one stream.
 
 use crate::port::PortTable;
 use crate::ring::{Burst, Frame};
@@ -11,7 +11,8 @@ use base::frame::ethernet::{TagBytes, TagEdit};
 use base::stats::DropReason;
 use switch::{Membership, PortId, PortPolicy, VlanId};
 
-/// The VLAN in which a frame comes in by a port with this policy; an error if it may not.
+/// Returns the VLAN of a frame that comes in by a port with policy `asked`. An error says why the
+/// frame may not come in.
 pub fn admit(asked: &PortPolicy, frame: &Frame) -> Result<VlanId, DropReason> {
     if asked.observes {
         return Err(DropReason::Observer);
@@ -19,8 +20,8 @@ pub fn admit(asked: &PortPolicy, frame: &Frame) -> Result<VlanId, DropReason> {
     asked.vlans.classify(frame.head()).ok_or(DropReason::Vlan)
 }
 
-/// The VLANs of the ports that frames go from and to, and with what tag the last frame leaves:
-/// the next one mostly has the same.
+/// VLAN memberships of an ingress and an egress port, with the tag of the last frame and its edit:
+/// the next frame mostly has an equal tag.
 #[derive(Clone, Copy)]
 pub struct Passage<'a> {
     from: &'a Membership,
@@ -30,26 +31,26 @@ pub struct Passage<'a> {
 }
 
 impl<'a> Passage<'a> {
-    /// From one port to another.
+    /// Combines the memberships of ports `from` and `to`.
     pub fn new(ports: &'a PortTable, from: PortId, to: PortId) -> Passage<'a> {
         let (from, to) = (&ports.policy(from).vlans, &ports.policy(to).vlans);
         let edit = from.untagged().and_then(|vlan| to.edit(vlan, &[]));
         Passage { from, to, last: TagBytes::NONE, edit }
     }
 
-    /// True if frames leave as they came, whatever their tags.
+    /// True if frames leave with the tags with which they came in, whatever the tags are.
     pub fn is_open(&self) -> bool {
         matches!((self.from, self.to), (Membership::Opaque, Membership::Opaque))
     }
 
-    /// True if all of these frames may leave.
+    /// True if all listed frames may leave.
     pub fn takes(&mut self, burst: &Burst, frames: &[u8]) -> bool {
         let frame = |index: &u8| &burst.frames()[usize::from(*index)];
         let asked = if burst.are_alike { &frames[..frames.len().min(1)] } else { frames };
         self.is_open() || asked.iter().all(|index| self.edit(frame(index)).is_some())
     }
 
-    /// With what tag a frame that came in leaves; nothing if it may not leave.
+    /// Returns the tag change with which a frame leaves; none if the frame may not leave.
     #[inline(always)]
     pub fn edit(&mut self, frame: &Frame) -> Option<TagEdit> {
         if frame.tag() != self.last {
@@ -58,7 +59,7 @@ impl<'a> Passage<'a> {
         self.edit
     }
 
-    /// A frame with another tag than the one before.
+    /// Computes the edit of a frame whose tag differs from the last tag.
     #[inline(never)]
     fn turn_to(&mut self, frame: &Frame) {
         let head = frame.head();
@@ -66,7 +67,7 @@ impl<'a> Passage<'a> {
         self.edit = self.from.classify(head).and_then(|vlan| self.to.edit(vlan, head));
     }
 
-    /// Has frames leave with the tags that they should have. All of them may leave.
+    /// Sets the tags with which the listed frames leave. All of these frames may leave.
     #[inline(never)]
     pub fn tag(&mut self, burst: &mut Burst, frames: &[u8]) {
         match self.is_open() {

@@ -1,22 +1,23 @@
-//! Whose memory made a worker wait.
+//! Delays of a worker by guests' memory.
 //!
-//! A front-end can take away pages of the memory that it shares. A thread that then reads or writes
-//! there waits for the kernel: until a huge page is cleared (0.1 to 0.9 ms), or as long as a hole
-//! is being punched around it (*measured*: 90 ms for 0.5 GiB, 0.9 s for 6 GiB). The kernel offers
-//! no access that does not wait. A burst reads its sender's memory and writes to that of its
-//! receivers, often in one copy, so that a slow burst does not tell whose page was missing.
+//! A front-end can take away pages of the memory that it shares. A thread that then touches such a
+//! page waits for the kernel: until a huge page is cleared (0.1 to 0.9 ms), or until a hole around
+//! the page has been punched (*measured*: 90 ms for 0.5 GiB, 0.9 s for 6 GiB). The kernel offers no
+//! access that does not wait. A burst reads its sender's memory and writes its receivers' memory,
+//! often in one copy, so the duration of a burst does not tell whose page was missing.
 //!
-//! Each worker says whose memory it is at ([`At`]), a few stores a burst and one a run, so that
-//! another thread knows which ports to keep away from while that worker waits there, and which one
-//! pays when it is back (`worker::reserve`). While frames are copied it may be either of two.
+//! Each worker publishes whose memory it touches ([`At`]), with a few stores a burst and one store
+//! a run. While the worker is stuck, another thread reads which ports to avoid, and charges one of
+//! them when the worker returns (`worker::reserve`). During a copy, either of two ports may have
+//! caused the delay.
 //!
-//! So a turn that took far too long, as page faults explain, makes the worker *watch* for a while,
-//! many times as long as it waited. As long as it watches, frames are copied to private memory
-//! before they are delivered, so that it is at one guest's memory at a time, and a run is delivered
-//! in its receiver's time: a ring whose memory was slow gets nothing for many times as long
-//! (`port::queue::Pause`), however short that is beside what the watchdog sees.
+//! After a turn that took far too long, as page faults explain, the worker *watches* for many times
+//! the length of the delay. A watching worker copies frames to private memory before delivery, so
+//! it touches only one guest's memory at a time and times each run. A receive ring with slow memory
+//! gets nothing for many times the length of the delay (`port::queue::Pause`), even if the delay is
+//! too short for the watchdog.
 //!
-//! A port that is not watched pays one comparison a turn and a few a burst.
+//! Without watching, the costs are one comparison a turn and a few a burst.
 
 use crate::guard::NOWHERE;
 use base::limits::{SLOW_TURN_NANOS, WATCH_NANOS, WATCH_PARTS};
@@ -24,28 +25,28 @@ use switch::PortId;
 use sys::clock;
 use sys::usage::Usage;
 
-/// The ports whose memory a worker is at: that of a burst's sender, that of a receiver, or both.
+/// The ports whose memory a worker touches: a burst's sender, a receiver, or both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct At(pub [u32; 2]);
 
 impl At {
-    /// At no guest's.
+    /// No guest's memory.
     pub const NOTHING: At = At([NOWHERE; 2]);
 
-    /// At that of the guest that sends, or whose ring is looked at. A port without memory may be
-    /// named too.
+    /// The memory of the guest that sends, or whose ring is looked at. The port may be a device,
+    /// which has no memory.
     #[inline(always)]
     pub fn sender(id: PortId) -> At {
         At([id.into(), NOWHERE])
     }
 
-    /// And at that of a guest that receives.
+    /// Adds the memory of a guest that receives.
     #[inline(always)]
     pub fn and(self, receiver: PortId) -> At {
         At([self.0[0], receiver.into()])
     }
 
-    /// The ports, each once.
+    /// Returns the ports, each once.
     pub fn ports(self) -> impl Iterator<Item = PortId> {
         let [sender, receiver] = self.0;
         let receiver = if receiver == sender { NOWHERE } else { receiver };
@@ -53,26 +54,26 @@ impl At {
     }
 }
 
-/// How long one guest's memory made the worker wait.
+/// A delay of the worker by one guest's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stall {
-    /// Cycles, without those that page faults do not explain.
+    /// Cycles of the delay that page faults explain.
     pub cycles: u64,
-    /// Of these, nanoseconds in which the worker slept in the kernel, and not for a disk.
+    /// Nanoseconds of the delay in which the worker slept in the kernel; 0 if a disk was read.
     pub blocked: u64,
 }
 
-/// What a worker knows of waiting for guests' memory.
+/// A worker's record of delays by guests' memory.
 pub struct Stalls {
-    /// Cycles that a turn, or a run, may take.
+    /// Cycles of a turn or a run from which on the duration is judged.
     slow: u64,
-    /// The worker watches until this cycle …
+    /// Cycle until which the worker watches.
     until: u64,
-    /// … and in this turn.
+    /// The worker watches in this turn.
     watching: bool,
-    /// Cycle and usage when they were last compared.
+    /// Cycle and usage at the last comparison.
     base: (u64, Usage),
-    /// What the last slow turn waited for longest.
+    /// The longest delay of the last slow turn.
     last: Option<Stall>,
 }
 
@@ -94,14 +95,14 @@ impl Stalls {
         }
     }
 
-    /// Compares anew from cycle `now` on; to be called now and then, as page faults and run-queue
-    /// delays of long ago explain nothing.
+    /// Starts a new comparison at cycle `now`. Called regularly, since old page faults and
+    /// run-queue delays do not explain a present delay.
     #[cold]
     pub fn rebase(&mut self, now: u64) {
         self.base = (now, Usage::now());
     }
 
-    /// True if frames are to be copied to private memory first.
+    /// True if frames are to be copied to private memory before delivery.
     #[inline(always)]
     pub fn is_watching(&self) -> bool {
         self.watching
@@ -123,8 +124,8 @@ impl Stalls {
         self.note(spent, now);
     }
 
-    /// Ends a run that began at cycle `start` and touched the memory of its receiver alone: what
-    /// the worker waited for, if that was long.
+    /// Ends a run that began at cycle `start` and touched only its receiver's memory. Returns the
+    /// delay, if there was a long one.
     #[cold]
     pub fn end_run(&mut self, start: u64) -> Option<Stall> {
         let now = clock::cycles();
@@ -139,12 +140,12 @@ impl Stalls {
         Some(stall)
     }
 
-    /// What the last slow turn waited for, once.
+    /// Takes the longest delay of the last slow turn.
     pub fn last_turn(&mut self) -> Option<Stall> {
         self.last.take()
     }
 
-    /// Watches for a time that makes what such a stall costs little.
+    /// Watches for so long that a delay of the length of `stall` is a small part of the time.
     fn watch(&mut self, stall: Stall, now: u64) {
         let (least, most) = (*WATCH_NANOS.start(), *WATCH_NANOS.end());
         let long = stall.cycles.saturating_mul(WATCH_PARTS);
@@ -152,8 +153,8 @@ impl Stalls {
         self.until = self.until.max(now.saturating_add(long));
     }
 
-    /// What was waited for in `spent` cycles up to cycle `now`; none if page faults do not explain
-    /// that it was long.
+    /// Returns the delay within `spent` cycles up to cycle `now`; none if page faults do not
+    /// explain a long delay.
     fn judge(&mut self, spent: u64, now: u64, usage: Usage) -> Option<Stall> {
         let (then, before) = std::mem::replace(&mut self.base, (now, usage));
         let used = usage.since(&before);
@@ -233,15 +234,15 @@ mod tests {
         assert_eq!(stalls.judge(clock::cycles_in(50 * MS), after(start, 50 * MS), usage), None);
     }
 
-    /// A page fault in a run that was long because the worker had no CPU. That its fault takes long
-    /// as well is the machine's doing, and rare.
+    /// A run with a page fault that was long because the worker had no CPU. The fault itself is
+    /// rarely long, on a busy machine only.
     #[test]
     fn a_run_that_faults_do_not_explain_is_nobodys() {
         let is_nobodys = || {
             let mut stalls = Stalls::default();
             let ago = clock::cycles().saturating_sub(2 * stalls.slow);
             stalls.base = (ago, Usage::now());
-            // A page that nobody has had.
+            // A new page, so that the write faults.
             std::hint::black_box(vec![0u8; 64 << 20])[1 << 20] = 1;
             assert!(Usage::now().since(&stalls.base.1).faults > 0);
             stalls.end_run(ago).is_none() && stalls.until == 0

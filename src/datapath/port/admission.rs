@@ -1,37 +1,41 @@
-//! Which frames go into a receive ring now, and which may wait in their senders' rings for its next
-//! buffers: the one place that is asked, with the ring's lock held. `gate` is the sender's side.
+//! Admission of frames to a receive ring, and the waiting of frames in their senders' rings for
+//! buffers of the receive ring. Called with the lock of the receive ring held. `gate` is the
+//! sender's side.
 //!
 //! # Shares
 //!
-//! Who gets how many buffers of a receive ring that has too few for all.
+//! Shares of the buffers of a receive ring that has too few buffers for all senders.
 //!
-//! First come, first served gives a scarce receiver to the one that is served first after it posted
-//! buffers. So each ring remembers who lately sent to it and how many buffers each was given, and a
-//! sender may take only what leaves the others their part.
+//! With first come, first served, the sender that is served first after the receiver posts buffers
+//! would get a scarce receiver. So each ring records its recent senders and the number of buffers
+//! that each sender got, and a sender may take only buffers that leave the other senders their
+//! share.
 //!
-//! That account is kept always and used only while the ring is scarce: for some rounds after it ran
-//! out of buffers. A receiver that keeps up is never made to drop for the sake of senders that
-//! might come: the demands of four senders already add up to a whole ring of 256.
+//! The record is always kept, and used only while the ring is scarce: for some rounds after the
+//! ring ran out of buffers. A receiver that keeps up never drops frames for the sake of senders
+//! that might come: the demands of four senders are already a whole ring of 256.
 //!
-//! The part is max-min fair (Bertsekas and Gallager, *Data Networks*, section 6.5.2) over what each
-//! sender last asked for: buffers fill all senders up to one level, none beyond its demand. Who
-//! got less before, because its worker came by less often, is further below the level and gets
-//! more now; the memory of that is bounded, so that a sender cannot save up a share. A sender that
-//! no longer comes is forgotten within a few bursts of the others and holds nothing back.
+//! Shares are max-min fair (Bertsekas and Gallager, *Data Networks*, section 6.5.2) over the last
+//! demand of each sender: buffers fill all senders up to one level, and no sender beyond its
+//! demand. A sender that got less before, since its worker came less often, is further below the
+//! level and gets more now. The record of a sender's lag is bounded, so that a sender cannot save
+//! up a share. A sender that no longer comes is removed within a few bursts of the others, and
+//! holds no buffers back.
 //!
-//! Counted per ingress port, in receive buffers.
+//! Shares count receive buffers for each ingress port.
 //!
 //! # Waiting
 //!
-//! A receiver without buffers mostly has some again in microseconds, as it is overloaded. So the
-//! frames of a sender may stay in the sender's ring (docs/architecture.md, "Back-pressure") for the
-//! time that the receive ring has *earned* by what it took of this sender: each frame earns a part
-//! of [`BACKPRESSURE_NANOS`], a long frame as much as several short ones, and no more than all of
-//! it is saved up. A receiver that keeps taking frames slows its senders down to its own rate; a
-//! stopped or hostile receiver costs each sender [`BACKPRESSURE_NANOS`] once. What one sender's
-//! frames earned lets no other sender wait, or two guests could make the ring of a third wait.
+//! A receiver without buffers is mostly overloaded, and has buffers again within microseconds. So
+//! frames may stay in their sender's ring (docs/architecture.md, "Back-pressure") for the time that
+//! the receive ring has *earned* by taking frames of this sender. Each frame earns a part of
+//! [`BACKPRESSURE_NANOS`], a long frame as much as several short frames, and at most
+//! [`BACKPRESSURE_NANOS`] are saved up. A receiver that keeps taking frames slows its senders down
+//! to its own rate; a stopped or hostile receiver costs each sender [`BACKPRESSURE_NANOS`] once.
+//! Time that one sender's frames earned is not for other senders; otherwise two guests could make
+//! the ring of a third guest wait.
 //!
-//! Nothing here waits. Time is an argument, in cycles.
+//! No function here waits. Time is an argument, in cycles.
 //!
 //! [`BACKPRESSURE_NANOS`]: base::limits::BACKPRESSURE_NANOS
 
@@ -43,35 +47,36 @@ use base::limits::{
 use switch::PortId;
 use sys::clock::cycles_in;
 
-// Places in use are a bit mask.
+// The places in use are a bit mask.
 const _: () = assert!(SHARE_PLACES == u64::BITS as usize);
 
-/// One sender as a receiver sees it.
+/// A receiver's record of one sender.
 #[derive(Debug, Clone, Copy)]
 struct Sender {
-    /// Visit at which it last came.
+    /// Number of the sender's last visit.
     seen: u32,
-    /// Buffers it last asked for.
+    /// Number of buffers that the sender last asked for.
     demand: u32,
-    /// Buffers it was given; only differences between senders mean something.
+    /// Number of buffers that the sender got; only differences between senders count.
     served: u64,
-    /// Frames that it may deliver at its next try, as it waited for them; 0 if it did not wait.
+    /// Number of frames that the sender may deliver at its next attempt after waiting; 0 if the
+    /// sender did not wait.
     granted: u32,
-    /// Cycles for which its frames may wait.
+    /// Cycles for which the sender's frames may wait.
     earned: Budget,
 }
 
-/// What a receive ring knows of its senders.
+/// A receive ring's record of its senders.
 #[derive(Debug)]
 pub struct Admission {
-    /// By port number modulo the number of places: ports that meet in one share a part.
+    /// Senders by port number modulo the number of places; ports at one place share a part.
     places: Box<[Sender; SHARE_PLACES]>,
-    /// Places whose sender lately came.
+    /// Places of recent senders, as bits.
     active: u64,
     visits: u32,
-    /// Visits for which the ring still counts as scarce.
+    /// Number of visits for which the ring still counts as scarce.
     scarce: u32,
-    /// Buffers a frame lately took, rounded up; 0 before the first.
+    /// Number of buffers that a frame lately took, rounded up; 0 before the first frame.
     per_frame: u32,
 }
 
@@ -85,8 +90,9 @@ impl Default for Admission {
 }
 
 impl Admission {
-    /// How many of the `frames` that `from` brings may be delivered. `free` tells how many buffers
-    /// the ring has; it is asked only if others send to it too, as the answer is a cache miss.
+    /// Returns how many of the `frames` of port `from` may be delivered. `free` returns the number
+    /// of buffers in the ring; it costs a cache miss, so it is called only if other ports send to
+    /// the ring, too.
     #[inline(always)]
     pub fn admit(&mut self, from: PortId, frames: usize, free: impl FnOnce() -> u16) -> usize {
         self.visits = self.visits.wrapping_add(1);
@@ -105,12 +111,14 @@ impl Admission {
         self.part(place, free().into(), 0)
     }
 
-    /// Grants buffers to `from`, of whose frames `frames` wait in its ring, of the `free` buffers
-    /// that the ring has: how many frames [`Admission::admit`] lets in next; 0 if too few for a
-    /// visit. Where all senders wait, the first to come may take buffers ahead of the others: eight
-    /// senders that took turns by 8 buffers would cost eight times as many cache misses as by 64.
+    /// Grants some of the `free` buffers to port `from`, which has `frames` waiting frames. Returns
+    /// how many frames [`Admission::admit`] admits next; 0 if the share is too small for a visit.
+    /// If all senders wait, the first sender to come may take buffers ahead of the others: eight
+    /// senders that take turns of 8 buffers would cost eight times as many cache misses as with
+    /// turns of 64 buffers.
     ///
-    /// Is no visit: beside a sender that looks again and again, others would seem to stay away.
+    /// A grant does not count as a visit: beside a sender that looks again and again, other senders
+    /// would seem to be away.
     pub fn grant(&mut self, from: PortId, frames: usize, free: u16) -> usize {
         let (place, room) = (place_of(from), self.frames_in(free).min(frames));
         self.note_demand(place, frames);
@@ -122,14 +130,15 @@ impl Admission {
         }
         let scarce = self.scarce > 0;
         let part = if scarce { self.part(place, free.into(), SHARE_LEAD_BUFFERS) } else { frames };
-        // Less than half of the free buffers is this sender's part after others have had less.
+        // After others have got less, the sender's part is less than half of the free buffers.
         let granted = if 2 * part >= room { part.min(room) } else { 0 };
         self.places[place].granted = granted as u32;
         granted
     }
 
-    /// Grants `from` an equal part of the `free` buffers, after it has left them for as long as it
-    /// may wait to senders that did not come for them: they may be gone, or late.
+    /// Grants port `from` an equal part of the `free` buffers. Port `from` has left the buffers,
+    /// for as long as it may wait, to senders that did not come: those senders may be late, or
+    /// gone.
     #[cold]
     pub fn grant_late(&mut self, from: PortId, frames: usize, free: u16) -> usize {
         let part = self.frames_in(free).div_ceil(self.active.count_ones().max(1) as usize);
@@ -138,7 +147,7 @@ impl Admission {
         granted
     }
 
-    /// Notes that the sender at `place` is there with so many frames.
+    /// Records that the sender at `place` has `frames` frames.
     #[inline(always)]
     fn note_demand(&mut self, place: usize, frames: usize) {
         self.active |= 1 << place;
@@ -147,8 +156,8 @@ impl Admission {
         sender.demand = (frames * self.per_frame.max(1) as usize) as u32;
     }
 
-    /// Records what the ring took of what `from` brought, and whether it ran out of buffers over
-    /// it. Others may have come since it was admitted.
+    /// Records the frames, bytes and buffers that the ring took from port `from`, and whether the
+    /// ring ran out of buffers. Other senders may have come since the admission.
     #[inline(always)]
     pub fn record(
         &mut self,
@@ -169,8 +178,7 @@ impl Admission {
         }
     }
 
-    /// Charges `from` for the `waited` cycles that its frames have waited; true if they may go on
-    /// waiting.
+    /// Charges port `from` for `waited` cycles of waiting. True if its frames may wait longer.
     pub fn may_wait(&mut self, from: PortId, waited: u64) -> bool {
         let earned = &mut self.places[place_of(from)].earned;
         earned.spend(waited);
@@ -181,8 +189,8 @@ impl Admission {
         self.scarce = SHARE_ROUNDS * self.active.count_ones();
     }
 
-    /// Frames that the sender at `place` may deliver into `buffers` free buffers of a scarce ring,
-    /// `lead` buffers ahead of the others.
+    /// Returns the number of frames that the sender at `place` may deliver into `buffers` free
+    /// buffers of a scarce ring, `lead` buffers ahead of the other senders.
     #[inline(never)]
     fn part(&mut self, place: usize, buffers: u64, lead: u64) -> usize {
         self.scarce -= 1;
@@ -192,7 +200,7 @@ impl Admission {
         if self.claims(place, demand, lead) <= buffers {
             return demand as usize;
         }
-        // The claims grow with what is taken; the largest part that fits is found by halving.
+        // Claims grow with `taken`, so bisection finds the largest part that fits.
         let (mut fits, mut too_much) = (0, demand);
         while too_much - fits > 1 {
             let middle = fits.midpoint(too_much);
@@ -202,13 +210,13 @@ impl Admission {
         (fits as usize).div_ceil(per_frame)
     }
 
-    /// Frames that so many buffers are likely to hold.
+    /// Returns the number of frames that `buffers` buffers are likely to hold.
     fn frames_in(&self, buffers: u16) -> usize {
         usize::from(buffers) / self.per_frame.max(1) as usize
     }
 
-    /// Buffers needed if the sender at `place` takes `taken` and every other one may then rise to
-    /// the same level, less `lead`.
+    /// Returns the number of buffers needed if the sender at `place` takes `taken`, and every other
+    /// sender may then rise to the same level, less `lead`.
     fn claims(&self, place: usize, taken: u64, lead: u64) -> u64 {
         let level = (self.places[place].served + taken).saturating_sub(lead);
         self.others(place).fold(taken, |sum, other| {
@@ -217,7 +225,7 @@ impl Admission {
         })
     }
 
-    /// Places in use except `place`.
+    /// Returns the places in use except `place`.
     fn others(&self, place: usize) -> impl Iterator<Item = usize> + use<> {
         let mut left = self.active & !(1 << place);
         std::iter::from_fn(move || {
@@ -227,8 +235,8 @@ impl Admission {
         })
     }
 
-    /// Forgets who has not come while the others came several times each, and brings the sender at
-    /// `place` up to what it may lag at most.
+    /// Removes senders that have not come while the others came several times each, and bounds the
+    /// lag of the sender at `place`.
     #[inline(never)]
     fn forget_and_clamp(&mut self, place: usize) {
         let visits = SHARE_IDLE_VISITS * self.active.count_ones();
@@ -246,7 +254,7 @@ impl Admission {
     }
 }
 
-/// The place of a sender among those of a receive ring.
+/// Returns the place of a sender in the record of a receive ring.
 #[inline(always)]
 fn place_of(port: PortId) -> usize {
     usize::from(port) % SHARE_PLACES

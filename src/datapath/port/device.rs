@@ -1,12 +1,12 @@
-//! A port behind descriptors that take and give whole frames: the queues of a TAP interface, or of
-//! one that is reached by XDP, or a [`stream`].
+//! A port with devices that take and give whole frames: the queues of a TAP interface, the queues
+//! of an interface reached by XDP, or a [`stream`].
 //!
-//! Frames that leave are copied to the [`FrameBatch`] of any worker (`writer`), and the device
-//! takes that. Reading goes into a worker's own staging, as the destination is
-//! unknown before and no system call may run under a receive lock; frames of XDP lie in memory of
-//! the device, and are delivered from there. Every result of the kernel is
-//! an outcome with a counter: a TAP that is down, full or deleted costs frames, never time. A queue
-//! whose interface is gone is emptied and reported to the thread that reattaches it.
+//! Workers copy frames to a [`FrameBatch`] (`writer`), which the device takes. Frames are read into
+//! a worker's own staging memory, because the destination is unknown before the read, and no system
+//! call may run under a receive lock. XDP frames are delivered from the device's memory. Every
+//! result of the kernel has a counter: a TAP that is down, full or deleted costs frames, never
+//! time. A queue whose interface is gone is emptied, and reported to the thread that reattaches the
+//! interface.
 
 mod behind;
 mod segments;
@@ -41,31 +41,31 @@ pub use behind::{Behind, Writes};
 
 use behind::Reasons;
 
-/// Bytes of staging per frame: header and longest frame, in whole cache lines.
+/// Bytes of staging for a frame: header and longest frame, in whole cache lines.
 const SLOT: usize = (VNET_HDR_LEN + MAX_FRAME_LEN as usize).next_multiple_of(64);
 
 /// An attached queue.
 pub type Device = Arc<dyn FrameIo>;
 
-/// What the worker that owns a queue knows of reading it.
+/// State for reading a queue, used by the worker that owns the queue.
 #[derive(Debug, Default)]
 pub struct Reading {
-    /// The source that the queue last taught the switch.
+    /// The source address that the queue last taught the switch.
     pub source: SourceMemo,
-    /// What its bursts took beyond its quantum of the worker's time.
+    /// Time that the queue's bursts took beyond its quantum.
     pub deficit: Deficit,
-    /// It waits for the rate of its port.
+    /// Booking of the queue, which waits for the rate of its port.
     pub booked: Option<Booking>,
-    /// The last frame, as long as which the next one is taken for.
+    /// Load of the last frame, which is the estimate for the next frame.
     pub last: Load,
 }
 
-/// How much is read at once at most.
+/// Bounds of a read.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Bounds {
-    /// Nothing from this cycle on.
+    /// Cycle at which reading stops.
     pub end: Option<u64>,
-    /// What passes by the port's rate, behind a last frame like this.
+    /// Room at the port's rate, and the load of the last frame, which is the estimate for the next.
     pub room: Option<(Room, Load)>,
 }
 
@@ -80,7 +80,7 @@ impl Bounds {
         room.take(*last);
     }
 
-    /// True if the time is over.
+    /// True if the time for reading is over.
     fn are_over(&self) -> bool {
         self.end.is_some_and(|end| clock::cycles() >= end)
     }
@@ -91,13 +91,13 @@ impl Bounds {
 pub struct DeviceQueue {
     device: ArcSwapOption<Device>,
     reading: Mutex<Reading>,
-    /// Its events are not watched, as its worker looks at it anyway.
+    /// The queue's events are not watched, because its worker polls the queue.
     unwatched: AtomicBool,
-    /// Its floods.
+    /// The slot for floods of the queue.
     pub floods: Arc<FloodSlot>,
-    /// Into the switch; written by the worker that owns the queue.
+    /// Frames into the switch; written by the worker that owns the queue.
     pub input: QueueStats,
-    /// Out of it; written by all workers.
+    /// Frames out of the switch; written by all workers.
     pub output: QueueStats,
 }
 
@@ -107,21 +107,21 @@ impl std::fmt::Debug for DeviceQueue {
     }
 }
 
-/// Why queues are without their devices.
+/// Why queues lost their devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lost {
     /// The interface was deleted, or the connection ended.
     Gone,
-    /// The interface has a larger MTU than it was opened for.
+    /// The interface has a larger MTU than the device was opened for.
     Outgrown,
 }
 
-/// What was lost and is not dealt with yet.
+/// Losses that are not handled yet.
 #[derive(Default)]
 struct Loss {
-    /// A queue is without its device.
+    /// A queue has lost its device.
     lost: Option<Lost>,
-    /// Devices out of service, yet to be closed.
+    /// Devices out of service that are to be closed.
     dead: Vec<Arc<Device>>,
 }
 
@@ -131,26 +131,26 @@ impl std::fmt::Debug for Loss {
     }
 }
 
-/// The port of one or several devices.
+/// A port with one or several devices.
 #[derive(Debug)]
 pub struct DevicePort {
-    /// What is at the other end.
+    /// The other end of the devices.
     pub behind: Behind,
     queues: Box<[DeviceQueue]>,
     /// The process at the other end of a stream.
     peer: Mutex<Option<FrontEnd>>,
-    /// What its peers made us pay.
+    /// Cost that the port's peers have caused.
     pub cost: Arc<SignalCost>,
-    /// How the administrator wants frames written to a TAP.
+    /// How an administrator wants frames to be written to a TAP.
     pub io: Io,
-    /// TCP segments go to a TAP as one packet.
+    /// TCP segments are sent to a TAP as one packet.
     pub coalesce: bool,
-    /// Why the kernel permits no ring for that; for XDP, why the program is not in the driver.
+    /// Why the kernel permits no ring for a TAP, or, for XDP, no program in the driver.
     refused: Mutex<Option<String>>,
-    /// What the devices take, as bits of [`Offloads`].
+    /// Offloads that the devices take, as bits of [`Offloads`].
     takes: AtomicU8,
-    /// Taken before a queue's device, so that a late loss of the old devices and the attaching of
-    /// new ones cannot mix: what is lost is always what is attached.
+    /// Locked before a queue's device, so that a late loss of old devices and the attachment of new
+    /// devices do not mix: only an attached device can be lost.
     loss: Mutex<Loss>,
     wake: Condvar,
 }
@@ -160,19 +160,19 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl DeviceQueue {
-    /// Why frames are not written together any more.
+    /// Returns why the device no longer writes several frames at once.
     fn failure(&self) -> Option<String> {
         self.attached().as_deref()?.failure()
     }
 
-    /// The attached device. Nobody waits for another thread here, and the device stays open while
+    /// Returns the attached device, without waiting for another thread. The device stays open while
     /// the guard is held.
     #[inline]
     pub fn attached(&self) -> Guard<Option<Arc<Device>>> {
         self.device.load()
     }
 
-    /// The attached device, to be kept.
+    /// Returns the attached device as a shared pointer.
     pub fn device(&self) -> Option<Device> {
         self.attached().as_deref().cloned()
     }
@@ -182,24 +182,24 @@ impl DeviceQueue {
         self.attached().is_some()
     }
 
-    /// True if a look at the attached device is no system call, as its frames come in memory of its
-    /// own.
+    /// True if the attached device has its frames in memory of its own, so that a look needs no
+    /// system call.
     pub fn is_polled(&self) -> bool {
         self.attached().as_deref().is_some_and(|device| device.inbox().is_some())
     }
 
-    /// True if the worker that reads it watches no events of it.
+    /// True if the queue's worker does not watch the queue's events.
     pub fn is_unwatched(&self) -> bool {
         self.unwatched.load(Ordering::Relaxed)
     }
 
-    /// Notes whether it does; for that worker.
+    /// Records whether the queue's events are unwatched. Called by the queue's worker.
     pub fn set_unwatched(&self, unwatched: bool) {
         self.unwatched.store(unwatched, Ordering::Relaxed);
     }
 
-    /// What is known of reading it, for a thread that reads a burst of it and has not delivered
-    /// that yet; none if another one does, which stands still.
+    /// Returns the reading state, which a thread holds while it reads a burst and has not delivered
+    /// the burst. None while another thread, which is stuck, holds the state.
     pub fn reading(&self) -> Option<MutexGuard<'_, Reading>> {
         match self.reading.try_lock() {
             Ok(reading) => Some(reading),
@@ -208,9 +208,10 @@ impl DeviceQueue {
         }
     }
 
-    /// Reads frames into `reader` and lists them in the emptied `burst`, which refers to the
-    /// reader's memory until the reader is used again, within `bounds`. Whether there may be more:
-    /// `Again` if no event tells of it, `Empty` if its next event will.
+    /// Reads frames into `reader`, within `bounds`, and lists the frames in `burst`, which is
+    /// emptied first. The burst refers to the reader's memory until the next use of the reader.
+    /// Returns whether there may be more frames: `Again` if no event reports them, `Empty` if the
+    /// next event does.
     pub fn receive(
         &self,
         reader: &mut FrameReader,
@@ -226,7 +227,7 @@ impl DeviceQueue {
         };
         if let Some(inbox) = device.inbox() {
             let next = self.take(inbox, burst, port, bounds);
-            // A burst without a frame is not completed, which would release the device.
+            // A burst without frames is not completed, and completing is what releases the device.
             reader.lender = (burst.taken() > 0).then(|| Arc::clone(device));
             return next;
         }
@@ -248,27 +249,27 @@ impl DeviceQueue {
                     port.lose(self, device, Lost::Gone);
                     return Next::Gone;
                 }
-                // The frame is off the kernel's queue. Those behind it bring no event of their own,
-                // and if the queue is full, none that comes later does.
+                // The refused frame is off the kernel's queue. Frames behind it bring no event of
+                // their own, and a full queue brings no later event.
                 Transfer::Rejected(_) | Transfer::Fault => {
                     burst.refuse(rejected);
                     refused += 1;
                 }
-                // Its next event tells when that has changed.
+                // The next event tells when the interface is up again.
                 Transfer::Down => return Next::Empty,
                 Transfer::NoBuffers => return Next::Again,
             }
         }
         if refused == BURST_FRAMES {
-            // Either each was a frame, and there is room in the queue for one that brings an event,
-            // or the kernel refuses to be read, and asking on would never end.
+            // If each read took a frame off the queue, the queue has room for a frame that brings
+            // an event. If the kernel refuses every read, the loop must end.
             return Next::Empty;
         }
         Next::More
     }
 
-    /// The same from a device that has the frames in memory of its own, where they stay until it is
-    /// next asked for some.
+    /// Takes frames from a device with memory of its own. The frames stay in the device's memory
+    /// until the next call.
     fn take(
         &self,
         inbox: &dyn FrameInbox,
@@ -284,14 +285,14 @@ impl DeviceQueue {
             let header = VnetHdr::plain(0);
             bounds.count(header, len);
             bytes += len;
-            // SAFETY: the frame stays until the next `take`: the caller holds what is known of
-            // reading this queue until the burst is done with, and its reader the device.
+            // SAFETY: the frame stays until the next `take`: the caller holds the reading state of
+            // this queue until the burst is done, and the caller's reader holds the device.
             unsafe { add(header, at, len, burst) };
             let full = burst.taken() == BURST_FRAMES || bytes >= BURST_BYTES;
             !(full || bounds.are_over() || bounds.are_reached())
         });
         if taken.lost > 0 {
-            // Nothing is known of them but their number.
+            // Only the number of these frames is known.
             self.input.frames.add(taken.lost);
             self.input.drops.add(port.behind.reasons().full, taken.lost);
         }
@@ -299,7 +300,7 @@ impl DeviceQueue {
     }
 }
 
-/// Adds one frame as the kernel gave it to the burst; returns its length.
+/// Adds a frame that the kernel returned to the burst. Returns the frame's length.
 fn add_read(bytes: &mut [u8], burst: &mut Burst, bounds: &mut Bounds) -> u32 {
     let Some((header, frame)) = bytes.split_first_chunk_mut::<VNET_HDR_LEN>() else {
         burst.refuse(DropReason::TooShort);
@@ -313,34 +314,35 @@ fn add_read(bytes: &mut [u8], burst: &mut Burst, bounds: &mut Bounds) -> u32 {
     len
 }
 
-/// Adds one frame to the burst.
+/// Adds a frame to the burst.
 ///
 /// # Safety
 ///
 /// `at` is valid for reads of `len` bytes until the burst is cleared.
 unsafe fn add(header: VnetHdr, at: *mut u8, len: u32, burst: &mut Burst) {
     if len > MAX_FRAME_LEN {
-        // It may have been longer still: the kernel cuts what does not fit without a sign.
+        // The frame may have been longer: the kernel truncates silently.
         return burst.refuse(DropReason::TooLong);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: as this function's caller promises.
     if !unsafe { burst.push_private(header, at, len) } {
         burst.refuse(DropReason::TooShort);
     }
 }
 
 impl DevicePort {
-    /// A TAP with `queues` queues, none attached yet.
+    /// Creates a port for a TAP with `queues` queues, without devices.
     pub fn tap(ifname: &str, queues: u16) -> DevicePort {
         DevicePort::new(Behind::Tap(ifname.to_owned()), queues)
     }
 
-    /// An interface past the host's network stack, with `queues` queues, none attached yet.
+    /// Creates a port for an interface that bypasses the host's network stack, with `queues`
+    /// queues, without devices.
     pub fn xdp(ifname: &str, queues: u16, mode: Mode) -> DevicePort {
         DevicePort::new(Behind::Xdp(ifname.to_owned(), mode), queues)
     }
 
-    /// A stream that no peer is connected to yet.
+    /// Creates a port for a stream, without a peer.
     pub fn stream() -> DevicePort {
         DevicePort::new(Behind::Stream, 1)
     }
@@ -360,49 +362,50 @@ impl DevicePort {
         }
     }
 
-    /// The same, to which frames are written so.
+    /// Returns the port with settings for writing frames.
     pub fn writing_by(self, io: Io, coalesce: bool) -> DevicePort {
         DevicePort { io, coalesce, ..self }
     }
 
-    /// The kernel permits no ring, or no program in the driver, or does.
+    /// Records why the kernel permits no ring for a TAP, or no XDP program in the driver; none if
+    /// it does.
     pub fn set_refused(&self, why: Option<String>) {
         *lock(&self.refused) = why;
     }
 
-    /// How frames go to an interface, or come and go, and why not in the better way; none of a
-    /// stream.
+    /// Returns the way in which frames go to an interface, and why the better way is not in use;
+    /// none for a stream.
     pub fn writes(&self) -> Option<Writes> {
         let refused = || lock(&self.refused).clone();
         let failure = || self.queues.iter().find_map(DeviceQueue::failure);
         self.behind.writes(self.io, self.is_up(), || refused().or_else(failure))
     }
 
-    /// The interface's name, if there is one.
+    /// Returns the interface's name, if there is an interface.
     pub fn ifname(&self) -> Option<&str> {
         self.behind.ifname()
     }
 
-    /// What the switch's policy needs to know.
+    /// Returns the port's kind, for the switch's policy.
     pub fn kind(&self) -> PortKind {
         match self.behind {
             Behind::Tap(_) | Behind::Xdp(..) => PortKind::Uplink,
-            // One VM, or a router: frames pass between it and an uplink.
+            // A VM or a router: frames pass between a stream and an uplink.
             Behind::Stream => PortKind::Guest,
         }
     }
 
-    /// The process that is connected to a stream.
+    /// Returns the process that is connected to a stream.
     pub fn peer(&self) -> Option<FrontEnd> {
         *lock(&self.peer)
     }
 
-    /// It is this one now.
+    /// Records the process that is connected to a stream, or none.
     pub fn set_peer(&self, peer: Option<FrontEnd>) {
         *lock(&self.peer) = peer;
     }
 
-    /// The queues.
+    /// Returns the queues.
     pub fn queues(&self) -> &[DeviceQueue] {
         &self.queues
     }
@@ -412,7 +415,8 @@ impl DevicePort {
         self.queues.iter().any(DeviceQueue::is_attached)
     }
 
-    /// Puts freshly opened queues into service, whose frames may come with `takes`.
+    /// Attaches freshly opened devices to the queues. Frames to the devices may use the offloads
+    /// `takes`.
     pub fn attach(&self, devices: Vec<Device>, takes: Offloads) {
         let mut loss = lock(&self.loss);
         loss.lost = None;
@@ -422,11 +426,11 @@ impl DevicePort {
         }
     }
 
-    /// Takes a queue out of service, if it still is the one that failed, and wakes the thread that
+    /// Takes a queue out of service if its device is still `failed`, and wakes the thread that
     /// waits in [`DevicePort::wait_lost`].
     fn lose(&self, queue: &DeviceQueue, failed: &Device, why: Lost) {
         let mut loss = lock(&self.loss);
-        // Under the lock of `loss`, which all that change the device have.
+        // Under the lock of `loss`, which every thread that changes the device holds.
         let is_attached = queue.attached().as_deref().is_some_and(|it| Arc::ptr_eq(it, failed));
         if is_attached {
             loss.dead.extend(queue.device.swap(None));
@@ -435,8 +439,8 @@ impl DevicePort {
         }
     }
 
-    /// Takes every queue out of service, for a thread that is about to open the interface again: it
-    /// is one, and while a queue of ours is attached it looks taken.
+    /// Takes every queue out of service for a thread that opens the interface again: while a queue
+    /// is attached, the interface looks in use.
     pub fn give_up(&self) {
         let mut loss = lock(&self.loss);
         for queue in &self.queues {
@@ -445,16 +449,16 @@ impl DevicePort {
         loss.lost.get_or_insert(Lost::Gone);
     }
 
-    /// Lets go of what was lost, which another thread closes.
+    /// Drops the lost devices, which another thread closes.
     pub fn let_go(&self) {
         drop(std::mem::take(&mut lock(&self.loss).dead));
     }
 
-    /// Closes what was lost. Not for workers: closing waits for the lock of the host's network
-    /// configuration, which is held for a long time where interfaces are deleted.
+    /// Closes the lost devices. Not for workers: closing waits for the lock of the host's network
+    /// configuration, which is held long while interfaces are deleted.
     pub fn close_lost(&self) {
         let mut dead = std::mem::take(&mut lock(&self.loss).dead);
-        // A worker in the middle of a burst may hold one, and must not be the last to.
+        // A worker's burst may hold a device, and must not be the last holder.
         for _ in 0..CLOSE_TIMEOUT_MILLIS {
             dead.retain(|device| Arc::strong_count(device) + Arc::strong_count(&**device) > 2);
             if dead.is_empty() {
@@ -464,8 +468,9 @@ impl DevicePort {
         }
     }
 
-    /// Waits until a queue is lost; also returns when [`DevicePort::wake`] is called. `stopped` is
-    /// asked under the lock that `wake` takes: set before that, it is seen here or cuts the wait.
+    /// Waits until a queue is lost, or until [`DevicePort::wake`] is called. `stopped` is called
+    /// under the lock that `wake` takes: a flag that is set before `wake` is seen here, or ends the
+    /// wait.
     pub fn wait_lost(&self, stopped: impl Fn() -> bool) {
         let loss = lock(&self.loss);
         if loss.lost.is_none() && !stopped() {
@@ -473,8 +478,8 @@ impl DevicePort {
         }
     }
 
-    /// Looks whether the interface was deleted, which workers that have no frames for it miss, or
-    /// has an MTU by now that the queues are too small for.
+    /// Checks whether the interface was deleted, which workers without frames do not notice, or has
+    /// an MTU that is too large for the queues.
     pub fn look(&self, mtu: Option<u32>) {
         for queue in &self.queues {
             let Some(device) = queue.device() else { continue };
@@ -486,28 +491,29 @@ impl DevicePort {
         }
     }
 
-    /// Why a queue was lost, if it was and is not attached again.
+    /// Returns why a queue was lost and is not attached again; none if no queue is lost.
     pub fn lost(&self) -> Option<Lost> {
         lock(&self.loss).lost
     }
 
-    /// True if a queue was lost and not attached again.
+    /// True if a queue was lost and is not attached again.
     pub fn is_lost(&self) -> bool {
         self.lost().is_some()
     }
 
     /// Wakes the thread that waits in [`DevicePort::wait_lost`].
     pub fn wake(&self) {
-        // The lock orders this after a waiter's last look at its stop flag.
+        // The lock orders the wake-up after a waiter's last check of the stop flag.
         drop(lock(&self.loss));
         self.wake.notify_all();
     }
 }
 
-/// A worker's room for frames read from devices: one slot each, untouched pages cost nothing.
+/// A worker's staging memory for frames from devices: one slot a frame. Untouched pages cost
+/// nothing.
 pub struct FrameReader {
     staging: Box<[u8]>,
-    /// In whose memory the frames of the last burst are.
+    /// The device in whose memory the frames of the last burst are.
     lender: Option<Device>,
 }
 
@@ -525,7 +531,7 @@ impl Default for FrameReader {
 }
 
 impl FrameReader {
-    /// The frames of the last burst are used no more.
+    /// Records that the frames of the last burst are no longer used.
     #[inline]
     pub fn release(&mut self) {
         self.lender = None;

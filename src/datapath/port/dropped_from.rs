@@ -1,19 +1,18 @@
-//! Whose frames find no room at a port.
+//! Frames that found no room at a port, counted by the port that sent them.
 //!
-//! The fairness account of a receive ring ([`super::admission`]) cannot tell: it brings up who got
-//! less, and a TAP or a stream has none. So where frames are dropped for want of room, and nowhere
-//! else, they are counted by the port that they came from, in 4 KiB a port. The sampler takes
-//! the counts away.
+//! The fairness account of a receive ring ([`super::admission`]) has no such counts: it favours
+//! senders that got less, and a TAP or a stream has no account. So each drop for want of room is
+//! counted here, by the sender's port, in 4 KiB for each port. The sampler takes the counts.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use base::limits::MAX_PORTS;
 use switch::PortId;
 
-/// Frames without room, by the number of the port that they came from.
+/// Frames that found no room, by the number of the sender's port.
 #[derive(Debug)]
 pub struct DroppedFrom {
-    /// There are some.
+    /// True if a count is not zero.
     any: AtomicBool,
     frames: Box<[AtomicU32]>,
 }
@@ -26,7 +25,7 @@ impl Default for DroppedFrom {
 }
 
 impl DroppedFrom {
-    /// Counts frames that came from `port`.
+    /// Counts frames that port `port` sent.
     pub fn add(&self, port: PortId, frames: usize) {
         if let Some(count) = self.frames.get(usize::from(port)) {
             count.fetch_add(frames as u32, Ordering::Relaxed);
@@ -34,7 +33,7 @@ impl DroppedFrom {
         }
     }
 
-    /// Calls `each` for ports that some came from since this was called last.
+    /// Calls `each` for each sender with frames since the last call.
     pub fn take(&self, mut each: impl FnMut(PortId, u32)) {
         if !self.any.swap(false, Ordering::Acquire) {
             return;

@@ -1,34 +1,35 @@
-//! What keeps the frames of a transmit ring from being taken: the sender's side of waiting;
-//! `admission` is the receiver's.
+//! Conditions that keep the frames of a transmit ring in the ring: the sender's side of waiting.
+//! `admission` is the receiver's side.
 
 use base::limits::BACKPRESSURE_ALONE_NANOS;
 use switch::{Booking, PortId};
 use sys::clock;
 
-/// What keeps the frames of a transmit ring from being taken.
+/// Conditions that keep the frames of a transmit ring in the ring.
 #[derive(Debug, Default)]
 pub struct Gate {
-    /// The ring is being disabled: forward up to this index, then stop.
+    /// A session disables the ring: frames are forwarded up to this ring index.
     pub drain_to: Option<u16>,
-    /// What a disabled ring's frames come to.
+    /// Treatment of frames on a disabled ring.
     pub discard: Discard,
-    /// Its first frames wait for their receiver.
+    /// The receiver that the ring's first frames wait for.
     pub receiver: Option<Waiting>,
-    /// They wait for the rate of their own port.
+    /// Booking of the ring's first frames, which wait for the rate of their own port.
     pub booked: Option<Booking>,
-    /// Whom its bursts lately went to.
+    /// Receiver of the ring's recent bursts.
     pub last: LastReceiver,
 }
 
-/// What becomes of frames that are sent on a disabled ring.
+/// Treatment of frames that are sent on a disabled ring.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Discard {
-    /// They are kept for the time it is enabled, which it never was.
+    /// Frames are kept until the ring is enabled for the first time.
     #[default]
     Never,
-    /// They are kept, until a kick.
+    /// Frames are kept until the guest kicks the ring.
     OnKick,
-    /// After a kick: they are kept until this cycle, for the case that it is enabled again.
+    /// The guest kicked the ring. Frames are kept until this cycle, in case the ring is enabled
+    /// again.
     From(u64),
 }
 
@@ -37,22 +38,22 @@ pub enum Discard {
 pub struct Waiting {
     /// The receiver's port.
     pub port: PortId,
-    /// Its receive queue.
+    /// Receive queue of the port.
     pub queue: u8,
     /// The receiver has granted buffers to frames of this ring.
     pub granted: bool,
-    /// Buffers that the receive ring had, and left to other senders, when it was last looked at.
+    /// Number of buffers that the receive ring kept for other senders at the last look.
     pub left: u16,
-    /// The cycle up to which the receiver's admission charged the waiting.
+    /// Cycle up to which the receiver's admission has charged the waiting.
     pub charged_until: u64,
-    /// The frames wait for the receiver's rate, and have booked.
+    /// Booking at the receiver's rate, if the frames wait for this rate.
     pub booked: Option<Booking>,
-    /// The cycle since which another thread has held the receive queue's lock.
+    /// Cycle since which another thread has held the receive queue's lock.
     pub locked_since: Option<u64>,
 }
 
 impl Waiting {
-    /// Frames wait from cycle `now` on for this port and receive queue.
+    /// Starts the wait for a port and receive queue at cycle `now`.
     pub fn new((port, queue): (PortId, u8), now: u64) -> Waiting {
         Waiting {
             port,
@@ -65,23 +66,23 @@ impl Waiting {
         }
     }
 
-    /// Cycles up to `now` for which the frames have waited and that were not charged.
+    /// Returns the cycles of waiting up to `now` that are not charged yet.
     pub fn charge(&mut self, now: u64) -> u64 {
         clock::since(std::mem::replace(&mut self.charged_until, now), now)
     }
 }
 
-/// Whom the bursts of a transmit ring lately went to.
+/// Receiver of the recent bursts of a transmit ring.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LastReceiver {
-    /// The port and receive queue of the last burst; none if the burst had several receivers.
+    /// Port and receive queue of the last burst; none if the burst had several receivers.
     to: Option<(PortId, u8)>,
-    /// The cycle of the last burst that went to another receiver than the burst before.
+    /// Cycle of the last burst whose receiver differed from the receiver of the burst before.
     changed: u64,
 }
 
 impl LastReceiver {
-    /// Notes the only receiver of a burst, or that there were others, at cycle `now`.
+    /// Records the only receiver of a burst, or none for several receivers, at cycle `now`.
     #[inline(always)]
     pub fn note(&mut self, to: Option<(PortId, u8)>, now: u64) {
         if self.to != to || to.is_none() {
@@ -89,11 +90,12 @@ impl LastReceiver {
         }
     }
 
-    /// True if the ring's bursts have all gone to `to` for so long that waiting there delays frames
-    /// for others only rarely.
+    /// True if all bursts of the ring have gone to `to` for so long that waiting for `to` delays
+    /// frames for other receivers only rarely.
     pub fn is_only(&self, to: (PortId, u8), now: u64) -> bool {
         let long = clock::cycles_in(BACKPRESSURE_ALONE_NANOS);
-        // The counter may have stepped back far, as where the host is resumed elsewhere.
+        // The counter may have stepped back far, for example when the host was resumed on another
+        // machine.
         self.to == Some(to) && self.changed.abs_diff(now) >= long
     }
 }

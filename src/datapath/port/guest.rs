@@ -1,10 +1,10 @@
 //! The rings of one VM.
 //!
-//! Ring `2n` of the device is the receive queue of pair n, ring `2n + 1` its transmit queue
-//! (virtio 1.2 section 5.1.2). Which receive rings can take frames is a bit mask, so that a sender
-//! chooses one without a lock; it is only ever a hint, checked again under the ring's lock. Among
-//! several the guest's own sending chooses (`port::steering`), and for a flow that it has not sent
-//! the flow's hash.
+//! Ring `2n` of the device is the receive queue of pair n, ring `2n + 1` its transmit queue (virtio
+//! 1.2 section 5.1.2). A bit mask has the receive rings that can take frames, so that a sender
+//! chooses a ring without a lock; the choice is a hint, checked again under the ring's lock. Among
+//! several rings, the guest's own frames choose the ring of a flow (`port::steering`); the flow's
+//! hash chooses for a flow that the guest has not sent.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -21,30 +21,30 @@ use crate::guard::bucket::Bucket;
 use base::limits::{ANNOUNCEMENT_EVERY, ANNOUNCEMENTS, MAX_QUEUE_PAIRS};
 use sys::waker::Waker;
 
-// One bit per receive queue, of which a port has twice its pairs.
+// One bit for each receive queue; a port has two rings for each pair.
 const _: () = assert!(2 * MAX_QUEUE_PAIRS <= 32);
 
-/// Sessions of the process so far.
+/// Number of sessions of the process so far.
 static SESSIONS: AtomicU64 = AtomicU64::new(0);
 
-/// A VM's port.
+/// The port of a VM.
 #[derive(Debug)]
 pub struct GuestPort {
     /// Transmit queues: from the VM into the switch.
     pub tx: Box<[Queue<Tx>]>,
     /// Receive queues: from the switch to the VM.
     pub rx: Box<[Queue<Rx>]>,
-    /// Announcements that its front-ends may still ask for.
+    /// Announcements that the port's front-ends may still request.
     pub announcements: Bucket,
-    /// The floods of its rings.
+    /// The slot for floods of the port's rings.
     pub floods: Arc<FloodSlot>,
     active_rx: AtomicU32,
     received: AtomicU32,
-    /// Made when two receive queues are active for the first time.
+    /// Created when two receive queues are active for the first time.
     steering: OnceLock<Steering>,
-    /// What notifying its front-ends took, in this session and those before it.
+    /// Cost of signals to the port's front-ends, in this session and earlier sessions.
     pub signal_cost: Arc<SignalCost>,
-    /// What is wrong with the memory that its front-end shares.
+    /// Faults of the memory that the front-end shares.
     pub memory_faults: MemoryFaults,
     session: SessionState,
 }
@@ -52,13 +52,13 @@ pub struct GuestPort {
 /// The session of a port with its front-end.
 #[derive(Debug, Default)]
 struct SessionState {
-    /// Wakes the session; none if no front-end is attached.
+    /// Wakes the session; none without a front-end.
     waker: Mutex<Option<Arc<SessionWaker>>>,
-    /// The number of the last session; changed with the lock of `waker` held.
+    /// Number of the last session; changed with `waker` locked.
     last: AtomicU64,
-    /// The last session that `evict` ended; changed with the lock of `waker` held.
+    /// Number of the last session that `evict` ended; changed with `waker` locked.
     evicted: AtomicU64,
-    /// That front-end made a thread wait that others need.
+    /// A front-end was dropped as [`Eviction::Harmful`].
     harmful: AtomicBool,
     /// The process that is connected to the port's socket.
     front_end: Mutex<Option<FrontEnd>>,
@@ -68,9 +68,9 @@ struct SessionState {
 /// The process at the other end of a port's socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrontEnd {
-    /// Process number; 0 if it lives outside our PID namespace.
+    /// Process id; 0 if the process is outside this PID namespace.
     pub pid: i32,
-    /// User number.
+    /// User id.
     pub uid: u32,
 }
 
@@ -80,17 +80,17 @@ impl fmt::Display for FrontEnd {
     }
 }
 
-/// Why a front-end is dropped.
+/// Why the switch drops a front-end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Eviction {
-    /// It took memory away that it had handed over. That costs no other port anything.
+    /// The front-end truncated memory that it had shared. No other port is harmed.
     Truncated,
-    /// Its call descriptor, or its memory, made a thread wait that others need.
+    /// The front-end's descriptors or memory delayed a thread that other ports need.
     Harmful,
 }
 
 impl GuestPort {
-    /// A port with `pairs` queue pairs, nothing attached.
+    /// Creates a port with `pairs` queue pairs and without a front-end.
     pub fn new(pairs: u16) -> GuestPort {
         GuestPort {
             tx: (0..pairs).map(|_| Queue::default()).collect(),
@@ -106,22 +106,22 @@ impl GuestPort {
         }
     }
 
-    /// Comes in the place of another one: what its front-ends cost is not forgotten.
+    /// Takes over the signal cost of the port that this port replaces.
     pub fn succeed(&mut self, before: &GuestPort) {
         self.signal_cost = Arc::clone(&before.signal_cost);
     }
 
-    /// Records which process is connected to the port's socket, or that none is any more.
+    /// Records the process that is connected to the port's socket, or none.
     pub fn set_front_end(&self, who: Option<FrontEnd>) {
         *self.session.front_end.lock().unwrap_or_else(PoisonError::into_inner) = who;
     }
 
-    /// The process that is connected to the port's socket.
+    /// Returns the process that is connected to the port's socket.
     pub fn front_end(&self) -> Option<FrontEnd> {
         *self.session.front_end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The queue of ring `index` of the device.
+    /// Returns the queue of ring `index` of the device.
     pub fn queue(&self, index: usize) -> Option<QueueRef<'_>> {
         match index % 2 {
             0 => self.rx.get(index / 2).map(QueueRef::Rx),
@@ -129,13 +129,13 @@ impl GuestPort {
         }
     }
 
-    /// All queues.
+    /// Returns all queues.
     pub fn queues(&self) -> impl Iterator<Item = QueueRef<'_>> {
         self.rx.iter().map(QueueRef::Rx).chain(self.tx.iter().map(QueueRef::Tx))
     }
 
-    /// Marks receive queue `queue` as one that can take frames (started, enabled, and has held
-    /// buffers), or not. Called with the queue's lock held.
+    /// Marks receive queue `queue` as able to take frames (started, enabled, and has held buffers),
+    /// or as unable. Called with the queue's lock held.
     pub fn set_active(&self, queue: usize, active: bool) {
         let bit = 1u32.checked_shl(queue as u32).unwrap_or(0);
         if active {
@@ -148,36 +148,37 @@ impl GuestPort {
         }
     }
 
-    /// Counts a signal of a receive queue: the guest will be woken.
+    /// Counts a signal of a receive queue, which wakes the guest.
     #[inline(always)]
     pub fn count_received(&self) {
         self.received.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Signals of the receive queues so far.
+    /// Returns the number of signals of the receive queues so far.
     #[inline(always)]
     pub fn received(&self) -> u32 {
         self.received.load(Ordering::Relaxed)
     }
 
-    /// Bit mask of the receive queues that can take frames.
+    /// Returns the receive queues that can take frames, as bits.
     #[inline(always)]
     pub fn active(&self) -> u32 {
         self.active_rx.load(Ordering::Relaxed)
     }
 
-    /// Any receive queue that can take frames.
+    /// Returns a receive queue that can take frames, if there is one.
     pub fn any_receiver(&self) -> Option<usize> {
         self.receivers().any()
     }
 
-    /// Where to record what the guest sends; none while it has no choice of receive queues.
+    /// Returns the table that records the guest's flows; none while at most one receive queue is
+    /// active.
     #[inline(always)]
     pub fn steering(&self) -> Option<&Steering> {
         if is_one_or_none(self.active()) { None } else { self.steering.get() }
     }
 
-    /// The receive queues to choose from for a burst.
+    /// Returns the receive queues to choose from for a burst.
     #[inline(always)]
     pub fn receivers(&self) -> Receivers<'_> {
         let active = self.active();
@@ -185,7 +186,7 @@ impl GuestPort {
         Receivers { active, steering, last: None }
     }
 
-    /// Records that a front-end came, and how its session can be told to drop it.
+    /// Records that a front-end came, and the waker of its session.
     pub fn attach(&self, waker: Arc<SessionWaker>) {
         let mut place = self.session_waker();
         let session = SESSIONS.fetch_add(1, Ordering::Relaxed) + 1;
@@ -193,7 +194,7 @@ impl GuestPort {
         *place = Some(waker);
     }
 
-    /// Records that the front-end left; its rings are stopped.
+    /// Records that the front-end left, whose rings are stopped.
     pub fn detach(&self) {
         if let Some(steering) = self.steering.get() {
             steering.clear();
@@ -208,23 +209,22 @@ impl GuestPort {
         self.session_waker().is_some()
     }
 
-    /// The number of the present session, which no other has, not of another port either; none
-    /// while no front-end is connected.
+    /// Returns the number of the present session, unique in the process; none without a front-end.
     pub fn session(&self) -> Option<u64> {
         let leave = self.session_waker();
         leave.as_ref().map(|_| self.session.last.load(Ordering::Relaxed))
     }
 
-    /// Ends the session with the front-end: its thread is told to close the connection and
-    /// to take the port out of service. For peers that endanger others; any thread may call it,
-    /// as it touches nothing that the peer shares: to shut its socket down would wake all that
-    /// waits at the other end, see `guard::signal_cost`.
+    /// Ends the session with a front-end that endangers others: tells the session's thread to close
+    /// the connection and to take the port out of service. Any thread may call this function,
+    /// because it touches nothing that the peer shares: a shutdown of the socket would wake all
+    /// waiters at the other end; see `guard::signal_cost`.
     ///
-    /// `session` is the number of the session that is meant: a worker may find out when it is
-    /// over, and the next front-end is not to pay for it.
+    /// Only session `session` is ended: a worker may find the fault after the session's end, and
+    /// the next front-end must not pay for the fault.
     ///
-    /// True for the first to find out: several workers may, and more than once until the session
-    /// has left, and one line about it is enough.
+    /// True at the first call for a session. Several workers may find the fault, and more than once
+    /// until the session has ended; one report is enough.
     pub fn evict(&self, session: u64, why: Eviction) -> bool {
         let leave = self.session_waker();
         let Some(leave) = &*leave else { return false };
@@ -238,13 +238,13 @@ impl GuestPort {
         self.session.evicted.swap(session, Ordering::Relaxed) != session
     }
 
-    /// True if a front-end was dropped as [`Eviction::Harmful`] since this was asked last.
+    /// True if a front-end was dropped as [`Eviction::Harmful`] since the last call.
     pub fn was_harmful(&self) -> bool {
         self.session.harmful.swap(false, Ordering::Relaxed)
     }
 
-    /// Asks the session to report its state, and has `waker` woken then; the number of the
-    /// question. None while no front-end is connected.
+    /// Asks the session to report its state, and to wake `waker` then. Returns the number of the
+    /// question; none without a front-end.
     pub fn inspect(&self, waker: &Arc<Waker>) -> Option<u64> {
         let leave = self.session_waker();
         let session = leave.as_ref()?;
@@ -253,12 +253,12 @@ impl GuestPort {
         Some(question)
     }
 
-    /// What the session reported in answer to a question, once it has.
+    /// Returns the session's answer to a question, if there is an answer.
     pub fn inspected(&self, question: u64) -> Option<SessionFacts> {
         self.session.inspection.answer(question)
     }
 
-    /// The session reports its state, if it was asked to.
+    /// Reports the session's state if there is a question. Called by the session.
     pub fn tell(&self, facts: impl FnOnce() -> SessionFacts) {
         if self.session.inspection.is_asked() {
             self.session.inspection.tell(facts());
@@ -270,18 +270,18 @@ impl GuestPort {
     }
 }
 
-/// The receive queues of a guest that can take frames, and what is known of its flows. A copy of
-/// the mask: one burst sees one set of queues.
+/// The receive queues of a guest that can take frames, and the guest's flows. A copy of the mask,
+/// so that a burst sees one set of queues.
 #[derive(Debug, Clone, Copy)]
 pub struct Receivers<'a> {
     active: u32,
     steering: Option<&'a Steering>,
-    /// The flow asked for last, and the answer: bursts are mostly one flow.
+    /// The last flow and its queue: most bursts are one flow.
     last: Option<(u32, u8)>,
 }
 
 impl Receivers<'_> {
-    /// No queue at all.
+    /// No queue.
     pub const NONE: Receivers<'static> = Receivers { active: 0, steering: None, last: None };
 
     /// True if flows have a choice of queues.
@@ -290,15 +290,15 @@ impl Receivers<'_> {
         !is_one_or_none(self.active)
     }
 
-    /// The first queue, if there is one.
+    /// Returns the first queue, if there is a queue.
     #[inline(always)]
     pub fn any(&self) -> Option<usize> {
         (self.active != 0).then_some(self.active.trailing_zeros() as usize)
     }
 
-    /// The queue for a flow: the one the guest last sent it on, if that is known and can take
-    /// frames, or else the n-th of those that can, n following from the flow's hash. None if no
-    /// queue can.
+    /// Returns the queue for a flow: the queue of the pair on which the guest last sent the flow,
+    /// if this queue can take frames; otherwise the n-th queue that can take frames, with n from
+    /// the flow's hash. None if no queue can take frames.
     #[inline(always)]
     pub fn choose(&mut self, hash: impl FnOnce() -> u32) -> Option<usize> {
         if !self.are_many() {
@@ -321,7 +321,7 @@ impl Receivers<'_> {
         {
             return queue;
         }
-        // The hash's upper bits, as a fraction; the table of flows takes the lower ones.
+        // The hash's upper bits, as a fraction; the table of flows uses the lower bits.
         let nth = (u64::from(hash) * u64::from(self.active.count_ones())) >> 32;
         let mut left = self.active;
         for _ in 0..nth {
@@ -331,8 +331,8 @@ impl Receivers<'_> {
     }
 }
 
-/// True unless two bits are set. Counting them takes a dozen instructions on the oldest x86-64 we
-/// build for.
+/// True unless two bits are set. A population count takes a dozen instructions on the oldest
+/// supported x86-64.
 #[inline(always)]
 const fn is_one_or_none(mask: u32) -> bool {
     mask & mask.wrapping_sub(1) == 0
@@ -393,7 +393,7 @@ mod tests {
         let flows = port.steering().expect("two queues");
         flows.note(hash, 0);
         assert_eq!(port.receivers().choose(|| hash), Some(0));
-        // Sent on a pair whose receive queue takes nothing, or is none: the hash decides.
+        // The pair's receive queue is inactive or does not exist: the hash decides.
         for queue in [1, 3, 31] {
             flows.note(hash, queue);
             assert_eq!(port.receivers().choose(|| hash), Some(2));

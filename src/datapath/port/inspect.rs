@@ -1,70 +1,71 @@
-//! What a session tells of itself, for people who look for a fault.
+//! State of a session, which the session reports for diagnosis.
 //!
-//! The session is asked, and not looked into: only it may read where the guest's rings stand, as a
-//! guest's memory can make a reader wait, and only it pays for that then. Who asks waits for no
-//! session.
+//! Other threads ask the session and do not read its state. A guest's memory can make a reader
+//! wait, so only the session reads the guest's rings, and only the session waits. The asking thread
+//! does not wait for the session.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sys::waker::Waker;
 
-/// One session, as it is now.
+/// State of one session.
 #[derive(Debug, Clone, Default)]
 pub struct SessionFacts {
-    /// Virtio features that were acknowledged.
+    /// Acknowledged virtio features.
     pub features: u64,
-    /// Features of the vhost-user protocol that were.
+    /// Acknowledged features of the vhost-user protocol.
     pub protocol: u64,
-    /// The guest's memory, by its addresses.
+    /// Regions of the guest's memory, by address.
     pub regions: Vec<RegionFacts>,
-    /// The rings, by their index.
+    /// Rings, by index.
     pub rings: Vec<RingFacts>,
 }
 
 /// A region of a guest's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionFacts {
-    /// Guest-physical address of its first byte.
+    /// Guest-physical address of the first byte.
     pub gpa: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// What it lies in.
+    /// Kind of the region's file.
     pub backing: &'static str,
-    /// Bytes of a page of that; 0 if it is not mapped.
+    /// Bytes of a page of the file; 0 if the region is not mapped.
     pub page: u64,
 }
 
-/// A ring.
+/// State of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingFacts {
-    /// Descriptors; 0 before that is said.
+    /// Number of descriptors; 0 before the front-end has set the size.
     pub size: u16,
-    /// It was started, and not stopped since.
+    /// The ring was started, and not stopped since.
     pub started: bool,
-    /// It was, and has no memory now.
+    /// The ring was started, and has no memory now.
     pub standing: bool,
-    /// The front-end lets frames cross it.
+    /// The front-end has enabled the ring.
     pub enabled: bool,
-    /// Left alone after an error of the driver; unknown while another thread has the ring.
+    /// The ring is out of service after an error of the driver; none while another thread has the
+    /// ring.
     pub broken: Option<bool>,
-    /// It is polled, as the front-end gave no kick descriptor.
+    /// The ring is polled, since the front-end gave no kick descriptor.
     pub polled: bool,
-    /// Descriptor chains that the driver made available and that were not given back.
+    /// Descriptor chains that the driver made available and the switch has not given back.
     pub available: Option<u16>,
 }
 
-/// Where questions to a session and its answers meet.
+/// Questions to a session, and its answers.
 #[derive(Debug, Default)]
 pub struct Inspection(Mutex<Desk>);
 
 #[derive(Debug, Default)]
 struct Desk {
-    /// Numbers questions.
+    /// Number of the last question.
     asked: u64,
-    /// The question up to which the facts are an answer.
+    /// Number of the last question that the facts answer.
     answered: u64,
     facts: Option<SessionFacts>,
-    /// Who waits for them.
+    /// Waker of the thread that waits for the facts.
     waker: Option<Arc<Waker>>,
 }
 
@@ -73,7 +74,8 @@ impl Inspection {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks; the number of the question. The session has to be called then.
+    /// Asks for the facts and returns the number of the question. The caller then wakes the
+    /// session.
     pub fn ask(&self, waker: &Arc<Waker>) -> u64 {
         let mut desk = self.desk();
         desk.asked += 1;
@@ -81,13 +83,13 @@ impl Inspection {
         desk.asked
     }
 
-    /// The answer to a question, or a later one's, if it is there.
+    /// Returns the answer to a question, or to a later question, if there is an answer.
     pub fn answer(&self, question: u64) -> Option<SessionFacts> {
         let desk = self.desk();
         desk.facts.clone().filter(|_| desk.answered >= question)
     }
 
-    /// True if there is a question without an answer.
+    /// True if a question has no answer.
     pub fn is_asked(&self) -> bool {
         let desk = self.desk();
         desk.asked > desk.answered
@@ -103,7 +105,7 @@ impl Inspection {
         waker.iter().for_each(|waker| waker.wake());
     }
 
-    /// Forgets an answer: the session is over.
+    /// Removes the answer when the session ends.
     pub fn clear(&self) {
         self.desk().facts = None;
     }

@@ -1,10 +1,10 @@
-//! The last source addresses of a port that are worth a look: one that is tied to another port,
-//! one that was behind another port before, one that is held at another port, and one that the
-//! port's guard refused.
+//! The last source addresses of a port that may explain a fault: an address tied to another port,
+//! an address that moved from another port, an address that is held at another port, and an address
+//! that the port's guard refused.
 //!
-//! Workers write them where such an address is counted, which the frames of a stream do not reach;
-//! the diagnosis reads them. An address and a port's number are one word, so neither is torn; what
-//! the guard refused has a lock, which a worker only tries.
+//! Workers record an address when they count it, which a stream of frames does only once; the
+//! diagnosis reads the record. An address and a port's number are one word, so both are read
+//! together. A violation has a lock, which a worker only tries.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -12,10 +12,10 @@ use std::sync::{Mutex, PoisonError};
 use base::frame::MacAddr;
 use switch::{PortId, Violation};
 
-/// Bits of an address; those above are a port's number.
+/// Bits of an address; the higher bits are a port's number.
 const MAC_BITS: u32 = 48;
 
-/// The last such addresses; zero, which is no station's, before the first.
+/// The last addresses of each kind. Zero, which is no station's address, before the first.
 #[derive(Debug, Default)]
 pub struct LastSeen {
     foreign: AtomicU64,
@@ -25,25 +25,25 @@ pub struct LastSeen {
 }
 
 impl LastSeen {
-    /// A source address is tied to another port.
+    /// Records a source address that is tied to another port.
     #[cold]
     pub fn note_foreign(&self, mac: MacAddr) {
         self.foreign.store(mac.to_bits(), Ordering::Relaxed);
     }
 
-    /// A source address was learned that had been behind port `from`.
+    /// Records a source address that moved from port `from`.
     #[cold]
     pub fn note_moved(&self, mac: MacAddr, from: PortId) {
         self.moved.store(word(mac, from), Ordering::Relaxed);
     }
 
-    /// A source address flaps, and is held at port `at`.
+    /// Records a source address that flaps, and is held at port `at`.
     #[cold]
     pub fn note_held(&self, mac: MacAddr, at: PortId) {
         self.held.store(word(mac, at), Ordering::Relaxed);
     }
 
-    /// A frame broke a rule of the port's guard.
+    /// Records that a frame broke a rule of the port's guard.
     #[cold]
     pub fn note_violation(&self, violation: Violation) {
         if let Ok(mut last) = self.violation.try_lock() {
@@ -51,23 +51,24 @@ impl LastSeen {
         }
     }
 
-    /// What the port's guard refused last.
+    /// Returns the last violation of the port's guard.
     pub fn violation(&self) -> Option<Violation> {
         *self.violation.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The last address that is, or was then, tied to another port.
+    /// Returns the last address that was tied to another port at the time of the record.
     pub fn foreign(&self) -> Option<MacAddr> {
         let mac = MacAddr::from_bits(self.foreign.load(Ordering::Relaxed));
         mac.is_station().then_some(mac)
     }
 
-    /// The last address that moved here, and the number of the port it came from.
+    /// Returns the last address that moved to this port, and the number of the port from which it
+    /// came.
     pub fn moved(&self) -> Option<(MacAddr, PortId)> {
         parts(self.moved.load(Ordering::Relaxed))
     }
 
-    /// The last address that was held elsewhere, and the number of the port that has it.
+    /// Returns the last address that is held at another port, and the number of that port.
     pub fn held(&self) -> Option<(MacAddr, PortId)> {
         parts(self.held.load(Ordering::Relaxed))
     }

@@ -1,22 +1,22 @@
-//! What a frame can come from and be delivered to.
+//! Ports: the sources and destinations of frames.
 //!
-//! * [`quantum`] equal shares of a worker's time for rings that compete for it;
-//! * [`admission`] which frames go into a receive ring, and whose, and which may wait for it;
-//! * [`flood`] one flood at a time of a source;
-//! * [`gate`] what keeps the frames of a transmit ring from being taken;
-//! * [`moderation`] when a guest is signalled for what it sent;
-//! * [`mtu`] the longest frame a port takes;
-//! * [`device`] descriptors that take and give whole frames: the queues of an interface, replaced
-//!   when it comes back, or a connection;
-//! * [`queue`] one ring and everything its lock protects;
-//! * [`rate`] what may pass of a port's frames;
-//! * [`guest`] a VM: twice the configured pairs of rings, attached and detached by its session;
-//! * [`inspect`] what a session tells of itself when it is asked;
-//! * [`last_seen`] source addresses that are worth a look;
-//! * [`dropped_from`] whose frames find no room;
-//! * [`steering`] which receive queue a guest wants a flow on;
-//! * [`session_waker`] how other threads wake a session;
-//! * [`table`] which ports there are: they come and go while frames flow.
+//! * [`quantum`] equal shares of a worker's time for competing sources;
+//! * [`admission`] admission of frames to a receive ring, and waiting for the ring;
+//! * [`flood`] the slot for a source's flood;
+//! * [`gate`] conditions that keep frames in a transmit ring;
+//! * [`moderation`] which signals for sent frames may wait;
+//! * [`mtu`] the MTU of a port;
+//! * [`device`] devices that take and give whole frames: the queues of an interface, reattached
+//!   when the interface comes back, or a connection;
+//! * [`queue`] one ring and the state under its lock;
+//! * [`rate`] the rates of a port;
+//! * [`guest`] a VM: two rings for each queue pair, attached and detached by its session;
+//! * [`inspect`] the state that a session reports for diagnosis;
+//! * [`last_seen`] source addresses that may explain a fault;
+//! * [`dropped_from`] frames without room, by sender;
+//! * [`steering`] the receive queue that a guest wants for a flow;
+//! * [`session_waker`] wake-ups of a session;
+//! * [`table`] the table of ports, which come and go while frames flow.
 //!
 //! States of a guest's port: *Listening* (no front-end), *Negotiating* (connected, no ring
 //! started), *Attached* (a ring runs), *Draining* (its session stops the rings one by one, TX
@@ -68,33 +68,33 @@ pub use rate::Rates;
 pub use session_waker::SessionWaker;
 pub use table::{PortTable, Ports};
 
-/// What is behind a port.
+/// The endpoint of a port.
 #[derive(Debug)]
 pub enum Endpoint {
     /// A VM.
     Guest(GuestPort),
-    /// Something that takes and gives whole frames.
+    /// A device that takes and gives whole frames.
     Device(DevicePort),
 }
 
-/// What the configuration says of a port, without what may change while frames pass.
+/// The configuration of a port that does not change while frames flow.
 #[derive(Debug, Clone)]
 pub struct PortConfig {
-    /// The path of the socket of a VM or a stream; none if the socket was inherited.
+    /// Path of the socket of a VM or a stream; none if the socket was inherited.
     pub socket: Option<PathBuf>,
     /// Offloads that frames of the VM may ask for, if the VM agrees.
     pub send: Offloads,
-    /// Offloads that the switch may use towards the VM or the interface; what a VM has agreed to is
-    /// never more.
+    /// Offloads that the switch may use towards the VM or the interface; at most those to which a
+    /// VM has agreed.
     pub offload: Offloads,
     /// The VM is offered `VIRTIO_F_ACCESS_PLATFORM`.
     pub platform: bool,
-    /// The pages of the VM's memory must be there when the memory is mapped.
+    /// The pages of the VM's memory must exist when the memory is mapped.
     pub preallocated: bool,
 }
 
 impl Default for PortConfig {
-    /// All offloads, and no socket.
+    /// Returns a configuration with all offloads and without a socket.
     fn default() -> PortConfig {
         PortConfig {
             socket: None,
@@ -109,51 +109,52 @@ impl Default for PortConfig {
 /// A port of the switch.
 #[derive(Debug)]
 pub struct Port {
-    /// Number in the table of ports; what the forwarding table stores.
+    /// Number in the table of ports, which the forwarding table stores.
     pub id: PortId,
     /// Name from the configuration.
     pub name: String,
-    /// What is behind it.
+    /// The endpoint.
     pub endpoint: Endpoint,
-    /// What stays as long as the port.
+    /// Configuration that does not change.
     pub config: PortConfig,
-    /// What else is asked of it.
+    /// Policy that may change while frames flow.
     pub policy: LivePolicy,
-    /// What may pass of its frames.
+    /// Rates of the port's frames.
     pub rates: Rates,
-    /// It has no socket or interface yet, and cannot be met.
+    /// The port has no socket or interface yet, and cannot be used.
     pub left_out: AtomicBool,
-    /// It is being removed.
+    /// The port is being removed.
     pub leaving: AtomicBool,
-    /// The worker that serves its rings, if it is not chosen by load.
+    /// The worker that an operator chose for the port's rings, if one is chosen.
     pub worker: FixedWorker,
-    /// A second before which what is behind it, or its bridge and VLAN, may have been another.
+    /// Coarse second before which another peer may have been behind the port, or the port may have
+    /// been in another bridge or VLAN.
     pub since: AtomicU32,
-    /// The ports that it came in the place of.
+    /// Lineage of the port: the ports that it replaced.
     pub line: Line,
-    /// The longest packet that goes there.
+    /// MTU of the port.
     pub mtu: Mtu,
     /// Counters of the port as a whole.
     pub stats: PortStats,
-    /// Whose frames found no room here.
+    /// Frames that found no room at this port, by sender.
     pub dropped_from: DroppedFrom,
-    /// Source addresses that are worth a look.
+    /// Source addresses that may explain a fault.
     pub last_seen: LastSeen,
-    /// DHCP clients behind a port with a guard.
+    /// DHCP clients behind a port with port security.
     pub dhcp_clients: DhcpClients,
-    /// Bounds what this port's peer can make us write to the log.
+    /// Limit of the log lines that the port's peer can cause.
     pub log: LogLimit,
-    /// Tells of what happens to it.
+    /// Reporter of the port's events.
     pub events: PortEvents,
 }
 
 impl Port {
-    /// A port for a VM with `pairs` queue pairs.
+    /// Creates a port for a VM with `pairs` queue pairs.
     pub fn guest(id: PortId, name: &str, pairs: u16) -> Port {
         Port::new(id, name, Endpoint::Guest(GuestPort::new(pairs)))
     }
 
-    /// A port for an interface of the host or a stream.
+    /// Creates a port for an interface of the host or a stream.
     pub fn device(id: PortId, name: &str, device: DevicePort) -> Port {
         Port::new(id, name, Endpoint::Device(device))
     }
@@ -181,34 +182,36 @@ impl Port {
         }
     }
 
-    /// The port with another configuration.
+    /// Returns the port with configuration `config`.
     pub fn with(self, config: PortConfig) -> Port {
         Port { config, ..self }
     }
 
-    /// Where a static address of the port is; nowhere on a trunk without untagged frames.
+    /// Returns the station of a static address of the port; none on a trunk without untagged
+    /// frames.
     fn station(&self, mac: MacAddr) -> Option<Station> {
         self.policy.get().untagged().map(|segment| Station::new(segment, mac))
     }
 
-    /// Enters a static address in the table, where its untagged frames are.
+    /// Adds a static address to the forwarding table, in the segment of the port's untagged frames.
     pub fn enter_address(&self, mac: MacAddr, fdb: &Fdb) -> Result<(), StaticError> {
         self.station(mac).map_or(Ok(()), |station| fdb.insert_static(station, self.id))
     }
 
-    /// Takes it out again.
+    /// Removes a static address of the port from the forwarding table.
     pub fn take_address(&self, mac: MacAddr, fdb: &Fdb) {
         if let Some(station) = self.station(mac) {
             fdb.remove_static(station, self.id);
         }
     }
 
-    /// Whether it is there.
+    /// True if the forwarding table has the static address, or if the port has no untagged frames.
     pub fn has_address(&self, mac: MacAddr, fdb: &Fdb) -> bool {
         self.station(mac).is_none_or(|station| fdb.whose(station) == Some((self.id, true)))
     }
 
-    /// Goes on where another VM's port was.
+    /// Makes this port the successor of port `before`: in the same lineage, with the costs of its
+    /// front-ends.
     pub fn succeed(&mut self, before: &Port) {
         self.line = before.line.next();
         self.leaving.store(before.is_leaving(), Ordering::Relaxed);
@@ -217,17 +220,17 @@ impl Port {
         }
     }
 
-    /// The port of a switch that keeps events.
+    /// Returns the port with a reporter to `events`.
     pub fn telling(self, events: &Arc<Events>) -> Port {
         Port { events: PortEvents::new(Some(events)), ..self }
     }
 
-    /// Tells of something for which the port's log has a line, if it has room.
+    /// Reports an event, with a log line if the port's log limit permits.
     pub fn tell(&self, what: What) {
         self.events.tell(&self.name, what, self.log.allow());
     }
 
-    /// The VM behind this port, if it is one.
+    /// Returns the VM behind this port, if the port is a VM's.
     pub fn as_guest(&self) -> Option<&GuestPort> {
         match &self.endpoint {
             Endpoint::Guest(guest) => Some(guest),
@@ -235,7 +238,7 @@ impl Port {
         }
     }
 
-    /// The stream behind this port, if it is one.
+    /// Returns the stream behind this port, if the port is a stream's.
     pub fn as_stream(&self) -> Option<&DevicePort> {
         match &self.endpoint {
             Endpoint::Device(device) if device.behind == Behind::Stream => Some(device),
@@ -243,7 +246,7 @@ impl Port {
         }
     }
 
-    /// The process at the other end: a VM's front-end, or a stream's peer.
+    /// Returns the process at the other end: a VM's front-end, or a stream's peer.
     pub fn front_end(&self) -> Option<FrontEnd> {
         match &self.endpoint {
             Endpoint::Guest(guest) => guest.front_end(),
@@ -251,7 +254,7 @@ impl Port {
         }
     }
 
-    /// What is behind it, as clients are told.
+    /// Returns the name of the endpoint's kind, for clients.
     pub fn kind_name(&self) -> &'static str {
         match &self.endpoint {
             Endpoint::Guest(_) => "vm",
@@ -263,7 +266,8 @@ impl Port {
         }
     }
 
-    /// The interface of the host behind this port, with its name, if there is to be one.
+    /// Returns the device and the name of the host's interface behind this port, if the port has an
+    /// interface.
     pub fn as_uplink(&self) -> Option<(&DevicePort, &str)> {
         match &self.endpoint {
             Endpoint::Device(device) => Some((device, device.ifname()?)),
@@ -271,14 +275,14 @@ impl Port {
         }
     }
 
-    /// Which of so many workers serves queue `queue` of the device behind this port. A stream has
-    /// one queue, so that of several streams not all are the first worker's.
+    /// Returns which of `workers` workers serves queue `queue` of the device behind this port. A
+    /// stream has one queue, so streams are spread by port number.
     pub fn device_worker(&self, queue: usize, workers: usize) -> usize {
         let first = if self.as_stream().is_some() { usize::from(self.id) } else { 0 };
         (first + queue) % workers
     }
 
-    /// True if frames pass: a front-end is attached, or the interface is there.
+    /// True if frames can flow: a receive ring of the guest is active, or the device is attached.
     pub fn is_up(&self) -> bool {
         match &self.endpoint {
             Endpoint::Guest(guest) => guest.active() != 0,
@@ -286,7 +290,7 @@ impl Port {
         }
     }
 
-    /// Visits the counters of every queue: direction, number in it, counters.
+    /// Calls `visit` with the direction, number and counters of each queue.
     pub fn each_queue(&self, visit: &mut dyn FnMut(Direction, usize, &QueueStats)) {
         match &self.endpoint {
             Endpoint::Guest(guest) => {
@@ -306,7 +310,7 @@ impl Port {
         }
     }
 
-    /// What came in and what went out, over all queues, with what was dropped before one was
+    /// Returns the traffic in each direction, over all queues, including drops before a queue was
     /// chosen.
     pub fn traffic(&self) -> [Traffic; 2] {
         let mut traffic = [Traffic::default(); 2];
@@ -316,18 +320,18 @@ impl Port {
         traffic
     }
 
-    /// True if it has no socket or interface yet.
+    /// True if the port has no socket or interface yet.
     pub fn is_left_out(&self) -> bool {
         self.left_out.load(Ordering::Relaxed)
     }
 
-    /// True if it is being removed.
+    /// True if the port is being removed.
     pub fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::Relaxed)
     }
 
-    /// Counts copies of a burst's frames, which came `from` another port, that do not get there, at
-    /// `at`, this port or one of its queues, and notes what became of them.
+    /// Counts copies of frames that came `from` another port as dropped, at `at` (this port or one
+    /// of its queues), and records the outcome of the copies.
     pub fn drop_copies(
         &self,
         at: &Drops,
@@ -342,12 +346,13 @@ impl Port {
         outcomes.dropped(frames, self.id, reason);
     }
 
-    /// What is behind it is another one from now on. Workers may see that a moment later.
+    /// Records that the peer behind the port, or its bridge and VLAN, changed. Workers may see the
+    /// change a moment later.
     pub fn begin(&self) {
         self.since.store(clock::coarse_seconds() + 1, Ordering::Relaxed);
     }
 
-    /// What the switch's policy needs to know.
+    /// Returns the port's kind, for the switch's policy.
     pub fn kind(&self) -> PortKind {
         match &self.endpoint {
             Endpoint::Guest(_) => PortKind::Guest,
@@ -356,8 +361,9 @@ impl Port {
     }
 }
 
-/// Ports that came in each other's place, the settings being others: counters go on from one to the
-/// next. They are carried over while the new one counts already, and not all at a time.
+/// Lineage of ports that replaced one another with new settings, and whose counters continue. The
+/// counts of the old port are added while the new port already counts, and one counter after
+/// another.
 #[derive(Debug, Default)]
 pub struct Line {
     id: Arc<()>,
@@ -369,38 +375,38 @@ impl Line {
         Line { id: Arc::clone(&self.id), behind: AtomicBool::new(true) }
     }
 
-    /// True for ports of the same line.
+    /// True if both ports have one lineage.
     pub fn is(&self, other: &Line) -> bool {
         Arc::ptr_eq(&self.id, &other.id)
     }
 
-    /// True if the port's counters have what was counted before it.
+    /// True if the port's counters include the counts of the ports before.
     pub fn is_whole(&self) -> bool {
-        // Acquire: who sees it sees the counts.
+        // Acquire: a thread that reads false sees the added counts.
         !self.behind.load(Ordering::Acquire)
     }
 
-    /// Its counters have that now.
+    /// Records that the counters include the counts of the ports before.
     pub fn complete(&self) {
         self.behind.store(false, Ordering::Release);
     }
 }
 
-/// The worker that an operator wants to serve a port's rings, by number; it may change while they
-/// are served.
+/// The worker, by number, that an operator chose for a port's rings. The choice may change while
+/// the rings are served.
 #[derive(Debug)]
 pub struct FixedWorker(AtomicU32);
 
 impl FixedWorker {
     const NONE: u32 = u32::MAX;
 
-    /// The worker, of so many; none if it is chosen by load.
+    /// Returns the chosen worker if it is one of `workers` workers; none if the load decides.
     pub fn get(&self, workers: usize) -> Option<usize> {
         let number = self.0.load(Ordering::Relaxed) as usize;
         (number < workers).then_some(number)
     }
 
-    /// Another one, or none.
+    /// Sets the chosen worker, or none.
     pub fn set(&self, worker: Option<u16>) {
         self.0.store(worker.map_or(Self::NONE, u32::from), Ordering::Relaxed);
     }
@@ -412,8 +418,8 @@ impl Default for FixedWorker {
     }
 }
 
-/// A policy that may change while frames flow. A change reaches the workers with the next table of
-/// ports ([`Ports::renew`]), which holds the policies of its moment ([`PortTable::policy`]).
+/// A policy that may change while frames flow. Workers see a change with the next table of ports
+/// ([`Ports::renew`]), which has the policies of its moment ([`PortTable::policy`]).
 #[derive(Debug)]
 pub struct LivePolicy(Mutex<Arc<PortPolicy>>);
 
@@ -422,27 +428,27 @@ impl LivePolicy {
         LivePolicy(Mutex::new(Arc::new(policy)))
     }
 
-    /// The policy now.
+    /// Returns the present policy.
     pub fn get(&self) -> Arc<PortPolicy> {
         Arc::clone(&self.lock())
     }
 
-    /// Another one.
+    /// Sets the policy.
     pub fn set(&self, policy: PortPolicy) {
         *self.lock() = Arc::new(policy);
     }
 
     fn lock(&self) -> MutexGuard<'_, Arc<PortPolicy>> {
-        // Poison is no concern: the policy is replaced in one step.
+        // A poisoned lock is harmless: the policy is replaced in one step.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Allows few log lines, one a second in the long run, and counts the others.
+/// Limit of log lines: a few at once, one a second in the long run. Counts the other lines.
 #[derive(Debug)]
 pub struct LogLimit {
     lines: Bucket,
-    /// Lines not written.
+    /// Number of lines that were not written.
     pub suppressed: Counter,
 }
 

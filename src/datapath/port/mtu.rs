@@ -1,12 +1,12 @@
-//! The longest frame a port takes.
+//! The MTU of a port.
 //!
-//! For a VM it is the smaller of what the configuration and its front-end say, for an uplink what
-//! its interface has. That may change at any time; the thread that is told of it stores it here,
-//! and workers load it. With an interface's MTU come its changes between up and down, and
-//! the bridge it is in.
+//! The MTU of a VM's port is the smaller of the configured MTU and the MTU that the front-end
+//! reports. The MTU of an uplink is that of its interface, which may change at any time: the thread
+//! that receives the kernel's message stores the new MTU, and workers load it. The thread also
+//! stores whether the interface is up, and its bridge.
 //!
-//! A length here counts the Ethernet header and no VLAN tag (IEEE Std 802.3-2018 clause 3.2.7: tags
-//! are no part of the payload).
+//! Lengths include the Ethernet header, and no VLAN tag (IEEE Std 802.3-2018 clause 3.2.7: tags are
+//! no part of the payload).
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,47 +14,47 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use base::limits::MIN_FRAME_LEN;
 use sys::netlink::{self, Link, NetlinkError};
 
-/// More than any frame has.
+/// Longer than any frame.
 pub const NO_LIMIT: u32 = u32::MAX;
 
 /// A port's MTU.
 #[derive(Debug)]
 pub struct Mtu {
-    /// MTU and Ethernet header.
+    /// MTU plus the length of the Ethernet header.
     max_len: AtomicU32,
-    /// The interface that is followed is administratively down.
+    /// The followed interface is administratively down.
     link_down: AtomicBool,
-    /// The bridge that it is in. Held for a moment, not while the kernel is asked.
+    /// The bridge of the followed interface. Locked for a moment, not during calls to the kernel.
     bridge: Mutex<Option<Bridge>>,
-    /// Held while the kernel is asked, so that its answer is stored before whatever is heard of a
-    /// later change. Not for workers.
+    /// Locked during calls to the kernel, so that the kernel's answer is stored before a message
+    /// about a later change. Not for workers.
     known: Mutex<Known>,
 }
 
 /// A bridge of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bridge {
-    /// Number of its interface.
+    /// Number of the bridge's interface.
     pub index: u32,
-    /// Name of that, when it was asked for.
+    /// Name of the bridge's interface, at the time of the last request.
     pub name: Arc<str>,
-    /// It keeps VLANs apart.
+    /// The bridge filters VLANs.
     pub filters_vlans: bool,
 }
 
-/// Where the MTU comes from.
+/// The sources of the MTU.
 #[derive(Debug, Default)]
 struct Known {
-    /// What the configuration says, in bytes.
+    /// Configured MTU in bytes.
     configured: Option<u16>,
-    /// What the front-end says.
+    /// MTU that the front-end reports, in bytes.
     said: Option<u16>,
-    /// The number of the interface that is followed.
+    /// Number of the followed interface.
     link: Option<u32>,
 }
 
 impl Mtu {
-    /// What the configuration says is all that is known.
+    /// Creates an MTU from the configured MTU alone.
     pub fn new(configured: Option<u16>) -> Mtu {
         let mtu = Mtu {
             max_len: AtomicU32::new(NO_LIMIT),
@@ -66,12 +66,12 @@ impl Mtu {
         mtu
     }
 
-    /// What the configuration says, in bytes.
+    /// Returns the configured MTU in bytes.
     pub fn configured(&self) -> Option<u16> {
         self.known().configured
     }
 
-    /// The configuration says something else. Of an interface that is followed it says nothing.
+    /// Sets the configured MTU, which has no effect if an interface is followed.
     pub fn configure(&self, configured: Option<u16>) {
         let mut known = self.known();
         known.configured = configured;
@@ -80,7 +80,7 @@ impl Mtu {
         }
     }
 
-    /// The smaller of what is said counts.
+    /// Sets the smaller of the configured and the reported MTU.
     fn settle(&self, known: &Known) {
         self.set(known.configured.into_iter().chain(known.said).min().map(u32::from));
     }
@@ -90,19 +90,19 @@ impl Mtu {
         self.max_len.store(len, Ordering::Relaxed);
     }
 
-    /// The MTU in bytes, as it was when last heard of.
+    /// Returns the last known MTU in bytes; none without a limit.
     pub fn get(&self) -> Option<u32> {
         let len = self.max_len();
         (len != NO_LIMIT).then(|| len - MIN_FRAME_LEN)
     }
 
-    /// Length of the longest frame, if it has no tags.
+    /// Returns the length of the longest frame without tags.
     #[inline(always)]
     pub fn max_len(&self) -> u32 {
         self.max_len.load(Ordering::Relaxed)
     }
 
-    /// What a VM's front-end says, or that it has left.
+    /// Sets the MTU that a VM's front-end reports, or none when the front-end has left.
     pub fn agree(&self, said: Option<u16>) {
         let mut known = self.known();
         known.said = said;
@@ -113,14 +113,14 @@ impl Mtu {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the MTU of the interface with this number from now on, and asks what it is.
+    /// Follows the MTU of the interface with number `index`, and asks the kernel for the MTU.
     pub fn follow(&self, index: u32) -> Result<(), NetlinkError> {
         let mut known = self.known();
         known.link = Some(index);
         self.ask_for(known.link).map(drop)
     }
 
-    /// Gives the interface that is followed another MTU.
+    /// Sets the MTU of the followed interface.
     pub fn set_link(&self, mtu: u32) -> Result<(), NetlinkError> {
         let known = self.known();
         if let Some(index) = known.link {
@@ -129,14 +129,14 @@ impl Mtu {
         self.ask_for(known.link).map(drop)
     }
 
-    /// Asks again, for what was not heard; true if the interface came up since, false if it went
-    /// down. One that is gone keeps what it had.
+    /// Asks the kernel again, for changes without a message. True if the interface came up since,
+    /// false if it went down. If the interface is gone, the last MTU stays.
     pub fn ask(&self) -> Result<Option<bool>, NetlinkError> {
         let known = self.known();
         self.ask_for(known.link)
     }
 
-    /// To be called with the lock held.
+    /// Asks the kernel. Called with the lock held.
     fn ask_for(&self, link: Option<u32>) -> Result<Option<bool>, NetlinkError> {
         let Some(index) = link else { return Ok(None) };
         let Some(found) = netlink::link_by_index(index)? else { return Ok(None) };
@@ -151,7 +151,7 @@ impl Mtu {
         (was_down == up).then_some(up)
     }
 
-    /// The interface is in this bridge now, or in none.
+    /// Records the bridge of the interface, or none.
     fn join(&self, index: Option<u32>) -> Result<(), NetlinkError> {
         let found = index.map_or(Ok(None), netlink::link_by_index)?;
         let bridge = found.map(|Link { index, name, filters_vlans, .. }| Bridge {
@@ -163,13 +163,13 @@ impl Mtu {
         Ok(())
     }
 
-    /// The bridge that the interface is in, as it was when last heard of.
+    /// Returns the last known bridge of the interface.
     pub fn bridge(&self) -> Option<Bridge> {
         self.bridge.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// An interface is like this now, perhaps the one that is followed, or its bridge; true if the
-    /// one that is followed came up by it, false if it went down.
+    /// Processes the kernel's message about an interface: the followed interface, its bridge, or
+    /// any other. True if the followed interface came up, false if it went down.
     pub fn hear(&self, news: &Link) -> Result<Option<bool>, NetlinkError> {
         let known = self.known();
         let bridge = self.bridge().map(|bridge| bridge.index);
@@ -186,7 +186,7 @@ impl Mtu {
         Ok(change)
     }
 
-    /// True if the interface that is followed was down when it was last heard of.
+    /// True if the followed interface was down at the last message.
     pub fn link_is_down(&self) -> bool {
         self.link_down.load(Ordering::Relaxed)
     }

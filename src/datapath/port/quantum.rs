@@ -1,22 +1,22 @@
-//! Equal shares of a worker's time for the sources that compete for it: transmit rings, and queues
-//! of TAPs and streams.
+//! Equal shares of a worker's time for the sources that compete for it: transmit rings and queues
+//! of devices.
 //!
-//! This is the one account of what bursts cost. A burst is bounded in frames and bytes, but what it
-//! costs depends on more than can be counted: chains that are walked and rejected, packets cut into
-//! segments, a receiver's tiny buffers, addresses that miss every cache, pages that fault, a TAP
-//! whose every frame is a system call. So it is timed. A ring whose burst took longer than its
-//! [`Quantum`] is *throttled*, it skips turns, until the others have had as much (deficit round
-//! robin, Shreedhar and Varghese 1995, in time).
+//! This module is the only account of the cost of bursts. A burst is bounded in frames and bytes,
+//! but its cost depends on more than can be counted: rejected chains, packets cut into segments, a
+//! receiver's tiny buffers, cache misses, page faults, a TAP that needs a system call for each
+//! frame. So the time of each burst is measured. A ring whose burst took longer than its
+//! [`Quantum`] is *throttled*: the ring skips turns until the other sources have had as much time
+//! (deficit round robin, Shreedhar and Varghese 1995, in time).
 //!
-//! The quantum is what the cheapest burst takes of a ring that has more to send. With a fixed one
-//! those whose bursts are cheaper would have less time than they are due, and how long a burst
-//! takes is the machine's to say: 2.5 µs, right for one, left a bystander half of its share on
-//! another whose copies are twice as fast.
+//! The quantum is the time of the cheapest burst of a ring that has more to send. With a fixed
+//! quantum, rings with cheaper bursts would get less time than their share, and the time of a burst
+//! depends on the machine: 2.5 µs, right for one machine, left a bystander half of its share on
+//! another machine whose copies are twice as fast.
 //!
-//! Only rings that compete are throttled: a turn in which no other had work forgives everything, so
-//! this costs a ring that is alone nothing. A worker that loses its CPU in a burst charges the
-//! guest for it; on a busy host that hits each as often as it is served, and
-//! [`MAX_DEFICIT_NANOS`] bounds it.
+//! Only competing rings are throttled. A turn in which only one ring had work clears its deficit,
+//! so a ring that is alone pays nothing. A worker that loses its CPU in a burst charges the guest
+//! of the burst; on a busy host this hits each guest as often as it is served, and
+//! [`MAX_DEFICIT_NANOS`] bounds the charge.
 //!
 //! Time is an argument, in cycles; an [`Account`] reads the clock.
 
@@ -25,41 +25,42 @@ use base::limits::{MAX_DEFICIT_NANOS, QUANTUM_NANOS, SHARED_NANOS};
 use base::stats::QueueStats;
 use sys::clock;
 
-/// The limits, in cycles.
+/// Terms of a turn, in cycles.
 #[derive(Debug, Clone, Copy)]
 pub struct Terms {
-    /// What a ring may take of a turn.
+    /// Time that a ring may take of a turn.
     pub quantum: u64,
-    /// What a skipped turn pays.
+    /// Time by which a skipped turn reduces a deficit.
     pub pay: u64,
 }
 
-/// What each ring that competes for a worker may take of a turn, in cycles.
+/// The time that each competing ring may take of a turn, in cycles.
 #[derive(Debug, Clone, Copy)]
 pub struct Quantum {
     now: u64,
     cheapest: u64,
     least: u64,
     most: u64,
-    /// Turns in a row in which all were throttled.
+    /// Consecutive turns in which all sources were throttled.
     idle_turns: u32,
-    /// A ring had no more: it is to be served often, which `most` is for.
+    /// A ring was emptied. Such a ring is to be served often, so `most` bounds the quantum.
     drained: bool,
 }
 
-/// How many times as long a quantum may be while all rings have more: a turn, 50 µs.
+/// Factor for the bound of the quantum while all rings have more frames: 50 µs, a turn.
 const GREEDY_QUANTA: u64 = 20;
 
-/// By then a turn pays four thousand quanta, more than it can be that are owed.
+/// Number of idle turns after which a skipped turn pays four thousand quanta, more than any
+/// deficit.
 const MAX_IDLE_TURNS: u32 = 6;
 
 impl Quantum {
-    /// One that begins at `most` and stays within both.
+    /// Creates a quantum that begins at `most` and stays between `least` and `most`.
     pub fn new(least: u64, most: u64) -> Quantum {
         Quantum { now: most, cheapest: u64::MAX, least, most, idle_turns: 0, drained: false }
     }
 
-    /// A burst took so long of a ring that has `more`.
+    /// Records that a burst took `spent` cycles. `more`: the ring has more frames.
     #[inline(always)]
     pub fn saw(&mut self, spent: u64, more: bool) {
         if more {
@@ -69,10 +70,10 @@ impl Quantum {
         }
     }
 
-    /// The quantum in the turn that begins, and what skipping it pays. The quantum falls at once
-    /// and rises slowly: in some turns those with the cheap bursts are throttled themselves. After
-    /// turns in which all were, `idle`, a skipped turn pays four times as much each time: what all
-    /// owe is soon paid, and the difference stays.
+    /// Returns the terms of the turn that begins. The quantum falls at once and rises slowly,
+    /// because rings with cheap bursts are throttled themselves in some turns. `idle`: all sources
+    /// were throttled in the last turn. After each idle turn a skipped turn pays four times as
+    /// much, so that the common part of all deficits is soon paid, and the differences stay.
     #[inline(always)]
     pub fn next_turn(&mut self, idle: bool) -> Terms {
         if idle {
@@ -88,7 +89,7 @@ impl Quantum {
     }
 }
 
-/// What a source took beyond its quantum.
+/// Time that a source took beyond its quantum.
 #[derive(Debug, Clone, Copy)]
 pub struct Deficit(Budget);
 
@@ -99,7 +100,7 @@ impl Default for Deficit {
 }
 
 impl Deficit {
-    /// True if the source skips this turn; `contended` if others had work in the last one.
+    /// True if the source skips this turn. `contended`: other sources had work in the last turn.
     #[inline(always)]
     pub fn is_throttled(&mut self, contended: bool, terms: Terms) -> bool {
         if !contended {
@@ -108,12 +109,12 @@ impl Deficit {
         self.0.take(terms.pay)
     }
 
-    /// Records what the floods of bursts took.
+    /// Adds the time of floods.
     pub fn owe(&mut self, spent: u64) {
         self.0.earn(spent);
     }
 
-    /// Records what a burst took.
+    /// Adds the time of a burst, less the quantum.
     #[inline(always)]
     pub fn charge(&mut self, spent: u64, terms: Terms) {
         self.0.earn(spent);
@@ -123,16 +124,16 @@ impl Deficit {
 
 /// A worker's account of its time.
 pub struct Account {
-    /// When the last look at a source ended, or the turn began.
+    /// Cycle at which the last look at a source ended, or the turn began.
     charged_until: u64,
     /// Several sources had work in the last turn.
     contended: bool,
-    /// The cycle up to which others may have work again, as they had some lately.
+    /// Cycle up to which other sources may have work again, since several sources lately had work.
     shared_until: u64,
     /// [`SHARED_NANOS`] in cycles.
     shared: u64,
     quantum: Quantum,
-    /// What a source may take of a turn, and may owe.
+    /// Terms of the present turn.
     terms: Terms,
 }
 
@@ -151,8 +152,8 @@ impl Default for Account {
 }
 
 impl Account {
-    /// Begins a turn at `cycle`, unless a look has ended since; `contended` if several sources had
-    /// work in the last one, `idle` if all of them were throttled.
+    /// Begins a turn at `cycle`, unless a look has ended since. `contended`: several sources had
+    /// work in the last turn. `idle`: all of these sources were throttled.
     pub fn begin_turn(&mut self, cycle: u64, contended: bool, idle: bool) {
         (self.charged_until, self.contended) = (self.charged_until.max(cycle), contended);
         if contended {
@@ -161,20 +162,20 @@ impl Account {
         self.terms = self.quantum.next_turn(idle);
     }
 
-    /// What a source may take of this turn, in cycles.
+    /// Returns the time that a source may take of this turn, in cycles.
     #[cfg(test)]
     pub fn quantum(&self) -> u64 {
         self.terms.quantum
     }
 
-    /// True if a source has to skip this turn for what its bursts took before.
+    /// True if a source must skip this turn because of earlier bursts.
     #[inline(always)]
     pub fn throttles(&self, deficit: &mut Deficit) -> bool {
         deficit.is_throttled(self.contended, self.terms)
     }
 
-    /// Charges a source for the time since the last look ended. Of one whose frames were forwarded
-    /// it is known whether it has `more`, and what a burst takes.
+    /// Charges a source for the time since the last look ended. `more`, for a source whose frames
+    /// were forwarded: the source has more frames.
     #[inline(always)]
     pub fn charge(&mut self, deficit: &mut Deficit, stats: &QueueStats, more: Option<bool>) {
         let spent = clock::since(self.charged_until, self.end_look());
@@ -185,41 +186,42 @@ impl Account {
         }
     }
 
-    /// Charges a flood for a part that took so many cycles.
+    /// Charges a flood for a part that took `spent` cycles.
     #[cold]
     pub fn charge_part(&mut self, deficit: &mut Deficit, spent: u64) {
         deficit.charge(spent, self.terms);
         self.quantum.saw(spent, true);
     }
 
-    /// Ends a look: the cycles since the last one ended that are to be charged.
+    /// Ends a look, and returns the cycles to charge since the end of the last look.
     pub fn lap(&mut self) -> u64 {
         let began = self.charged_until;
         clock::since(began, self.end_look())
     }
 
-    /// Has a source pay for floods of its bursts, which took so many cycles of a worker.
+    /// Charges a source for floods of its bursts, which took `owed` cycles of a worker.
     #[cold]
     pub fn collect(&self, deficit: &mut Deficit, stats: &QueueStats, owed: u64) {
         stats.cycles.add(owed);
         deficit.owe(owed);
     }
 
-    /// The cycle at which to read no more of a device for a burst, each of whose frames is a system
-    /// call: after a quantum, if others have work or lately had some.
+    /// Returns the cycle at which to stop reading a device for a burst, since each frame may be a
+    /// system call: after a quantum. None if no other source lately had work.
     pub fn reading_ends(&self) -> Option<u64> {
         let shared = self.charged_until < self.shared_until;
         shared.then(|| self.charged_until.saturating_add(self.terms.quantum))
     }
 
-    /// Ends a look at a source: what was not charged by now no source pays for. The present cycle.
+    /// Ends a look at a source: time that is not charged by now is charged to no source. Returns
+    /// the present cycle.
     #[inline(always)]
     pub fn end_look(&mut self) -> u64 {
         self.charged_until = clock::cycles();
         self.charged_until
     }
 
-    /// No source is charged for so many cycles of the present burst.
+    /// Exempts `cycles` of the present burst from the charge.
     #[inline(always)]
     pub fn forgive(&mut self, cycles: u64) {
         self.charged_until = self.charged_until.wrapping_add(cycles);
@@ -237,7 +239,7 @@ mod tests {
         Deficit(Budget::empty(most))
     }
 
-    /// Time that two rings got in so many turns whose bursts take `costs`.
+    /// Returns the time that two rings got in `turns` turns, with bursts that take `costs`.
     fn run(costs: [u64; 2], turns: usize) -> [u64; 2] {
         let mut deficits = [(); 2].map(|()| deficit(MOST));
         let mut got = [0; 2];
@@ -265,7 +267,7 @@ mod tests {
         assert_eq!((cheap, other), (3000, 10_000), "none is made to wait for less");
     }
 
-    /// Whatever bursts cost, on whatever machine, each ring gets its half of the time.
+    /// Whatever bursts cost, and on any machine, each ring gets half of the time.
     #[test]
     fn the_quantum_follows_the_cheapest_burst() {
         for costs in [[300, 1000], [700, 90_000], [3000, 9000], [400, 401], [20_000, 20_000]] {

@@ -1,17 +1,18 @@
-//! One ring of a port and what its lock protects.
+//! One ring of a port and the state under its lock.
 //!
-//! A transmit queue's lock is taken by the worker that owns the ring, for one burst at a time; it
-//! is uncontended and exists so that a session can make the ring quiet. A receive queue's lock is
-//! a leaf: taken by any worker with frames for it, never two at once, no system call inside.
+//! The worker that owns a transmit ring takes its lock for one burst at a time. The lock is
+//! uncontended, and lets a session make the ring quiet. The lock of a receive ring is a leaf: any
+//! worker with frames for the ring takes it, never two receive locks at once, and makes no system
+//! call under it.
 //!
-//! Making a ring quiet is taking its lock: nothing is half done while the lock is free. A session
-//! announces itself first ([`Queue::quiet`]), because the worker would otherwise win the lock
+//! A session makes a ring quiet by taking its lock: no burst is half done while the lock is free.
+//! The session announces itself first ([`Queue::quiet`]); otherwise the worker would win the lock
 //! again and again.
 //!
-//! Only sessions park on a ring's lock. Its holder writes to a guest's memory, and its
-//! front-end can make that last: a page that is not there, a hole that is being punched. A worker
-//! would make its own guests wait for that, so it tries ([`Queue::lock_for_burst`]), and goes on
-//! without the lock.
+//! Only sessions park on a ring's lock. The holder of the lock writes to a guest's memory, and the
+//! guest's front-end can prolong the write: with a missing page, or with a hole that is being
+//! punched. A worker that parked would make its own guests wait as well, so a worker only tries the
+//! lock ([`Queue::lock_for_burst`]), and goes on without the lock if the try fails.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -30,46 +31,48 @@ use base::stats::QueueStats;
 use switch::SourceMemo;
 use sys::clock;
 
-/// What came of looking at a source.
+/// Result of a look at a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
-    /// A burst was forwarded; there may be more.
+    /// A burst was forwarded; the source may have more frames.
     More,
-    /// A burst was forwarded, and the source is known to be empty now.
+    /// A burst was forwarded, and the source is empty.
     Last,
-    /// Nothing there.
+    /// The source is empty.
     Empty,
-    /// Stopped, disabled or broken: a session will say when to look again.
+    /// The source is stopped, disabled or broken: a session will say when to look again.
     Gone,
-    /// Another thread has the ring, or the one that its frames wait for: look again next turn.
+    /// Another thread holds the lock of the ring, or of the receive ring that the ring's frames
+    /// wait for: look again in the next turn.
     Locked,
-    /// Others have to have as much of the worker's time first: it skips turns.
+    /// The source skips turns until other sources have had as much of the worker's time.
     Throttled,
-    /// There may be more, or what its frames wait for came in this moment, and no event tells: look
-    /// again next turn.
+    /// There may be more frames, or the wait of the frames may just have ended, and no event
+    /// reports this: look again in the next turn.
     Again,
-    /// Nothing can be forwarded before this cycle, as far as is known: look again in each turn, and
-    /// then at the latest.
+    /// No frame can be forwarded before this cycle, as far as is known: look again in each turn,
+    /// and at this cycle at the latest.
     At(u64),
-    /// The same, and what comes before is buffers of a receiver that takes frames.
+    /// Frames wait for buffers of a receiver that takes frames: look again in each turn, and at
+    /// this cycle at the latest.
     Receiver(u64),
 }
 
-/// What a ring's memory made workers wait, which the guest pays for.
+/// Pause of a ring whose memory delayed workers.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Pause {
-    /// The cycle from which on the ring gets or sends frames again; 0 if it does.
+    /// Cycle at which the pause ends; 0 without a pause.
     until: u64,
 }
 
 impl Pause {
-    /// True while the ring gets or sends nothing.
+    /// True while the ring is paused.
     #[inline(always)]
     pub fn is_paused(&mut self, now: impl FnOnce() -> u64) -> bool {
         self.until != 0 && self.lasts(now())
     }
 
-    /// True if the ring was paused and nobody has found the pause over yet.
+    /// True if the ring was paused and no thread has found the end of the pause yet.
     pub fn is_set(&self) -> bool {
         self.until != 0
     }
@@ -82,8 +85,8 @@ impl Pause {
         self.until != 0
     }
 
-    /// Makes the guest pay `slow` cycles, up to cycle `now`, with a pause many times as long, up to
-    /// [`MAX_PAUSE_NANOS`]: a worker that a debugger stops in a page fault looks slow too.
+    /// Pauses the ring from cycle `now` on, for many times the `slow` cycles of delay, up to
+    /// [`MAX_PAUSE_NANOS`]: a worker that a debugger stops in a page fault looks slow, too.
     #[cold]
     pub fn charge(&mut self, slow: u64, now: u64) {
         let long = slow.saturating_mul(SLOW_PAUSE_PARTS).min(clock::cycles_in(MAX_PAUSE_NANOS));
@@ -91,82 +94,82 @@ impl Pause {
     }
 }
 
-/// What a session and the worker that serves it know of a ring of either direction.
+/// State of a ring of either direction, for its session and its worker.
 #[derive(Debug, Default)]
 pub struct Vring {
     /// The ring while it is started.
     pub ring: Option<SplitRing>,
-    /// The worker that serves the ring, by number. Any other that still has it among its sources
-    /// lets go of it; see `worker::assignment`.
+    /// Number of the worker that serves the ring. Any other worker that still has the ring among
+    /// its sources drops the ring; see `worker::assignment`.
     pub owner: Option<usize>,
-    /// The session that started the ring, as [`GuestPort::session`] counts them.
+    /// The session that started the ring, as counted by [`GuestPort::session`].
     ///
     /// [`GuestPort::session`]: super::GuestPort::session
     pub session: u64,
-    /// `SET_VRING_ENABLE`, or implied without protocol features.
+    /// Set by `SET_VRING_ENABLE`, or implied without protocol features.
     pub enabled: bool,
-    /// The driver broke the ring; it is not touched again before a restart.
+    /// The driver broke the ring, which is not used again before a restart.
     pub broken: bool,
-    /// The front-end gave no kick descriptor: the ring is polled for good.
+    /// The front-end gave no kick descriptor: the ring is polled permanently.
     pub kickless: bool,
-    /// Signals the driver.
+    /// Call descriptor, which signals the driver.
     pub call: Option<Arc<CallFd>>,
-    /// Reports a broken ring to the front-end.
+    /// Error descriptor, which reports a broken ring to the front-end.
     pub err: Option<Arc<CallFd>>,
-    /// Worker and turn in which a signal for this ring was last queued: one a turn is enough.
+    /// Worker and turn in which a signal for this ring was last noted: one signal a turn is enough.
     pub signalled: (usize, u64),
 }
 
 impl Vring {
-    /// The ring, if frames may cross it now.
+    /// Returns the ring if it is started, enabled and not broken.
     #[inline(always)]
     pub fn running(&mut self) -> Option<&mut SplitRing> {
         if self.broken || !self.enabled { None } else { self.ring.as_mut() }
     }
 }
 
-/// What the lock of a queue protects.
+/// State under the lock of a queue.
 #[derive(Debug, Default)]
 pub struct RingState<Side> {
     /// The ring.
     pub vring: Vring,
-    /// What its memory made workers wait.
+    /// Pause because of slow memory.
     pub memory: Pause,
-    /// What only rings of this direction have.
+    /// State of this direction only.
     pub side: Side,
 }
 
-/// What only transmit rings have.
+/// State of transmit rings only.
 #[derive(Debug, Default)]
 pub struct Tx {
-    /// What keeps its frames from being taken.
+    /// Conditions that keep frames in the ring.
     pub gate: Gate,
-    /// The source this ring last taught the switch.
+    /// The source address that this ring last taught the switch.
     pub source: SourceMemo,
-    /// What its bursts took beyond its quantum of the worker's time.
+    /// Time that the ring's bursts took beyond its quantum.
     pub deficit: Deficit,
-    /// When its driver is signalled.
+    /// Moderation of signals to the driver.
     pub moderation: Moderation,
 }
 
-/// What only receive rings have.
+/// State of receive rings only.
 #[derive(Debug, Default)]
 pub struct Rx {
-    /// Which frames it takes.
+    /// Admission of frames to the ring.
     pub admission: Admission,
-    /// Who waits for its next buffers.
+    /// Workers that wait for the ring's next buffers.
     pub awaited: Awaited,
     /// Kick events to ignore when judging whether the driver's memory is shared.
     pub stale_kicks: u32,
 }
 
-/// Workers that wait for a receive ring's next buffers, by their numbers modulo 64: the kick that
-/// tells of them goes to one worker, and is to wake the others.
+/// Workers that wait for a receive ring's next buffers, by their numbers modulo 64: the kick for
+/// new buffers goes to one worker, which wakes the others.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Awaited(u64);
 
 impl Awaited {
-    /// A worker waits.
+    /// Records that a worker waits.
     pub fn add(&mut self, worker: usize) {
         self.0 |= 1 << (worker % 64);
     }
@@ -177,15 +180,15 @@ impl Awaited {
     }
 }
 
-/// A transmit ring's.
+/// State of a transmit ring.
 pub type TxState = RingState<Tx>;
 
-/// A receive ring's.
+/// State of a receive ring.
 pub type RxState = RingState<Rx>;
 
 impl TxState {
-    /// How many frames may be taken at cycle `now`, or what there is to do instead. Whether others
-    /// are to be served first, or the receiver has no buffers, is not asked here.
+    /// Returns the number of frames that may be taken at cycle `now`; an error says what the worker
+    /// does instead. Does not check for throttling, nor for buffers of the receiver.
     #[inline(always)]
     pub fn may_take(&mut self, queue: &Queue<Tx>, now: u64) -> Result<usize, Next> {
         let limit = match self.drain_left(queue) {
@@ -199,8 +202,8 @@ impl TxState {
         if self.memory.until > now { Err(Next::At(self.memory.until)) } else { Ok(limit) }
     }
 
-    /// Frames that a ring that is being disabled still has to forward; none if it is not. Disables
-    /// it and tells the waiting session when there are none left.
+    /// Returns the number of frames that a draining ring still has to forward; none if the ring is
+    /// not draining. At 0, disables the ring and tells the waiting session.
     #[inline(always)]
     pub fn drain_left(&mut self, queue: &Queue<Tx>) -> Option<u16> {
         self.side.gate.drain_to.map(|target| self.drain(target, queue))
@@ -218,14 +221,14 @@ impl TxState {
         left
     }
 
-    /// Disables a ring that is being disabled, and tells the waiting session.
+    /// Disables a draining ring, and tells the waiting session.
     #[cold]
     pub fn end_drain(&mut self, queue: &Queue<Tx>) {
         self.side.gate.drain_to = None;
         self.vring.enabled = false;
         if let Some(ring) = &mut self.vring.ring {
-            // Later frames are discarded on a kick; whether some are there already is the
-            // driver's affair until it kicks again.
+            // Later frames are discarded on a kick. Frames that are there already are discarded at
+            // the driver's next kick.
             let _ = ring.enable_kicks();
         }
         queue.notify_drained();
@@ -233,7 +236,7 @@ impl TxState {
 }
 
 impl RxState {
-    /// The ring, if frames may cross it now, and what admits them.
+    /// Returns the ring and its admission, if the ring is started, enabled and not broken.
     #[inline(always)]
     pub fn admission(&mut self) -> Option<(&mut SplitRing, &mut Admission)> {
         Some((self.vring.running()?, &mut self.side.admission))
@@ -245,8 +248,8 @@ impl RxState {
 #[repr(align(128))]
 pub struct Queue<Side> {
     state: Mutex<RingState<Side>>,
-    /// Sessions waiting for the lock, to which workers yield, suspensions, and [`STALLED`]: one
-    /// word, as each burst looks at it.
+    /// Number of sessions that wait for the lock, to which workers yield; suspensions; and
+    /// [`STALLED`]. One word, because each burst reads it.
     waiting: AtomicU32,
     drained: Condvar,
     /// Counters, written under the lock.
@@ -262,7 +265,7 @@ pub enum QueueRef<'q> {
     Rx(&'q Queue<Rx>),
 }
 
-/// Does the same with a queue of either direction.
+/// Evaluates one expression for a queue of either direction.
 macro_rules! either {
     ($this:expr, $queue:ident => $does:expr) => {
         match $this {
@@ -273,17 +276,17 @@ macro_rules! either {
 }
 
 impl<'q> QueueRef<'q> {
-    /// Its counters.
+    /// Returns the counters.
     pub fn stats(self) -> &'q QueueStats {
         either!(self, queue => &queue.stats)
     }
 
-    /// [`Queue::suspend`].
+    /// Calls [`Queue::suspend`].
     pub fn suspend(self) {
         either!(self, queue => queue.suspend())
     }
 
-    /// [`Queue::resume`], and the ring pays for `slow` cycles up to cycle `now`.
+    /// Calls [`Queue::resume`], and pauses the ring for `slow` cycles of delay up to cycle `now`.
     pub fn resume(self, slow: u64, now: u64) {
         either!(self, queue => {
             if slow > 0 {
@@ -293,7 +296,7 @@ impl<'q> QueueRef<'q> {
         })
     }
 
-    /// Signals go to another descriptor, which is owed none.
+    /// Sets the call descriptor, which is owed no signal.
     pub fn set_call(self, call: Option<Arc<CallFd>>) {
         match self {
             QueueRef::Tx(queue) => {
@@ -305,8 +308,8 @@ impl<'q> QueueRef<'q> {
         }
     }
 
-    /// As [`Queue::quiet`], for what both directions have, and for what the first frames of a
-    /// transmit ring wait for.
+    /// Makes the ring quiet, like [`Queue::quiet`], and calls `with` with the state of either
+    /// direction, and the receiver that the first frames of a transmit ring wait for.
     pub fn quiet<R>(self, with: impl FnOnce(&mut Vring, &mut Option<Waiting>) -> R) -> R {
         match self {
             QueueRef::Tx(queue) => {
@@ -317,20 +320,20 @@ impl<'q> QueueRef<'q> {
         }
     }
 
-    /// Puts another ring in the queue's place, and has `then` done before it is used.
+    /// Replaces the ring of the queue, and calls `then` before the ring is used.
     pub fn renew(self, vring: Vring, then: impl FnOnce(&mut Vring)) {
         either!(self, queue => queue.renew(vring, then))
     }
 }
 
-/// One suspension; below it sessions are counted.
+/// One suspension; the lower bits count sessions.
 const SUSPENDED: u32 = 1 << 16;
 
-/// Some worker waited for the lock in vain, and no thread has had it since.
+/// A worker waited for the lock in vain, and no thread has had the lock since.
 const STALLED: u32 = 1 << 31;
 
 impl<Side: Default> Queue<Side> {
-    /// The lock, if free.
+    /// Returns the lock, if it is free.
     #[inline(always)]
     fn try_lock(&self) -> Option<MutexGuard<'_, RingState<Side>>> {
         match self.state.try_lock() {
@@ -340,9 +343,9 @@ impl<Side: Default> Queue<Side> {
         }
     }
 
-    /// The lock that a thread held when it panicked. What the driver was not shown is undone: a
-    /// receive ring that another port's burst was being copied into is as good as before, and its
-    /// guest does not pay for it. Whose burst it was pays, see `worker::run`.
+    /// Returns the lock that a thread held when it panicked. Undoes changes that the driver has not
+    /// seen: a receive ring is as good as before the copy, and its guest does not pay for a panic
+    /// in another port's burst. The port of the burst pays; see `worker::run`.
     #[cold]
     #[inline(never)]
     fn after_panic<'q>(
@@ -357,20 +360,21 @@ impl<Side: Default> Queue<Side> {
         state
     }
 
-    /// The lock; parks until it is free. Not for workers, but after a panic.
+    /// Returns the lock; parks until the lock is free. Workers call this only after a panic.
     pub fn lock(&self) -> MutexGuard<'_, RingState<Side>> {
         self.state.lock().unwrap_or_else(|poisoned| self.after_panic(poisoned))
     }
 
-    /// The lock for a worker's burst or run: none while a session wants the ring quiet, or it would
-    /// lose against a busy worker again and again. None either if the ring is stalled, which
-    /// [`Queue::lock_again`] finds out.
+    /// Returns the lock for a worker's burst or run. None while a session wants the ring quiet,
+    /// because the session would lose against a busy worker again and again. None also while the
+    /// ring is stalled: [`Queue::lock_again`] ends the stall.
     #[inline(always)]
     pub fn lock_for_burst(&self) -> Option<MutexGuard<'_, RingState<Side>>> {
         if self.waiting.load(Ordering::Relaxed) != 0 { None } else { self.try_lock() }
     }
 
-    /// The same for a worker that was refused the lock before: one that gets it ends the stall.
+    /// Returns the lock for a worker that was refused the lock before, and ends a stall of the
+    /// ring. None while a session wants the ring quiet, or the ring is suspended.
     #[cold]
     pub fn lock_again(&self) -> Option<MutexGuard<'_, RingState<Side>>> {
         if self.waiting.load(Ordering::Relaxed) & !STALLED != 0 {
@@ -381,8 +385,8 @@ impl<Side: Default> Queue<Side> {
         Some(state)
     }
 
-    /// The same within a short spin, about as long as a burst takes, unless that is known to be no
-    /// use.
+    /// Returns the lock after a short spin, about as long as a burst takes. Does not spin if the
+    /// ring is stalled or suspended.
     pub fn lock_soon(&self) -> Option<MutexGuard<'_, RingState<Side>>> {
         if self.is_stalled() {
             return self.lock_again();
@@ -397,25 +401,26 @@ impl<Side: Default> Queue<Side> {
         }
     }
 
-    /// Records that the lock was waited for in vain: no worker waits again before it was free.
+    /// Records that a worker waited for the lock in vain: no worker waits until the lock has been
+    /// free once.
     #[cold]
     pub fn stall(&self) {
         self.waiting.fetch_or(STALLED, Ordering::Relaxed);
     }
 
-    /// No worker uses the ring, nor waits for it, until [`Queue::resume`]: its guest's memory makes
-    /// one wait. Several may suspend it.
+    /// Keeps workers from using the ring, and from waiting for it, until [`Queue::resume`], since
+    /// the memory of the ring's guest delays a thread. Suspensions by several threads are counted.
     pub fn suspend(&self) {
         self.waiting.fetch_add(SUSPENDED, Ordering::Relaxed);
     }
 
-    /// Ends a [`Queue::suspend`].
+    /// Ends one [`Queue::suspend`].
     pub fn resume(&self) {
         self.waiting.fetch_sub(SUSPENDED, Ordering::Relaxed);
     }
 
-    /// Makes the ring pay for `slow` cycles up to cycle `now`, if it is still that session's, and
-    /// its lock is free.
+    /// Pauses the ring for `slow` cycles of delay up to cycle `now`, if `session` (any, if none)
+    /// still has the ring, and if the ring's lock is free.
     #[cold]
     pub fn charge(&self, session: Option<u64>, slow: u64, now: u64) {
         if let Some(mut state) = self.try_lock()
@@ -425,12 +430,12 @@ impl<Side: Default> Queue<Side> {
         }
     }
 
-    /// True if it is no use to wait for the lock.
+    /// True if waiting for the lock is useless: the ring is stalled or suspended.
     pub fn is_stalled(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) >= SUSPENDED
     }
 
-    /// The lock for a session: makes the ring quiet.
+    /// Returns the lock for a session: makes the ring quiet.
     pub fn quiet(&self) -> MutexGuard<'_, RingState<Side>> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let guard = self.lock();
@@ -438,8 +443,8 @@ impl<Side: Default> Queue<Side> {
         guard
     }
 
-    /// The same for a thread that does not wait for a guest's memory: none within the time for
-    /// which a preempted worker is waited for.
+    /// Returns the lock for a thread that must not wait for a guest's memory: makes the ring quiet.
+    /// None after [`LOCK_WAIT_NANOS`], the time for which a preempted worker is waited for.
     pub fn quiet_soon(&self) -> Option<MutexGuard<'_, RingState<Side>>> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let end = Instant::now() + Duration::from_nanos(LOCK_WAIT_NANOS);
@@ -452,9 +457,8 @@ impl<Side: Default> Queue<Side> {
         guard
     }
 
-    /// Puts another ring in this one's place, which may be another session's, and has `then` done
-    /// before it is used. What its memory made a worker wait stays, or to come back would be the
-    /// way around the pause.
+    /// Replaces the ring, perhaps by another session's ring, and calls `then` before the ring is
+    /// used. The pause stays; otherwise a reconnect would end the pause.
     fn renew(&self, vring: Vring, then: impl FnOnce(&mut Vring)) {
         let mut state = self.quiet();
         let renewed = RingState { vring, memory: state.memory, side: Side::default() };
@@ -466,15 +470,16 @@ impl<Side: Default> Queue<Side> {
 }
 
 impl<Side: Default> Queue<Side> {
-    /// True if the driver broke the ring, as far as can be told without waiting: a ring that is in
-    /// use at the moment is not.
+    /// True if the driver broke the ring. False also if the ring is in use at the moment, since
+    /// this function does not wait.
     pub fn is_broken(&self) -> bool {
         self.try_lock().is_some_and(|state| state.vring.broken)
     }
 }
 
 impl Queue<Tx> {
-    /// Waits until the owner has forwarded up to `drain_to`, at most `limit`; true if it has.
+    /// Waits until the owner has forwarded frames up to `drain_to`, at most for `limit`. True if
+    /// the ring is drained.
     pub fn wait_drained(&self, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         let mut state = self.quiet();
@@ -484,13 +489,14 @@ impl Queue<Tx> {
                 return false;
             }
             let waited = self.drained.wait_timeout(state, left);
-            // If the thread that had the lock panicked, the next to take it mends the ring.
+            // After a panic of the lock's holder, the next thread that takes the lock repairs the
+            // ring.
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         true
     }
 
-    /// Tells a session that waits in [`Queue::wait_drained`].
+    /// Wakes a session that waits in [`Queue::wait_drained`].
     pub fn notify_drained(&self) {
         self.drained.notify_all();
     }

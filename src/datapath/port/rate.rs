@@ -1,8 +1,8 @@
-//! The rates of one port: what is set, and what may pass now.
+//! The rates of one port: limits, and the meters of passing frames.
 //!
-//! The lock is held for a burst's worth of arithmetic, by a worker or by the thread that changes
-//! the rate, with no other lock taken inside. A worker does not park on it: what cannot be asked
-//! waits for the next look, or is dropped.
+//! A worker, or the thread that changes the rate, holds the lock for the arithmetic of a burst, and
+//! takes no other lock meanwhile. A worker does not park on the lock: if another thread holds the
+//! meter, frames wait for the next look or are dropped.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -11,65 +11,65 @@ use base::frame::Load;
 use switch::{FloodClass, FloodLimits, Limit, Meter};
 use sys::clock;
 
-/// Tries to get a lock that is held for some hundred instructions.
+/// Number of attempts for a lock that is held for some hundred instructions.
 const LOCK_TRIES: usize = 1024;
 
-/// Both directions.
+/// Meters of a port.
 #[derive(Debug, Default)]
 pub struct Rates {
-    /// From the port into the switch.
+    /// Frames from the port into the switch.
     pub input: Metered,
-    /// From the switch to the port.
+    /// Frames from the switch to the port.
     pub output: Metered,
-    /// From the port to all that a flood reaches, by [`FloodClass`].
+    /// Flooded frames from the port, by [`FloodClass`].
     pub floods: [Metered; FloodClass::ALL.len()],
 }
 
 impl Rates {
-    /// Goes by these limits from now on, for frames from the port and to it, and for floods.
+    /// Sets the limits of frames from the port and to the port, and of floods.
     pub fn set(&self, [input, output]: [Limit; 2], floods: FloodLimits) {
         self.input.set(input);
         self.output.set(output);
         self.floods.iter().zip(floods).for_each(|(metered, limit)| metered.set(limit));
     }
 
-    /// True if something is limited that is not flooded.
+    /// True if a rate other than that of floods is limited.
     pub fn are_on(&self) -> bool {
         self.input.is_on() || self.output.is_on()
     }
 }
 
-/// One direction.
+/// Meter of one direction.
 #[derive(Debug, Default)]
 pub struct Metered {
     on: AtomicBool,
     state: Mutex<State>,
-    /// Packets and bytes that passed and did not, after all.
+    /// Packets and bytes that are returned to the meter at the next lock.
     returned: [AtomicU64; 2],
 }
 
-/// What its lock protects.
+/// State under the lock of a meter.
 #[derive(Debug, Default)]
 pub struct State {
     limit: Limit,
-    /// What may pass.
+    /// The token buckets.
     pub meter: Meter,
 }
 
 impl Metered {
-    /// True if something is limited.
+    /// True if a limit is set.
     #[inline(always)]
     pub fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)
     }
 
-    /// What is set, if something is.
+    /// Returns the limit, if a limit is set.
     pub fn limit(&self) -> Option<Limit> {
         let limit = self.state.lock().unwrap_or_else(PoisonError::into_inner).limit;
         limit.is_on().then_some(limit)
     }
 
-    /// Goes by another limit from now on; one that is in force goes on.
+    /// Sets the limit. An equal limit keeps the state of the meter.
     pub fn set(&self, limit: Limit) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.limit == limit {
@@ -84,7 +84,8 @@ impl Metered {
         self.on.store(limit.is_on(), Ordering::Relaxed);
     }
 
-    /// What may pass now; none if another thread has it, which does not run.
+    /// Locks the meter, and credits returned packets and bytes. None if another thread holds the
+    /// lock and does not run.
     pub fn lock(&self) -> Option<MutexGuard<'_, State>> {
         let mut state = self.try_lock()?;
         if self.returned[0].load(Ordering::Relaxed) != 0 {
@@ -104,7 +105,8 @@ impl Metered {
         None
     }
 
-    /// What passed did not, after all; the next to look finds so, whoever has the lock now.
+    /// Returns tokens for frames that did not pass. Takes no lock; the next [`Metered::lock`]
+    /// credits the tokens.
     pub fn refund(&self, load: Load) {
         let [packets, bytes] = &self.returned;
         bytes.fetch_add(load.bytes, Ordering::Relaxed);
@@ -122,7 +124,7 @@ mod tests {
     use super::*;
     use switch::{Rate, Size};
 
-    /// Another thread stands still in the middle of its arithmetic.
+    /// Another thread is stuck in the middle of its arithmetic.
     #[test]
     fn a_refund_counts_although_the_lock_is_held() {
         let rates = Metered::default();

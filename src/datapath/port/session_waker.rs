@@ -1,8 +1,8 @@
-//! How other threads wake a session, which waits for its front-end: to end it, or to have it report
-//! its state.
+//! Wake-ups of a session, which waits for its front-end: to end, or to report its state.
 //!
-//! One eventfd for both, as a thousand ports have a thousand of them. The session reads it and
-//! looks at the flag afterwards, and the flag is set before the write: an end is never overlooked.
+//! One eventfd serves both purposes, since a thousand ports have a thousand sessions. The flag is
+//! set before the eventfd is written, and the session reads the eventfd before the flag: no end is
+//! missed.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use vmm_sys_util::eventfd::EventFd;
 
-/// What a session waits for besides its front-end.
+/// Wake-ups of a session by other threads.
 #[derive(Debug)]
 pub struct SessionWaker {
     eventfd: EventFd,
@@ -18,33 +18,33 @@ pub struct SessionWaker {
 }
 
 impl SessionWaker {
-    /// Nothing is wanted of the session.
+    /// Creates a waker without a wake-up.
     pub fn new() -> io::Result<SessionWaker> {
         let eventfd = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
         Ok(SessionWaker { eventfd, ended: AtomicBool::new(false) })
     }
 
-    /// The session is to end.
+    /// Asks the session to end.
     pub fn end(&self) {
         self.ended.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// The session is to look what it is asked for.
+    /// Asks the session to look for requests.
     pub fn wake(&self) {
-        // Fails only if it is full, and then it is readable.
+        // Fails only if the counter is full; the eventfd is readable then.
         let _ = self.eventfd.write(1);
     }
 
-    /// True if the session is to end; else wake-ups are taken notice of, and the descriptor is
-    /// readable after the next one.
+    /// True if the session is to end. Otherwise clears earlier wake-ups: the eventfd becomes
+    /// readable at the next wake-up.
     pub fn take(&self) -> bool {
-        // Fails if no thread has woken it.
+        // Fails if there was no wake-up.
         let _ = self.eventfd.read();
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Readable when the session is wanted.
+    /// Returns the eventfd, which is readable after a wake-up.
     pub fn eventfd(&self) -> &EventFd {
         &self.eventfd
     }

@@ -1,26 +1,28 @@
-//! On which receive queue a guest wants a flow: on the one of the pair it last sent that flow on.
+//! The receive queue that a guest wants for a flow: the queue of the pair on which the guest last
+//! sent the flow.
 //!
-//! A guest with several queue pairs gives each of its CPUs one and sends on the pair of the CPU
-//! that runs the sender. Answers that come on the same pair find their socket in that CPU's cache
+//! A guest with several queue pairs gives a pair to each of its CPUs, and sends on the pair of the
+//! CPU that runs the sender. Replies on the same pair find their socket in the cache of that CPU,
 //! and need no inter-processor interrupt. Linux's tun driver, and so vhost-net, learns the pair
-//! from what a guest sends (`tun_flow_update`, `tun_automq_select_queue`), and drivers count on it.
+//! from the guest's frames (`tun_flow_update`, `tun_automq_select_queue`), and drivers rely on it.
 //!
-//! A port has one table, written by its own transmit rings and read by all that send to it. It is
-//! made when the port first has two receive queues to choose from; a port with one pays nothing.
+//! A port has one table, which its own transmit rings write and all senders to the port read. The
+//! table is allocated when the port first has two receive queues to choose from; a port with one
+//! receive queue pays nothing.
 //!
-//! * A set of four flows is one atomic word: found by one load, changed by one store, and stored to
-//!   only if it changes, so that its cache line stays shared between the workers while flows stay
-//!   where they are. Load and store are not one step. Of two workers that enter flows in one set at
-//!   the same moment one loses, and is entered with its next frame.
-//! * A flow is ten bits of its hash, ten more choose the set. Two flows that are equal in both are
-//!   steered as one.
-//! * A new flow takes the place of the one at the end of its set. A known one that stands there
-//!   when it is sent goes to the front first, so those that are silent are displaced and those that
-//!   are not stay, as long as no more than four of a set are alive.
-//! * Nothing ages. What an old entry can do is to steer to some receive queue of the same guest,
-//!   which is all that the hash could do, and only while that queue takes frames. So there is no
-//!   time here and nobody who sweeps; tun has both to keep its list short, which here is a table.
-//! * What a guest sends changes its own table and no other.
+//! * A set of four flows is one atomic word, found by one load and changed by one store. The word
+//!   is stored only if it changes, so workers share its cache line while flows stay on their pairs.
+//!   Load and store are not one step: if two workers enter flows in one set at one moment, one
+//!   entry is lost until the next frame of its flow.
+//! * Ten bits of a flow's hash choose the set, and ten more identify the flow. Two flows with equal
+//!   bits are steered as one flow.
+//! * A new flow replaces the flow at the end of its set. A known flow at the end moves to the front
+//!   when it is sent. So silent flows are displaced and active flows stay, as long as a set has no
+//!   more than four active flows.
+//! * Entries do not age. An old entry can only steer to some receive queue of the same guest, as
+//!   the hash does, and only while this queue takes frames. Tun ages entries to keep its lists
+//!   short; this table has a fixed size.
+//! * A guest's frames change only the guest's own table.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -29,16 +31,16 @@ use base::limits::{MAX_QUEUE_PAIRS, STEERING_FLOWS};
 /// Flows of a set: a lane of 16 bits each.
 const WAYS: usize = 4;
 const SETS: usize = STEERING_FLOWS / WAYS;
-/// A lane's lower bits: the queue plus one, zero in a lane that was never used.
+/// Lower bits of a lane: the queue plus one; zero if the lane was never used.
 const QUEUE_BITS: u32 = 6;
 const QUEUE: u64 = (1 << QUEUE_BITS) - 1;
-/// Where the last lane begins.
+/// Lowest bit of the last lane.
 const LAST: u32 = 16 * (WAYS as u32 - 1);
 /// The lowest bit of each lane.
 const ONES: u64 = 0x0001_0001_0001_0001;
 
 const _: () = assert!(SETS.is_power_of_two() && SETS.trailing_zeros() + 16 - QUEUE_BITS <= 32);
-// A port has twice its pairs, and zero is no queue.
+// A port has two rings for each pair, and zero is no queue.
 const _: () = assert!(2 * (MAX_QUEUE_PAIRS as u64) < QUEUE);
 
 /// The flows that one guest lately sent.
@@ -54,7 +56,7 @@ impl Default for Steering {
 }
 
 impl Steering {
-    /// Records that the guest sent the flow of this hash on pair `queue`.
+    /// Records that the guest sent the flow with hash `hash` on pair `queue`.
     #[inline]
     pub fn note(&self, hash: u32, queue: usize) {
         let set = self.set(hash);
@@ -62,7 +64,7 @@ impl Steering {
         let lane = tag(hash) | (queue as u64 + 1) & QUEUE;
         let next = match find(lanes, hash) {
             Some(at) if at < LAST => lanes & !(0xffff << at) | lane << at,
-            // New, or the next to be displaced: to the front, and the last lane falls out.
+            // A new flow, or the flow at the end: moves to the front; the last lane falls out.
             _ => lanes << 16 | lane,
         };
         if next != lanes {
@@ -70,7 +72,8 @@ impl Steering {
         }
     }
 
-    /// The pair on which the guest last sent the flow of this hash, if it is known.
+    /// Returns the pair on which the guest last sent the flow with hash `hash`, if the flow is
+    /// known.
     #[inline]
     pub fn queue(&self, hash: u32) -> Option<usize> {
         let lanes = self.set(hash).load(Ordering::Relaxed);
@@ -78,7 +81,7 @@ impl Steering {
         (found as usize).checked_sub(1)
     }
 
-    /// Forgets all flows: another guest comes, which shall not find its predecessor's.
+    /// Removes all flows, so that the next guest does not meet its predecessor's flows.
     pub fn clear(&self) {
         self.sets.iter().for_each(|set| set.store(0, Ordering::Relaxed));
     }
@@ -89,18 +92,19 @@ impl Steering {
     }
 }
 
-/// The bits of a hash that a lane keeps, in their place.
+/// Returns the bits of a hash that a lane stores, at their position in the lane.
 #[inline(always)]
 fn tag(hash: u32) -> u64 {
     u64::from(hash >> SETS.trailing_zeros()) << QUEUE_BITS & 0xffff
 }
 
-/// Where the lane of this hash begins. Lanes are filled from the lowest, so one that was never
-/// used and looks like tag 0 comes after all that were.
+/// Returns the lowest bit of the lane of a hash. Lanes fill from the lowest, so an unused lane,
+/// which looks like tag 0, comes behind all used lanes.
 #[inline(always)]
 fn find(lanes: u64, hash: u32) -> Option<u32> {
     let other = (lanes ^ (tag(hash) * ONES)) & !(QUEUE * ONES);
-    // Lanes that are zero, as their highest bits; exact up to the first, and only that is used.
+    // Highest bits of the lanes that are zero; exact up to the first zero lane, and only this lane
+    // is used.
     let zero = other.wrapping_sub(ONES) & !other & ONES << 15;
     (zero != 0).then(|| zero.trailing_zeros() & !15)
 }
@@ -109,7 +113,7 @@ fn find(lanes: u64, hash: u32) -> Option<u32> {
 mod tests {
     use super::*;
 
-    /// Hashes of one set that differ in their tags.
+    /// Returns hashes of one set with different tags.
     fn hashes(set: u32) -> impl Iterator<Item = u32> {
         (0..1 << (16 - QUEUE_BITS)).map(move |tag| tag << SETS.trailing_zeros() | set)
     }
@@ -126,7 +130,8 @@ mod tests {
                 }
             }
         }
-        // Not the flow's hash above the tag, where queues are chosen without the table.
+        // The hash's bits above the tag do not choose the entry; they choose the queue without the
+        // table.
         assert_eq!(flows.queue(0x3ff << 10), flows.queue(0xffff_fc00));
         flows.clear();
         assert!((0..3).flat_map(hashes).all(|hash| flows.queue(hash).is_none()));
@@ -146,7 +151,7 @@ mod tests {
         }
     }
 
-    /// A flow that goes on is not displaced by any number of short ones.
+    /// An active flow is not displaced by any number of short flows.
     #[test]
     fn the_silent_are_displaced() {
         let flows = Steering::default();
@@ -160,7 +165,7 @@ mod tests {
         assert_eq!(known, WAYS);
     }
 
-    /// The promise to the other workers: a stream does not write.
+    /// A known flow does not write to the table, so the workers share the cache line.
     #[test]
     fn what_is_known_is_not_stored_again() {
         let flows = Steering::default();

@@ -1,13 +1,13 @@
-//! Which ports there are.
+//! The table of ports.
 //!
-//! A [`PortTable`] is the ports of one moment and never changes. [`Ports`] publishes the present
-//! one: a port that comes or goes makes another table. Workers hold a table of their own and look
-//! once a turn, with one load, whether it is still the present one; so a burst sees one set of
-//! ports from its beginning to its end, and no lock is taken for that.
+//! A [`PortTable`] has the ports of one moment and never changes. [`Ports`] publishes the present
+//! table; each new or removed port makes a new table. A worker keeps a table and checks once a
+//! turn, with one load, whether its table is still the present table. So a burst sees one set of
+//! ports from beginning to end, without a lock.
 //!
-//! A number is used again when no worker has a table any more in which it was another port's:
-//! [`Ports::free`] asks for that. Sessions are numbered through the life of the process
-//! ([`GuestPort::session`]), so what was meant for a port's last session never meets its successor.
+//! A port's number is used again when no worker has a table any more in which the number is another
+//! port's; [`Ports::free`] checks this. Session numbers are unique in the process
+//! ([`GuestPort::session`]), so a message for a port's last session never reaches the next session.
 //!
 //! [`GuestPort::session`]: super::GuestPort::session
 
@@ -28,59 +28,59 @@ use switch::{
 #[derive(Debug, Clone)]
 pub struct PortTable {
     serial: u64,
-    /// What is asked of each, by number; of none if the table is plain.
+    /// Policies by port number; empty if all ports are plain.
     policies: Box<[Arc<PortPolicy>]>,
-    /// Some have a rate.
+    /// A port has a rate.
     limited: bool,
-    /// The captures that want copies of their frames.
+    /// The active captures.
     captures: Box<[Arc<Capture>]>,
-    /// The mirrors that are wanted, and those whose ports are there.
+    /// The configured mirrors, and the mirrors whose ports exist (`watches`).
     mirrors: Arc<[Mirror]>,
     mirror_stats: Arc<[Arc<MirrorStats>]>,
     watches: Box<[Watch]>,
-    /// Which ports the frames of groups go to, if that is asked.
+    /// Multicast groups and members, if snooping is on.
     snooping: Option<Arc<Snooping>>,
-    /// There are captures or such mirrors.
+    /// There is a capture, or a mirror whose ports exist.
     observed: bool,
-    /// Numbers that no port has lie between those in use where a port has gone.
+    /// Ports by number; none where a port was removed.
     slots: Box<[Option<Arc<Port>>]>,
 }
 
 impl PortTable {
-    /// A port, if there is one of this number.
+    /// Returns the port with number `id`, if there is one.
     #[inline(always)]
     pub fn get(&self, id: PortId) -> Option<&Port> {
         self.slots.get(usize::from(id))?.as_deref()
     }
 
-    /// The same to be kept.
+    /// Returns the port with number `id` as a shared pointer, if there is one.
     pub fn shared(&self, id: PortId) -> Option<&Arc<Port>> {
         self.slots.get(usize::from(id))?.as_ref()
     }
 
-    /// The guest behind a port.
+    /// Returns the port with number `id` and its guest, if the port is a guest's.
     #[inline(always)]
     pub fn guest(&self, id: PortId) -> Option<(&Port, &GuestPort)> {
         let port = self.get(id)?;
         port.as_guest().map(|guest| (port, guest))
     }
 
-    /// The port of this name.
+    /// Returns the port with name `name`.
     pub fn named(&self, name: &str) -> Option<&Arc<Port>> {
         self.iter().find(|port| port.name == name)
     }
 
-    /// All ports, in the order of their numbers.
+    /// Returns all ports, in the order of their numbers.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Port>> {
         self.slots.iter().flatten()
     }
 
-    /// Those from this number on.
+    /// Returns the ports with numbers from `start` on, in order.
     pub fn iter_from(&self, start: PortId) -> impl Iterator<Item = &Arc<Port>> {
         self.slots.get(usize::from(start)..).unwrap_or_default().iter().flatten()
     }
 
-    /// Ports have numbers below this.
+    /// Returns the end of the range of port numbers.
     pub fn numbers(&self) -> usize {
         self.slots.len()
     }
@@ -91,13 +91,13 @@ impl PortTable {
         self.limited
     }
 
-    /// True if nothing is asked of any port.
+    /// True if all ports have the plain policy.
     #[inline(always)]
     pub fn is_plain(&self) -> bool {
         self.policies.is_empty()
     }
 
-    /// What is asked of a port of this table.
+    /// Returns the policy of a port in this table.
     #[inline(always)]
     pub fn policy(&self, id: PortId) -> &PortPolicy {
         self.policies.get(usize::from(id)).map_or(&PortPolicy::PLAIN, Arc::as_ref)
@@ -114,38 +114,39 @@ impl PortTable {
         !self.captures.is_empty()
     }
 
-    /// The mirrors that are wanted.
+    /// Returns the configured mirrors.
     pub fn mirrors(&self) -> &[Mirror] {
         &self.mirrors
     }
 
-    /// What is counted of each of them, in their order.
+    /// Returns the counters of the configured mirrors, in the order of the mirrors.
     pub fn mirror_stats(&self) -> &[Arc<MirrorStats>] {
         &self.mirror_stats
     }
 
-    /// The mirrors whose ports are there.
+    /// Returns the mirrors whose ports exist.
     pub fn watches(&self) -> &[Watch] {
         &self.watches
     }
 
-    /// The captures that want copies of frames.
+    /// Returns the active captures.
     pub fn captures(&self) -> impl Iterator<Item = &Capture> {
         self.captures.iter().map(Arc::as_ref)
     }
 
-    /// Groups and their members, if frames of groups go to these alone.
+    /// Returns the multicast groups and members, if snooping is on.
     #[inline(always)]
     pub fn snooping(&self) -> Option<&Snooping> {
         self.snooping.as_deref()
     }
 
-    /// Whether multicast routers and queriers may be behind a port.
+    /// True if multicast routers and queriers may be behind a port.
     pub fn may_route(&self, id: PortId) -> bool {
         self.policy(id).may_route(self[id].kind())
     }
 
-    /// Keeps of the ports that a flood reaches those that a frame reaches.
+    /// Removes from the ports that a flood reaches the ports that a frame with `reach` does not
+    /// reach.
     #[inline]
     pub fn keep_reached(&self, reach: Reach, ports: &mut Vec<PortId>) {
         if reach != Reach::All {
@@ -162,30 +163,30 @@ impl PortTable {
         }
     }
 
-    /// Keeps of these ports those that get the frames of a limited group.
+    /// Keeps the ports that get frames of a limited group.
     fn keep_members(&self, of: Limited, ports: &mut Vec<PortId>) {
         let Some(snooping) = self.snooping() else { return };
         let since = |id: PortId| self[id].since.load(Ordering::Relaxed);
-        // Who does not hear the querier does not answer it.
+        // A port that the querier does not reach cannot answer the querier.
         let hears = |id: PortId| self.policy(of.querier).reaches(self.policy(id));
         let takes = |id: PortId| snooping.takes(of, id, since(id));
         ports.retain(|id| self.may_route(*id) || !hears(*id) || takes(*id));
     }
 
-    /// With groups and their members.
+    /// Returns the table with the given multicast groups and members.
     #[must_use]
     pub fn with_snooping(self, snooping: Option<Arc<Snooping>>) -> PortTable {
         PortTable { snooping, ..self }
     }
 
-    /// These ports instead, with all else as it is here.
+    /// Returns a table with the ports `ports`, and otherwise the state of this table.
     fn with(&self, ports: impl Iterator<Item = Arc<Port>>) -> PortTable {
         let (captures, mirrors) = (self.captures.clone(), Arc::clone(&self.mirrors));
         let (snooping, mirror_stats) = (self.snooping.clone(), Arc::clone(&self.mirror_stats));
         PortTable { captures, mirrors, mirror_stats, snooping, ..ports.collect() }.observed()
     }
 
-    /// With its mirrors resolved. A port that gets their copies does nothing else.
+    /// Resolves the ports of mirrors. A port that gets mirrored copies has no other traffic.
     fn observed(mut self) -> PortTable {
         let number = |name: &str| self.named(name).map(|port| port.id);
         let found = self.mirrors.iter().enumerate().filter_map(|(place, mirror)| {
@@ -206,12 +207,12 @@ impl PortTable {
         self
     }
 
-    /// Counts the tables of a process: a later one has a higher number.
+    /// Returns the table's serial number; a later table has a higher number.
     pub fn serial(&self) -> u64 {
         self.serial
     }
 
-    /// True if a port is the same one in both tables, and not another one of its number.
+    /// True if port number `id` means one port object in both tables.
     pub fn agrees(&self, other: &PortTable, id: PortId) -> bool {
         match (self.shared(id), other.shared(id)) {
             (Some(here), Some(there)) => Arc::ptr_eq(here, there),
@@ -226,7 +227,7 @@ impl Default for PortTable {
     }
 }
 
-/// Ports by their numbers; the last one of a number stays.
+/// Collects ports by number; a later port replaces an earlier port with its number.
 impl FromIterator<Arc<Port>> for PortTable {
     fn from_iter<T: IntoIterator<Item = Arc<Port>>>(ports: T) -> PortTable {
         let mut slots = Vec::new();
@@ -259,8 +260,8 @@ impl FromIterator<Arc<Port>> for PortTable {
     }
 }
 
-/// The port that a decision of this turn names: decisions are made from the table, so that it is
-/// there. It panics otherwise.
+/// Returns the port that a decision names. Panics without such a port: decisions are made from the
+/// table of the turn.
 impl Index<PortId> for PortTable {
     type Output = Port;
 
@@ -297,49 +298,50 @@ impl PortView for PortTable {
     }
 }
 
-/// The ports of a process: the present table, and a number to see that it is the present one.
+/// The ports of a process: the present table, and its serial number for a check without a lock.
 #[derive(Debug, Default)]
 pub struct Ports {
     present: Mutex<Arc<PortTable>>,
     serial: AtomicU64,
 }
 
-/// There are [`MAX_PORTS`] ports already.
+/// Error: there are [`MAX_PORTS`] ports already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("there are {MAX_PORTS} ports and taps already")]
 pub struct Full;
 
 impl Ports {
-    /// Begins with a table.
+    /// Publishes the first table.
     pub fn new(table: PortTable) -> Ports {
         Ports { serial: AtomicU64::new(table.serial), present: Mutex::new(Arc::new(table)) }
     }
 
-    /// The present table.
+    /// Returns the present table.
     pub fn present(&self) -> Arc<PortTable> {
         Arc::clone(&self.lock())
     }
 
-    /// True if a table is the present one.
+    /// True if `table` is the present table.
     #[inline(always)]
     pub fn is_present(&self, table: &PortTable) -> bool {
-        // Acquire: what was done before a table was published is seen by who sees its number.
+        // Acquire: a thread that sees the serial number sees all that was done before the
+        // publication.
         self.serial.load(Ordering::Acquire) == table.serial
     }
 
-    /// The lowest number that no port has and that `usable` says yes to.
+    /// Returns the lowest number that no port has and for which `usable` returns true.
     pub fn free(&self, usable: impl Fn(PortId) -> bool) -> Result<PortId, Full> {
         let table = self.present();
         let free = |id: &PortId| table.get(*id).is_none() && usable(*id);
         (0..MAX_PORTS as PortId).find(free).ok_or(Full)
     }
 
-    /// Publishes a table with this port in the place of its number; the table's serial number.
+    /// Publishes a table with `port` at its number. Returns the table's serial number.
     pub fn add(&self, port: Arc<Port>) -> u64 {
         self.publish(|table| table.with(table.iter().cloned().chain([port])))
     }
 
-    /// Publishes a table without the port of this number; the table's serial number.
+    /// Publishes a table without port `id`. Returns the table's serial number.
     pub fn remove(&self, id: PortId) -> u64 {
         self.publish(|table| {
             table.captures().for_each(|capture| capture.forget(id));
@@ -347,8 +349,7 @@ impl Ports {
         })
     }
 
-    /// Publishes a table by which copies of frames are left with `capture`, if there are fewer than
-    /// [`MAX_CAPTURES`]; otherwise false.
+    /// Publishes a table with `capture`. False if there are [`MAX_CAPTURES`] captures already.
     pub fn begin_capture(&self, capture: &Arc<Capture>) -> bool {
         let mut present = self.lock();
         let room = present.captures.len() < MAX_CAPTURES;
@@ -360,7 +361,7 @@ impl Ports {
         room
     }
 
-    /// Publishes a table by which no copies are left with `capture` any more.
+    /// Publishes a table without `capture`.
     pub fn end_capture(&self, capture: &Arc<Capture>) {
         self.publish(|table| {
             let others = table.captures.iter().filter(|other| !Arc::ptr_eq(other, capture));
@@ -368,7 +369,7 @@ impl Ports {
         });
     }
 
-    /// Publishes a table with these mirrors, unless the present one has them; true if it did.
+    /// Publishes a table with the mirrors `mirrors`. False if the present table has these mirrors.
     pub fn set_mirrors(&self, mirrors: Vec<Mirror>) -> bool {
         let mut present = self.lock();
         let new = present.mirrors[..] != mirrors[..];
@@ -376,7 +377,7 @@ impl Ports {
             let all = present.iter().cloned();
             let captures = present.captures.clone();
             let snooping = present.snooping.clone();
-            // What was counted of a mirror stays as long as one has its name.
+            // The counters of a mirror stay as long as a mirror has its name.
             let old = present.mirrors.iter().zip(present.mirror_stats.iter());
             let mirror_stats = mirrors.iter().map(|mirror| {
                 let known = old.clone().find(|(other, _)| other.name == mirror.name);
@@ -390,7 +391,7 @@ impl Ports {
         new
     }
 
-    /// Publishes a table of the same ports, of which something else is asked now.
+    /// Publishes a table of the present ports with their present policies and rates.
     pub fn renew(&self) -> u64 {
         self.publish(|table| table.with(table.iter().cloned()))
     }
@@ -409,7 +410,7 @@ impl Ports {
     }
 
     fn lock(&self) -> MutexGuard<'_, Arc<PortTable>> {
-        // Poison is no concern: the table is replaced in one step.
+        // A poisoned lock is harmless: the table is replaced in one step.
         self.present.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -448,7 +449,7 @@ mod tests {
         assert!(last.agrees(&first, 1) && !last.agrees(&first, 3) && !last.agrees(&first, 9));
     }
 
-    /// Who is refused costs the workers no table.
+    /// A refused capture publishes no table.
     #[test]
     fn there_are_so_many_captures_and_no_more() {
         let ports = Ports::new([port(0, "a")].into_iter().collect());

@@ -9,18 +9,18 @@ use switch::{PortId, SourceMemo};
 /// An address to announce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Announcement {
-    /// Where it lives.
+    /// Port of the address.
     pub port: PortId,
     /// The address.
     pub mac: MacAddr,
-    /// The session that asked for it, as [`GuestPort::session`] counts them: once that is over
-    /// nothing of it may be learned.
+    /// The session that asked for the announcement, as counted by [`GuestPort::session`]. After the
+    /// end of the session, the address must not be learned.
     ///
     /// [`GuestPort::session`]: crate::port::GuestPort::session
     pub session: u64,
 }
 
-/// The one frame of an announcement.
+/// Source of the single frame of an announcement.
 struct Announced<'p> {
     port: &'p Port,
     guest: &'p GuestPort,
@@ -30,8 +30,8 @@ struct Announced<'p> {
 }
 
 impl Pipeline {
-    /// Tells the network where a guest is now: a RARP request from its address, forwarded as if it
-    /// had come from its port (vhost-user, `SEND_RARP`).
+    /// Announces a guest's location: forwards a RARP request from the guest's address as if the
+    /// guest's port had sent it (vhost-user, `SEND_RARP`).
     pub fn announce(&mut self, ports: &PortTable, what: Announcement, stats: &WorkerStats) {
         let Announcement { port: id, mac, session } = what;
         if let Some((port, guest)) = ports.guest(id) {
@@ -42,7 +42,7 @@ impl Pipeline {
 }
 
 impl Announced<'_> {
-    /// True while the session lasts that asked for it.
+    /// True while the session that asked for the announcement lasts.
     fn is_wanted(&self) -> bool {
         self.guest.session() == Some(self.session)
     }
@@ -79,8 +79,8 @@ impl<'p> Source<'p> for Announced<'p> {
         _: Next,
     ) -> Next {
         if !guard.burst.frames().is_empty() && !self.is_wanted() {
-            // The front-end left meanwhile, and its addresses may have been forgotten before this
-            // one was learned.
+            // The session ended meanwhile. Its addresses may have been removed before this address
+            // was learned.
             on.fdb.flush_port(self.port.id);
         }
         guard.finish();

@@ -1,5 +1,4 @@
-//! Copies of a burst's frames for those who look at them: what came in, what went where, and what
-//! went no further.
+//! Copies of a burst's frames for captures: received, sent and dropped frames.
 
 use std::iter::once;
 
@@ -21,8 +20,9 @@ impl Pipeline {
         ports.captures().any(|capture| capture.may_look(self.worker, now, captures))
     }
 
-    /// Leaves copies of a burst that came from port `from`. It is delivered, and not yet given back
-    /// to its source: what of it waits in its ring is not part of it any more.
+    /// Leaves copies of a burst from port `from` with the captures. The burst is delivered and not
+    /// yet given back to its source; frames that wait in the source's ring are not part of the
+    /// burst.
     #[cold]
     pub(super) fn capture(
         &self,
@@ -73,7 +73,7 @@ impl Pipeline {
                     wanted.for_each(|packet| leaving.leave(packet, &bytes[..read]));
                 }
             }
-            // Of what was no frame there is nothing to look at.
+            // Rejected chains have no bytes to show.
             for reason in burst.rejected().filter(|_| !flood.is_continued) {
                 let dropped = Some(reason);
                 if !capture.wants(from, dropped) {
@@ -89,8 +89,8 @@ impl Pipeline {
     }
 }
 
-/// Copies of a burst from port `from` that a capture wants and has no time to look at: such as
-/// came, unless the burst is continued, and such as went on.
+/// Counts the packets of a burst from port `from` that a capture wants and has no time for:
+/// received frames, unless the burst continues a flood, and copies to ports.
 fn wanted(
     capture: &Capture,
     from: PortId,

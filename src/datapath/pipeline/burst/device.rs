@@ -11,14 +11,14 @@ use base::frame::Offloads;
 use base::stats::{QueueStats, WorkerStats};
 use switch::{PortId, SourceMemo};
 
-/// A queue, read by the worker that owns it.
+/// A queue of a device, locked by the worker that reads the queue.
 struct DeviceInput<'p> {
     port: &'p Port,
     device: &'p DevicePort,
     queue: &'p DeviceQueue,
     reading: MutexGuard<'p, Reading>,
     bounds: Bounds,
-    /// What there is to do next.
+    /// Next step of the worker after this burst.
     next: Next,
 }
 
@@ -38,7 +38,8 @@ impl Pipeline {
         let Some(mut reading) = queue.reading() else { return self.retry() };
         let is_waiting = |taken_at| !is_stuck(taken_at, self.time.cycle);
         if queue.floods.taken_at().is_some_and(is_waiting) {
-            // A frame cannot go back to its device, so the device is read after its flood.
+            // A frame cannot go back to its device, so the device is read after the end of its
+            // flood.
             return self.retry();
         }
         if queue.floods.owes() {
@@ -81,7 +82,8 @@ impl<'p> Source<'p> for DeviceInput<'p> {
         let burst = &mut context.burst;
         let bounds = Bounds { end: on.account.reading_ends(), ..self.bounds };
         let state = self.queue.receive(&mut on.reader, burst, self.device, bounds);
-        // What the kernel forwards comes from outside too.
+        // The kernel forwards frames from outside, whose offload requests are checked like those of
+        // a guest.
         burst.examine(Offloads::ALL, true);
         if self.bounds.room.is_some() {
             on.charge_device(self.port, self.bounds, &mut self.reading, burst);

@@ -1,6 +1,5 @@
-//! A burst of a device whose floods are more than a turn makes: later receivers get all frames in
-//! order, once, and each frame is counted and charged once, whatever becomes of the device
-//! meanwhile.
+//! Bursts of a device whose floods take more than a turn: later receivers get all frames in order,
+//! once. Each frame is counted and charged once, whatever happens to the device meanwhile.
 
 use std::sync::Arc;
 
@@ -17,14 +16,14 @@ use switch::{FloodLimits, Limit, PortId, Rate, Size};
 use sys::frame_io::Transfer;
 
 const GUESTS: usize = 24;
-/// Bytes of a buffer of the guests.
+/// Bytes of a guest's buffer.
 const BUFFER: u64 = 2048;
-/// Guests that get a full burst at once.
+/// Number of guests that get a full burst in one turn.
 const AT_ONCE: usize = BURST_FLOOD_COPIES / BURST_FRAMES;
-/// Bytes of a frame, more than a snapshot.
+/// Bytes of a frame; more than a snapshot.
 const LEN: usize = 400;
 
-/// A TAP before guests, which have as many buffers as a burst has frames.
+/// A TAP, and guests with as many buffers as a burst has frames.
 struct Lab {
     pipelines: [Pipeline; 2],
     ports: PortTable,
@@ -34,7 +33,7 @@ struct Lab {
     _watch: BlockedWriterWatch,
 }
 
-/// A broadcast that is told from others by `mark`.
+/// Returns a broadcast frame that carries `mark`.
 fn frame(mark: u8) -> Vec<u8> {
     let mut bytes = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 0], &[0x88, 0xb5]].concat();
     bytes.resize(LEN, mark);
@@ -42,14 +41,14 @@ fn frame(mark: u8) -> Vec<u8> {
 }
 
 impl Lab {
-    /// Its TAP holds so many broadcasts.
+    /// Creates a lab whose TAP holds `frames` broadcasts.
     fn new(frames: u8) -> Lab {
         let lab = Lab::limited(Limit::default());
         (0..frames).for_each(|mark| lab.queue(VnetHdr::plain(0), &frame(mark)));
         lab
     }
 
-    /// With a limit to what comes of its TAP.
+    /// Creates a lab with the rate `input` for frames from the TAP.
     fn limited(input: Limit) -> Lab {
         let up = Port::device(0, "up", DevicePort::tap("up", 1));
         up.rates.set([input, Limit::default()], FloodLimits::default());
@@ -73,7 +72,7 @@ impl Lab {
         self.fake.queue(&[&header.to_bytes()[..], frame].concat());
     }
 
-    /// A turn of a worker, with a look at the TAP.
+    /// Runs a turn of a worker that looks at the TAP.
     fn look(&mut self, worker: usize) -> Next {
         let Lab { pipelines, ports, stats, .. } = self;
         let pipeline = &mut pipelines[worker];
@@ -84,8 +83,8 @@ impl Lab {
         next
     }
 
-    /// How many guests have so many frames, those that the TAP has given, in order; the others have
-    /// none.
+    /// Returns the number of guests that got `count` frames, which are the TAP's frames in order;
+    /// the other guests got none.
     fn received(&self, count: usize) -> usize {
         let frames = |port: &Port| port.as_guest().unwrap().rx[0].stats.frames.get() as usize;
         let guests = self.ports.iter().filter(|port| port.as_guest().is_some());
@@ -107,7 +106,7 @@ impl Lab {
         &device.queues()[0].input
     }
 
-    /// Frames, bytes, copies and drops that are counted at the TAP.
+    /// Returns the frames, bytes, copies and drops that the TAP counted.
     fn counted(&self) -> [u64; 4] {
         let QueueStats { frames, bytes, copies, drops, .. } = self.input();
         let copies = copies.get() + self.ports[0].stats.copies.get();
@@ -115,7 +114,7 @@ impl Lab {
     }
 }
 
-/// The counters of the TAP after `frames` broadcasts and `copies` copies.
+/// Returns the TAP's counters after `frames` broadcasts and `copies` copies.
 fn counts(frames: usize, copies: usize) -> [u64; 4] {
     [frames, frames * LEN, copies, 0].map(|count| count as u64)
 }
@@ -124,7 +123,7 @@ fn counts(frames: usize, copies: usize) -> [u64; 4] {
 fn all_receivers_get_a_burst_in_order_and_once() {
     let mut lab = Lab::new(64);
     for served in [AT_ONCE, 2 * AT_ONCE, GUESTS] {
-        // Nothing is read before all have it, and then there is nothing.
+        // The TAP is not read before all guests have the frames; after that, the TAP is empty.
         match (lab.look(0), served) {
             (Next::More, AT_ONCE) | (Next::At(_), _) | (Next::Empty, GUESTS) => {}
             (next, served) => panic!("{next:?} with {served} served"),
@@ -136,7 +135,8 @@ fn all_receivers_get_a_burst_in_order_and_once() {
     assert_eq!((lab.stats.bursts.get(), lab.stats.frames.get()), (1, 64));
 }
 
-/// A device gives frames of which no event tells while its flood goes on.
+/// A device is polled while its flood is unfinished, because no event reports the frames behind the
+/// flood.
 #[test]
 fn the_next_frames_of_a_tap_come_behind_its_flood() {
     let mut lab = Lab::new(30);
@@ -146,7 +146,7 @@ fn the_next_frames_of_a_tap_come_behind_its_flood() {
     assert_eq!(lab.counted(), counts(31, 31 * GUESTS));
 }
 
-/// What was read does not depend on the interface any more.
+/// Frames that were read do not depend on the interface any more.
 #[test]
 fn a_lost_device_changes_nothing() {
     let mut lab = Lab::new(30);
@@ -171,7 +171,7 @@ fn a_removed_port_takes_its_flood_with_it() {
     assert_eq!((queue.input.frames.get(), queue.floods.taken_at()), (64, None));
 }
 
-/// The rate of a port counts a frame when it is read, and what is read passes.
+/// The rate of a port counts a frame when the frame is read; a frame that was read always passes.
 #[test]
 fn a_rate_counts_each_frame_once() {
     let rate = Rate { bits: 0, packets: 1 };
@@ -185,7 +185,7 @@ fn a_rate_counts_each_frame_once() {
     assert_eq!((lab.fake.counts().0, lab.counted()), (60, counts(60, 60 * GUESTS)));
 }
 
-/// The rate counts what is read of a device and is no frame.
+/// The rate counts data from a device that is not a frame.
 #[test]
 fn a_rate_counts_what_is_no_frame() {
     let rate = Rate { bits: 0, packets: 1 };
@@ -196,7 +196,7 @@ fn a_rate_counts_what_is_no_frame() {
     assert_eq!(lab.input().drops.total(), 60);
 }
 
-/// Among the frames is one that is none, and one for a single port that asks for an offload.
+/// The burst includes data that is not a frame, and a unicast frame that asks for an offload.
 #[test]
 fn all_sorts_of_frames_are_in_a_burst() {
     let mut lab = Lab::new(30);
@@ -211,7 +211,7 @@ fn all_sorts_of_frames_are_in_a_burst() {
     drop(state);
     assert_eq!(lab.look(0), Next::Last);
     assert_eq!((lab.input().frames.get(), lab.input().drops.total()), (33, 1));
-    // What floods comes last of a burst.
+    // Floods are delivered last.
     let bytes = lab.memory[4].read(DATA, 12 + packet.len());
     assert_eq!(bytes[..10], asking(false, 0).to_bytes()[..10]);
     assert_eq!(bytes[12..], packet);

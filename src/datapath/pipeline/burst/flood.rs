@@ -1,4 +1,5 @@
-//! The receivers of a flood: the first ones behind the burst, the others in the next turns.
+//! Service of the receivers of a flood: the first receivers after the burst, the others in later
+//! turns.
 
 use std::sync::Arc;
 
@@ -10,8 +11,8 @@ use crate::port::{FloodSlot, Port, PortTable};
 use base::stats::{DropReason, WorkerStats};
 use switch::Policy;
 
-/// Counts copies that a panic prevented as `panicked` drops. Copies are counted as asked for before
-/// they are made.
+/// Counts copies that a panic prevented as `panicked` drops. The source counts copies before they
+/// are made.
 pub(super) struct Unsettled<'a> {
     pub(super) context: &'a mut BurstContext,
     pub(super) from: &'a Port,
@@ -27,14 +28,14 @@ impl Drop for Unsettled<'_> {
 }
 
 impl Pipeline {
-    /// The floods that go on.
+    /// Returns the unfinished floods.
     #[inline(always)]
     pub fn floods(&self) -> &FloodList {
         &self.floods
     }
 
-    /// Floods a completed burst: delivers to the first receivers, and keeps the flood for the
-    /// others. The source has counted the burst.
+    /// Floods a completed burst, which the source has counted: serves the first receivers, and
+    /// keeps the flood for the other receivers.
     #[cold]
     #[inline(never)]
     pub(super) fn flood(
@@ -55,8 +56,8 @@ impl Pipeline {
         context.plan.clear();
     }
 
-    /// Serves the next receivers of the flood that waits longest. False if the flood has to wait
-    /// until others had as much of the worker's time.
+    /// Serves the next receivers of the flood that has waited longest. False if there is none, if
+    /// the flood's port is gone, or if the flood's deficit makes it wait.
     #[cold]
     pub fn go_on(&mut self, ports: &PortTable, stats: &WorkerStats) -> bool {
         let Some(mut flood) = self.floods.pop() else { return false };
@@ -91,8 +92,8 @@ impl Pipeline {
         true
     }
 
-    /// Delivers the floods of the plan, whose frames are private, and has their source pay: for so
-    /// many cycles.
+    /// Delivers the floods of the plan, whose frames are private. Charges the source, and returns
+    /// the cycles spent.
     fn serve(
         &mut self,
         ports: &PortTable,
@@ -107,7 +108,7 @@ impl Pipeline {
         context.flood.is_continued = true;
         if ports.is_observed() {
             context.outcomes.begin();
-            // The frames of a flood are private.
+            // The result is not needed: frames of a flood are private already.
             let _ = context.frames_for_observers(ports, from.id);
         }
         self.deliver_floods(ports, from, context, stats);

@@ -1,5 +1,5 @@
-//! A flood to more ports than are served at once: how many a turn serves, in what order, what is
-//! counted, and what becomes of it when ports, rings and workers change amid it.
+//! A flood to more ports than a turn serves: receivers of a turn, order and counters, and changes
+//! of ports, rings and workers during the flood.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -23,19 +23,19 @@ use switch::{FloodLimits, Limit, PortId, PortPolicy, Rate, Size};
 use sys::frame_io::Transfer;
 
 const ALL: [u8; 6] = [0xff; 6];
-/// Bytes of a buffer of the guests.
+/// Bytes of a guest's buffer.
 const BUFFER: u64 = 8192;
-/// Three parts, the last one being smaller.
+/// Number of receivers for three parts; the last part is smaller.
 const MANY: usize = 2 * FLOOD_RECEIVERS + 40;
 
-/// Port 0 sends to guests behind the others.
+/// Port 0, which sends, and guests that receive.
 struct Lab {
     pipelines: [Pipeline; 2],
     ports: PortTable,
     stats: WorkerStats,
     memory: Vec<Guest>,
     sent: u16,
-    /// The cycle of all turns.
+    /// Cycle of all turns.
     now: u64,
     _watch: BlockedWriterWatch,
 }
@@ -45,7 +45,7 @@ fn mac_of(port: PortId) -> [u8; 6] {
     [2, 0, 0, 0, high, low]
 }
 
-/// A frame that is told from others by `mark`.
+/// Returns a frame that carries `mark`.
 fn frame(to: [u8; 6], mark: u8, len: usize) -> Vec<u8> {
     let mut bytes = [&to[..], &mac_of(0), &[0x88, 0xb5]].concat();
     bytes.resize(len, mark);
@@ -77,18 +77,19 @@ impl Lab {
         self.ports[port].as_guest().unwrap()
     }
 
-    /// Puts a frame into the sender's ring, 64 at most.
+    /// Puts a frame into the sender's ring, which takes 64 frames.
     fn send(&mut self, bytes: &[u8]) {
         let (queue, head) = (self.memory[0].queue(), self.sent);
         let at = DATA + BUFFER * u64::from(head);
         self.memory[0].write(at, &[&[0; 12], bytes].concat());
         describe(&queue, head, &[desc(at, 12 + bytes.len() as u32, 0, 0)]);
         self.sent += 1;
-        // The mock's ring begins anew.
+        // The mock writes all ring entries again.
         offer(&queue, &(0..self.sent).collect::<Vec<u16>>());
     }
 
-    /// A turn of a worker, with a look at the sender's ring: `More` if there may be more to do.
+    /// Runs a turn of a worker that looks at the sender's ring. Returns `More` if there may be more
+    /// to do.
     fn look(&mut self, worker: usize) -> Next {
         self.turn(worker, |pipeline, ports, stats| pipeline.guest_burst(ports, 0, 0, stats))
     }
@@ -108,32 +109,32 @@ impl Lab {
         if goes_on { Next::More } else { next }
     }
 
-    /// Takes worker 0's flood, as a thread does that begins a part of it.
+    /// Takes worker 0's flood, like a thread that begins a part of the flood.
     fn take_flood(&self) -> PendingFlood {
         let flood = self.pipelines[0].floods().pop().unwrap();
         flood.permit.as_ref().unwrap().begin_part(self.now);
         flood
     }
 
-    /// Looks until there is nothing left; how many there were.
+    /// Looks until nothing is left, and returns the number of looks that found something.
     fn finish(&mut self, worker: usize) -> usize {
         (0..100).take_while(|_| self.look(worker) == Next::More).count()
     }
 
-    /// The marks of the frames that a port has received, in order.
+    /// Returns the marks of the frames that a port has received, in order.
     fn received(&self, port: PortId) -> Vec<u8> {
         let frames = self.guest(port).rx[0].stats.frames.get();
         let mark = |n| self.memory[usize::from(port)].read(DATA + BUFFER * n + 12 + 14, 1)[0];
         (0..frames).map(mark).collect()
     }
 
-    /// Frames that ports have received.
+    /// Returns the number of frames that ports have received.
     fn out(&self) -> usize {
         let guests = self.ports.iter().filter_map(|port| port.as_guest());
         guests.map(|guest| guest.rx[0].stats.frames.get() as usize).sum()
     }
 
-    /// Copies, frames and drops that are counted at the sender.
+    /// Returns the copies, frames and drops that the sender's ring counted.
     fn counted(&self) -> (usize, u64, u64) {
         let stats = &self.guest(0).tx[0].stats;
         let copies = stats.copies.get() + self.ports[0].stats.copies.get();
@@ -159,7 +160,7 @@ fn a_turn_serves_so_many_receivers() {
     lab.send(&frame(ALL, 1, 60));
     for served in [FLOOD_RECEIVERS, 2 * FLOOD_RECEIVERS, MANY] {
         assert_eq!(lab.look(0), Next::More);
-        // Nothing of the sender's ring is half done, and each copy is counted once it is made.
+        // The sender's ring is consistent, and each copy is counted when it is made.
         assert_eq!((lab.out(), lab.counted()), (served, (served, 1, 0)));
         assert_eq!(lab.guest(0).tx[0].lock().vring.ring.as_ref().unwrap().base(), 1);
     }
@@ -169,7 +170,7 @@ fn a_turn_serves_so_many_receivers() {
     assert_eq!(lab.guest(0).tx[0].stats.bytes.get(), 60);
 }
 
-/// As many frames at once as to few ports, so that it costs no more.
+/// A burst floods as many frames together as with few ports, so the cost per frame is equal.
 #[test]
 fn frames_to_the_same_ports_are_flooded_together_and_in_order() {
     let mut lab = Lab::new(MANY);
@@ -180,7 +181,7 @@ fn frames_to_the_same_ports_are_flooded_together_and_in_order() {
     assert!((1..=MANY as PortId).all(|port| lab.received(port) == [1, 2, 3, 4, 5, 6]));
 }
 
-/// The first flood is in the switch's memory; the next one is not taken before that is over.
+/// The next flood is not taken while the first flood is in the switch's memory.
 #[test]
 fn the_next_flood_waits_and_other_frames_do_not() {
     let mut lab = Lab::new(MANY);
@@ -197,8 +198,8 @@ fn the_next_flood_waits_and_other_frames_do_not() {
     assert_eq!(lab.counted(), (2 * MANY + 1, 3, 0));
 }
 
-/// The worker of the first flood is stuck: the next floods are dropped, and what is behind them
-/// goes on.
+/// The worker of the first flood is stuck: the next floods are dropped, and the frames behind them
+/// are forwarded.
 #[test]
 fn a_flood_does_not_wait_for_ever() {
     let mut lab = Lab::new(MANY);
@@ -211,7 +212,7 @@ fn a_flood_does_not_wait_for_ever() {
     lab.send(&frame(mac_of(last), 3, 60));
     assert!(matches!(lab.look(1), Next::At(_)));
     let wait = clock::cycles_in(FLOOD_WAIT_NANOS) + 1;
-    // The flood may wait for its next part for long; then it is in the hands of a thread.
+    // A flood may wait long for its next part. A flood that is being served for long is stuck.
     lab.now += wait;
     assert!(matches!(lab.look(1), Next::At(_)));
     let stuck = lab.take_flood();
@@ -223,7 +224,7 @@ fn a_flood_does_not_wait_for_ever() {
     assert_eq!((lab.finish(0), lab.received(last)), (2, vec![3, 1]));
 }
 
-/// What waited for a lock in an earlier turn does not count.
+/// Waiting for a lock in an earlier turn does not shorten the waiting in a later part.
 #[test]
 fn a_later_part_waits_for_locks_too() {
     let mut lab = Lab::new(MANY);
@@ -235,7 +236,7 @@ fn a_later_part_waits_for_locks_too() {
     let held = ports[last].as_guest().unwrap().rx[0].lock();
     std::thread::scope(|scope| {
         let looks = scope.spawn(|| lab.finish(0));
-        // Longer than a worker spins, and shorter than it waits.
+        // Longer than a worker spins, and shorter than a worker waits.
         std::thread::sleep(std::time::Duration::from_millis(2));
         drop(held);
         assert_eq!(looks.join().unwrap(), 2);
@@ -251,7 +252,7 @@ fn a_flood_to_few_ports_is_made_at_once() {
     assert_eq!(lab.look(0), Next::Empty);
 }
 
-/// Two floods to different ports are two looks where there are too many receivers for one.
+/// Two floods to different ports take two looks if they have too many receivers for one look.
 #[test]
 fn the_receivers_of_all_floods_count() {
     let policy = |id| PortPolicy { flood_unknown: usize::from(id) % 2 == 0, ..PortPolicy::PLAIN };
@@ -268,7 +269,7 @@ fn the_receivers_of_all_floods_count() {
     assert_eq!((lab.look(0), lab.counted().0), (Next::More, all + all / 2));
 }
 
-/// What a copy costs counts as well as how many there are.
+/// The cost of the copies limits the receivers of a turn, not only the number of copies.
 #[test]
 fn long_frames_reach_fewer_receivers_in_a_turn() {
     let mut lab = Lab::new(MANY);
@@ -281,7 +282,7 @@ fn long_frames_reach_fewer_receivers_in_a_turn() {
     assert_eq!(bytes, frame(ALL, 7, 8000));
 }
 
-/// The sender has its buffer back, and writes to it: those who come later get what was sent.
+/// The sender overwrites its buffer after the first part: later receivers get the original bytes.
 #[test]
 fn what_the_sender_changes_meanwhile_reaches_nobody() {
     let mut lab = Lab::new(MANY);
@@ -294,8 +295,8 @@ fn what_the_sender_changes_meanwhile_reaches_nobody() {
     }
 }
 
-/// A port that goes, or whose ring stops, gets nothing more, one that comes does, and the copies
-/// are what has come and what was dropped.
+/// During a flood, a removed port and a stopped ring get no more frames, and a new port gets
+/// frames. The number of copies is the number of delivered and dropped copies.
 #[test]
 fn receivers_come_and_go_amid_a_flood() {
     let mut lab = Lab::new(MANY);
@@ -320,7 +321,7 @@ fn receivers_come_and_go_amid_a_flood() {
     assert_eq!(lab.counted(), (MANY - 2, 1, 0));
 }
 
-/// The frame was taken before the ring stopped, so that all get it.
+/// A frame that was taken before its ring stopped reaches all receivers.
 #[test]
 fn a_ring_that_stops_has_sent_its_flood() {
     let mut lab = Lab::new(MANY);
@@ -331,7 +332,7 @@ fn a_ring_that_stops_has_sent_its_flood() {
     assert_eq!((lab.out(), lab.counted()), (MANY, (MANY, 1, 0)));
 }
 
-/// The worker that began goes on with it; the next one is the other's.
+/// The first worker finishes a moved ring's flood; the new worker takes the next flood.
 #[test]
 fn the_flood_of_a_ring_that_moves_goes_on() {
     let mut lab = Lab::new(MANY);
@@ -346,7 +347,7 @@ fn the_flood_of_a_ring_that_moves_goes_on() {
     assert_eq!(lab.counted(), (2 * MANY, 2, 0));
 }
 
-/// Whoever floods has less time for its next bursts where others have work, too.
+/// A port that floods has less time for its next bursts if other ports have work.
 #[test]
 fn the_sender_pays_for_its_flood() {
     let mut lab = Lab::new(MANY);
@@ -364,8 +365,8 @@ fn the_sender_pays_for_its_flood() {
     assert!(!lab.guest(0).floods.owes(), "once");
 }
 
-/// Its worker is stuck in a receiver's memory with the flood in its hands: the one in its place
-/// reads the device, whose other frames need not wait for that.
+/// A worker is stuck in a receiver's memory while it serves a flood: the reserve reads the device,
+/// whose other frames need not wait for the flood.
 #[test]
 fn a_device_is_read_though_its_flood_is_stuck() {
     let guests = (1..=MANY as PortId).map(|id| Port::guest(id, &id.to_string(), 1));
@@ -396,7 +397,7 @@ fn device_drops(lab: &Lab) -> u64 {
     device.queues()[0].input.drops.get(DropReason::FloodBusy)
 }
 
-/// A device is read again when its flood is over; one that receives gets its copy.
+/// A device is read again after the end of its flood; a device that receives gets its copy.
 #[test]
 fn devices_flood_and_are_flooded_likewise() {
     let device = |id, name| Port::device(id, name, DevicePort::tap(name, 1));
@@ -426,8 +427,8 @@ fn devices_flood_and_are_flooded_likewise() {
     assert!((1..=MANY as PortId).all(|port| lab.received(port) == [1, 2, 2]));
 }
 
-/// A receiver makes the worker wait in the middle of a flood, the first one too: the sender has its
-/// buffers back, and its ring is free for another worker.
+/// A receiver, also the first one, delays the worker during a flood: the sender has its buffers
+/// back, and another worker may use the sender's ring.
 #[test]
 fn a_slow_receiver_does_not_hold_up_the_sender() {
     let far = Port::device(1, "far", DevicePort::tap("far", 1));
@@ -454,7 +455,7 @@ fn a_slow_receiver_does_not_hold_up_the_sender() {
     assert_eq!(fake.written.lock().unwrap()[12..], frame(ALL, 1, 600));
 }
 
-/// The switch's own frames wait for no flood of their port.
+/// The switch's own frames do not wait for a flood of their port.
 #[test]
 fn announcements_do_not_wait() {
     let mut lab = Lab::new(MANY);
@@ -471,7 +472,7 @@ fn announcements_do_not_wait() {
     assert_eq!((lab.out(), lab.counted()), (2 * MANY, (copies, 1, 0)));
 }
 
-/// A guest keeps one flood in the switch's memory, however many rings it sends with.
+/// A guest has at most one flood in the switch's memory, with any number of rings.
 #[test]
 fn the_rings_of_a_guest_flood_one_after_the_other() {
     let others = (1..=MANY as PortId).map(|id| Port::guest(id, &id.to_string(), 1));
@@ -503,7 +504,7 @@ fn the_rings_of_a_guest_flood_one_after_the_other() {
     assert_eq!(lab.ports[0].stats.copies.get() as usize, 2 * (MANY - FLOOD_RECEIVERS));
 }
 
-/// Storm control counts a frame once, and what it drops reaches no part of the receivers.
+/// Storm control counts a frame once; a dropped frame reaches no part of the receivers.
 #[test]
 fn storm_control_is_asked_once() {
     let rate = Rate { bits: 0, packets: 1 };
@@ -521,7 +522,7 @@ fn storm_control_is_asked_once() {
     assert_eq!(lab.guest(0).tx[0].stats.drops.get(DropReason::Storm), 1);
 }
 
-/// A receiver of a later part has its rate, too.
+/// The rate of a receiver also limits later parts of a flood.
 #[test]
 fn the_rate_of_each_receiver_holds() {
     let rate = Rate { bits: 0, packets: 1 };
@@ -542,7 +543,7 @@ fn the_rate_of_each_receiver_holds() {
     assert_eq!((lab.out(), lab.counted()), (3 * MANY - 2, (3 * MANY, 3, 0)));
 }
 
-/// Captures and mirrors see what a sender sent once, and each copy where it went.
+/// Captures and mirrors see each sent frame once, and each copy at its port.
 #[test]
 fn observers_see_each_copy_once() {
     let mut lab = Lab::new(MANY + 1);
@@ -577,7 +578,7 @@ fn observers_see_each_copy_once() {
     assert_eq!((lab.received(to), capture.take_lost()), (vec![1, 1], 0));
 }
 
-/// What a panic leaves of the receivers is counted.
+/// The receivers that a panic leaves unserved are counted.
 #[test]
 fn a_panic_amid_the_receivers_is_counted() {
     for settled in 0..=4 {

@@ -13,14 +13,14 @@ use base::stats::{DropReason, QueueStats, WorkerStats};
 use switch::{PortId, SourceMemo};
 use sys::clock;
 
-/// A transmit ring that may send now, locked.
+/// A locked transmit ring from which frames may be taken now.
 struct TransmitRing<'p> {
     port: &'p Port,
     guest: &'p GuestPort,
     queue: &'p Queue<Tx>,
     index: usize,
     state: MutexGuard<'p, TxState>,
-    /// Frames that may be taken.
+    /// Number of frames that may be taken.
     limit: usize,
 }
 
@@ -36,7 +36,7 @@ impl Pipeline {
         let Some((port, guest)) = ports.guest(id) else { return Next::Gone };
         let Some(queue) = guest.tx.get(index) else { return Next::Gone };
         let Some(mut state) = queue.lock_for_burst() else {
-            // What stands still may have it for long.
+            // A stuck thread may hold the lock for long.
             let stalled = self.relieves || queue.is_stalled();
             return if stalled { self.retry() } else { Next::Locked };
         };
@@ -59,7 +59,8 @@ impl Pipeline {
         }
     }
 
-    /// How many frames of a transmit ring may be taken now, or what there is to do instead.
+    /// Returns the number of frames that may be taken from a transmit ring now. An error says what
+    /// the worker does instead.
     #[inline(always)]
     fn may_take(
         &mut self,
@@ -91,9 +92,10 @@ impl Pipeline {
         worth
     }
 
-    /// Discards what a disabled transmit ring holds: the guest kicked it, so it wants its
-    /// descriptors back, and a disabled ring has no side effects (vhost-user, "Ring states"). Not
-    /// at once, though: cloud-hypervisor enables the rings of a resumed guest when it runs already.
+    /// Discards the frames of a disabled transmit ring: the guest kicked the ring, so the guest
+    /// wants its descriptors back, and a disabled ring has no side effects (vhost-user, "Ring
+    /// states"). The frames are discarded after [`DISCARD_MILLIS`], because cloud-hypervisor
+    /// enables the rings of a resumed guest after the guest has started to run.
     pub fn discard(
         &mut self,
         id: PortId,
@@ -110,12 +112,13 @@ impl Pipeline {
             Discard::From(from) => from,
         };
         gate.discard = Discard::From(from);
-        // If its memory is away, that it was kicked is kept for when it is back.
+        // Without memory, the gate keeps the kick until the memory is back.
         let Some(ring) = &mut vring.ring else { return Next::Gone };
         if now < from {
             return Next::At(from);
         }
-        // A driver that refills as fast as we discard ends this loop at one ring's worth.
+        // If the driver refills the ring as fast as the worker discards, the loop ends after one
+        // ring size.
         let mut left = usize::from(ring.size());
         while let (1.., Some(ring)) = (left, &mut vring.ring) {
             let count = |taken: usize| {
@@ -123,7 +126,8 @@ impl Pipeline {
                 queue.stats.drops.add(DropReason::Disabled, taken as u64);
             };
             match ring.discard(left, count) {
-                // The driver kicks for the next frame only if asked to, or was just before us.
+                // The driver kicks for the next frame only if asked to, so frames may have come
+                // just before.
                 Ok((0, _)) if ring.enable_kicks() => left -= 1,
                 Ok((0, _)) | Err(_) => break,
                 Ok((taken, wanted)) => {
@@ -206,14 +210,15 @@ impl<'p> Source<'p> for TransmitRing<'p> {
         let more = state.vring.ring.as_ref().is_some_and(SplitRing::has_more);
         on.account.charge(&mut state.side.deficit, &self.queue.stats, Some(more));
         stats.bursts.add(1);
-        // After classifying, which may have cut the burst: what was cut comes again.
+        // Counted after classification, which may shorten the burst: the other frames are taken
+        // again.
         stats.frames.add(taken as u64);
         Next::More
     }
 }
 
 impl TransmitRing<'_> {
-    /// Takes the ring out of service, which its driver broke.
+    /// Takes a ring that its driver broke out of service.
     #[cold]
     fn break_ring(&mut self, on: &mut Pipeline, error: RingError) -> Next {
         let TxState { vring, side, .. } = &mut *self.state;

@@ -1,12 +1,12 @@
 //! Copies of a burst's frames for the ports of mirrors.
 //!
-//! A frame is copied when the burst is delivered and not yet given back to its source, from what
-//! is known then: what came from its port, and which copies reached which ports. So both
-//! directions are one list of frames for one port, and what was dropped on its way out is not
-//! mirrored as delivered. Whatever becomes of a copy, nothing waits for it: it is delivered in one
-//! try, into a ring that is free at once or after a short spin.
+//! Frames are copied when the burst is delivered and not yet given back to its source. At that time
+//! the received frames and the outcome of each copy are known, so both directions are one list of
+//! frames for one port, and a frame that was dropped at a port is not mirrored as sent there.
+//! Nothing waits for a mirrored copy: the copy is delivered in one attempt, to a ring that is free
+//! at once or after a short spin.
 //!
-//! A burst that no mirror wants pays for one look at where its frames go.
+//! For a burst that no mirror wants, a mirror costs one check of the destinations.
 
 use super::{BurstContext, Pipeline};
 use crate::capture::outcomes::{Outcome, Outcomes};
@@ -18,15 +18,15 @@ use base::stats::WorkerStats;
 use switch::PortId;
 use switch::mirror::Watch;
 
-/// Places of frames in their burst, each once at most.
+/// Indices of frames in their burst, each at most once.
 struct Places {
     all: [u8; BURST_FRAMES],
     count: usize,
 }
 
 impl Pipeline {
-    /// Leaves copies of a burst that came from port `from` with captures, and delivers those of
-    /// mirrors, which count as its source's.
+    /// Leaves copies of a burst that `port` sent with captures, and delivers copies to mirror
+    /// ports, which count as copies of the sender.
     #[cold]
     pub(super) fn observe(
         &mut self,
@@ -78,7 +78,7 @@ impl Pipeline {
             excerpt.excerpt(burst, places, most as usize);
             (places, burst) = (&all[..excerpt.frames().len()], excerpt);
         }
-        // What becomes of a copy is counted, and of no interest to another mirror.
+        // Outcomes of mirrored copies are counted here, and hidden from other mirrors.
         let mut outcomes = Outcomes::default();
         let mut delivery =
             self.delivery((ports, from.id), (room, wait_until), &mut outcomes, stats);
@@ -98,8 +98,9 @@ impl Pipeline {
 
 impl BurstContext {
     /// Returns the frames of a planned burst from port `from` of which a capture or a mirror reads
-    /// more than their snapshots, as bits of their indices: private frames reach observers and
-    /// receivers alike. If no observer wants a frame, no outcomes are noted.
+    /// more than the snapshot, as bits of their indices. These frames become private, so that
+    /// observers and receivers get equal bytes. Ends the recording of outcomes if no observer wants
+    /// a frame.
     #[cold]
     pub(super) fn frames_for_observers(&mut self, ports: &PortTable, from: PortId) -> u64 {
         let is_captured = ports.is_captured();
@@ -120,7 +121,7 @@ impl BurstContext {
         if watches.iter().any(|watch| watch.takes_in(from) && reads(watch)) {
             return u64::MAX;
         }
-        // Where a tag comes out, what is behind the snapshot moves into the head.
+        // Removing a tag moves bytes from behind the snapshot into the frame's head.
         let is_open = |port| Passage::new(ports, from, port).is_open();
         self.plan.frames_to(|port| {
             watches.iter().any(|watch| watch.takes_out(port) && (reads(watch) || !is_open(port)))
@@ -129,13 +130,13 @@ impl BurstContext {
 }
 
 impl Places {
-    /// All frames of a burst that a mirror wants of those that came in.
+    /// Lists the received frames of a burst that a mirror wants.
     fn of_all(&mut self, ports: &PortTable, from: PortId, watch: &Watch, burst: &Burst) {
         let all = 0..burst.frames().len() as u8;
         self.set(all.filter(|at| is_in_vlan(ports, from, watch, burst, *at)));
     }
 
-    /// Those that were delivered to the port that it watches; false if there are none.
+    /// Lists the frames that were delivered to the mirrored port; false if there are none.
     fn of_delivered(
         &mut self,
         ports: &PortTable,
@@ -162,7 +163,7 @@ impl Places {
     }
 }
 
-/// Whether a frame is in the VLAN that a mirror is of, if it is of one.
+/// True if a frame is in the VLAN that a mirror is limited to, or if the mirror has no VLAN.
 fn is_in_vlan(ports: &PortTable, from: PortId, watch: &Watch, burst: &Burst, at: u8) -> bool {
     let frame = &burst.frames()[usize::from(at)];
     watch.frames.vlan.is_none_or(|vlan| admit(ports.policy(from), frame) == Ok(vlan))

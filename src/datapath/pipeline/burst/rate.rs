@@ -1,5 +1,5 @@
-//! What passes of the frames that a port sends, by its `rate-in`: the others stay in the guest's
-//! ring, or in the kernel's queue, and are looked at again when they may pass.
+//! Limit of a port's `rate-in`: frames beyond the rate stay in the guest's ring or in the kernel's
+//! queue until the rate permits them.
 
 use super::{BurstContext, Pipeline, Source};
 use crate::port::device::{Bounds, Reading};
@@ -10,13 +10,14 @@ use base::limits::{BURST_FRAMES, RATE_LOOK_NANOS};
 use sys::clock;
 
 impl Pipeline {
-    /// When to look again at frames that wait for a rate until this cycle.
+    /// Returns when to look again at frames that wait for a rate until cycle `until`.
     fn rate_look(&self, until: u64) -> Next {
         let now = self.time.cycle;
         Next::At(until.min(now.saturating_add(clock::cycles_in(RATE_LOOK_NANOS))))
     }
 
-    /// What to do instead of taking frames of a ring, if they wait for the rate of their port.
+    /// Returns what the worker does instead of taking frames of a ring that waits for its port's
+    /// rate; none if the ring does not wait.
     #[cold]
     pub(super) fn waits_for_rate(
         &mut self,
@@ -33,15 +34,17 @@ impl Pipeline {
         let until = metered.meter.waits(&booked, self.time.cycle)?;
         drop(metered);
         if state.side.gate.drain_to.is_some() {
-            // A session waits, and they can stay where they are.
+            // A session waits for the end of the drain; frames that wait for the rate stay in the
+            // ring.
             state.end_drain(queue);
             return Some(Next::Gone);
         }
         Some(self.rate_look(until))
     }
 
-    /// Gives back what may not pass now of the burst of a ring. Chains that are no frames count
-    /// too. What passed by a rate; if all of it waits, what to do next.
+    /// Gives the part of a ring's burst that exceeds the rate back to the ring. Rejected chains
+    /// count as well. Returns the part that passed; an error says what the worker does if nothing
+    /// passed.
     #[cold]
     pub(super) fn limit_input<'p>(
         &mut self,
@@ -81,12 +84,12 @@ impl Pipeline {
         if passed > 0 {
             return Ok(Passed::of(&context.burst));
         }
-        // They are those of this burst.
+        // The hashes belong to this burst, which is given back.
         let _ = context.flows.take();
         Err(next)
     }
 
-    /// How much may be read of a device now, or what to do instead.
+    /// Returns how much may be read from a device now. An error says what the worker does instead.
     #[cold]
     pub(super) fn limit_device(
         &mut self,
@@ -115,7 +118,7 @@ impl Pipeline {
         Err(self.rate_look(metered.meter.waits(&booking, now).unwrap_or(now)))
     }
 
-    /// Charges a port for what was read of its device within `bounds`.
+    /// Charges a port for frames that were read from its device within `bounds`.
     #[cold]
     pub(super) fn charge_device(
         &self,
@@ -133,7 +136,7 @@ impl Pipeline {
     }
 }
 
-/// Frames and rejected chains of a burst that passed by the rate of their port.
+/// Numbers of frames and rejected chains of a burst that passed the rate of their port.
 #[derive(Clone, Copy, Default)]
 pub struct Passed {
     frames: usize,
@@ -145,13 +148,14 @@ impl Passed {
         Passed { frames: burst.frames().len(), rejects: burst.rejected().count() }
     }
 
-    /// True if some of it was cut off the burst since.
+    /// True if frames that passed were given back to the ring since.
     #[inline(always)]
     pub fn exceeds(&self, burst: &Burst) -> bool {
         self.frames > burst.frames().len()
     }
 
-    /// Returns the cost of what was cut off the burst to the port's rate: it comes again.
+    /// Returns the load of given-back frames to the port's rate, since these frames are taken
+    /// again.
     #[cold]
     pub fn refund_cut(&self, port: &Port, burst: &Burst) {
         port.rates.input.refund(burst.cut_load(self.frames, self.rejects));

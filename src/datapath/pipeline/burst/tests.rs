@@ -1,4 +1,4 @@
-//! What looks at rings come to, what they are charged, and how a burst is counted.
+//! Results of looks at rings, the charges for looks, and the counting of bursts.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use base::frame::{MacAddr, VnetHdr};
 use base::limits::{BACKPRESSURE_NANOS, LOCK_WAIT_NANOS};
 use switch::{FdbConfig, FloodLimits, Limit, PortId, Rate, Size};
 
-/// A table for so many ports.
+/// Returns a forwarding table for `ports` ports.
 pub(crate) fn fdb(ports: usize) -> Fdb {
     Fdb::new(FdbConfig::limited(ports, 300, [1, 2]))
 }
 
-/// Starts a guest's receive ring, full of buffers of so many bytes, one behind the other.
+/// Starts a guest's receive ring, full of buffers of `buffer` bytes that lie one behind the other.
 pub(crate) fn start_receiving(guest: &GuestPort, memory: &Guest, buffer: u64) {
     let queue = memory.queue();
     for head in 0..SIZE {
@@ -48,7 +48,7 @@ impl Lab {
         Lab::limited(Limit::default())
     }
 
-    /// With a limit to what comes of the sender.
+    /// Creates a lab with the rate `input` for frames from the sender.
     fn limited(input: Limit) -> Lab {
         let fdb = fdb(2);
         let [from, to] = [[2, 0, 0, 0, 0, 0], [2, 0, 0, 0, 0, 1]];
@@ -87,7 +87,7 @@ impl Lab {
         Lab { pipeline, ports, stats, memory, cycle, _watch: watch }
     }
 
-    /// One turn, 10 cycles after the last one, in which the sender's ring is looked at.
+    /// Runs a turn, 10 cycles after the last turn, with a look at the sender's ring.
     fn turn(&mut self) -> Next {
         self.cycle += 10;
         self.pipeline.begin_turn(self.cycle, false, false);
@@ -96,7 +96,7 @@ impl Lab {
 }
 
 impl Lab {
-    /// A turn while this thread holds the lock of the receive ring.
+    /// Runs a turn while this thread holds the lock of the receive ring.
     fn turn_beside_a_holder(&mut self) -> Next {
         self.cycle += 10;
         let _held = self.ports[1].as_guest().unwrap().rx[0].lock();
@@ -106,7 +106,7 @@ impl Lab {
 }
 
 impl Lab {
-    /// The receiver has so many buffers in all.
+    /// Makes the receiver's buffers `all` in number.
     fn offer_buffers(&self, all: u16) {
         let queue = self.memory[1].queue();
         let heads: Vec<u16> = (0..all).collect();
@@ -116,7 +116,7 @@ impl Lab {
         offer(&queue, &heads);
     }
 
-    /// The last ones of each four chains that the sender offers are too short to be frames.
+    /// Makes the last `bad_of_four` of every four chains of the sender too short to be frames.
     fn spoil(&self, bad_of_four: u16) {
         let queue = self.memory[0].queue();
         let is_bad = |head: &u16| head % 4 >= 4 - bad_of_four;
@@ -126,15 +126,16 @@ impl Lab {
         offer(&queue, &(0..64).collect::<Vec<u16>>());
     }
 
-    /// Chains taken of the sender, and those of them that were no frames.
+    /// Returns the number of chains taken from the sender, and the number of chains that were not
+    /// frames.
     fn sent(&self) -> (u64, u64) {
         let stats = &self.ports[0].as_guest().unwrap().tx[0].stats;
         (stats.frames.get(), stats.drops.total())
     }
 }
 
-/// A ring whose frames wait for their receiver takes next to nothing of a turn, and is no reason to
-/// give the others as little.
+/// A ring whose frames wait for their receiver takes hardly any time of a turn, which must not
+/// shorten the turns of other rings.
 #[test]
 fn a_refused_look_is_no_cheap_burst() {
     let mut lab = Lab::new();
@@ -148,8 +149,8 @@ fn a_refused_look_is_no_cheap_burst() {
     assert!(lab.stats.bursts.get() == 0 && lab.pipeline.account.quantum() > before);
 }
 
-/// Frames that wait for a receiver are work under way, for which the worker may spin; a ring whose
-/// memory is paused is not.
+/// Frames that wait for a receiver are unfinished work, for which the worker may spin; a ring with
+/// paused memory is not.
 #[test]
 fn a_paused_ring_waits_for_no_receiver() {
     let mut lab = Lab::new();
@@ -164,7 +165,7 @@ fn no_buffer(lab: &Lab) -> u64 {
     lab.ports[1].as_guest().unwrap().rx[0].stats.drops.get(DropReason::NoBuffer)
 }
 
-/// A receiver that takes nothing while frames wait is waited for as long as it has earned.
+/// Frames wait for a receiver that takes nothing only as long as the receiver has earned.
 #[test]
 fn frames_wait_for_a_millisecond_at_most() {
     let mut lab = Lab::new();
@@ -177,8 +178,8 @@ fn frames_wait_for_a_millisecond_at_most() {
     assert_eq!(no_buffer(&lab), 64);
 }
 
-/// A thread that holds the receiver's lock may have lost its CPU: frames wait for more than a slice
-/// of the scheduler.
+/// A thread that holds the receiver's lock may have lost its CPU: frames wait for more than a time
+/// slice of the scheduler.
 #[test]
 fn frames_wait_for_the_lock_of_their_receiver() {
     let mut lab = Lab::new();
@@ -191,8 +192,8 @@ fn frames_wait_for_the_lock_of_their_receiver() {
     assert_eq!(lab.ports[1].stats.drops.get(DropReason::RingBusy), 64);
 }
 
-/// Frames do not wait in a ring that lately sent to somebody else, nor for a receiver that has
-/// taken nothing of its port.
+/// Frames do not wait in a ring that lately sent to another receiver, nor for a receiver that has
+/// taken nothing of their port.
 #[test]
 fn frames_that_may_not_wait_are_dropped() {
     for others in [false, true] {
@@ -231,7 +232,7 @@ fn frames_that_go_back_to_their_ring_are_not_charged() {
     }
 }
 
-/// Chains that are no frames count as packets of 60 bytes, alone or among frames.
+/// Chains that are not frames count as packets of 60 bytes, alone or among frames.
 #[test]
 fn a_rate_counts_chains_that_are_no_frames() {
     let packets = (Rate { bits: 0, packets: 1 }, Size { bytes: 0, packets: 20 });
@@ -250,8 +251,8 @@ fn a_rate_counts_chains_that_are_no_frames() {
     }
 }
 
-/// A burst of four frames, of which `classified` were planned: one is dropped, one floods to
-/// two ports, the others go to port 0.
+/// Prepares a burst of four frames, of which `classified` are planned: one is dropped, one floods
+/// to two ports, the others go to port 0.
 fn burst(context: &mut BurstContext, classified: usize) {
     for _ in 0..4 {
         assert!(context.burst.push_small(VnetHdr::plain(0), &[0; 60]));
@@ -266,8 +267,8 @@ fn burst(context: &mut BurstContext, classified: usize) {
     context.plan.close();
 }
 
-/// Each frame is dropped, lost or has all its copies; the source counts those that ports have
-/// counted, however far a burst came.
+/// Each frame is dropped, lost or has all its copies; the source counts copies that ports have
+/// counted, wherever the burst ended.
 #[test]
 fn a_burst_that_ends_in_a_panic_is_counted_to_the_last_frame() {
     for (classified, settled, flooded, lost) in

@@ -1,5 +1,6 @@
-//! Storm control: no more of what a port sends is flooded than its `storm` allows. It is asked when
-//! nothing of the burst is given back to its ring any more, so that each frame counts once.
+//! Storm control: limits the floods of a port to the rates of the port's `storm`. The limit is
+//! applied when no frame of the burst can go back to its ring any more, so that each frame counts
+//! once.
 
 use super::Delivery;
 use crate::pipeline::plan::Plan;
@@ -9,7 +10,7 @@ use base::stats::DropReason;
 use switch::FloodClass;
 
 impl Delivery<'_> {
-    /// Drops of the floods what exceeds it.
+    /// Drops the flooded frames that exceed the rates.
     #[cold]
     pub(super) fn limit_floods(&mut self, burst: &Burst, plan: &mut Plan) {
         let Some(port) = self.backpressure.ports.get(self.backpressure.from) else { return };
@@ -18,7 +19,7 @@ impl Delivery<'_> {
             if !metered.is_on() {
                 continue;
             }
-            // What cannot be asked, as another thread has it, is dropped.
+            // Frames are dropped while another thread holds the meter.
             let mut state = metered.lock();
             let meter = state.as_mut().map(|state| &mut state.meter);
             let mut room = meter.map(|meter| meter.room(None, false, self.backpressure.now));

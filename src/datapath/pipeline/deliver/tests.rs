@@ -1,5 +1,5 @@
-//! Receive rings whose lock somebody else has: a session for a moment, a worker that lost its CPU
-//! or waits for a page.
+//! Receive rings whose lock another thread holds: a session for a moment, or a worker that lost its
+//! CPU or waits for a page.
 
 use std::sync::{Arc, mpsc};
 
@@ -9,7 +9,7 @@ use crate::port::{PortTable, TxState};
 use crate::ring::tests::Guest;
 use base::frame::VnetHdr;
 
-/// Far longer than anybody waits, however busy the machine is.
+/// Far longer than any thread waits, however busy the machine is.
 const LOST: Duration = Duration::from_secs(60);
 
 const FRAMES: u64 = 3;
@@ -34,7 +34,7 @@ impl Lab {
         &self.ports[0].as_guest().unwrap().rx[0]
     }
 
-    /// Delivers the burst; frames that are left, and whether they wait.
+    /// Delivers the burst. Returns the number of frames left, and whether the frames wait.
     fn deliver(&self, wait: bool) -> (usize, bool) {
         self.deliver_until(wait, &mut None)
     }
@@ -66,7 +66,7 @@ impl Lab {
         (plan.runs()[0].left().len(), waits)
     }
 
-    /// The same while this thread holds the ring's lock: the worker must come back.
+    /// Delivers the burst while this thread holds the ring's lock: the worker must return.
     fn deliver_held(&self, wait: bool) -> (usize, bool) {
         let held = self.queue().lock();
         std::thread::scope(|scope| {
@@ -92,12 +92,12 @@ fn a_worker_does_not_park_on_a_ring_that_somebody_holds() {
     let lab = Lab::new();
     assert_eq!(lab.deliver_held(false), (0, false));
     assert_eq!((lab.busy(), lab.stats.lock_parks.get()), (FRAMES, 1));
-    // The next ones do not wait for it at all …
+    // Later bursts do not wait for the lock at all until the lock has been free once.
     for _ in 0..5 {
         assert_eq!(lab.deliver_held(false), (0, false));
     }
     assert_eq!((lab.busy(), lab.stats.lock_parks.get()), (6 * FRAMES, 1));
-    // … before it was free.
+    // The lock is free.
     assert_eq!(lab.deliver(false), (0, false));
     assert_eq!((lab.busy(), lab.down()), (6 * FRAMES, FRAMES));
     assert!(!lab.queue().is_stalled());
@@ -105,7 +105,7 @@ fn a_worker_does_not_park_on_a_ring_that_somebody_holds() {
     assert_eq!((lab.busy(), lab.stats.lock_parks.get()), (7 * FRAMES, 2));
 }
 
-/// A burst that goes nowhere else stays in its sender's ring while that may last.
+/// A burst with one receiver stays in its sender's ring as long as the wait is permitted.
 #[test]
 fn frames_for_a_ring_that_is_held_wait_in_their_senders() {
     let lab = Lab::new();
@@ -122,7 +122,7 @@ fn frames_for_a_ring_that_is_held_wait_in_their_senders() {
     assert_eq!(lab.deliver_held(true), (FRAMES as usize, true));
 }
 
-/// However many of its rings are held, and however often it is tried.
+/// A burst waits for locks once, however many rings are held and however often delivery is tried.
 #[test]
 fn a_burst_waits_for_rings_once() {
     let (lab, mut until) = (Lab::new(), None);
@@ -130,7 +130,7 @@ fn a_burst_waits_for_rings_once() {
     lab.deliver_until(false, &mut until);
     let end = until.expect("it waited");
     drop(held);
-    // It is free for a moment, so the ring counts as one that is worth waiting for.
+    // The lock is free for a moment, so the ring counts as worth waiting for.
     assert!(lab.queue().lock_again().is_some());
     let held = lab.queue().lock();
     lab.deliver_until(false, &mut until);
@@ -139,8 +139,8 @@ fn a_burst_waits_for_rings_once() {
     assert_eq!(lab.busy(), 2 * FRAMES);
 }
 
-/// Nobody loses a frame to a session that makes the ring quiet for a moment, unless the machine
-/// takes its CPU away just then: so in one of a few tries.
+/// No frame is lost to a session that makes the ring quiet for a moment, unless the machine takes
+/// the CPU from the session just then: so one of several attempts must succeed.
 #[test]
 fn a_session_that_makes_a_ring_quiet_costs_nothing() {
     for _ in 0..50 {

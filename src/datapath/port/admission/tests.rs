@@ -1,9 +1,9 @@
-//! Parts of a ring that has too few buffers, and how long its senders' frames may wait.
+//! Shares of a ring that has too few buffers, and the waiting of senders' frames.
 
 use super::*;
 
-/// A ring that gets `refill` buffers a round; each sender, in the order given, brings `frames`
-/// of `per_frame` buffers. Returns what each port got.
+/// Simulates a ring that gets `refill` buffers a round; each sender, in the order given, brings
+/// `frames` of `per_frame` buffers. Returns the buffers that each port got.
 fn run(
     order: &[PortId],
     frames: usize,
@@ -27,7 +27,7 @@ fn run(
     got
 }
 
-/// As [`run`] with senders that wait for what they do not get.
+/// Simulates a ring like [`run`], with senders that wait for buffers.
 fn run_waiting(order: &[PortId], frames: usize, refill: usize, rounds: usize) -> Vec<usize> {
     let mut shares = Admission::default();
     let mut got = vec![0; 80];
@@ -61,7 +61,7 @@ fn senders_that_wait_get_equal_parts_in_whole_bursts() {
     }
 }
 
-/// Two workers ask for two senders before either of them delivers.
+/// Two workers ask for two senders before either worker delivers.
 #[test]
 fn what_a_sender_took_is_its_own() {
     for asked in [[0, 1], [1, 0]] {
@@ -102,7 +102,7 @@ fn equal_senders_get_equal_parts_of_a_scarce_ring() {
 fn a_receiver_that_keeps_up_gets_everything() {
     let mut shares = Admission::default();
     for visit in 0..10_000 {
-        // 64 of the 256 buffers are under way to the receiver, never more.
+        // 64 of the 256 buffers are always on their way to the receiver.
         assert_eq!(shares.admit(visit % 8, 64, || 192), 64, "visit {visit}");
         shares.record(visit % 8, (64, 0), 64, false);
     }
@@ -156,9 +156,9 @@ fn a_small_sender_gets_all_it_asks_and_the_others_the_rest() {
             if port == 2 { small += taken } else { large += taken }
         }
     }
-    // First come, first served in one round of 17: what it takes to see that it is over.
+    // One round of 17 is first come, first served: the round that shows that the scarcity is over.
     assert!(small >= 2_800, "{small}");
-    // One buffer of 64 cannot be split between two equals.
+    // One buffer of 64 cannot be split between two equal senders.
     assert!(small + large >= 62_900, "{large}");
 }
 
@@ -185,11 +185,11 @@ fn what_nobody_comes_for_is_taken_in_the_end() {
         shares.admit(port, 64, || 64);
         shares.record(port, (u64::from(port == 0) * 64, 0), 64 * u16::from(port == 0), true);
     }
-    // However often it looks, in a moment: the others come first.
+    // However often the sender looks at once: other senders come first.
     assert!((0..1_000).all(|_| shares.grant(0, 64, 63) == 0));
     assert_eq!(shares.grant_late(0, 64, 63), 16, "a quarter");
     assert_eq!(shares.admit(0, 63, || 63), 16);
-    // One burst after the other takes it, until the others are forgotten.
+    // The sender takes the rest, one burst after the other, until the other senders are removed.
     let mut late = 0;
     while shares.grant(0, 64, 63) == 0 && late < 100 {
         let granted = shares.grant_late(0, 64, 63);
@@ -214,7 +214,7 @@ fn a_share_cannot_be_saved_up() {
         give(1, 1, 64);
     }
     let got: usize = (0..100).map(|_| (give(1, 64, 64), give(0, 64, 0)).0).sum();
-    // All of what it lagged, and then half of the rest at most.
+    // The whole lag of the sender, and then at most half of the other buffers.
     assert!(got <= SHARE_LAG_BUFFERS as usize + 64 * 100 / 2 + 64, "{got}");
 }
 
@@ -231,14 +231,14 @@ fn many_senders_are_all_served() {
 
 const FROM: PortId = 3;
 
-/// The admission of a ring that is waited for 256 cycles at most.
+/// Returns the admission of a ring that earns 256 cycles of waiting at most.
 fn ring() -> Admission {
     let mut ring = Admission::default();
     ring.places.iter_mut().for_each(|sender| sender.earned.cap = 256);
     ring
 }
 
-/// The ring takes frames of a sender.
+/// Records that the ring took frames of a sender.
 fn take(ring: &mut Admission, from: PortId, frames: u64, bytes: u64) {
     ring.record(from, (frames, bytes), 0, false);
 }
@@ -260,7 +260,8 @@ fn a_sender_waits_for_what_its_own_frames_earned() {
     assert!(ring.may_wait(FROM, 255), "a long frame counts as many short ones");
 }
 
-/// Cycles of a million that a sender waits for a receiver that takes a frame every `interval`.
+/// Returns the cycles, of a million, that a sender waits for a receiver that takes a frame every
+/// `interval`.
 fn waits_for(interval: u64) -> u64 {
     let mut ring = ring();
     let (mut held, mut waiting) = (0, false);

@@ -1,5 +1,5 @@
-//! An uplink whose frames go out together: how each is counted, in which order they go, and what
-//! another thread or a guest may do meanwhile.
+//! An uplink that writes frames in batches: the counts, the order of frames, and interference by
+//! another thread or a guest.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -17,19 +17,19 @@ use base::limits::{FRAME_BATCH_BYTES, SNAPSHOT_LEN, TAP_LONG_FRAME};
 use sys::frame_io::FrameBatch;
 use sys::tap_ring::Refused;
 
-/// What a device was given: frames together, or one by itself.
+/// Frames that a device was given: together, or a single frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Given {
     Together(Vec<Vec<u8>>),
     Alone(Vec<u8>),
 }
 
-/// A device that takes frames together, and long ones from where they lie.
+/// A device that takes frames in batches, and long frames from the memory in which they are.
 pub(super) struct Together {
-    /// The kernel's answers to each that it is given.
+    /// The kernel's answers, one for each frame.
     answers: Mutex<VecDeque<Transfer>>,
     given: Mutex<Vec<Given>>,
-    /// This file is emptied when frames are given.
+    /// A file that is truncated when frames are written.
     vanishes: Mutex<Option<File>>,
 }
 
@@ -38,7 +38,7 @@ impl Together {
         Together::attach_with(port, answers, Offloads::ALL)
     }
 
-    /// One that has no offloads.
+    /// Attaches a device without offloads.
     pub(super) fn attach_without(port: &Port) -> Arc<Together> {
         Together::attach_with(port, &[], Offloads::NONE)
     }
@@ -63,7 +63,7 @@ impl Together {
         std::mem::take(&mut lock(&self.given))
     }
 
-    /// How many frames it was given at a time.
+    /// Returns the numbers of frames that were written together.
     pub(super) fn counts(&self) -> Vec<usize> {
         let count = |given: &Given| match given {
             Given::Together(frames) => frames.len(),
@@ -118,7 +118,7 @@ impl FrameIo for Together {
     }
 }
 
-/// Frames that were delivered, and drops by these names.
+/// Returns the number of delivered frames, and the drops for each of `reasons`.
 fn books(port: &Port, reasons: [DropReason; 4]) -> (u64, [u64; 4]) {
     let output = &tap(port).queues()[0].output;
     let drops = reasons.map(|reason| output.drops.get(reason));
@@ -136,7 +136,7 @@ fn each_frame_of_a_batch_is_counted_by_its_answer() {
         ([d, d, d, d, d, d, d, d], (8, [0, 0, 0, 0])),
         ([d, refused, d, WouldBlock, Eof, NoBuffers, Fault, d], (3, [2, 3, 0, 0])),
         ([d, d, d, d, d, Down, Down, Down], (5, [0, 0, 3, 0])),
-        // It is up again before the batch ends.
+        // The interface is up again before the batch ends.
         ([d, Down, Down, d, d, d, refused, d], (5, [0, 1, 2, 0])),
         ([d, d, refused, Gone, Gone, Gone, Gone, Gone], (2, [0, 1, 0, 5])),
     ];
@@ -150,7 +150,7 @@ fn each_frame_of_a_batch_is_counted_by_its_answer() {
     }
 }
 
-/// Long frames go by themselves, behind those that came before them and no earlier than that.
+/// Long frames are written alone, after the frames before them.
 #[test]
 fn frames_leave_in_the_order_in_which_they_came() {
     let port = uplink(1);
@@ -173,7 +173,8 @@ fn frames_leave_in_the_order_in_which_they_came() {
     assert!(device.given() == [together(0..3), alone(3), together(4..6), alone(6)]);
 }
 
-/// What is down or gone for a batch is so for the frame that had to wait for it, and all others.
+/// A device that is down or gone for a batch takes neither the long frame behind the batch nor
+/// later frames.
 #[test]
 fn nothing_is_written_after_a_batch_that_found_the_device_gone() {
     for (answer, reason) in
@@ -196,7 +197,7 @@ fn nothing_is_written_after_a_batch_that_found_the_device_gone() {
     }
 }
 
-/// Frames that do not fit into a batch leave in order with the next one, and each batch is full.
+/// Frames that do not fit into a batch leave in order with the next batch, and each batch is full.
 #[test]
 fn a_full_batch_leaves_before_the_next_frame() {
     let port = uplink(1);
@@ -219,8 +220,8 @@ fn a_full_batch_leaves_before_the_next_frame() {
     assert!(sent.eq(frames.iter().map(|frame| &frame[..])));
 }
 
-/// A guest takes its memory away between two batches: the frames of the first arrive as they were,
-/// those of the second without what was not copied yet.
+/// A guest takes its memory away between two batches: the frames of the first batch arrive
+/// unchanged, the frames of the second batch without the bytes that were not copied yet.
 #[test]
 fn memory_that_vanishes_costs_no_frame() {
     let (port, frame) = (uplink(1), pattern(4_000));
@@ -244,7 +245,7 @@ fn memory_that_vanishes_costs_no_frame() {
     assert_eq!(tap(&port).queues()[0].output.frames.get(), 40);
 }
 
-/// How frames are written now, and why not otherwise, is known of the port.
+/// The port reports how frames are written, and why not in the better way.
 #[test]
 fn a_port_says_how_its_frames_are_written() {
     let port = uplink(1);

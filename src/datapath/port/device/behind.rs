@@ -1,46 +1,46 @@
-//! What is at the other end of a device: how its frames go, and by which names they are dropped.
+//! The kinds of devices: names, drop reasons, and ways of writing frames.
 
 use base::stats::DropReason;
 use sys::tap_ring::Io;
 use sys::xdp::Mode;
 
-/// What is at the other end.
+/// The other end of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Behind {
-    /// The host, by this interface.
+    /// The host, by the interface of this name.
     Tap(String),
-    /// What the host's interface of this name leads to, past the host's network stack.
+    /// The network behind the host's interface of this name, past the host's network stack.
     Xdp(String, Mode),
     /// Another process, by a connection.
     Stream,
 }
 
-/// By which names frames are dropped that do not pass a device.
+/// Drop reasons of a kind of device.
 pub(super) struct Reasons {
-    /// There is no room, or no memory.
+    /// The device has no room, or the kernel has no memory.
     pub(super) full: DropReason,
-    /// The administrator has shut it.
+    /// The interface is administratively down.
     pub(super) down: DropReason,
-    /// There is none now.
+    /// No device is attached.
     pub(super) gone: DropReason,
-    /// It refused the frame.
+    /// The device refused the frame.
     pub(super) rejected: DropReason,
 }
 
-/// How frames go to an interface.
+/// The way in which frames go to an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Writes {
-    /// To a TAP: several by one call, `uring`, or each by one, `write`. To and from one that is
-    /// reached by XDP: where the program runs, `native` or `generic`.
+    /// For a TAP: `uring` if one call writes several frames, `write` if each frame is a call. For
+    /// XDP, in both directions: where the program runs, `native` or `generic`.
     pub io: &'static str,
-    /// Why not in the better way, if that is not what the administrator wants.
+    /// Why the better way is not in use, unless the administrator asked for the other way.
     pub why: Option<String>,
-    /// What the administrator wants, and what came of it.
+    /// The administrator's setting, or that the interface is not attached.
     pub wish: &'static str,
 }
 
 impl Behind {
-    /// The interface's name, if there is one.
+    /// Returns the interface's name, if there is an interface.
     pub(super) fn ifname(&self) -> Option<&str> {
         match self {
             Behind::Tap(ifname) | Behind::Xdp(ifname, _) => Some(ifname),
@@ -71,7 +71,8 @@ impl Behind {
         }
     }
 
-    /// How frames go, if the interface is attached or not, and `refused` why not in the better way.
+    /// Returns the way in which frames go. `is_up`: the interface is attached. `refused` returns
+    /// why the better way is not available.
     pub(super) fn writes(
         &self,
         io: Io,

@@ -13,41 +13,41 @@ use super::{Device, DevicePort, lock};
 use base::frame::{Offloads, VNET_HDR_LEN};
 use sys::frame_io::{FrameBatch, FrameInbox, FrameIo, Taken, Transfer};
 
-/// What stands for a descriptor: nothing here watches it.
+/// The descriptor of the fakes, which no thread watches.
 static NULL: LazyLock<File> = LazyLock::new(|| File::open("/dev/null").unwrap());
 
 /// A TAP queue whose kernel is this test.
 pub struct Fake {
-    /// What each call comes to; `Done` moves the frame.
+    /// The result of each call; `Done` moves the frame.
     pub answer: Mutex<Transfer>,
-    /// What reads find before they get the answer: a frame, or another answer.
+    /// Frames or results for reads before `answer`.
     pub queued: Mutex<VecDeque<Result<Vec<u8>, Transfer>>>,
-    /// Bytes by which the kernel's answer to a write falls short.
+    /// Number of bytes by which the kernel's answer to a write is too small.
     pub short: AtomicU64,
-    /// The last frame written, pieces together.
+    /// The last frame written, with its pieces joined.
     pub written: Mutex<Vec<u8>>,
-    /// Lengths of its pieces.
+    /// Lengths of the pieces of the last frame.
     pub pieces: Mutex<Vec<usize>>,
-    /// Reads so far.
+    /// Number of reads.
     pub reads: AtomicU64,
-    /// Writes so far.
+    /// Number of writes.
     pub writes: AtomicU64,
-    /// How long a read takes.
+    /// Duration of a read.
     pub lasts: Mutex<Duration>,
-    /// Its frames come in memory of its own.
+    /// The device has its frames in memory of its own.
     lends: bool,
     lent: Mutex<Vec<Vec<u8>>>,
-    /// What brings its events; none if nothing does.
+    /// Eventfd for the device's events; none without events.
     event: Option<EventFd>,
 }
 
 impl Fake {
-    /// A device that gives this answer to each write.
+    /// Creates a device that answers each write with `answer`.
     pub fn new(answer: Transfer) -> Arc<Fake> {
         Arc::new(Fake::answering(answer))
     }
 
-    /// One that an epoll set can have, without a frame.
+    /// Creates a device with events, without a frame.
     pub fn with_events(lends: bool) -> Arc<Fake> {
         let event = EventFd::new(libc::EFD_NONBLOCK).unwrap();
         Arc::new(Fake { lends, event: Some(event), ..Fake::answering(Transfer::WouldBlock) })
@@ -69,7 +69,7 @@ impl Fake {
         }
     }
 
-    /// A device whose writes fail so.
+    /// Creates a device whose writes fail with `errno`.
     pub fn errno(errno: i32) -> Arc<Fake> {
         Fake::new(Transfer::from_result(-1, errno))
     }
@@ -82,7 +82,7 @@ impl Fake {
         }
     }
 
-    /// Reads and writes so far.
+    /// Returns the numbers of reads and writes.
     pub fn counts(&self) -> (u64, u64) {
         (self.reads.load(Ordering::Relaxed), self.writes.load(Ordering::Relaxed))
     }
@@ -167,7 +167,8 @@ struct Lost {
     closed: Arc<AtomicU32>,
 }
 
-/// Attaches one queue each that is gone, and panics when it is closed if told to; `closed` counts.
+/// Attaches one lost queue for each element of `panics`, which says whether closing the queue
+/// panics. `closed` counts the closed queues.
 pub fn attach_lost(tap: &DevicePort, panics: &[bool], closed: &Arc<AtomicU32>) {
     let lost = |&panics| Arc::new(Lost { panics, closed: Arc::clone(closed) }) as Device;
     tap.attach(panics.iter().map(lost).collect(), Offloads::ALL);

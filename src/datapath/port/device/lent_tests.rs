@@ -1,5 +1,5 @@
-//! A device that lends its memory, as by XDP: which frames are taken, what is counted, and how long
-//! the device stays; and frames to it that lack offloads.
+//! A device that lends its memory, as with XDP: frames taken, counts, and the lifetime of the
+//! device; and frames that need offloads which the device lacks.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -11,14 +11,14 @@ use crate::port::Port;
 use base::frame::samples::{asking, check_whole, tcp};
 use sys::frame_io::{FrameBatch, Taken};
 
-/// Frames that wait, in memory of its own.
+/// Frames that wait in the device's own memory.
 #[derive(Default)]
 struct Lender {
     frames: Vec<Vec<u8>>,
     next: AtomicUsize,
     lost: u64,
     gone: AtomicBool,
-    /// Largest MTU that it was opened for, if it can be opened for a larger one.
+    /// Largest MTU that the device was opened for, if it can be opened for a larger MTU.
     most: Option<u32>,
 }
 
@@ -135,7 +135,7 @@ fn a_rate_bounds_what_is_taken() {
     assert_eq!((next, burst.taken()), (Next::More, 1), "the time is over after one");
 }
 
-/// The descriptor of an interface that is deleted reports no event.
+/// The descriptor of a deleted interface reports no event.
 #[test]
 fn a_loss_without_an_event_is_found() {
     let port = port();
@@ -149,7 +149,7 @@ fn a_loss_without_an_event_is_found() {
     tap(&port).close_lost();
 }
 
-/// Why it was lost stays known until it is attached again.
+/// The reason of a loss stays known until the device is attached again.
 #[test]
 fn a_queue_is_given_up_when_the_mtu_outgrows_it() {
     let port = port();
@@ -166,7 +166,7 @@ fn a_queue_is_given_up_when_the_mtu_outgrows_it() {
     assert_eq!(tap(&port).lost(), None);
 }
 
-/// A burst whose frames leave a checksum, or all of segmentation, to the device.
+/// Sends a burst with frames that leave a checksum, or the whole segmentation, to the device.
 #[test]
 fn checksums_and_segments_are_made_before_and_go_together() {
     for v6 in [false, true] {

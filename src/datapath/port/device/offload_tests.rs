@@ -1,5 +1,5 @@
-//! Frames that ask for offloads, by what the device has of them: what it is given, and what is
-//! counted.
+//! Frames that ask for offloads, and devices with and without these offloads: frames written, and
+//! counts.
 
 use super::batch_tests::{Given, Together};
 use super::tests::{send, tap, uplink};
@@ -12,8 +12,8 @@ use sys::frame_io::FrameBatch;
 /// Header and frame.
 type Sent = (VnetHdr, Vec<u8>);
 
-/// Sends a TCP packet, then a frame that asks for nothing. What the device was given of the
-/// packet, and counts: checksummed, segmented, segments, lost ones, frames.
+/// Sends a TCP packet, then a frame that asks for no offload. Returns the frames that the device
+/// got of the packet, and the counts: checksummed, segmented, segments, lost segments, frames.
 fn sent(
     (v6, mss, payload): (bool, u16, usize),
     takes: Offloads,
@@ -89,8 +89,8 @@ fn a_device_that_cannot_gets_complete_frames() {
     }
 }
 
-/// Segments of a dropped packet are no lost segments, although the next packet's first segment is
-/// in the same batch.
+/// Segments of a dropped packet are not lost segments, although the first segment of the next
+/// packet is in the same batch.
 #[test]
 fn a_dropped_packet_loses_no_segments() {
     let port = uplink(1);
@@ -123,7 +123,7 @@ fn more_segments_than_a_batch_has_room_for() {
     assert!(payload == tcp(false, 60_000)[66..]);
 }
 
-/// A packet is delivered or dropped as its first segment is; others that are refused are counted.
+/// A packet is delivered or dropped with its first segment; other refused segments are counted.
 #[test]
 fn segments_that_are_refused_are_counted() {
     let (done, full) = (Transfer::Done(12 + 66 + 1000), Transfer::NoBuffers);
@@ -134,7 +134,7 @@ fn segments_that_are_refused_are_counted() {
     assert_eq!(counts, [0, 0, 0, 0, 1]);
     let (_, counts) = sent(packet, Offloads::NONE, &[Transfer::Gone; 6]);
     assert_eq!(counts, [0; 5]);
-    // The device goes between two batches.
+    // The device goes away between two batches.
     let answers = [&[Transfer::Done(12 + 66 + 500); 60][..], &[Transfer::Gone; 4]].concat();
     let (_, counts) = sent((false, 500, 60_000), Offloads::NONE, &answers);
     assert_eq!(counts, [0, 1, 60, 60, 1]);

@@ -1,5 +1,5 @@
-//! TCP segments that leave as one packet: which do, and what becomes of each where the kernel takes
-//! no such packet.
+//! TCP segments that leave as one packet: the choice of segments, and their fate if the kernel
+//! refuses such packets.
 
 use super::batch_tests::{Given, Together};
 use super::tests::{send, tap, uplink};
@@ -8,7 +8,7 @@ use crate::port::Port;
 use base::frame::samples::segments;
 use sys::frame_io::FrameBatch;
 
-/// A burst of frames that outlive it.
+/// Returns a burst of frames that outlive the burst.
 fn burst_of(frames: &mut [Vec<u8>]) -> Burst {
     let mut burst = Burst::default();
     for frame in frames {
@@ -19,7 +19,7 @@ fn burst_of(frames: &mut [Vec<u8>]) -> Burst {
     burst
 }
 
-/// What the device is given of frames.
+/// Returns the frames that the device got.
 fn given(port: &Port, answers: &[Transfer], frames: &[Vec<u8>]) -> Vec<Given> {
     let device = Together::attach(port, answers);
     send(port, &burst_of(&mut frames.to_vec()), &mut FrameBatch::default());
@@ -30,7 +30,7 @@ fn plain(frame: &[u8]) -> Vec<u8> {
     [&[0; 12][..], frame].concat()
 }
 
-/// Header and frame that stand for so many segments, as their kernel would take them.
+/// Checks that a header and a frame stand for `segments`, as the receiver's kernel reads them.
 fn check_packet(given: &[u8], segments: &[Vec<u8>]) {
     let (header, packet) = given.split_first_chunk().unwrap();
     let header = VnetHdr::from_bytes(*header);
@@ -39,7 +39,7 @@ fn check_packet(given: &[u8], segments: &[Vec<u8>]) {
     assert!(packet[66..] == payload[..]);
 }
 
-/// Counts of the output: frames, bytes, and frames that left in packets.
+/// Returns the output's counts: frames, bytes, and frames that left in packets.
 fn counted(port: &Port) -> (u64, u64, u64) {
     let output = &tap(port).queues()[0].output;
     assert_eq!(output.drops.total(), 0);
@@ -83,7 +83,7 @@ fn what_is_around_segments_stays_as_it_is() {
     assert_eq!(counted(&port).0, 7);
 }
 
-/// A packet that the kernel refuses goes as its segments, and none is lost.
+/// A packet that the kernel refuses is sent as its segments, and no segment is lost.
 #[test]
 fn a_packet_that_is_refused_leaves_as_its_segments() {
     let frames = [segments(1, 10, 1448), segments(2, 10, 1448)].concat();
@@ -99,7 +99,7 @@ fn a_packet_that_is_refused_leaves_as_its_segments() {
     assert_eq!(counted(&port), (20, 20 * 1514, 10));
 }
 
-/// What is lost of a packet is lost of each of its segments.
+/// The loss of a packet is the loss of each of its segments.
 #[test]
 fn a_packet_that_is_dropped_counts_as_its_segments() {
     for (answer, reason) in [

@@ -1,4 +1,5 @@
-//! Frames that a device takes as segments, which are made in the batch.
+//! Segmentation of frames for a device that takes only segments. The segments are made in the
+//! batch.
 
 use super::writer::{Entry, Sending};
 use base::frame::segment::Segmenter;
@@ -6,7 +7,8 @@ use base::frame::{Offloads, VNET_HDR_LEN, VnetHdr};
 use base::limits::MAX_EGRESS_HEADERS_LEN;
 
 impl Sending<'_> {
-    /// Adds the `at`-th frame as segments. It is delivered or dropped as the first of them is.
+    /// Adds the `at`-th frame as segments. The result of the first segment decides whether the
+    /// frame counts as delivered or dropped.
     pub(super) fn add_segments(&mut self, at: usize) {
         let (frame, takes) = (self.run.frame(at), self.run.takes);
         let (request, mut payload) = (frame.request(), frame.reader());

@@ -1,19 +1,20 @@
-//! A connected Unix stream socket over which frames go: QEMU's `-netdev stream`, passt, gvproxy.
+//! A connected Unix stream socket that carries frames: QEMU's `-netdev stream`, passt, gvproxy.
 //!
-//! The peer is trusted with nothing. Nothing here waits for it, and all memory is made when it
-//! connects.
+//! The peer is not trusted. No operation waits for the peer, and all memory is allocated at the
+//! connection.
 //!
-//! * Reading: what came is put in a buffer and handed on frame by frame; it is read again when
-//!   nothing whole is left, and not more often than [`STREAM_READS`] for one frame.
-//! * Writing: frames that the socket has no room for are kept, up to [`Packer`]'s bytes, and then
-//!   dropped. The rest of one that it took in part goes before anything else, so no frame is ever
-//!   torn. The worker that reads tries that too, when the socket tells of room.
-//! * Several workers write, one at a time. One that finds another writing leaves its frames with
-//!   it, so that a writer that lost its CPU, as those do that wake the peer, costs no frame.
-//! * Descriptors that come with the bytes are never closed by a worker, since the last close of a
-//!   file may last for ever ([`crate::guard::disposal`]). They end the connection.
-//! * To read or write wakes all that poll the socket at the other end, in our time. That is
-//!   measured and held against the port as a guest's signals are ([`SignalCost`]).
+//! * Reading: received bytes go to a buffer, which returns one frame after the other. The socket is
+//!   read again when the buffer has no whole frame, at most [`STREAM_READS`] times for one frame.
+//! * Writing: frames that the socket has no room for are kept, up to the size of [`Packer`], and
+//!   then dropped. The rest of a frame that was sent in part goes first, so no frame is torn. The
+//!   reading worker also sends kept frames, when an event reports room in the socket.
+//! * Several workers write, one at a time. A worker that finds another worker writing leaves its
+//!   frames with that worker. So a writer that loses its CPU, as a writer that wakes the peer often
+//!   does, costs no frame.
+//! * A worker never closes descriptors that arrive with the bytes, because the last close of a file
+//!   may never return ([`crate::guard::disposal`]). Descriptors end the connection.
+//! * A read or write wakes all waiters of the socket's other end, in the worker's time. This time
+//!   is measured and charged to the port, like the time of a guest's signals ([`SignalCost`]).
 
 use std::fmt;
 use std::io;
@@ -40,15 +41,15 @@ use sys::usage::cpu_micros;
 pub enum End {
     /// The peer left, between two frames.
     Left,
-    /// It left with part of a frame to come.
+    /// The peer left with part of a frame missing.
     Torn,
-    /// What it sends cannot be told apart.
+    /// The peer sent an invalid length, so frames cannot be separated.
     Length(BadLength),
-    /// It sent descriptors, which no frame has.
+    /// The peer sent descriptors, which no frame has.
     Descriptors,
-    /// It has so many wait for the socket that using it takes others' time.
+    /// So many waiters watch the socket that its use delays other ports.
     Waiters,
-    /// The socket failed, as errno.
+    /// The socket failed with this errno.
     Failed(i32),
 }
 
@@ -72,37 +73,38 @@ impl fmt::Display for End {
     }
 }
 
-/// Frames for the worker that writes.
+/// Frames that are left for the writing worker.
 #[derive(Debug, Default)]
 struct Waiting {
     frames: Packer,
-    /// The one who does has sent for others for long enough: the next has to do so itself.
+    /// The writing worker has sent frames of other workers for long enough: other workers must send
+    /// their frames themselves.
     closed: bool,
 }
 
-/// One connection.
+/// A connection with a peer.
 #[derive(Debug)]
 pub struct Connection {
     socket: Guarded<UnixStream>,
-    /// Of the worker that owns the queue.
+    /// Received bytes; used by the worker that owns the queue.
     input: Mutex<Unpacker>,
-    /// What is on its way out, of the worker that writes. It lets go with `waiting` locked and
-    /// empty, or until an event tells of room.
+    /// Frames on their way out; held by the writing worker. The writer releases the lock with
+    /// `waiting` locked and empty, or until an event reports room.
     output: Mutex<Packer>,
-    /// What goes next. Locked for as long as a frame is copied.
+    /// Frames to send next. Locked for the copy of a frame.
     waiting: Mutex<Waiting>,
-    /// Something is in one of the two. Set before the socket is asked, so that whoever is told of
-    /// room finds it.
+    /// `output` or `waiting` has frames. Set before the socket is written, so that the thread that
+    /// gets the event for room finds the frames.
     sending: AtomicBool,
     end: OnceLock<End>,
-    /// Descriptors that came, for a thread that may wait for their closing.
+    /// Received descriptors, for a thread that may wait for their closing.
     strays: Mutex<Vec<OwnedFd>>,
-    /// What is known of the port's peers, this one and those before.
+    /// Cost of the port's peers, present and earlier.
     cost: Arc<SignalCost>,
 }
 
 impl Connection {
-    /// On a connected socket. `cost` is that of all connections of the port.
+    /// Creates a connection on a connected socket. `cost` belongs to all connections of the port.
     pub fn new(socket: impl Into<Guarded<UnixStream>>, cost: Arc<SignalCost>) -> Connection {
         Connection {
             socket: socket.into(),
@@ -116,19 +118,19 @@ impl Connection {
         }
     }
 
-    /// Why it has ended, if it has.
+    /// Returns why the connection has ended, if it has.
     pub fn end(&self) -> Option<&End> {
         self.end.get()
     }
 
-    /// The connection has ended, for the first reason that is found.
+    /// Ends the connection. Only the first reason is kept.
     #[cold]
     fn over(&self, why: End) -> Transfer {
         let _ = self.end.set(why);
         Transfer::Gone
     }
 
-    /// Uses the socket; a peer that makes that expensive has to wait, or goes.
+    /// Uses the socket. A peer that makes the use expensive has to wait, or is disconnected.
     fn measured<T>(&self, work: impl FnOnce() -> T) -> T {
         let watched = self.cost.is_watched();
         let used = if watched { cpu_micros() } else { 0 };
@@ -146,12 +148,12 @@ impl Connection {
         done
     }
 
-    /// True if the socket is not to be used now, as that was slow lately.
+    /// True if the socket is not to be used now, since its use was lately slow.
     fn pauses(&self) -> bool {
         self.cost.is_watched() && self.cost.left(clock::cycles()) > 0
     }
 
-    /// The right to write, if no worker has it.
+    /// Returns the right to write, if no worker has it.
     fn output(&self) -> Option<MutexGuard<'_, Packer>> {
         match self.output.try_lock() {
             Ok(output) => Some(output),
@@ -160,7 +162,7 @@ impl Connection {
         }
     }
 
-    /// The right to write from one who writes for the last time.
+    /// Returns the right to write, after a short wait for a writer that is about to finish.
     fn output_soon(&self) -> Option<MutexGuard<'_, Packer>> {
         let end = clock::cycles() + clock::cycles_in(STREAM_LOCK_NANOS);
         loop {
@@ -172,14 +174,15 @@ impl Connection {
         }
     }
 
-    /// A panic left a frame that may be half there.
+    /// Ends the connection after a panic, which may have left a part of a frame.
     #[cold]
     fn mend<'a>(&self, poisoned: PoisonError<MutexGuard<'a, Packer>>) -> MutexGuard<'a, Packer> {
         self.over(End::Failed(libc::EIO));
         poisoned.into_inner()
     }
 
-    /// Sends what is on its way and what waits behind it; `WouldBlock` if not all of it could go.
+    /// Sends the frames on their way and the frames that wait. Returns `WouldBlock` if frames are
+    /// left.
     fn flush(&self, mut output: MutexGuard<'_, Packer>) -> Transfer {
         for round in 0.. {
             while !output.is_empty() {
@@ -197,7 +200,8 @@ impl Connection {
             if waiting.frames.is_empty() {
                 waiting.closed = false;
                 self.sending.store(false, Ordering::SeqCst);
-                // Before `waiting` is unlocked: no worker leaves a frame with one that has looked.
+                // Before `waiting` is unlocked: no worker leaves frames with a writer that has
+                // looked already.
                 drop(output);
                 break;
             }
@@ -210,8 +214,8 @@ impl Connection {
         Transfer::Done(0)
     }
 
-    /// Leaves frames of a batch, from the `first`-th on as many as there is room for, and writes
-    /// unless another worker does; where it goes on.
+    /// Leaves frames of a batch for sending, from the `first`-th frame on, as far as there is room.
+    /// Sends them unless another worker writes. Returns the index of the next frame.
     fn send(&self, batch: &mut FrameBatch, first: usize) -> usize {
         if self.pauses() {
             return batch.len();
@@ -246,7 +250,7 @@ impl Connection {
         end
     }
 
-    /// Receives once, or why nothing came.
+    /// Receives once. An error says why nothing was received.
     fn fill(&self, input: &mut Unpacker) -> Result<(), Transfer> {
         let mut files = Vec::new();
         let received =
@@ -266,7 +270,7 @@ impl Connection {
             }
             Err(error) => Err(match error.raw_os_error() {
                 Some(libc::EAGAIN) => Transfer::WouldBlock,
-                // What came brings no event of its own any more.
+                // Bytes that have arrived already bring no event of their own.
                 Some(libc::EINTR | libc::ENOBUFS | libc::ENOMEM) => Transfer::NoBuffers,
                 Some(libc::ECONNRESET) => self.over(End::Left),
                 errno => self.over(End::Failed(errno.unwrap_or(libc::EIO))),
@@ -288,7 +292,7 @@ impl AsRawFd for Connection {
     }
 }
 
-/// The `index`-th frame of a batch without its header.
+/// Returns the `index`-th frame of a batch without its header.
 fn frame_of(batch: &FrameBatch, index: usize) -> &[u8] {
     batch.frame(index).get(VNET_HDR_LEN..).unwrap_or_default()
 }
@@ -333,8 +337,9 @@ impl FrameIo for Connection {
             if reads == STREAM_READS {
                 break;
             }
-            // There may be room again for what is to go, and nobody is told twice. Else the locks
-            // are left to those who write. Asked for each frame, a full socket costs a call each.
+            // The socket may have room for kept frames, and the event for room is not repeated. If
+            // there is no kept frame, the locks are left to the writers. Only at the first read,
+            // because a full socket costs a call each time.
             if reads == 0 && self.sending.load(Ordering::SeqCst) {
                 match self.output().map(|output| self.flush(output)) {
                     Some(Transfer::Gone) => return Transfer::Gone,

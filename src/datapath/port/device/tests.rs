@@ -1,5 +1,4 @@
-//! An uplink against a device that answers in every way a kernel can: what is counted, how often
-//! it is asked, who is woken, and which bytes cross.
+//! An uplink with a device that gives every answer of a kernel: counts, calls, wake-ups, and bytes.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,9 +22,9 @@ use base::stats::Counter;
 use sys::frame_io::{FrameBatch, Transfer};
 use sys::fs::memfd;
 
-/// Repetitions of each answer.
+/// Number of repetitions of each answer.
 const TIMES: u64 = 1_000;
-/// Frames offered at a time.
+/// Number of frames in a burst.
 const FRAMES: u64 = 8;
 
 pub(super) fn uplink(queues: u16) -> Port {
@@ -43,7 +42,7 @@ fn attach(port: &Port, device: &Arc<Fake>) {
     tap(port).attach(vec![Arc::clone(device) as Device], Offloads::ALL);
 }
 
-/// `frames` frames of 60 bytes in private memory.
+/// Returns a burst of `frames` frames of 60 bytes in private memory.
 pub(super) fn small_burst(frames: u64) -> Burst {
     let mut burst = Burst::default();
     for i in 0..frames {
@@ -58,14 +57,14 @@ pub(super) fn send(port: &Port, burst: &Burst, batch: &mut FrameBatch) {
     send_frames(port, burst, &all, batch);
 }
 
-/// Sends frames from worker 0; all of them are settled.
+/// Sends frames from worker 0, and checks that all frames are settled.
 pub(super) fn send_frames(port: &Port, burst: &Burst, frames: &[u8], batch: &mut FrameBatch) {
     let (mut settled, outcomes) = (0, &mut Outcomes::default());
     tap(port).send(0, burst, (1, frames), batch, (port, outcomes), &mut |count| settled += count);
     assert_eq!(settled, frames.len());
 }
 
-/// Reads the first queue; what is no frame is appended to `refused`.
+/// Reads the first queue, and appends the reasons of rejected frames to `refused`.
 fn receive(
     port: &Port,
     reader: &mut FrameReader,
@@ -78,7 +77,7 @@ fn receive(
     state
 }
 
-/// A counter of the output and its value, and that no other reason was counted.
+/// Checks a counter of drops, and that no other drop was counted.
 fn assert_drops(port: &Port, reason: DropReason, on_queue: u64, on_port: u64) {
     let queue = &tap(port).queues()[0].output;
     assert_eq!((queue.drops.get(reason), queue.drops.total()), (on_queue, on_queue), "{reason:?}");
@@ -90,8 +89,7 @@ fn assert_drops(port: &Port, reason: DropReason, on_queue: u64, on_port: u64) {
 fn each_refused_write_is_counted_under_its_reason() {
     use DropReason::{TapDown, TapFull, TapRejected};
     let refused = Transfer::from_result;
-    // What is wrong with this frame or this moment is tried for each; what is wrong with the
-    // interface, once a burst.
+    // A fault of a frame or a moment is met by each frame; a fault of the interface ends the burst.
     let table = [
         (refused(-1, libc::EAGAIN), TapFull, FRAMES),
         (refused(-1, libc::ENOBUFS), TapFull, FRAMES),
@@ -113,7 +111,7 @@ fn each_refused_write_is_counted_under_its_reason() {
         let output = &tap(&port).queues()[0].output;
         assert_eq!((output.frames.get(), output.bytes.get()), (0, 0));
         assert!(tap(&port).is_up() && !tap(&port).is_lost(), "{answer:?} is no loss");
-        // Nothing of it lasts.
+        // The fault does not last.
         *lock(&device.answer) = Transfer::Done(0);
         send(&port, &burst, &mut batch);
         assert_eq!((output.frames.get(), output.bytes.get()), (FRAMES, 60 * FRAMES));
@@ -121,7 +119,7 @@ fn each_refused_write_is_counted_under_its_reason() {
     }
 }
 
-/// The interface is gone: the first frame finds out, the rest are not even tried.
+/// The interface is gone: the first frame finds the loss, and the other frames are not tried.
 #[test]
 fn a_write_to_a_deleted_interface_loses_it_once() {
     let (port, device) = (uplink(1), Fake::errno(libc::EBADFD));
@@ -163,7 +161,7 @@ fn each_loss_is_told_and_mended() {
     assert_drops(&port, DropReason::TapGone, FRAMES * TIMES / 4, 0);
 }
 
-/// A write that the kernel took a part of: what arrived is no frame of ours.
+/// The kernel took a part of a write: the part is not the frame that was sent.
 #[test]
 fn a_short_write_is_a_drop() {
     let (port, device) = (uplink(1), Fake::new(Transfer::Done(0)));
@@ -185,7 +183,7 @@ fn a_short_write_is_a_drop() {
 fn each_refused_read_costs_a_bounded_number_of_calls() {
     let refused = |errno| Transfer::from_result(-1, errno);
     let most = BURST_FRAMES as u64;
-    // Answer, what it means for the queue, calls a turn, frames counted.
+    // Answer, result for the queue, calls a turn, frames counted.
     let table = [
         (refused(libc::EAGAIN), Next::Empty, 1, 0),
         (refused(libc::EIO), Next::Empty, 1, 0),
@@ -207,7 +205,7 @@ fn each_refused_read_costs_a_bounded_number_of_calls() {
         assert_eq!(refused.len() as u64, lost * TIMES);
         assert!(refused.iter().all(|reason| *reason == DropReason::TapRejected));
         assert!(tap(&port).is_up() && !tap(&port).is_lost(), "{answer:?} is no loss");
-        // Nothing of it lasts.
+        // The fault does not last.
         *lock(&device.answer) = Transfer::WouldBlock;
         (0..3).for_each(|_| device.queue(&[0; 72]));
         let state = receive(&port, &mut reader, &mut burst, &mut refused);
@@ -215,8 +213,8 @@ fn each_refused_read_costs_a_bounded_number_of_calls() {
     }
 }
 
-/// A refused frame is off the queue. The ones behind it bring no event of their own, and none ever
-/// once the queue is full: they are read in the same turn.
+/// A refused frame is off the queue. Frames behind it bring no event of their own, and no later
+/// frame does once the queue is full: all frames are read in one turn.
 #[test]
 fn what_is_behind_a_refused_frame_is_read() {
     let (port, device) = (uplink(1), Fake::new(Transfer::WouldBlock));
@@ -259,10 +257,10 @@ fn short_and_overlong_reads_are_drops() {
     let (mut reader, mut burst) = (FrameReader::default(), Burst::default());
     attach(&port, &device);
     let mut refused = Vec::new();
-    // Less than a header, then less than an Ethernet header behind it.
+    // Shorter than a header, then shorter than an Ethernet header behind the header.
     for len in 1..12 + 14 {
         (0..TIMES).for_each(|_| device.queue(&vec![0; len]));
-        // 64 at a time, of which none is a frame.
+        // 64 reads at a time, none of which is a frame.
         while receive(&port, &mut reader, &mut burst, &mut refused) == Next::More {
             assert!(burst.frames().is_empty(), "{len}");
         }
@@ -270,7 +268,7 @@ fn short_and_overlong_reads_are_drops() {
     }
     let reads = device.counts().0;
     assert_eq!(reads, 25 * (TIMES + 1), "one call a frame, and one that finds nothing");
-    // As long as a buffer is, it may have been longer.
+    // A frame as long as the buffer may have been longer.
     for len in [MAX_FRAME_LEN as usize + 1, SLOT, SLOT + 1] {
         device.queue(&vec![0; 12 + len]);
         let state = receive(&port, &mut reader, &mut burst, &mut refused);
@@ -280,8 +278,8 @@ fn short_and_overlong_reads_are_drops() {
     assert_eq!(refused, [DropReason::TooLong; 3]);
 }
 
-/// A queue that is lost twice at once, by a reader and by writers, is told of once; and one that
-/// was replaced meanwhile is not lost with its predecessor.
+/// A queue that a reader and writers lose at once is reported once; a replaced device does not take
+/// its successor out of service.
 #[test]
 fn a_late_failure_does_not_hurt_the_successor() {
     let (port, first) = (uplink(1), Fake::errno(libc::EBADFD));
@@ -310,8 +308,8 @@ fn a_late_failure_does_not_hurt_the_successor() {
     assert!(Arc::ptr_eq(&tap.queues()[0].device().unwrap(), &(second as Device)));
 }
 
-/// Losses and attachments in any order from three sides: at every moment a queue is without its
-/// device if and only if the port says that something is lost.
+/// Losses and attachments in any order by three threads: at every moment, a queue is without its
+/// device if and only if the port reports a loss.
 #[test]
 fn losing_and_attaching_do_not_mix() {
     let port = uplink(2);
@@ -357,7 +355,7 @@ fn whoever_waits_for_a_loss_is_woken() {
             send(&port, &burst, &mut batch);
             waiter.join().unwrap();
         });
-        // The same without a loss, by whoever stops the process.
+        // The thread that stops the process ends a wait without a loss.
         attach(&port, &device);
         stopped.store(false, Ordering::Relaxed);
         thread::scope(|scope| {
@@ -370,7 +368,7 @@ fn whoever_waits_for_a_loss_is_woken() {
     }
 }
 
-/// Closing an interface can take long, so a worker's burst is never the last to hold it.
+/// Closing an interface can take long, so a worker's burst is never the last holder of a device.
 #[test]
 fn a_lost_device_is_closed_by_who_asks_for_it() {
     let (port, device) = (uplink(1), Fake::errno(libc::EBADFD));
@@ -431,11 +429,11 @@ impl Sender {
         Sender { memory, truncated, ring, burst: Burst::default() }
     }
 
-    /// Takes one frame that lies in `pieces` pieces behind its header, all over memory.
+    /// Takes one frame that is in `pieces` pieces behind its header, in all parts of the memory.
     pub(super) fn take(&mut self, frame: &[u8], pieces: usize) {
         let mut at = DATA;
         let mut rest = frame;
-        // It asks for nothing: what else it says means nothing.
+        // The header asks for no offload, so its other fields mean nothing.
         let mut header = [0xee; 12];
         header[1] = 0;
         for i in 0..=pieces {
@@ -479,11 +477,11 @@ fn frames_in_pieces_arrive_whole_and_many_pieces_as_one() {
             sender.take(&frame, count);
             send_frames(&port, &sender.burst, &[0], &mut batch);
             let (written, pieces) = (lock(&device.written), lock(&device.pieces));
-            // Not the sender's header, but ours.
+            // The header is the switch's, not the sender's.
             assert_eq!(written[..12], [0; 12], "{len} in {count}");
             assert_eq!(written[12..], frame, "{len} in {count}");
             let payload = sender.burst.egress(0).payload().count();
-            // Short or in many pieces: copied together.
+            // A frame that is short, or in many pieces, is copied together.
             let copied = len <= TAP_LONG_FRAME || payload > gather;
             assert_eq!(pieces.len(), if copied { 1 } else { 2 + payload }, "{len} in {count}");
             assert!(pieces.iter().all(|&len| len > 0));
@@ -494,8 +492,8 @@ fn frames_in_pieces_arrive_whole_and_many_pieces_as_one() {
     assert_eq!(tap(&port).queues()[0].output.drops.total(), 0);
 }
 
-/// Short frames are copied here and not by the kernel: memory that its guest takes away under that
-/// copy costs the frame its bytes and nobody anything else.
+/// The switch copies short frames, and not the kernel: if a guest takes its memory away during the
+/// copy, the frame loses bytes, and no other port is affected.
 #[test]
 fn memory_that_is_gone_under_a_copy_is_survived() {
     let (port, device, mut batch) =
@@ -514,7 +512,7 @@ fn memory_that_is_gone_under_a_copy_is_survived() {
     }
 }
 
-/// Every length there is, out of one piece and into it again.
+/// Frames of every length leave in one piece and come in again in one piece.
 #[test]
 fn frames_of_every_length_cross_unchanged() {
     let (port, device) = (uplink(1), Fake::new(Transfer::Done(0)));
@@ -566,8 +564,8 @@ fn bursts_from_a_tap_are_bounded() {
     }
 }
 
-/// A thread that stands still in the middle of a burst keeps the queue, and one that panics does
-/// not: frames of a queue stay in order.
+/// A stuck thread keeps the queue in the middle of a burst, and a thread that panics does not:
+/// frames of a queue stay in order.
 #[test]
 fn a_queue_is_read_by_one_thread_at_a_time() {
     let queue = DeviceQueue::default();

@@ -1,5 +1,5 @@
-//! Frames as they are copied for a device: as they are, with what it lacks done, or several as one
-//! packet.
+//! Frames in the form in which a device takes them: unchanged, with offloads done, or several
+//! frames as one packet.
 
 use crate::ring::{Burst, EgressFrame};
 use base::frame::checksum::Sum;
@@ -11,9 +11,9 @@ use base::stats::Fallbacks;
 /// Frames of a run that became one frame of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Collected {
-    /// Bytes, the header included.
+    /// Length in bytes, with the virtio-net header.
     pub(super) len: usize,
-    /// Frames.
+    /// Number of frames.
     pub(super) frames: u8,
 }
 
@@ -22,15 +22,15 @@ pub(super) struct Run<'a> {
     pub(super) burst: &'a Burst,
     /// Offloads that the device takes.
     pub(super) takes: Offloads,
-    /// Counters of the offloads that this side does because the device takes none of them.
+    /// Counters of offloads that the switch does because the device does not take them.
     pub(super) fallbacks: &'a Fallbacks,
     frames: &'a [u8],
     order: Option<Order>,
 }
 
 impl<'a> Run<'a> {
-    /// Of the listed frames; those of one TCP stream one behind the other, if the device takes
-    /// packets of several segments and `coalesces`.
+    /// Creates a run of the listed frames. If the device takes packets of several segments and the
+    /// port `coalesces`, frames of one TCP stream follow one another.
     pub(super) fn new(
         burst: &'a Burst,
         frames: &'a [u8],
@@ -44,22 +44,23 @@ impl<'a> Run<'a> {
         Run { burst, takes, fallbacks, frames, order: order.flatten() }
     }
 
-    /// All of them.
+    /// Returns all frames of the run.
     pub(super) fn frames(&self) -> &[u8] {
         self.order.as_ref().map_or(self.frames, Order::frames)
     }
 
-    /// The `at`-th frame.
+    /// Returns the `at`-th frame.
     pub(super) fn frame(&self, at: usize) -> EgressFrame<'a> {
         self.burst.egress(self.frames()[at])
     }
 
-    /// The frames behind the `at`-th that may become one packet with it.
+    /// Returns the frames behind the `at`-th frame that may become one packet with this frame.
     fn others(&self, at: usize) -> &[u8] {
         self.order.as_ref().and_then(|order| order.stream(at).get(1..)).unwrap_or_default()
     }
 
-    /// The header that a frame leaves with; none if the device does not take the frame as it is.
+    /// Returns the header with which a frame leaves; none if the device does not take the frame
+    /// unchanged.
     #[inline]
     pub(super) fn header(&self, frame: EgressFrame<'_>) -> Option<VnetHdr> {
         if !self.burst.needs_offloads() {
@@ -74,8 +75,8 @@ impl<'a> Run<'a> {
         self.header(frame).is_none() && frame.request().is_gso()
     }
 
-    /// Copies the `at`-th frame, and those behind it that become one packet with it, to `room`,
-    /// which is long enough for the one.
+    /// Copies the `at`-th frame to `room`, with the following frames that become one packet with
+    /// this frame. `room` is long enough for the `at`-th frame.
     #[inline]
     pub(super) fn collect(&self, at: usize, room: &mut [u8]) -> Option<Collected> {
         let (frame, others) = (self.frame(at), self.others(at));
@@ -99,7 +100,8 @@ impl<'a> Run<'a> {
         Some(Collected { len: VNET_HDR_LEN + bytes.len(), frames: 1 })
     }
 
-    /// Copies a frame and those behind it that become one packet with it; none if none does.
+    /// Copies a frame, and the following frames that become one packet with this frame. None if no
+    /// frame joins.
     fn collect_packet(
         &self,
         frame: EgressFrame<'_>,
@@ -113,8 +115,8 @@ impl<'a> Run<'a> {
         Some(collected)
     }
 
-    /// Adds frames to the packet in `bytes`; what it comes to, and its header, if that is more than
-    /// its first frame.
+    /// Adds frames to the packet in `bytes`. Returns the packet and its header; none if no frame
+    /// joined.
     fn join(
         &self,
         mut packet: Packet,
@@ -133,8 +135,8 @@ impl<'a> Run<'a> {
         (frames > 1).then(|| (Collected { len, frames }, packet.finish(bytes)))
     }
 
-    /// Copies the first bytes of a segment to `front`, which they fill, and the others to `room`.
-    /// None if there is no room, or the device does not take it as it is.
+    /// Copies the first bytes of a segment to `front`, which they fill, and the other bytes to
+    /// `room`. None if there is no room, or the device does not take the segment unchanged.
     #[inline]
     fn copy_segment(
         &self,
@@ -150,7 +152,7 @@ impl<'a> Run<'a> {
         Some(Written { len, header, sum: sum.plus_at(reader.read_summed(room), odd) })
     }
 
-    /// Finishes the checksum that a frame asks for, if it does.
+    /// Completes the checksum that a frame asks for, if it asks for a checksum.
     #[inline(never)]
     fn finish(&self, request: &Request, frame: &mut [u8]) {
         if request.header.flags & NEEDS_CSUM == 0 {

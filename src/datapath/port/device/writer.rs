@@ -1,4 +1,5 @@
-//! Frames to a device: each is copied to the worker's batch, and the device says what came of it.
+//! Sending frames to a device: each frame is copied to the worker's batch, and the device reports
+//! the result of each frame.
 
 use std::sync::atomic::Ordering;
 
@@ -16,9 +17,9 @@ use sys::frame_io::{FrameBatch, FrameIo, Transfer};
 const NO_PIECE: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
 impl DevicePort {
-    /// Sends the listed frames of `burst`, which came `from` another port. Calls `settled` with how
-    /// many more are delivered or dropped, and counted. None is left behind for later, so that
-    /// another guest's memory that comes slowly holds up no frame that was taken.
+    /// Sends the listed frames of `burst`, which came `from` another port. Calls `settled` with the
+    /// number of frames that were delivered or dropped, and counted. No frame is kept for later, so
+    /// slow memory of another guest delays no frame that was taken.
     #[inline(never)]
     pub fn send(
         &self,
@@ -58,14 +59,14 @@ impl DevicePort {
     }
 }
 
-/// What a frame of a batch stands for.
+/// The part of a run that a frame of the batch stands for.
 #[derive(Clone, Copy)]
 pub(super) enum Entry {
-    /// So many frames of the run, from this one on.
+    /// A number of frames of the run: index of the first frame, and count.
     Frames(u8, u8),
-    /// This frame of the run, as its first segment.
+    /// The first segment of a frame of the run.
     First(u8),
-    /// Another segment of the frame before.
+    /// A further segment of the frame before.
     Segment,
 }
 
@@ -74,23 +75,23 @@ pub(super) struct Sending<'a> {
     pub(super) run: &'a Run<'a>,
     device: &'a dyn FrameIo,
     batch: &'a mut FrameBatch,
-    /// Of each frame in the batch.
+    /// The entry of each frame in the batch.
     entries: [Entry; BURST_FRAMES],
     port: &'a Port,
     from: PortId,
     outcomes: &'a mut Outcomes,
     sent: Sent<'a>,
-    /// Bits of frames of packets that the device refused, which leave one by one.
+    /// Frames of packets that the device refused, as bits; these frames are sent one by one.
     refused: u64,
-    /// The device took the first segment of the last frame whose first segment was flushed.
+    /// The device took the first segment of the last flushed frame that was sent in segments.
     first_went: bool,
-    /// Why the device takes no more.
+    /// Why the device takes no more frames.
     pub(super) end: Option<DropReason>,
     pub(super) reasons: Reasons,
 }
 
 impl Sending<'_> {
-    /// Sends all frames; true if the device is gone.
+    /// Sends all frames. True if the device is gone.
     fn send(mut self) -> bool {
         self.batch.clear();
         let (mut at, all) = (0, self.run.frames().len());
@@ -107,8 +108,8 @@ impl Sending<'_> {
         self.end == Some(self.reasons.gone)
     }
 
-    /// Adds the `at`-th frame, or drops it. How many frames that are: with `others` those too that
-    /// become one packet with it.
+    /// Adds the `at`-th frame, or drops it. With `others`, following frames that become one packet
+    /// with this frame are added too. Returns the number of frames added or dropped.
     fn add_next(&mut self, at: usize, others: bool) -> usize {
         let (run, frame) = (self.run, self.run.frame(at));
         if run.cuts(frame) {
@@ -134,8 +135,9 @@ impl Sending<'_> {
         collected.frames.into()
     }
 
-    /// Has the device take a long frame from where it lies. None if the device does not, or takes
-    /// no more, or the frame is not to leave as it is or lies in many pieces.
+    /// Writes a long frame from the memory in which the frame is. None if the device does not
+    /// support this or takes no more frames, if the frame needs changes, or if the frame is in too
+    /// many pieces.
     #[inline(never)]
     fn write_long(&mut self, frame: EgressFrame<'_>) -> Option<Transfer> {
         let header = self.run.header(frame).filter(|_| self.device.gathers())?.to_bytes();
@@ -157,8 +159,8 @@ impl Sending<'_> {
         Some(answer.whole(VNET_HDR_LEN + frame.len() as usize))
     }
 
-    /// Room in the batch for at least `len` bytes, for which it may have to be flushed; none if the
-    /// device takes no more.
+    /// Returns room in the batch for at least `len` bytes; flushes the batch if necessary. None if
+    /// the device takes no more frames.
     pub(super) fn room(&mut self, len: usize) -> Option<&mut [u8]> {
         if self.batch.room(len).is_none() {
             self.flush();
@@ -166,13 +168,13 @@ impl Sending<'_> {
         self.batch.room(len).filter(|_| self.end.is_none())
     }
 
-    /// Adds what was put in the room.
+    /// Adds the `len` bytes in the room to the batch.
     pub(super) fn add(&mut self, len: usize, entry: Entry) {
         self.entries[self.batch.len()] = entry;
         self.batch.add(len);
     }
 
-    /// Has the device take what is in the batch, and counts what came of it.
+    /// Writes the batch to the device, and counts the results.
     pub(super) fn flush(&mut self) {
         if self.batch.is_empty() {
             return;
@@ -201,14 +203,14 @@ impl Sending<'_> {
         }
     }
 
-    /// Counts segments of that frame that were not sent.
+    /// Counts segments of a frame that were not sent, if the frame's first segment was sent.
     pub(super) fn lose_segments(&self, count: u32) {
         if self.first_went {
             self.sent.output.fallbacks.segments_lost.add_shared(count.into());
         }
     }
 
-    /// Counts what came of `count` frames that were written as one.
+    /// Counts the result of `count` frames that were written as one frame.
     fn settle(&mut self, at: usize, count: usize, answer: Transfer) {
         match self.reason(answer) {
             None => self.delivered(at, count),
@@ -219,8 +221,8 @@ impl Sending<'_> {
         }
     }
 
-    /// Why a frame is dropped that the device answered so, unless the device took it. What is down
-    /// or gone for one frame is so for the rest of the run too.
+    /// Returns the drop reason of an answer; none if the device took the frame. A device that is
+    /// down or gone for one frame takes no more frames of the run.
     fn reason(&mut self, answer: Transfer) -> Option<DropReason> {
         let reasons = &self.reasons;
         match answer {
@@ -252,8 +254,8 @@ impl Sending<'_> {
     }
 }
 
-/// What was delivered of a run to a device so far, counted when the run ends, which a panic may
-/// bring about: other workers write these counters too.
+/// Frames of a run that were delivered to a device. Counted when the run ends, also by a panic,
+/// because other workers write these counters too.
 struct Sent<'a> {
     output: &'a QueueStats,
     settled: &'a mut dyn FnMut(usize),

@@ -1,4 +1,4 @@
-//! Locks of rings: who waits, who yields, and what is mended.
+//! Locks of rings: waiting, yielding, and repair after a panic.
 
 use super::*;
 use base::limits::{MAX_PAUSE_NANOS, SLOW_PAUSE_PARTS};

@@ -27,14 +27,14 @@ fn write(connection: &Connection, frame: &[u8]) -> Transfer {
     write_all(connection, &[frame])[0]
 }
 
-/// Writes frames together.
+/// Writes frames in one batch.
 fn write_all(connection: &Connection, frames: &[&[u8]]) -> Vec<Transfer> {
     let frames: Vec<_> =
         frames.iter().map(|frame| [&[0; VNET_HDR_LEN][..], frame].concat()).collect();
     FrameBatch::flushed(connection, &frames)
 }
 
-/// Reads until nothing more comes; the frames, and why it ended.
+/// Reads until no frame comes. Returns the frames, and the result that ended the reading.
 fn read_all(connection: &Connection) -> (Vec<Vec<u8>>, Transfer) {
     let (mut frames, mut buffer) = (Vec::new(), vec![0xff; 70_000]);
     loop {
@@ -79,8 +79,8 @@ fn frames_pass_both_ways() {
     assert_eq!(connection.end(), None);
 }
 
-/// The peer reads in parts of all sizes while frames are written as fast as they go; what it gets
-/// are whole frames, those that were taken, in their order.
+/// The peer reads in parts of all sizes while frames are written at full speed: the peer gets whole
+/// frames, in order, and exactly the accepted frames.
 #[test]
 fn no_frame_is_torn_under_back_pressure() {
     for part in [1, 7, 1000, 40_000] {
@@ -103,8 +103,8 @@ fn no_frame_is_torn_under_back_pressure() {
         assert!(refused > 0, "{part}");
         let mut buffer = vec![0; 100_000];
         while got.len() < taken.len() {
-            // The event that tells of room has the worker read. A write that the machine made last
-            // long counts as expensive: the connection pauses, and the worker reads again.
+            // The event for room makes the worker read. A write that the machine delayed counts as
+            // expensive: the connection pauses, and the worker reads again.
             let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
             while read_all(&connection).1 != Transfer::WouldBlock {
                 assert!(std::time::Instant::now() < end, "{part}: reading does not end");
@@ -117,7 +117,7 @@ fn no_frame_is_torn_under_back_pressure() {
     }
 }
 
-/// They go by few calls, those that the socket and the memory have no room for are dropped.
+/// Frames are sent in few calls; frames without room in the socket and in memory are dropped.
 #[test]
 fn frames_that_come_together_go_together() {
     let (connection, mut far) = pair();
@@ -144,7 +144,7 @@ fn frames_that_come_together_go_together() {
         });
         assert!(got == std::mem::take(&mut wanted));
     }
-    // A full socket, and frames that wait behind: what comes has no room, unless it is short.
+    // With a full socket and frames that wait, a further frame has no room, unless it is short.
     while write(&connection, &long) != Transfer::WouldBlock {}
     let answers = write_all(&connection, &[&long, &short[..60]]);
     assert_eq!(answers[0], Transfer::WouldBlock);
@@ -167,7 +167,7 @@ fn what_is_too_short_or_too_long_is_for_the_switch_to_drop() {
             assert!(got == [frame.clone()], "{len}");
         });
     }
-    // A slot of a worker's is shorter: the rest is lost, and the next frame is not.
+    // A worker's slot is shorter: the rest of the frame is lost, and the next frame is not.
     let (long, short) = (frame(60_000, 4), frame(60, 5));
     far.write_all(&[with_length(&long), with_length(&short)].concat()).unwrap();
     let mut slot = vec![0; 1_000];
@@ -201,7 +201,7 @@ fn every_end_has_its_reason() {
     assert_eq!(connection.end(), Some(&End::Left));
 }
 
-/// Each byte that comes by itself is a call; a few for each look, and what is whole is found.
+/// Each byte that comes alone needs a call: a look reads a few, and finds the whole frames.
 #[test]
 fn a_peer_that_dribbles_is_not_read_for_ever() {
     let (connection, far) = pair();
@@ -224,7 +224,7 @@ fn a_peer_that_dribbles_is_not_read_for_ever() {
             found += frames.len();
         }
         stop.store(true, Ordering::Relaxed);
-        // It may wait for room.
+        // The writer may wait for room.
         while !writer.is_finished() {
             read_all(&connection);
         }
@@ -245,7 +245,8 @@ fn descriptors_are_kept_for_whoever_closes_them() {
     assert_eq!(reader.read(&mut [0]).unwrap(), 0, "none is left");
 }
 
-/// Since Linux 6.16; before that they come, and end the connection.
+/// Since Linux 6.16 the socket refuses descriptors; before, descriptors arrive and end the
+/// connection.
 #[test]
 fn descriptors_are_refused_where_the_kernel_can() {
     let (near, far) = UnixStream::pair().unwrap();
@@ -267,7 +268,7 @@ fn a_peer_whose_socket_is_expensive_has_to_wait_and_goes() {
     assert!(connection.pauses());
     assert_eq!(write(&connection, &[0; 88]), Transfer::WouldBlock);
     assert_eq!(connection.read(&mut [0; 100]), Transfer::NoBuffers);
-    // What was found out about one connection counts for the next.
+    // The cost that was found on one connection counts for the next connection.
     let (near, _far) = UnixStream::pair().unwrap();
     assert!(Connection::new(near, Arc::clone(&connection.cost)).pauses());
     connection.over(End::Waiters);
@@ -275,7 +276,7 @@ fn a_peer_whose_socket_is_expensive_has_to_wait_and_goes() {
     assert_eq!(write(&connection, &[0; 88]), Transfer::Gone);
 }
 
-/// Two write while the peer reads slowly; each frame that was taken arrives whole.
+/// Two threads write while the peer reads slowly; each accepted frame arrives whole.
 #[test]
 fn writers_do_not_mix_their_frames() {
     let (connection, mut far) = pair();
@@ -306,7 +307,7 @@ fn writers_do_not_mix_their_frames() {
         });
         let taken = writers.map(|writer| writer.join().unwrap());
         while write(&connection, &[0; 60]) == Transfer::WouldBlock {}
-        // The last one may be there in part.
+        // The last frame may be there in part.
         while connection.sending.load(Ordering::SeqCst) {
             read_all(&connection);
         }
@@ -315,7 +316,7 @@ fn writers_do_not_mix_their_frames() {
     assert_eq!(got[1..], taken);
 }
 
-/// A worker loses its CPU while it writes; what another one has for the peer goes with its own.
+/// A worker loses its CPU while it writes: its frames are sent with those of another worker.
 #[test]
 fn frames_are_left_with_whoever_writes() {
     let (connection, mut far) = pair();
@@ -326,10 +327,10 @@ fn frames_are_left_with_whoever_writes() {
         assert_eq!(write(&connection, &frame), Transfer::Done(1_526));
         wanted.extend(with_length(&frame));
     }
-    // There is an end to it.
+    // The memory for frames is limited.
     let longest = frame(MAX_FRAME_LEN as usize, 1);
     assert_eq!(write(&connection, &longest), Transfer::WouldBlock);
-    // Nor does one worker send for all others without a limit.
+    // A worker does not send for all other workers without a limit.
     lock(&connection.waiting).closed = true;
     assert_eq!(write(&connection, &frame(60, 1)), Transfer::WouldBlock);
     assert_eq!(connection.flush(output), Transfer::Done(0));
@@ -340,11 +341,11 @@ fn frames_are_left_with_whoever_writes() {
     assert!(!connection.sending.load(Ordering::SeqCst));
 }
 
-/// Nobody comes back for a frame that was left when the other one had just ended: each is sent by
-/// one of the two before they are done.
+/// No frame is left behind that one writer leaves when the other writer has just finished: one of
+/// the two sends the frame.
 #[test]
 fn no_frame_is_left_behind() {
-    // Too few for one of them to send for the other as often as it may.
+    // Too few frames for one writer to reach the limit for sending frames of the other.
     const FRAMES: u8 = STREAM_ROUNDS as u8 - 1;
     for _ in 0..500 {
         let (connection, mut far) = pair();
