@@ -316,11 +316,11 @@ impl Meter {
     }
 
     /// Returns true if a frame that books at tick `now` has to wait for more than `most` ticks and
-    /// the time of a frame of 1,514 bytes: at a low rate such a frame alone takes longer than
-    /// `most`.
+    /// the time of a frame of 1,514 bytes, twice `most` at the longest: at 1 Mbit/s such a frame
+    /// alone takes 12 ms.
     pub fn waits_longer(&mut self, frame: Load, now: u64, most: u64) -> bool {
         let full = Load { packets: 1, bytes: *BURST_SIZE_BYTES.start() };
-        self.wait(frame, now) > most.saturating_add(self.ticks_of(full))
+        self.wait(frame, now) > most.saturating_add(self.ticks_of(full).min(most))
     }
 }
 

@@ -86,7 +86,8 @@ impl Backpressure<'_> {
     }
 
     /// True if a frame would wait for longer than [`RATE_QUEUE_NANOS`] and the time of an ordinary
-    /// frame, as it is long or others' frames have booked. Frames for others may come behind it.
+    /// frame: the frame is long, or frames of other rings have booked. Frames for other ports may
+    /// come behind the frame.
     fn waits_long(&self, burst: &Burst, at: Option<&u8>, meter: &mut Meter) -> bool {
         let load = |at: &u8| burst.frames()[usize::from(*at)].load();
         let most = clock::cycles_in(RATE_QUEUE_NANOS);
