@@ -164,6 +164,10 @@ pub const SPIN_OFF_NANOS: u64 = 100_000_000;
 /// leaves it. A ring that takes nothing counts as such a part when workers are chosen.
 pub const BALANCE_IDLE_PARTS: u64 = 100;
 
+/// Tuning: a ring that starts is placed by loads that were noted in this time; the balancer notes
+/// the loads once a second.
+pub const BALANCE_RECENT_NANOS: u64 = 2_500_000_000;
+
 /// Rings that may move to another worker in a second for their load: enough to spread a worker's
 /// share in the time its load is known, too few to help an attacker.
 pub const BALANCE_MOVES: usize = 4;

@@ -248,7 +248,8 @@ impl Attach {
             port.card_mac = mac.to_string();
             port.mac = Some(mac.to_string());
         }
-        let version = self.qemu_version.or_else(Version::installed).unwrap_or_else(|| {
+        let installed = || if qemu || libvirt { Version::installed() } else { None };
+        let version = self.qemu_version.or_else(installed).unwrap_or_else(|| {
             if qemu {
                 notes.push("no QEMU is found here: for another one say --qemu-version".to_owned());
             }

@@ -160,7 +160,7 @@ pub struct SplitRing {
     pub(super) log: Option<RingLog>,
 }
 
-/// What the driver acknowledged; see [`RingConfig`].
+/// Features that the driver acknowledged for a ring; [`RingConfig`] documents the fields.
 #[derive(Debug)]
 pub(super) struct RingFeatures {
     pub header_len: u8,

@@ -34,7 +34,7 @@ use super::balance::{Move, Sample};
 use super::handle::{Token, WorkerHandle};
 use super::kick::KickFd;
 use crate::port::{Discard, Port, Ports, QueueRef};
-use base::limits::{BALANCE_IDLE_PARTS, LOCK_WAIT_NANOS};
+use base::limits::{BALANCE_IDLE_PARTS, BALANCE_RECENT_NANOS, LOCK_WAIT_NANOS};
 use sys::clock;
 
 #[cfg(doc)]
@@ -59,22 +59,31 @@ struct Spread {
     devices: Vec<u64>,
     /// Workers that take nothing, as they have no CPU or stand still.
     silent: Vec<bool>,
+    /// Cycle at which the balancer noted the loads and the silent workers.
+    noted: u64,
 }
 
 impl Spread {
-    /// Returns the worker with the least load, for a ring that starts; a silent worker only if all
-    /// workers are silent. Each ring of the same
-    /// direction counts as a little work, even if idle, so that idle rings are spread by number.
-    /// The directions count apart: receive and transmit rings start in turn, so a common count
-    /// would give all rings of one direction to every second worker.
-    fn least_loaded(&self, ring: Token) -> usize {
+    /// Returns the worker with the least load, for a ring that starts at cycle `now`; a silent
+    /// worker only if all workers are silent. Each ring of the same direction counts as a little
+    /// work, even if idle, so that idle rings are spread by number. The directions count apart:
+    /// receive and transmit rings start in turn, so a common count would give all rings of one
+    /// direction to every second worker.
+    fn least_loaded(&self, ring: Token, now: u64) -> usize {
         let little = clock::cycles_per_second() / BALANCE_IDLE_PARTS;
-        let mut loads = self.devices.clone();
+        // The balancer parks while all workers sleep: its notes of the time before say nothing.
+        let is_recent = clock::since(self.noted, now) < clock::cycles_in(BALANCE_RECENT_NANOS);
+        let mut loads = vec![0; self.devices.len()];
+        if is_recent {
+            loads.copy_from_slice(&self.devices);
+        }
         for (&other, served) in &self.rings {
             let same_direction = is_transmit(other) == is_transmit(ring);
-            loads[served.worker] += served.cycles + if same_direction { little } else { 0 };
+            loads[served.worker] += if is_recent { served.cycles } else { 0 };
+            loads[served.worker] += if same_direction { little } else { 0 };
         }
-        (0..loads.len()).min_by_key(|&worker| (self.silent[worker], loads[worker])).unwrap_or(0)
+        let order = |&worker: &usize| (is_recent && self.silent[worker], loads[worker]);
+        (0..loads.len()).min_by_key(order).unwrap_or(0)
     }
 }
 
@@ -115,7 +124,7 @@ impl Assignment {
         let port = ring.port().and_then(|id| ports.shared(id)).ok_or(io::ErrorKind::NotFound)?;
         let mut spread = self.spread();
         let fixed = port.worker.get(self.workers.len());
-        let worker = fixed.unwrap_or_else(|| spread.least_loaded(ring));
+        let worker = fixed.unwrap_or_else(|| spread.least_loaded(ring, clock::cycles()));
         let (port, kept) = (Arc::clone(port), kick.clone());
         let served = Served { port, worker, kick: kept, changing: true, cycles: 0 };
         spread.rings.insert(ring, served);
@@ -212,7 +221,8 @@ impl Assignment {
 
     /// Records the load of sources in the last second, for placing rings that start.
     pub fn note_loads(&self, samples: &[Sample]) {
-        let Spread { rings, devices, .. } = &mut *self.spread();
+        let Spread { rings, devices, noted, .. } = &mut *self.spread();
+        *noted = clock::cycles();
         devices.fill(0);
         rings.values_mut().for_each(|served| served.cycles = 0);
         for sample in samples {

@@ -34,18 +34,14 @@ impl Workers {
             self.rings().settle();
             let mut samples = self.samples();
             let moves = balance.look(clock::cycles(), &mut samples);
-            self.rings().note_loads(&samples);
             self.rings().note_silent(&self.silent(&mut turns));
+            self.rings().note_loads(&samples);
             for one in moves {
                 let moved = self.answers(one.to) && self.rings().shift(one);
                 log::debug!("{one:?}: {}", if moved { "done" } else { "not possible now" });
                 if moved {
                     balance.moved(one);
                 }
-            }
-            if self.handles().iter().all(|handle| handle.is_asleep()) {
-                // What a ring took long ago says nothing when the workers are awake again.
-                self.rings().note_loads(&[]);
             }
             if self.park_while_asleep(Helper::Balancer, stopping) {
                 balance.resume(clock::cycles());

@@ -120,12 +120,25 @@ fn a_ring_starts_at_the_worker_with_the_least_to_do() {
 fn no_ring_starts_at_a_worker_that_takes_nothing() {
     let a = assignment(2);
     a.note_silent(&[false, true]);
+    a.note_loads(&[]);
     (0..PORTS).for_each(|port| a.serve(tx(port), None).unwrap());
     assert!((0..PORTS).all(|port| owner(&a, port) == 0));
     // If all are silent, somebody has to have the ring.
     a.note_silent(&[true, true]);
     a.serve(tx(0), None).unwrap();
     assert_eq!(owner(&a, 0), 1);
+}
+
+#[test]
+fn loads_and_silent_workers_are_forgotten_after_a_long_sleep() {
+    let a = assignment(2);
+    serve_first(&a, 1);
+    a.note_silent(&[false, true]);
+    a.note_loads(&[took(Token::Device(9, 0), 1, 3)]);
+    let spread = a.spread();
+    let later = |nanos| spread.noted.saturating_add(clock::cycles_in(nanos));
+    assert_eq!(spread.least_loaded(tx(1), later(0)), 0);
+    assert_eq!(spread.least_loaded(tx(1), later(BALANCE_RECENT_NANOS)), 1, "by number");
 }
 
 #[test]
