@@ -3,7 +3,6 @@
 use super::*;
 
 const EXAMPLE: &str = include_str!("../../../../scripts/systemd/vioswitch.toml");
-const README: &str = include_str!("../../../../README.md");
 const ATTACH: &str = include_str!("../../../../docs/attach.md");
 const UNIT: &str = include_str!("../../../../scripts/systemd/vioswitchd.service");
 const TMPFILES: &str = include_str!("../../../../scripts/systemd/vioswitch.tmpfiles");
@@ -80,10 +79,7 @@ fn the_unit_runs_nothing_but_what_is_installed_with_it() {
 #[test]
 fn examples_for_qemu_suit_its_present_releases() {
     let Ok(Action::Print(help)) = run(&["--help"]) else { panic!("no help") };
-    let attaching = (ATTACH, "docs/attach.md");
-    for (text, what) in
-        [(README, "README.md"), attaching, (EXAMPLE, "the example"), (&help, "--help")]
-    {
+    for (text, what) in [(ATTACH, "docs/attach.md"), (EXAMPLE, "the example"), (&help, "--help")] {
         let (new, old) = (text.find("reconnect-ms=200"), text.find("reconnect=1"));
         assert!(new.is_some() && new < old, "{what}: {new:?} {old:?}");
         for line in text.lines().filter(|line| line.contains("reconnect=1")) {
