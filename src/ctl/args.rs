@@ -60,7 +60,7 @@ pub struct Options {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Show the switch as a whole, and why it is degraded
+    /// Show the state of the switch, and why the switch is degraded
     Status,
     /// Show and change ports
     #[command(subcommand)]
@@ -91,14 +91,14 @@ pub enum Command {
     Mdb(Mdb),
     /// Show counters of ports, with drops by reason, and of workers
     Stats {
-        /// Print rates every so many seconds
+        /// Print rates every SECONDS seconds, by default every second
         #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1",
               value_parser = duration)]
         watch: Option<Duration>,
     },
     /// Show rates, drops and workers on a screen
     Top {
-        /// The interval
+        /// Pause between two refreshes
         #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = duration)]
         every: Duration,
     },
@@ -108,11 +108,12 @@ pub enum Command {
         #[arg(value_name = "NAME")]
         port: Option<String>,
     },
-    /// Check that all is served, and that no finding is FAIL; else status 1
+    /// Check that the switch serves all that is configured and that no finding is FAIL; otherwise
+    /// exit with status 1
     Health,
     /// Show the workers, and how busy they are
     Worker {
-        /// Measure for a second, not since the start of the switch
+        /// Measure for a second, and not since the start of the switch
         #[arg(long)]
         rate: bool,
     },
@@ -129,13 +130,14 @@ pub enum Command {
     Doctor(Doctor),
     Network(Network),
     Capture(Capture),
-    /// Explain what the switch would do with a frame; sends none
+    /// Explain what the switch would do with a frame; no frame is sent
     Trace {
         /// The port where the frame enters
         port: String,
-        /// src (MAC), dst (MAC), vlan (of its tag), ip (its source address), len (bytes, by default
-        /// 98); or frame (its first bytes in base64, as `capture --json` has them in `data`); to
-        /// (the port that is asked about; what is not given is chosen)
+        /// Keys of the frame: src (MAC), dst (MAC), vlan (of the tag), ip (the source address), len
+        /// (bytes, by default 98); or frame (the first bytes in base64, as `capture --json` prints
+        /// them in `data`). The key to names the port that the frame should reach; keys that are
+        /// left out get fitting values
         #[arg(value_name = "KEY=VALUE", required = true)]
         frame: Vec<String>,
     },
@@ -152,10 +154,10 @@ pub enum Command {
     Metrics,
     /// Show events: ports, front-ends, drops, moved addresses
     Events {
-        /// Begin after the event of this number, or with the oldest (all)
+        /// Begin after the event with this number, or with the oldest event (all)
         #[arg(long, value_name = "NUMBER|all", value_parser = since)]
         since: Option<u64>,
-        /// Continue with new events; without --since begin with the last ten
+        /// Continue with new events; without --since begin with the last ten events
         #[arg(long, short)]
         follow: bool,
     },
@@ -171,7 +173,7 @@ fn since(text: &str) -> Result<u64, String> {
 #[derive(Debug, clap::Args)]
 pub struct Shown {
     pub name: Option<String>,
-    /// Measure its rates too, for a second
+    /// Measure the port's rates for a second
     #[arg(long, requires = "name")]
     pub rate: bool,
 }
@@ -214,9 +216,9 @@ impl ValueEnum for State {
     fn to_possible_value(&self) -> Option<PossibleValue> {
         let (state, more) = wire::State::AWAITED.iter().find(|(state, _)| *state == self.0)?;
         let help = match state {
-            wire::State::Listening => "Its socket listens",
-            wire::State::Negotiating => "A front-end is connected",
-            _ => "Frames pass; up means the same",
+            wire::State::Listening => "the socket listens",
+            wire::State::Negotiating => "a front-end is connected",
+            _ => "frames pass; up means the same",
         };
         Some(PossibleValue::new(state.name()).aliases(more.iter()).help(help))
     }
@@ -240,22 +242,22 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 
 #[derive(Debug, Subcommand)]
 pub enum Port {
-    /// List ports, or those of a kind
+    /// List ports, or the ports of a kind
     #[command(visible_alias = "ls")]
     List {
         /// Print only names
         #[arg(long)]
         names: bool,
     },
-    /// Show all ports by bridge and VLAN on one screen, or one in detail
+    /// Show all ports by bridge and VLAN on one screen, or one port in detail
     Show(Shown),
-    /// Wait until a port listens, or frames pass
+    /// Wait until a port reaches a state
     Wait {
         name: String,
-        /// The state
+        /// State to wait for
         #[arg(long = "for", value_name = "STATE", value_enum, default_value = "attached")]
         state: State,
-        /// How long to wait, such as 500ms or 30s
+        /// Longest wait, such as 500ms or 30s
         #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
         timeout: Duration,
     },
@@ -270,10 +272,10 @@ pub enum Port {
         /// Succeed if the port exists with these settings
         #[arg(long)]
         may_exist: bool,
-        /// Wait for this state
+        /// Wait until the port reaches this state
         #[arg(long, value_name = "STATE", value_enum)]
         wait: Option<State>,
-        /// How long to wait, such as 500ms or 30s
+        /// Longest wait, such as 500ms or 30s
         #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
         timeout: Duration,
     },
@@ -286,7 +288,7 @@ pub enum Port {
         #[arg(value_name = "KEY=VALUE", required = true)]
         settings: Vec<String>,
     },
-    /// Disconnect and delete a port, with an interface that the switch made
+    /// Disconnect and delete a port, and an interface that the switch made for the port
     #[command(visible_aliases = DELETE)]
     Del(Deleted),
 }
@@ -323,7 +325,8 @@ pub enum Config {
     Diff,
     /// Read the files again and apply the differences; an error changes nothing
     Reload {
-        /// Undo it after so many seconds, or at the next start, unless config confirm runs
+        /// Undo the reload after SECONDS seconds, or at the next start, unless config confirm runs
+        /// before
         #[arg(long, value_name = "SECONDS")]
         confirm: Option<u32>,
     },
@@ -351,11 +354,11 @@ pub enum Fdb {
     #[command(visible_aliases = DELETE)]
     Del {
         mac: String,
-        /// The port, where several have it
+        /// The port, if several ports have the address
         #[arg(value_name = "NAME")]
         port: Option<String>,
     },
-    /// Forget learned addresses; static ones stay
+    /// Forget learned addresses; static addresses stay
     Flush(Of),
 }
 
@@ -369,15 +372,15 @@ pub enum Mdb {
 /// The choice of a port, bridge or VLAN; all, without any of these.
 #[derive(Debug, clap::Args)]
 pub struct Of {
-    /// Only those of this port
+    /// Only entries of this port
     name: Option<String>,
-    /// The same as NAME
+    /// Only entries of this port, as NAME does
     #[arg(long, value_name = "NAME", conflicts_with = "name")]
     port: Option<String>,
-    /// Only those of this bridge
+    /// Only entries of this bridge
     #[arg(long, value_name = "BRIDGE")]
     bridge: Option<String>,
-    /// Only those of this VLAN; 0 for those of none
+    /// Only entries of this VLAN; 0 stands for entries in no VLAN
     #[arg(long, value_name = "VLAN", value_parser = clap::value_parser!(u16).range(..=4094))]
     vlan: Option<u16>,
 }

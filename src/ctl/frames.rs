@@ -28,7 +28,7 @@ const STDOUT: &str = "-";
 /// Ends with --count, with ^C, or when the last of the ports is deleted.
 #[derive(Debug, Args)]
 pub struct Capture {
-    /// Ports, by default all
+    /// Ports; by default all ports
     ports: Vec<String>,
     /// Only dropped frames, with the reason
     #[arg(long)]
@@ -36,14 +36,14 @@ pub struct Capture {
     /// Only frames that match this expression of pcap-filter(7), which tcpdump compiles
     #[arg(long, value_name = "EXPRESSION")]
     filter: Option<String>,
-    /// Keep so many bytes of each frame
+    /// Keep at most BYTES bytes of each frame
     #[arg(long, value_name = "BYTES", default_value_t = 65_557,
           value_parser = clap::value_parser!(u32).range(1..=65_557))]
     snaplen: u32,
-    /// End after so many frames
+    /// End after N frames
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Write pcapng to this file, - for standard output
+    /// Write pcapng to FILE; - stands for standard output
     #[arg(short, long, value_name = "FILE")]
     write: Option<PathBuf>,
 }

@@ -9,17 +9,41 @@ use testkit::manual::{DATE, escape, hold_page};
 
 use crate::args;
 
-/// End of the manual page, which clap does not know.
+/// Sections of the manual page that clap does not know.
 const END: &str = "\
 .SH EXIT STATUS
-0 done, 1 refused, 2 usage, 3 no switch, 4 not permitted.
+.TP
+.B 0
+The command succeeded.
+.TP
+.B 1
+The switch refused the request, a wait timed out, or a file could not be read or written. Also:
+health found a fault, doctor has a finding FAIL, or why found an obstacle.
+.TP
+.B 2
+The command line or a parameter is wrong.
+.TP
+.B 3
+No switch answers at the control socket.
+.TP
+.B 4
+The caller may not do this: use sudo, or join the group of the socket.
+.PP
+The command run exits with QEMU's status.
 .SH ENVIRONMENT
 .TP
 .B VIOSWITCH_CONTROL
-The control socket, where there is no
-.BR \\-\\-control .
+Path of the control socket; the option
+.B \\-\\-control
+overrides this variable.
 .SH FILES
+.TP
 .I /run/vioswitch/control.sock
+The control socket of the service.
+";
+
+/// Last section of the manual page.
+const SEE_ALSO: &str = "\
 .SH SEE ALSO
 .BR vioswitchd (8),
 .BR vioswitch.toml (5)
@@ -48,6 +72,8 @@ fn the_page_is_made_from_the_command_line() {
     let mut known = HashMap::new();
     each_command(&command, "", &mut |name, inner| describe(&mut text, &mut known, name, inner));
     text += END;
+    text += &examples(&command);
+    text += SEE_ALSO;
     hold_page("docs/man/vioswitchctl.8", &text);
 }
 
@@ -72,6 +98,37 @@ fn each_command(command: &Command, prefix: &str, visit: &mut dyn FnMut(&str, &Co
     }
 }
 
+/// Returns the help of an option, with the option's values and default.
+fn told(arg: &clap::Arg) -> Option<String> {
+    let mut text = arg.get_long_help().or(arg.get_help())?.to_string();
+    if !arg.get_action().takes_values() {
+        return Some(text);
+    }
+    let values = arg.get_possible_values().into_iter().map(|value| match value.get_help() {
+        Some(help) => format!("{} ({help})", value.get_name()),
+        None => value.get_name().to_owned(),
+    });
+    let values: Vec<String> = values.collect();
+    if !values.is_empty() {
+        text += &format!(": {}", values.join(", "));
+    }
+    let defaults = arg.get_default_values().iter().map(|value| value.to_string_lossy());
+    let defaults: Vec<String> = defaults.map(Into::into).collect();
+    if !defaults.is_empty() {
+        text += &format!(" [default: {}]", defaults.join(" "));
+    }
+    Some(text)
+}
+
+/// Returns the section of examples, which the help of the program begins with behind its options.
+fn examples(command: &Command) -> String {
+    let after = command.get_after_help().expect("examples").to_string();
+    let (first, _) = after.split_once("\n\n").expect("more than examples");
+    let lines = first.strip_prefix("Examples:\n").expect("examples").lines().map(str::trim);
+    let lines = lines.map(escape).collect::<Vec<_>>().join("\n");
+    format!(".SH EXAMPLES\n.nf\n{lines}\n.fi\n")
+}
+
 /// Describes a command; `known` are the options of those before it, with the command that has them.
 fn describe(text: &mut String, known: &mut HashMap<String, String>, name: &str, command: &Command) {
     let positionals: Vec<String> = command.get_positionals().map(ToString::to_string).collect();
@@ -89,8 +146,8 @@ fn describe(text: &mut String, known: &mut HashMap<String, String>, name: &str, 
     let is_keys = |arg: &&clap::Arg| arg.get_id() == "settings";
     let mut options = String::new();
     for arg in own.filter(|arg| arg.get_id() != "help" && !is_keys(arg)) {
-        let Some(help) = arg.get_long_help().or(arg.get_help()) else { continue };
-        let (name, help) = (escape(&arg.to_string()), escape(&help.to_string()));
+        let Some(help) = told(arg) else { continue };
+        let (name, help) = (escape(&arg.to_string()), escape(&help));
         let _ = writeln!(options, ".TP\n.B {name}\n{help}");
     }
     match known.get(&options) {

@@ -28,19 +28,19 @@ pub struct Attach {
     name: String,
     #[command(flatten)]
     form: Form,
-    /// The virtual machine's memory, such as 512M or 4G
+    /// Memory of the virtual machine, such as 512M or 4G
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = size)]
     mem: Size,
-    /// Queue pairs, by default those of the port
+    /// Queue pairs; by default as many as the port has
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=16))]
     queues: Option<u64>,
-    /// The address of the network card, by default the port's
+    /// Address of the network card; by default the port's address
     #[arg(long, value_name = "MAC", value_parser = mac::station)]
     mac: Option<MacAddr>,
     /// For a port by plug: the virtual machine makes the socket
     #[arg(long)]
     plug: bool,
-    /// The version of QEMU, by default the installed one
+    /// Version of QEMU; by default the installed version
     #[arg(long, value_name = "VERSION", value_parser = version)]
     qemu_version: Option<Version>,
     /// The virtual machine runs without KVM

@@ -36,8 +36,9 @@ use facts::{Ended, Facts};
 
 /// Find faults of the switch, its guests, its uplinks and the host
 ///
-/// Each finding has a code, a cause, and a command that mends it. As root it examines the processes
-/// of front-ends too. Exit status 1 if a finding is FAIL, 3 if no switch answers, else 0.
+/// Each finding has a code, a cause, and a command that removes the fault. With root's rights,
+/// doctor examines the processes of front-ends too. The exit status is 1 if a finding is FAIL, 3 if
+/// no switch answers, and otherwise 0.
 #[derive(Debug, Args)]
 pub struct Doctor {
     /// Only this port, and the switch
@@ -46,7 +47,8 @@ pub struct Doctor {
     /// Check whether this user of front-ends, such as libvirt-qemu, may connect
     #[arg(long, value_name = "USER")]
     user: Option<String>,
-    /// Examine every so many seconds, and print a line for each finding that comes or goes
+    /// Examine every SECONDS seconds, by default 5, and print a line for each finding that appears
+    /// or disappears
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5",
           value_parser = args::duration)]
     watch: Option<Duration>,

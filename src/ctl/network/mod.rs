@@ -40,29 +40,29 @@ Examples:
 
 /// Give guests a network: addresses and NAT of the host, or a bridge with a network card
 ///
-/// Writes and applies files of systemd-networkd, or of dnsmasq and nftables, and of the switch's
-/// TAP vio-NETWORK. Without a name it lists the networks.
+/// Writes and applies files for systemd-networkd, or for dnsmasq and nftables, and for the switch's
+/// TAP vio-NETWORK. Without a name, network lists the networks.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Network {
     /// A name: at most 11 letters, digits, "_" and "-"
     #[arg(value_name = "NETWORK", value_parser = plan::name)]
     name: Option<String>,
-    /// The host's address, such as 10.77.0.1/24, with NAT for other destinations; one of IPv6 may
-    /// be added
+    /// Address of the host in the network, such as 10.77.0.1/24, with NAT for other destinations;
+    /// give the option twice for IPv4 and IPv6
     #[arg(long, value_name = "ADDR/LEN", value_parser = address::of_host, requires = "name",
           conflicts_with_all = ["bridge", "remove"])]
     nat: Vec<Cidr>,
-    /// Serve DHCP
+    /// Serve DHCP to guests
     #[arg(long, requires = "nat")]
     dhcp: bool,
     /// Allow DHCP beside another network of the switch
     #[arg(long, requires = "dhcp")]
     second_dhcp: bool,
-    /// DNS servers for guests, by default those of the host (repeatable)
+    /// DNS server for guests, by default the host's servers (repeatable)
     #[arg(long, value_name = "ADDR", requires = "nat")]
     dns: Vec<IpAddr>,
-    /// Queues of the TAP; one for each worker is enough
+    /// Queues of the TAP; one queue for each worker is enough
     #[arg(long, value_name = "N", requires = "nat", default_value_t = 1,
           value_parser = clap::value_parser!(u16).range(1..=64))]
     queues: u16,
@@ -76,7 +76,7 @@ pub struct Network {
     /// Print files and commands; change nothing
     #[arg(long, requires = "name")]
     print: bool,
-    /// The network manager, by default the one that runs
+    /// Network manager; by default the manager that runs
     #[arg(long, value_name = "MANAGER", value_enum, requires = "name")]
     manager: Option<Manager>,
     /// Only write, and below this directory: for images, and for tests

@@ -27,10 +27,10 @@ const STEP: Duration = Duration::from_millis(200);
 
 /// Add a port, run QEMU with it, and delete the port when QEMU ends
 ///
-/// Appends to QEMU's command line what it lacks: shared memory, chardev, netdev and device. Uses
-/// an existing port if it has the given settings, and keeps it. Forwards signals to QEMU, except
-/// those that a terminal sends to both. The exit status is QEMU's, or 128 and the number of the
-/// signal that ended it.
+/// Appends the arguments that QEMU's command line lacks: shared memory, chardev, netdev and device.
+/// Uses and keeps an existing port that has the given settings. Forwards signals to QEMU, except
+/// signals that a terminal sends to both processes. The exit status is QEMU's, or 128 plus the
+/// number of the signal that ended QEMU.
 #[derive(Debug, Args)]
 pub struct Run {
     name: String,
