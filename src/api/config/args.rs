@@ -28,17 +28,12 @@ Examples:
     vioswitchd --port vm1,socket=/run/vioswitch/vm1.sock \\
                --port vm2,socket=/run/vioswitch/vm2.sock --tap up,ifname=tap0
 
-  A virtual machine under QEMU; its memory must be shared:
-    qemu-system-x86_64 -m 1G -machine q35,memory-backend=mem \\
-      -object memory-backend-memfd,id=mem,size=1G,share=on \\
-      -chardev socket,id=c0,path=/run/vioswitch/vm1.sock,reconnect-ms=200 \\
-      -netdev vhost-user,id=n0,chardev=c0 -device virtio-net-pci,netdev=n0
-    (QEMU before 9.2: reconnect=1 instead of reconnect-ms=200)
-
   Without root, with passt as the uplink:
     passt --socket /tmp/passt.sock
     vioswitchd --port vm1,socket=/tmp/vm1.sock \
                --stream net,socket=/tmp/passt.sock,mode=client
+
+The command attach of vioswitchctl(8) prints the arguments of QEMU for a port.
 
 Signals: SIGTERM, SIGINT and SIGQUIT end the switch, SIGUSR1 logs the counters, SIGHUP reads
 the files again.
@@ -56,8 +51,8 @@ struct Options {
     ///
     /// {keys}
     ///
-    /// Write a comma inside a value twice. An entry of the same kind and name in the file is
-    /// replaced as a whole.
+    /// Write a comma inside a value twice. The option replaces the whole entry of the same kind and
+    /// name in the file.
     #[arg(long, value_name = "NAME,socket=PATH[,KEY=VALUE]...", verbatim_doc_comment)]
     port: Vec<String>,
 
@@ -67,7 +62,8 @@ struct Options {
     #[arg(long, value_name = "NAME,ifname=IFNAME[,KEY=VALUE]...", verbatim_doc_comment)]
     tap: Vec<String>,
 
-    /// Add an interface of the host as an uplink, past its network stack (AF_XDP); repeatable
+    /// Add an interface of the host as an uplink that bypasses the host's network stack (AF_XDP);
+    /// repeatable
     ///
     /// {keys}
     #[arg(

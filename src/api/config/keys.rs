@@ -287,27 +287,29 @@ port_keys! { |kind|
     "socket" socket: Option<PathBuf> = None, SOCKET, SOCKETS, Reopen, "\"/run/vioswitch/vm1.sock\"",
         "Path of the Unix socket for the front-end or the stream's peer, at most 107 bytes.";
     "mode" mode: Mode = Mode::usual(kind), MODE, MODES, Reopen, "\"server\"",
-        "Listen on the socket, or connect to it, again after each loss. For XDP: take frames in \
-         the interface's driver, in the kernel, or in the driver if it can (`auto`).";
+        "`server`: listen on the socket; `client`: connect to the socket, again after each loss. \
+         For XDP: take frames in the interface's driver (`native`), in the kernel (`generic`), or \
+         in the driver if the driver can (`auto`).";
     "socket-mode" socket_mode: u32 = limits::DEFAULT_SOCKET_MODE, PERMISSIONS, SOCKETS, Reopen,
         "\"0660\"",
-        "Octal permissions of the socket; mode=server.";
+        "Octal permissions of the socket, for mode=server.";
     "socket-group" socket_group: Option<u32> = None, GROUP, SOCKETS, Reopen, "\"kvm\"",
-        "Group of the socket, a name or a number; mode=server.";
+        "Group of the socket, a name or a number, for mode=server.";
     "fd" fd: Option<RawFd> = None, INHERITED, &[], Reopen, "3",
         "The number of an inherited socket.";
     "ifname" ifname: Option<String> = None, INTERFACE, INTERFACES, Reopen, "\"vioswitch0\"",
-        "The interface, at most 15 bytes; a TAP is created if it does not exist.";
+        "Name of the interface, at most 15 bytes; the switch creates a TAP that does not exist.";
     "queues" queues: u16 = limits::DEFAULT_QUEUES, QUEUES, QUEUED, Reconnect, "1",
-        "Queue pairs offered to a VM, or queues of the interface; of an XDP uplink the first ones.";
+        "Queue pairs offered to a VM, or queues of the interface; an XDP uplink uses the first \
+         queues.";
     "mac" mac: Vec<MacAddr> = Vec::new(), MAC, SOCKETS, Now, "[\"52:54:00:00:00:01\"]",
-        "A static address: other ports cannot learn it.";
+        "A static address, which other ports cannot learn.";
     "offload" offload: Offload = Offload::ON, OFFLOAD, OFFLOADED, Reconnect, "\"on\"",
-        "Offloads: checksums and segmentation, both only for what the VM sends (`send`, for XDP \
-         programs), checksums, or none.";
+        "Offloads: checksums and segmentation (`on`), both only for frames that the VM sends \
+         (`send`, for XDP programs), checksums (`csum`), or none (`off`).";
     "io" io: Io = Io::Auto, IO, TAPS, Reopen, "\"auto\"",
-        "Write up to 64 frames by a call of io_uring, or each by a call of its own; `auto`: by \
-         io_uring where the kernel permits it.";
+        "`uring`: write up to 64 frames by one call of io_uring; `write`: write each frame by a \
+         call; `auto`: `uring` if the kernel permits io_uring.";
     "coalesce" coalesce: bool = true, SWITCHED, TAPS, Reopen, "\"on\"",
         "Write TCP segments that follow each other in a burst as one packet.";
     "platform" platform: bool = false, ON_OFF, VMS, Reconnect, "\"off\"",
@@ -315,74 +317,78 @@ port_keys! { |kind|
     "flood" flood: bool = true, SWITCHED, ALL, Now, "\"on\"",
         "Send frames for unknown addresses to the port.";
     "isolated" isolated: bool = false, SWITCHED, ALL, Now, "\"off\"",
-        "`on`: no frame passes between the port and others with `isolated=on`.";
+        "`on`: no frame passes between this port and other ports with `isolated=on`.";
     "learn" learn: bool = true, SWITCHED, ALL, Now, "\"on\"",
         "Learn the source addresses of the port's frames.";
     "max-addresses" max_addresses: Option<u32> = None, ADDRESSES, ALL, Now, "1",
-        "The most addresses that the port learns, beside its static ones. Without it a VM or \
-         stream learns 4096, an uplink any number.";
+        "Largest number of addresses that the port learns, beside static addresses. Without the \
+         key a VM or stream learns 4096 addresses, an uplink any number.";
     "multicast-router" multicast_router: Option<bool> = None, SWITCHED, ALL, Now, "\"on\"",
-        "`on`: a multicast router or querier may be behind the port: with --multicast-snooping it \
-         gets the frames of all groups, and its queries count. Without it an uplink has `on`, \
-         others `off`.";
+        "`on`: a multicast router or querier may be behind the port. With --multicast-snooping the \
+         port gets the frames of all groups, and queries from the port count. Without the key an \
+         uplink has `on`, other ports `off`.";
     "mtu" mtu: Option<u16> = None, MTU, ALL, Now, "1500",
         "Longest packet for the port, and the MTU of an interface that the switch creates.";
     "rate-in" rate_in: Option<Rate> = None, RATE, ALL, Now, "\"10mbit,5kpps\"",
-        "The most that passes from the port, in bits a second, packets a second, or both. What \
-         exceeds it waits where it is sent.";
+        "Highest rate from the port into the switch, in bits a second, packets a second, or both. \
+         Frames beyond the rate wait at the sender.";
     "burst-in" burst_in: Option<Size> = None, BURST, ALL, Now, "\"64kib\"",
-        "What passes from the port at once, in bytes, packets (`100pkt`), or both. Without it the \
+        "Largest burst from the port, in bytes, packets (`100pkt`), or both. Without the key the \
          larger of 64 KiB, or 64 packets, and 10 ms of rate-in.";
     "rate-out" rate_out: Option<Rate> = None, RATE, ALL, Now, "\"10mbit,5kpps\"",
-        "The most that passes to the port. What exceeds it waits where a VM sends it, or is \
-         dropped.";
+        "Highest rate from the switch to the port. Frames beyond the rate wait at a VM that sends \
+         them, or are dropped.";
     "burst-out" burst_out: Option<Size> = None, BURST, ALL, Now, "\"64kib\"",
-        "What passes to the port at once. Default as of burst-in, with rate-out.";
+        "Largest burst to the port. Without the key as for burst-in, with rate-out.";
     "storm" storm: Option<FloodRates> = None, STORM, ALL, Now, "\"bcast:1kpps,mcast:1kpps\"",
-        "The most of the port's frames that is flooded, in bits or packets a second: broadcasts \
-         (`bcast`), multicasts (`mcast`), frames for unknown addresses (`unknown`). What exceeds \
-         it is dropped.";
+        "Highest rate at which frames of the port are flooded, in bits or packets a second: \
+         broadcasts (`bcast`), multicasts (`mcast`), frames for unknown addresses (`unknown`). \
+         Frames beyond the rate are dropped.";
     "pass" pass: Option<ReservedSet> = None, PASS, ALL, Now, "\"lldp,stp\"",
-        "Protocols between neighbours whose frames pass between the port and others that pass them \
-         too: `lldp`, `lacp`, `stp`.";
+        "Link-local protocols whose frames pass between ports that have the protocol in this key: \
+         `lldp`, `lacp`, `stp`.";
     "admin" admin: Admin = Admin::Up, ADMIN, PORTS, Now, "\"up\"",
-        "`down`: keep the front-end, and drop and count frames from and for the port.";
+        "`down`: keep the front-end connected, and drop and count frames from and for the port.";
     "bridge" bridge: String = Bridge::DEFAULT_NAME.to_owned(), BRIDGE, ALL, Now, "\"default\"",
-        "The bridge of the port, which reaches the ports of that bridge and no others.";
+        "Bridge of the port; the port reaches only ports of this bridge.";
     "vlan" vlan: Option<VlanId> = None, VLAN, TAGGED, Now, "10",
-        "The VLAN of an access port: its frames have no tag there, and one on a trunk. Of a \
+        "VLAN of an access port: frames have no tag at the port, and a tag on a trunk. Of a \
          mirror: copy only frames of this VLAN.";
     "trunk" trunk: Option<VlanSet> = None, TRUNK, ALL, Now, "\"10,20-29\"",
-        "The VLANs whose frames come and leave with a tag.";
+        "VLANs whose frames enter and leave the port with a tag.";
     "native" native: Option<VlanId> = None, NATIVE, ALL, Now, "1",
-        "The VLAN of a trunk's frames without a tag; 0: the frames of ports in no VLAN. Without it \
-         they are dropped.";
+        "VLAN of a trunk's frames without a tag; 0: these frames are in no VLAN. Without the key \
+         these frames are dropped.";
     "guard" guard: Guard = Guard::Off, GUARD, GUARDED, Now, "\"off\"",
-        "`on`: drop frames whose sender is not the port's, and servers' frames; `log`: count them.";
+        "`on`: drop frames whose sender's addresses are not the port's, and frames of servers; \
+         `log`: only count these frames.";
     "allowed-macs" allowed_macs: Vec<AllowedMac> = Vec::new(), ALLOWED_MACS, SOCKETS, Now,
         "[\"own\"]",
-        "For `guard`: a source address of the port. `own` are those of `mac`, the default where \
-         there are some; `vrrp` those of virtual routers.";
+        "For `guard`: a source address of the port. `own` stands for the addresses of `mac` and is \
+         the default if the port has `mac`; `vrrp` stands for addresses of virtual routers.";
     "allowed-ips" allowed_ips: Vec<Prefix> = Vec::new(), ALLOWED_IPS, SOCKETS, Now,
         "[\"10.0.0.5\", \"fd00::/64\"]",
-        "For `guard`: an IP address or prefix of the port; without any, all.";
+        "For `guard`: an IP address or prefix of the port. Without the key all addresses are \
+         allowed.";
     "allow-server" allow_server: Vec<Server> = Vec::new(), ALLOW_SERVER, GUARDED, Now,
         "[\"dhcp\"]",
         "For `guard`: a server that may be behind the port.";
     "ethertypes" ethertypes: Vec<Ethertype> = Vec::new(), ETHERTYPES, GUARDED, Now,
         "[\"0x88b5\"]",
-        "For `guard`: a type of frames from the port beside IPv4, IPv6, ARP and RARP; `llc`: \
-         frames of IEEE 802.2.";
+        "For `guard`: an allowed EtherType beside IPv4, IPv6, ARP and RARP; `llc`: frames of IEEE \
+         802.2.";
     "from" from: Option<String> = None, PEER, MIRRORS, Now, "\"vm1\"",
         "The port whose frames are copied.";
     "to" to: Option<String> = None, PEER, MIRRORS, Now, "\"monitor\"",
-        "The port that gets the copies, and no other frames; frames from it are dropped.";
+        "Port that gets the copies and no other frames; frames from this port are dropped.";
     "dir" dir: Way = Way::Both, WAY, MIRRORS, Now, "\"both\"",
-        "Copy what comes from the port (`in`), what was delivered to it (`out`), or both.";
+        "Copy frames that come from the port (`in`), frames that were delivered to the port \
+         (`out`), or both.";
     "snaplen" snaplen: Option<u32> = None, SNAPLEN, MIRRORS, Now, "128",
-        "Copy so many bytes of each frame, without a request for offloads; without it all.";
+        "Number of bytes of each frame that are copied, without a request for offloads; without \
+         the key whole frames.";
     "worker" worker: Option<u16> = None, WORKER, VMS, Now, "\"auto\"",
-        "The worker that serves the port's rings, by its number, or `auto`: by their load.";
+        "Number of the worker that serves the port's rings, or `auto`: by load.";
     "memory" memory: Memory = Memory::Any, MEMORY, VMS, Reconnect, "\"any\"",
         "`prealloc`: refuse a VM without QEMU's prealloc=on.";
     "label" label: Option<String> = None, LABEL, ALL, Now, "\"tenant 7\"",

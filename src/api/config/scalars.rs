@@ -99,15 +99,18 @@ macro_rules! scalars {
 scalars! {
     "workers" workers: usize = Some(limits::DEFAULT_WORKERS), "N",
         |setting, machine| workers(setting, machine.cpus), usize::to_string,
-        "Threads that forward frames, 1 to 256, or auto: one for each CPU, at most 4 [default: 1]";
+        "Number of threads that forward frames, 1 to 256, or auto: one for each CPU, at most 4 \
+         [default: 1]";
     "cpus" cpus: Vec<usize> = None, "LIST",
         |setting, machine| cpu_list(setting, machine.allowed), |cpus| list(cpus),
         "Bind worker i to the i-th of these CPUs, such as 0,2-3";
     "poll" poll: bool = Some(false), "BOOL", |setting, _| truth(setting), bool::to_string,
-        "Spin instead of sleeping: lowest latency, and a whole CPU for each worker";
+        "Spin instead of sleeping: lowest latency, and a whole CPU for each worker [default: \
+         false]";
     "latency" latency: Latency = Some(Latency::Normal), "LATENCY",
         |setting, _| latency(setting), Latency::to_string,
-        "While frames come CPUs wake up at once (low) or in N microseconds [default: normal]";
+        "Time in which CPUs wake up while frames come: low (at once), N microseconds, or normal \
+         (the kernel chooses) [default: normal]";
     "age" age: u32 = Some(limits::FDB_AGE_SECONDS), "SECONDS",
         |setting, _| number(setting, 1, limits::MAX_AGE_SECONDS.into()), u32::to_string,
         "Seconds, 1 to 1000000, after which a silent address is forgotten [default: 300]";
@@ -115,7 +118,7 @@ scalars! {
         |claim| claim.value.clone(),
         "Path of the control socket, where vioswitchctl shows and changes the switch";
     "control-group" control_group: u32 = None, "GROUP", |setting, _| group(setting), u32::to_string,
-        "Group of the control socket, whose members may look [default: the daemon's]";
+        "Group of the control socket, whose members may look at the switch [default: the daemon's]";
     "control-admin-group" control_admin_group: u32 = None, "GROUP",
         |setting, _| group(setting), u32::to_string,
         "Group whose members may change the switch too, beside root and the daemon's user";
@@ -126,22 +129,26 @@ scalars! {
         "Answer GET /metrics of Prometheus at IP:PORT, unix:PATH, or fd (inherited)";
     "log-level" log_level: LevelFilter = Some(LevelFilter::Info), "LEVEL",
         |setting, _| log_level(setting), LevelFilter::to_string,
-        "off, error, warn, info, debug or trace; RUST_LOG overrides it [default: info]";
+        "Level of the log: off, error, warn, info, debug or trace; RUST_LOG overrides the level \
+         [default: info]";
     "uplink-to-uplink" uplink_to_uplink: bool = Some(false), "BOOL", |setting, _| truth(setting),
         bool::to_string,
-        "Forward between TAPs too; two TAPs in one bridge are then a loop";
+        "Forward frames between uplinks; two uplinks in one bridge then form a loop [default: \
+         false]";
     "mac-flap-damping" mac_flap_damping: bool = Some(true), "BOOL", |setting, _| truth(setting),
         bool::to_string,
         "Hold an address that moves between ports five times in a second [default: true]";
     "multicast-snooping" multicast_snooping: bool = Some(false), "BOOL",
         |setting, _| truth(setting), bool::to_string,
-        "Send the frames of a multicast group to its members only, while a querier is heard";
+        "Send frames of a multicast group only to members of the group, while a querier is heard \
+         [default: false]";
     "sandbox" sandbox: bool = Some(true), "on|off", |setting, _| one_of(setting, bool::WORDS),
         |on| if *on { "on" } else { "off" }.to_owned(),
-        "Let the running switch do only what it has to, by Landlock and seccomp [default: on]";
+        "Confine the running switch by Landlock and seccomp [default: on]";
     "plug" plug: PathBuf = None, "DIR", |setting, _| socket_directory(setting),
         |path| path.to_string_lossy().into_owned(),
-        "Make a port for each socket in this directory, as of libvirt's mode='server'";
+        "Make a port for each listening socket in this directory, such as sockets of libvirt's \
+         mode='server'";
 }
 
 fn list(cpus: &[usize]) -> String {

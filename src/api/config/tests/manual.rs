@@ -13,28 +13,44 @@ use super::{KEYS, Kind};
 
 const EXAMPLE: &str = include_str!("../../../../scripts/systemd/vioswitch.toml");
 
-/// Part of the manual page that no option has.
+/// Parts of the manual page that no option has.
 const DAEMON_END: &str = "\
+.SH EXIT STATUS
+.TP
+.B 0
+A signal ended the switch, or \\-\\-check found no error.
+.TP
+.B 1
+The switch cannot run: no port can be served and there is no directory of \\-\\-plug, or the
+switch got no control socket, thread, memory or descriptor. Or \\-\\-check found an obstacle on
+this machine.
+.TP
+.B 2
+An argument, a file or RUST_LOG is wrong. systemd does not start the service again.
 .SH ENVIRONMENT
 .TP
 .B RUST_LOG
-the level of the log, also of parts; overrides \\-\\-log\\-level
+Level of the log, also of parts of the program; overrides \\-\\-log\\-level.
 .TP
 .B STATE_DIRECTORY
-in place of \\-\\-state\\-dir, set by systemd
+Directory in place of \\-\\-state\\-dir; systemd sets this variable.
 .TP
 .B NOTIFY_SOCKET, LISTEN_FDS, LISTEN_FDNAMES, JOURNAL_STREAM
-set by systemd: readiness and kept descriptors, sockets, the journal
+Set by systemd for readiness and kept descriptors, for sockets, and for the journal.
 .SH FILES
 .TP
 .I /etc/vioswitch/vioswitch.toml, /etc/vioswitch/conf.d/*.toml
-the configuration of the service
+The configuration of the service.
 .TP
 .I /run/vioswitch
-sockets of ports, and the control socket
+Sockets of ports, and the control socket.
 .TP
 .I /var/lib/vioswitch
-changes made while the switch runs, and the configuration that was last in force
+Changes made while the switch runs, and the configuration that was last in force.
+";
+
+/// Last section of the manual page.
+const DAEMON_SEE_ALSO: &str = "\
 .SH SEE ALSO
 .BR vioswitchctl (8),
 .BR vioswitch.toml (5)
@@ -48,29 +64,29 @@ and the files of the directory
 .I conf.d
 beside it whose names end in .toml. Options of the command line take precedence.
 .BR \"vioswitchd \\-\\-check \\-\\-config FILE\"
-reports all errors,
+reports all errors of the files,
 .BR \"vioswitchctl config diff\"
-what differs from a running switch;
+shows the differences from a running switch, and
 .BR \"vioswitchctl config reload\"
-applies it.
+applies these differences.
 .PP
-A value below is the default, unless the key has none: then it is marked as an example.
+The value beside a key is the default. A key that is marked as an example has no default.
 ";
 
 const ENTRIES: &str = "\
 .SH ENTRIES
-One [[port]] for each network card of a virtual machine, [[tap]] for each interface that leads
-to the host, [[xdp]] for each interface of the host whose frames pass its network stack by,
-[[stream]] for each process that speaks QEMU's \\-netdev stream, [[mirror]] for frames of a port
-that are copied to another one. [template.plug] has keys of ports by plug. A key belongs to port,
-tap, xdp and stream unless its text names others.
+Write [[port]] for each network card of a virtual machine, [[tap]] for each interface that leads
+to the host, [[xdp]] for each interface whose frames bypass the host's network stack, [[stream]]
+for each process that speaks QEMU's \\-netdev stream, and [[mirror]] for each port whose frames are
+copied to another port. [template.plug] has keys of ports by plug. A key belongs to port, tap, xdp
+and stream unless the text of the key names other entries.
 ";
 
 const FILE_END: &str = "\
 .SH FILES
 .TP
 .I /etc/vioswitch/vioswitch.toml, /etc/vioswitch/conf.d/*.toml
-the configuration of the service
+The configuration of the service.
 .SH EXAMPLES
 .nf
 workers = 2
@@ -111,6 +127,24 @@ fn paragraphs(text: &mut String, help: &str) {
     }
 }
 
+/// Examples of the help: sentences, and commands further to the right than these.
+fn examples_of(text: &mut String, examples: &str) {
+    text.push_str(".SH EXAMPLES\n");
+    for (place, paragraph) in
+        examples.trim_start_matches("Examples:\n").split("\n\n").enumerate()
+    {
+        let (told, commands) = paragraph.trim_end().split_once('\n').unwrap_or((paragraph, ""));
+        if place > 0 {
+            text.push_str(".PP\n");
+        }
+        let _ = writeln!(text, "{}", escape(told.trim()));
+        if !commands.is_empty() {
+            let lines: Vec<String> = commands.lines().map(|line| escape(line.trim())).collect();
+            let _ = writeln!(text, ".PP\n.nf\n{}\n.fi", lines.join("\n"));
+        }
+    }
+}
+
 fn option(text: &mut String, arg: &Arg) {
     let help = arg.get_long_help().or(arg.get_help()).expect("help").to_string();
     let short = arg.get_short().map(|short| format!("-{short}, ")).unwrap_or_default();
@@ -134,12 +168,13 @@ fn the_daemons_page_has_every_option() {
              .BR vioswitch.toml (5)\ndescribes the keys of entries.\n.SH OPTIONS\n";
     command.get_arguments().for_each(|arg| option(&mut page, arg));
     let after = command.get_after_help().expect("examples").to_string();
-    let (_, after) = after.split_once("\nSignals: ").expect("signals");
-    let (signals, status) = after.split_once("\nExit status: ").expect("exit status");
-    let status = escape(status);
+    let (examples, after) = after.split_once("\nSignals: ").expect("signals");
+    let (signals, _) = after.split_once("\nExit status: ").expect("exit status");
     let signals = escape(&signals.replace('\n', " "));
-    let _ = writeln!(page, ".SH SIGNALS\n{signals}\n.SH EXIT STATUS\n{status}");
-    hold_page("docs/man/vioswitchd.8", &(page + DAEMON_END));
+    let _ = writeln!(page, ".SH SIGNALS\n{signals}");
+    page += DAEMON_END;
+    examples_of(&mut page, examples);
+    hold_page("docs/man/vioswitchd.8", &(page + DAEMON_SEE_ALSO));
 }
 
 /// Settings outside of any entry, as files have them: those of the example, and the others.

@@ -78,13 +78,10 @@ fn the_unit_runs_nothing_but_what_is_installed_with_it() {
 /// QEMU 10.2 no longer knows `reconnect=`, and refuses to start with it.
 #[test]
 fn examples_for_qemu_suit_its_present_releases() {
-    let Ok(Action::Print(help)) = run(&["--help"]) else { panic!("no help") };
-    for (text, what) in [(ATTACH, "docs/attach.md"), (EXAMPLE, "the example"), (&help, "--help")] {
-        let (new, old) = (text.find("reconnect-ms=200"), text.find("reconnect=1"));
-        assert!(new.is_some() && new < old, "{what}: {new:?} {old:?}");
-        for line in text.lines().filter(|line| line.contains("reconnect=1")) {
-            assert!(line.contains("before 9.2") || line.contains("an older one"), "{what}: {line}");
-        }
+    let (new, old) = (ATTACH.find("reconnect-ms=200"), ATTACH.find("reconnect=1"));
+    assert!(new.is_some() && new < old, "{new:?} {old:?}");
+    for line in ATTACH.lines().filter(|line| line.contains("reconnect=1")) {
+        assert!(line.contains("before 9.2"), "{line}");
     }
 }
 
