@@ -163,8 +163,8 @@ counters! {
     /// One queue in one direction; written under its ring's lock.
     QueueStats {
         frames "Frames that crossed: taken from the guest, or delivered to it.",
-        bytes "Their bytes, without virtio-net headers.",
-        copies "Copies asked for by admitted frames (TX queues only).",
+        bytes "Bytes of these frames, without virtio-net headers.",
+        copies "Copies that admitted frames need (TX queues only).",
         kicks "Kicks received.",
         signals "Interrupts sent to the guest.",
         signals_suppressed "Bursts after which the guest wanted no interrupt.",
@@ -200,7 +200,7 @@ counters! {
     Fallbacks {
         checksummed "Frames whose checksum was finished.",
         segmented "Frames that were cut into segments.",
-        segments "These segments.",
+        segments "Segments that these frames were cut into.",
         segments_lost "Segments that found no buffer although their frame counts as delivered.",
         coalesced "Frames that left as segments of a larger packet.",
     }
@@ -219,7 +219,8 @@ counters! {
         server "A server, relay or router sent it: DHCP, DHCPv6, advertisement, redirect, VRRP.",
         headers "The headers cannot be read, or not safely: cut off, in fragments, too long.",
         ethertype "The type is neither IPv4, IPv6, ARP or RARP nor listed in ethertypes.",
-        version "An IP version of which allowed-ips lists no address; no event tells of these.",
+        version
+            "An IP version of which allowed-ips lists no address; no event reports these frames.",
     }
 }
 
@@ -247,15 +248,17 @@ counters! {
         learn_busy
             "Frames whose source was not learned because another thread held the table; the next \
              frame learns.",
-        mac_moves "Addresses that moved here from another port.",
+        mac_moves "Addresses that moved to the port from another port.",
         rate_waits "Times that frames began to wait for rate-in.",
         multicast_messages "Reports and queries of IGMP and MLD that snooping read.",
         multicast_refused
-            "Those without room, or time: the port gets all groups until the next query.",
+            "Reports and queries for which the switch had no room or time: the port gets all \
+             groups until the next query.",
         multicast_too_many
-            "Reports that named more groups than a port may in a second; likewise.",
+            "Reports that named more groups than a port may name in a second: the port gets all \
+             groups until the next query.",
         multicast_limited "Frames from the port that went to members of their group only.",
-        copies "Copies of its frames for mirrors, and of floods in later turns.",
+        copies "Copies of the port's frames for mirrors, and for floods in later turns.",
         panics "Bursts that ended in a contained panic; report the bug.",
     }
     /// Copies dropped because they are too big for the port, or no ring of it could be chosen.
@@ -287,22 +290,23 @@ counters! {
     WorkerStats {
         turns "Passes over the ready rings.",
         bursts "Bursts that held frames.",
-        frames "Buffers taken in them.",
+        frames "Buffers taken in bursts.",
         wakeups "Returns from sleep.",
         empty_wakeups "Returns from sleep that no frame followed.",
         signals "Notifications sent to guests.",
         signals_suppressed "Bursts after which a guest needed no notification.",
         signals_failed "Notifications that a descriptor refused.",
         lock_misses "Receive rings found locked by another worker: use fewer workers.",
-        lock_parks "Sleeps for such a lock, 8 ms at most: give the workers more CPUs.",
+        lock_parks "Sleeps for a locked receive ring, 8 ms at most: give the workers more CPUs.",
         moves "Transmit rings that came from another worker.",
         stalls
-            "Times that a reserve took its place, mostly because of a guest's memory.",
+            "Times that a reserve thread took over from the worker, mostly because of a guest's \
+             memory.",
         busy_turns "Passes that found frames.",
         busy_cycles "Seconds in passes that found frames.",
-        idle_cycles "Seconds in other passes, spins included; sleep is in neither.",
+        idle_cycles "Seconds in passes without frames, and in spins; sleep does not count.",
         spins_found "Spins before a sleep that ended with a frame.",
-        spins_empty "Spins that ended without one.",
+        spins_empty "Spins before a sleep that ended without a frame.",
     }
 }
 
@@ -324,13 +328,13 @@ impl WorkerStats {
 counters! {
     /// Counters of clients of the control socket; one thread writes them.
     ClientStats {
-        connected "Those that are connected.",
-        accepted "All that were let in.",
-        refused "Closed at once, because there were too many.",
-        malformed "Closed for what was no call.",
-        too_long "Closed for a message that was too long.",
-        too_slow "Closed for a message that took too long to come.",
-        unread "Closed for replies that were not read.",
+        connected "Clients that are connected.",
+        accepted "Clients that were accepted.",
+        refused "Clients closed at once, because there were too many.",
+        malformed "Clients closed for a message that was no call.",
+        too_long "Clients closed for a message that was too long.",
+        too_slow "Clients closed for a message that took too long.",
+        unread "Clients closed for replies that they did not read.",
     }
 }
 

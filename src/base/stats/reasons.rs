@@ -41,7 +41,8 @@ macro_rules! drop_reasons {
 drop_reasons! {
     BadAddress, "bad_address", "in",
     "a transmit descriptor points outside the guest's memory",
-    "a broken or hostile driver, or a part of its memory is private: vioswitchctl doctor NAME";
+    "a broken or hostile driver, or a part of the guest's memory is private: vioswitchctl doctor \
+     NAME";
 
     BadChain, "bad_chain", "in",
     "a loop, too many descriptors, or a malformed indirect table on the transmit ring",
@@ -52,43 +53,44 @@ drop_reasons! {
     "a broken or hostile driver";
 
     TooShort, "too_short", "in",
-    "no room for the virtio-net and Ethernet headers",
+    "the frame has no room for the virtio-net and Ethernet headers",
     "a broken or hostile driver";
 
     TooLong, "too_long", "in",
-    "longer than 65,557 bytes",
+    "the frame is longer than 65,557 bytes",
     "a broken or hostile driver, or peer of a stream";
 
     BadOffload, "bad_offload", "in, out",
-    "its offload was not negotiated, or its headers contradict it",
+    "the frame's offload was not negotiated, or contradicts the frame's headers",
     "a broken or hostile driver: try offload=off";
 
     BadSource, "bad_source", "in",
     "the source address is zero or a group address",
-    "look at what the guest sends";
+    "look at the frames of the guest";
 
     Reserved, "reserved", "in",
     "the destination is 01:80:c2:00:00:00 to 0f, which a bridge must not forward",
     "nothing, or pass= at both ports";
 
     Hairpin, "hairpin", "in",
-    "for the port that it came from",
-    "nothing, where the guest bridges";
+    "the destination is behind the port that the frame came from",
+    "nothing, if the guest bridges";
 
     Vlan, "vlan", "in, port",
-    "its VLAN is none of the port that it came from, or that it is for",
+    "the frame's VLAN is no VLAN of the sending port, or of the receiving port",
     "compare vlan, trunk and native of both ports: vioswitchctl why NAME NAME";
 
     AdminDown, "admin_down", "in",
-    "the port that it came from, or that it is for, has admin=down",
+    "the sending or the receiving port has admin=down",
     "vioswitchctl port set NAME admin=up";
 
     Guard, "guard", "in",
-    "its sender's addresses are not the port's, it is a server's, or its headers cannot be read",
-    "compare its addresses with mac and allowed-ips: vioswitchctl port show NAME";
+    "the sender's addresses are not the port's, the frame is a server's, or its headers cannot be \
+     read",
+    "compare the sender's addresses with mac and allowed-ips: vioswitchctl port show NAME";
 
     Observer, "observer", "in",
-    "from a port that gets the copies of a mirror",
+    "the frame comes from a port that gets the copies of a mirror",
     "nothing; its mirrors: vioswitchctl mirror list";
 
     Mirror, "mirror", "port, out",
@@ -96,16 +98,16 @@ drop_reasons! {
     "larger rings for the observer, a snaplen, or a mirror of one direction";
 
     UplinkToUplink, "uplink_to_uplink", "in",
-    "from one uplink to another",
-    "--uplink-to-uplink, if they are no loop";
+    "the frame goes from one uplink to another uplink",
+    "--uplink-to-uplink, if the uplinks form no loop";
 
     Isolated, "isolated", "in",
-    "from one isolated port to another",
-    "for one of them: vioswitchctl port set NAME isolated=off";
+    "the frame goes from one isolated port to another isolated port",
+    "for one of the ports: vioswitchctl port set NAME isolated=off";
 
     NoReceiver, "no_receiver", "in",
-    "a flood, and no other port may receive it or is in its group; or a report of a group, and \
-     there is no port with multicast-router=on",
+    "no other port may receive the flood, or is in the group; or a report of a group, and no port \
+     has multicast-router=on",
     "nothing";
 
     Querier, "querier", "in",
@@ -115,22 +117,23 @@ drop_reasons! {
 
     Membership, "membership", "in",
     "a message of IGMP or MLD that is in fragments, malformed, or for another Ethernet address",
-    "look at what is sent: vioswitchctl capture NAME --drops";
+    "look at these messages: vioswitchctl capture NAME --drops";
 
     Disabled, "disabled", "in",
     "the front-end disabled the transmit ring",
     "nothing while a VM is paused or resumed";
 
     PortDown, "port_down", "port, out",
-    "no front-end, or no enabled receive ring that ever held a buffer and has its memory",
+    "no front-end is connected, or no enabled receive ring has its memory and ever held a buffer",
     "start the VM, or its network driver";
 
     NoBuffer, "no_buffer", "out",
-    "the receiver had no free buffer, or its share was used up, longer than back-pressure lasts",
+    "the receiver had no free buffer, or the sender's share was used up, longer than back-pressure \
+     lasts",
     "the receiver is overloaded: larger rings (rx_queue_size=1024), more queue pairs, more CPU";
 
     SlowMemory, "slow_memory", "out",
-    "the receiver's buffers lie on pages that take long to come",
+    "the receiver's buffers lie on pages that the kernel provides slowly",
     "the VM's memory is sparse or being reclaimed: prealloc=on";
 
     NoFit, "no_fit", "out",
@@ -138,12 +141,12 @@ drop_reasons! {
     "mergeable buffers for the guest's driver: mrg_rxbuf=on";
 
     TooBig, "too_big", "port",
-    "longer than the MTU of the port that it is for",
+    "the packet is longer than the MTU of the receiving port",
     "make the MTUs agree: vioswitchctl port set NAME mtu=NUMBER";
 
     Rate, "rate", "port",
-    "rate-out was used up, and the frame could not wait: a flood, from a TAP or stream, of a \
-     sender that sends to others too, or behind 10 ms of the rate",
+    "rate-out was used up, and the frame could not wait: a flood, a frame from a TAP or stream, of \
+     a sender that sends to other ports too, or behind 10 ms of the rate",
     "a higher rate-out or burst-out";
 
     Storm, "storm", "in",
@@ -172,12 +175,12 @@ drop_reasons! {
     "make the interface again";
 
     TapRejected, "tap_rejected", "in, out",
-    "the kernel refused it, on its way to a TAP or from it",
+    "the kernel refused the frame, on the way to a TAP or from a TAP",
     "nothing, for single frames";
 
     XdpFull, "xdp_full", "in, out",
-    "in: the kernel had no room, or it is longer than 3,840 bytes; out: there was no room, or the \
-     interface dropped it: its queue is full, or it has no carrier",
+    "in: the kernel had no room, or the frame is longer than 3,840 bytes; out: the kernel had no \
+     room, or the interface has a full queue or no carrier",
     "in: the worker has too little CPU, or gro and large MTUs beyond the interface; out: ip -s \
      link show IFNAME";
 
@@ -190,7 +193,7 @@ drop_reasons! {
     "make the interface again";
 
     XdpRejected, "xdp_rejected", "out",
-    "the kernel refused it, or it is longer than 4,084 bytes",
+    "the kernel refused the frame, or the frame is longer than 4,084 bytes",
     "make the MTUs agree: ip link set IFNAME mtu NUMBER";
 
     StreamFull, "stream_full", "out",
@@ -202,8 +205,9 @@ drop_reasons! {
     "start the process at the other end";
 
     FloodBusy, "flood_busy", "in",
-    "an earlier flood of the port made no progress for 10 ms: a receiver's memory makes it wait",
-    "which receiver, says the log; memory for that VM: prealloc=on";
+    "an earlier flood of the port made no progress for 10 ms, as a receiver's memory made the \
+     flood wait",
+    "the log names the receiver; memory for this VM: prealloc=on";
 
     Panicked, "panicked", "in, port",
     "a worker panicked in the middle of the burst",
