@@ -1,12 +1,9 @@
 //! Every limit and default in one place, each with its reason.
 //!
-//! A number that bounds what a guest, a front-end or a configuration may ask for, or that tunes the
-//! data path, lives here and nowhere else. Those of the workers are in `limits/workers.rs`, those
-//! of the control socket in `limits/control.rs`, of captures in `limits/capture.rs`, of events in
-//! `limits/events.rs`, of findings in `limits/diagnosis.rs`, of CPUs that
-//! wake up soon in `limits/latency.rs`, of metrics in `limits/metrics.rs`, of
-//! ports that come by themselves in `limits/plug.rs`, of rates in `limits/rates.rs`, of what is
-//! tried again in `limits/retry.rs`, of XDP uplinks in `limits/xdp.rs`.
+//! This file and the files in `limits/` have all numbers that bound the requests of a guest, a
+//! front-end or a configuration, and all numbers that tune the data path. Other modules have no
+//! such numbers. A file in `limits/` has the limits of one part of the switch: `workers.rs` of the
+//! workers, `control.rs` of the control socket, `capture.rs` of captures, and so on.
 
 mod capture;
 mod control;
@@ -46,39 +43,39 @@ pub use xdp::*;
 
 // --- Frames -------------------------------------------------------------------------------
 
-/// Shortest Ethernet frame: destination, source, type. Guests do not pad to the
-/// 60 bytes of the wire.
+/// Shortest Ethernet frame: destination, source, type. Guests do not pad frames to the 60 bytes of
+/// the wire.
 pub const MIN_FRAME_LEN: u32 = 14;
 
 /// Longest Ethernet frame carried, without the virtio-net header: a 65,535-byte IP packet, the
 /// Ethernet header and two VLAN tags (virtio 1.2 section 5.1.6.3.1).
 pub const MAX_FRAME_LEN: u32 = 65_535 + 14 + 8;
 
-/// Tuning: bytes of each frame copied first, and delivered from the copy: a cache line,
-/// which holds Ethernet, one VLAN tag, IPv4 and TCP without options.
+/// Tuning: first bytes of each frame that are copied to private memory and delivered from this
+/// copy: a cache line, which holds Ethernet, one VLAN tag, IPv4 and TCP without options.
 pub const SNAPSHOT_LEN: usize = 64;
 
 /// Headers of a frame with an offload. Two VLAN tags, IPv6 and TCP with all options are 122 bytes;
 /// the rest is for extension headers.
 pub const MAX_HEADERS_LEN: usize = 256;
 
-/// Tuning: the same of a frame that leaves with a VLAN tag more.
+/// Tuning: headers of a frame with an offload that leaves with an additional VLAN tag.
 pub const MAX_EGRESS_HEADERS_LEN: usize = MAX_HEADERS_LEN + 4;
 
 /// Least payload of a TCP segment: Linux's `TCP_MIN_GSO_SIZE`, its smallest MSS of 48 less 40
 /// bytes of options.
 pub const MIN_TCP_GSO_SIZE: u16 = 8;
 
-/// Datagrams that receivers take in one packet: Linux drops what has more (`UDP_MAX_SEGMENTS`,
-/// since 6.8), in guests as behind a TAP. Linux sends no more; Windows comes close.
+/// Datagrams that receivers take in one packet: Linux drops packets with more (`UDP_MAX_SEGMENTS`,
+/// since 6.8), in guests and behind a TAP. Linux never sends more; Windows comes close.
 pub const MAX_DATAGRAMS: usize = 128;
 
-/// Segments that one frame is cut into; the rest is a counted loss. 64 KiB for a path of 576
-/// bytes are 125; more would hold a receive ring for long.
+/// Segments that one frame is cut into; further segments are lost and counted. 64 KiB for a path of
+/// 576 bytes are 125 segments; more than the limit would hold a receive ring for long.
 pub const MAX_SEGMENTS: u32 = 1024;
 
-/// The same for each flooded copy: 64 KiB for a path of 1,500 bytes are 46. A flood then costs no
-/// more by cutting than by copying.
+/// Segments of each flooded copy: 64 KiB for a path of 1,500 bytes are 46. With this limit cutting
+/// a flood costs no more than copying the flood.
 pub const MAX_FLOOD_SEGMENTS: u32 = 64;
 
 // --- Rings --------------------------------------------------------------------------------
@@ -87,100 +84,101 @@ pub const MAX_FLOOD_SEGMENTS: u32 = 64;
 pub const MAX_RING_SIZE: u16 = 32_768;
 
 /// Queue pairs per port; `SET_VRING_*` indices stay below four times this plus one control queue,
-/// as some front-ends count rings where others count pairs.
+/// as some front-ends count rings and others count pairs.
 pub const MAX_QUEUE_PAIRS: u16 = 16;
 
 /// Frames of one burst: four cache lines of heads and 16 of descriptors.
 /// Larger bursts gain nothing in VPP's and DPDK's published curves.
 pub const BURST_FRAMES: usize = 64;
 
-/// Bytes after which a burst ends: the frame that crosses the line is taken. One maximal GSO frame.
-/// Bounds how long a sender holds a receiver's ring.
+/// Bytes after which a burst ends: the burst includes the frame that reaches the limit. One maximal
+/// GSO frame. Bounds how long a sender holds a receiver's ring.
 pub const BURST_BYTES: u32 = 65_536;
 
-/// Flooded copies of a burst; the rest waits for the sender's next turn.
+/// Flooded copies of a burst; further copies wait for the sender's next turn.
 pub const BURST_FLOOD_COPIES: usize = 512;
 
-/// Tuning: ports that are looked at for a flood in the time of one copy.
+/// Tuning: ports that a flood examines in the time of one copy.
 pub const LOOKS_PER_COPY: usize = 16;
 
-/// Descriptors in one chain, direct and indirect together. Linux sends at most 19; 64 KiB in
-/// 64-byte pieces are 1,024.
+/// Descriptors in one chain, direct and indirect together. Linux sends at most 19; 64 KiB in pieces
+/// of 64 bytes need 1,024.
 pub const MAX_CHAIN_DESCRIPTORS: usize = 1024;
 
-/// Descriptors included in a frame or segment: above the 19 of Linux. Excess descriptors count one
-/// by one against a burst, and are bounded where a receiver posts them.
+/// Descriptors included in a frame or segment: more than the 19 of Linux. Excess descriptors count
+/// one by one against a burst, and a receiver's excess descriptors are bounded.
 pub const FRAME_DESCRIPTORS: u32 = 32;
 
-/// Descriptors walked for one run: 200 µs. 64 KiB for a path of 576 bytes
-/// into the chains of 19 that Linux posts are 2,300.
+/// Descriptors walked for one run: 200 µs. 64 KiB for a path of 576 bytes take 2,300 in the chains
+/// of 19 that Linux posts.
 pub const MAX_RUN_DESCRIPTORS: u32 = 8192;
 
-/// Tuning: pieces that receive buffers for one frame may have without being touched before they are
-/// written to. Linux posts 19 for 64 KiB, 47 at most where its kernel is configured so
+/// Tuning: pieces that receive buffers for one frame may have without being touched before the
+/// copy. Linux posts 19 pieces for 64 KiB, and at most 47 with a special kernel configuration
 /// (`MAX_SKB_FRAGS`).
 pub const FEW_PIECES: usize = 48;
 
-/// Time for touching the pages of a run, before its frames are dropped. A thousand that
-/// are there take 0.1 ms, as many that the kernel has to find 1 to 3 ms; one huge page that it has
-/// to clear takes 0.1 to 0.9 ms.
+/// Time for touching the pages of a run, before the frames of the run are dropped. A thousand
+/// present pages take 0.1 ms, a thousand pages that the kernel has to find 1 to 3 ms; a huge page
+/// that the kernel has to clear takes 0.1 to 0.9 ms.
 pub const TOUCH_NANOS: u64 = 4_000_000;
 
-/// Tuning: the most that counts for one piece: a thread that stands without a CPU, or waits for a
-/// hole that is being punched, does so for longer and once, and pages that are not there are many.
+/// Tuning: largest time that counts for one piece. A thread without a CPU, or a thread that waits
+/// until a hole is punched, is delayed longer, but once; missing pages are many.
 pub const TOUCH_PIECE_NANOS: u64 = 500_000;
 
-/// Tuning: pause of such a receiver as a multiple of that.
+/// Tuning: pause of a receiver with slow memory, as a multiple of the time that the receiver's
+/// pages took.
 pub const SLOW_PAUSE_PARTS: u64 = 100;
 
-/// Longest pause of a receiver with slow memory: what blocks a worker for a tenth of a second costs
-/// the front-end its place when it does so again.
+/// Longest pause of a receiver with slow memory. If the memory blocks a worker for a tenth of a
+/// second twice, the front-end is dropped anyway.
 pub const MAX_PAUSE_NANOS: u64 = 10_000_000_000;
 
-/// Bytes that an excess descriptor counts as: walking to it and copying a byte takes 20
+/// Bytes that an excess descriptor counts as: walking to the descriptor and copying a byte takes 20
 /// to 25 ns, a quarter of a frame of 1 KiB.
 pub const EXCESS_DESCRIPTOR_BYTES: u32 = 256;
 
-/// Tuning: memory pieces of one burst; it ends before a chain that might not fit.
+/// Tuning: memory pieces of one burst; the burst ends before a chain that might not fit.
 pub const BURST_PIECES: usize = 2 * MAX_CHAIN_DESCRIPTORS;
 
-/// Receive buffers merged for one frame. 64 KiB in 512-byte buffers need 129; smaller ones cost
-/// their owner frames.
+/// Receive buffers merged for one frame. 64 KiB in 512-byte buffers need 129; a receiver with
+/// smaller buffers loses frames.
 pub const MAX_MERGED_BUFFERS: usize = 256;
 
 // --- Guest memory -------------------------------------------------------------------------
 
-/// Memory slots offered (`GET_MAX_MEM_SLOTS`): QEMU uses up to 509 with hotplug. It never
-/// shrinks, as that would strand running guests.
+/// Memory slots offered (`GET_MAX_MEM_SLOTS`): QEMU uses up to 509 with hotplug. The number never
+/// shrinks, or running guests would be stranded.
 pub const MAX_MEM_SLOTS: usize = 509;
 
-/// Address space one port may map: larger than most VMs, small enough that 100 hostile ports
+/// Address space one port may map: larger than most VMs, and small enough that 100 hostile ports
 /// leave a victim room in the 128 TiB of a process.
 pub const MAX_PORT_MAPPED_BYTES: u64 = 1 << 40;
 
-/// Bytes beyond that for huge pages at borders: thirty-two borders inside pages of 1
-/// GiB. QEMU's memory has two to four.
+/// Further bytes of a port for huge pages at borders: thirty-two borders inside pages of 1 GiB.
+/// QEMU's memory has two to four.
 pub const MAX_PORT_ROUNDED_BYTES: u64 = 32 << 30;
 
-/// Guests' memory that the process maps, of 128 TiB of addresses on x86-64; the rest is for its
-/// own heap and stacks.
+/// Guests' memory that the process maps, of 128 TiB of addresses on x86-64; the process keeps the
+/// other addresses for its heap and stacks.
 pub const MAX_MAPPED_BYTES: u64 = 112 << 40;
 
-/// The part kept for each port: a VM of 32 GiB and its next memory table. [`MAX_PORTS`] times this
-/// are 64 of the 112 TiB.
+/// Guests' memory reserved for each port: a VM of 32 GiB and the VM's next memory table.
+/// [`MAX_PORTS`] reservations are 64 of the 112 TiB.
 pub const GUARANTEED_MAPPED_BYTES: u64 = 64 << 30;
 
-/// Mappings kept for each port. QEMU without hotplug has two to eight regions, twice that while it
-/// replaces its table, and a dirty log. [`MAX_PORTS`] times this are 24,576 of the default
-/// `vm.max_map_count` of 65,530.
+/// Mappings reserved for each port. QEMU without hotplug has two to eight regions, twice as many
+/// while QEMU replaces its table, and a dirty log. [`MAX_PORTS`] reservations are 24,576 of the
+/// default `vm.max_map_count` of 65,530.
 pub const GUARANTEED_MAPPINGS: u64 = 24;
 
-/// Tuning: mappings kept for the process itself: libraries, heap, workers, and two for each of a
-/// burst's [`BURST_PIECES`] in memory that vanished while no other can be had …
+/// Tuning: mappings reserved for the process itself: libraries, heap, workers, and two for each of
+/// a burst's [`BURST_PIECES`] in memory that vanished while the process can get no other memory.
 pub const OWN_MAPPINGS: u64 = 8_192;
 
-/// Tuning: … and for each port's thread: its stack and guard page, its alternate stack, its heap
-/// arena.
+/// Tuning: mappings reserved for each port's thread: its stack and guard page, its alternate stack,
+/// its heap arena.
 pub const OWN_MAPPINGS_PER_PORT: u64 = 8;
 
 /// Bytes of dirty log: one bit per 4 KiB page of [`MAX_PORT_MAPPED_BYTES`], doubled for holes in
@@ -190,144 +188,145 @@ pub const MAX_LOG_BYTES: u64 = MAX_PORT_MAPPED_BYTES / 4096 / 8 * 2;
 // --- Sessions -----------------------------------------------------------------------------
 
 /// Time for posted frames to leave at `SET_VRING_ENABLE 0`. A full ring of 64 KiB frames takes a
-/// few ms; the rest is for a busy machine.
+/// few ms; the limit allows for a busy machine.
 pub const DRAIN_MILLIS: u64 = 500;
 
-/// Time that a disabled ring keeps frames: cloud-hypervisor lets a paused guest run on a few ms
-/// before it enables the rings.
+/// Time that a disabled ring keeps frames: cloud-hypervisor lets a paused guest run for a few ms
+/// before cloud-hypervisor enables the rings.
 pub const DISCARD_MILLIS: u64 = 100;
 
 /// Pause between log lines about a port and its front-end, in the long run.
 pub const PORT_LOG_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// Log lines of a port at once: a connection, what was refused of it, and its end.
+/// Log lines of a port at once: a connection, a refused message, and the end of the connection.
 pub const PORT_LOG_BURST: u32 = 4;
 
 // --- Forwarding database ------------------------------------------------------------------
 
-/// Addresses one table learns. 128 VMs need hundreds; the rest is for what is behind the uplink.
-/// Reserves 12 MiB of address space.
+/// Addresses one table learns. 128 VMs need hundreds; the network behind the uplink needs most. The
+/// table reserves 12 MiB of address space.
 pub const FDB_MAX_ENTRIES: u32 = 65_536;
 
 /// Largest configured table: 192 MiB of address space.
 pub const FDB_MAX_ENTRIES_LIMIT: u32 = 1 << 20;
 
-/// Addresses learned from one port: far more than a VM's containers; 16 hostile ports are needed
-/// to fill the table.
+/// Addresses learned from one port: far more than a VM's containers have. Only 16 hostile ports
+/// together can fill the table.
 pub const FDB_MAX_PER_PORT: u32 = 4_096;
 
-/// Addresses kept for each port in a full table, so that hostile ports cannot make a quiet guest's
-/// traffic flood.
+/// Addresses reserved for each port in a full table, so that hostile ports cannot make a quiet
+/// guest's traffic flood.
 pub const FDB_RESERVED_PER_PORT: u32 = 16;
 
-/// Time that an idle address is kept: IEEE Std 802.1Q-2018, table 8-6.
+/// Ageing time of an idle address: IEEE Std 802.1Q-2018, table 8-6.
 pub const FDB_AGE_SECONDS: u32 = 300;
 
-/// Moves in a second of an address that flaps. A machine that migrates and comes back
-/// makes two; five in three minutes are those of a duplicate by RFC 7432, section 15.1.
+/// Moves in a second of an address that flaps. A machine that migrates and comes back makes two
+/// moves; RFC 7432, section 15.1, treats five moves in three minutes as a duplicate.
 pub const FDB_FLAPS: u32 = 5;
 
-/// Time that it is held, a second more at most: a second of each
-/// eleven is left to the flapping, and what was a mistake is over soon.
+/// Time that a flapping address is held, at most a second longer: the address can flap for one of
+/// eleven seconds, and a mistaken hold ends soon.
 pub const FDB_HOLD_SECONDS: u32 = 10;
 
-/// Silence of its port after which it is held no longer: a router that lost its
-/// virtual address sends nothing more from there, one that has it answers all the time.
+/// Silence of the holding port that ends a hold. A router that lost its virtual address sends no
+/// more frames from the address; a router that has the address answers all the time.
 pub const FDB_SILENCE_SECONDS: u32 = 1;
 
 /// Tuning: ports that the table distinguishes: 10 bits of a word.
 pub const FDB_MAX_PORTS: usize = MAX_PORTS;
 
-/// Tuning: bridges that the table distinguishes: each port may be in one of its own, and have been
-/// in others that a worker still knows.
+/// Tuning: bridges that the table distinguishes: each port may be in a bridge of its own, and a
+/// worker may still know earlier bridges of the port.
 pub const FDB_MAX_BRIDGES: usize = 4 * MAX_PORTS;
 
-/// The highest VLAN identifier of a frame: IEEE Std 802.1Q-2018, table 9-2.
+/// Highest VLAN identifier of a frame: IEEE Std 802.1Q-2018, table 9-2.
 pub const MAX_VLAN: u16 = 4094;
 
-/// Tuning: identifiers of VLANs, with that of frames in none.
+/// Tuning: identifiers of VLANs, with an identifier for frames in no VLAN.
 pub const FDB_VLANS: usize = 4096;
 
-/// Addresses learned in one VLAN, or in a bridge other than the default one: a quarter of the
-/// table, so that no tenant's network fills it.
+/// Addresses learned in one VLAN, or in a bridge other than the default bridge: a quarter of the
+/// table, so that no tenant's network fills the table.
 pub const FDB_MAX_PER_SEGMENT: u32 = FDB_MAX_ENTRIES / 4;
 
-/// Addresses kept for each VLAN in a full table: stations of a small network.
+/// Addresses reserved for each VLAN in a full table: stations of a small network.
 pub const FDB_RESERVED_PER_SEGMENT: u32 = 64;
 
-/// Tuning: locks for writers, each over an equal run of buckets. Two workers learn in one shard at
-/// once with a chance of 1 in 64.
+/// Tuning: locks for writers, each for an equal range of buckets. Two workers learn in one shard at
+/// the same time with a chance of 1 in 64.
 pub const FDB_SHARDS: usize = 64;
 
-/// Tuning: addresses beyond which a burst prefetches; each takes two cache lines, and a core's
-/// first cache has 512 to 768. Cycles a frame without and with, EPYC: 238 and 229 with 2,048
-/// addresses, 261 and 238 with 8,192, 388 and 307 with 65,536. With 1,024 it lost 6 % of the rate.
+/// Tuning: addresses beyond which a burst prefetches. Each address takes two cache lines, and a
+/// core's first cache has 512 to 768 lines. Cycles a frame without and with prefetching, EPYC: 238
+/// and 229 with 2,048 addresses, 261 and 238 with 8,192, 388 and 307 with 65,536. With 1,024
+/// addresses prefetching lost 6 % of the rate.
 pub const FDB_PREFETCH_ENTRIES: u32 = 1_536;
 
-/// Tuning: buckets of a sweep under one lock: ageing, flush, listing; 0.8 µs in a full table, so
+/// Tuning: buckets that ageing, flush and listing visit under one lock: 0.8 µs in a full table, so
 /// that a worker hardly ever waits.
 pub const FDB_SWEEP_BUCKETS: usize = 64;
 
 /// Tuning: attempts at a shard's lock, 10 to 50 ns each, before a worker leaves learning to the
-/// next frame: they outlast a holder that runs, and give up on one that was preempted.
+/// next frame. The attempts outlast a holder that runs, and give up on a holder that was preempted.
 pub const FDB_LOCK_ATTEMPTS: u32 = 128;
 
 // --- MTU ----------------------------------------------------------------------------------
 
 /// Least MTU acknowledged (`NET_SET_MTU`) and configured (`mtu=`): IPv4's (RFC 791).
 pub const MIN_MTU: u64 = 68;
-/// Largest of a VM or stream: what a frame can carry, as a NACK leaves QEMU's guest with a dead
-/// device.
+/// Largest MTU of a VM or stream: the packet of the longest frame. A NACK would leave QEMU's guest
+/// with a dead device.
 pub const MAX_CARRIED_MTU: u64 = 65_535;
 
-/// Largest of a TAP: the driver counts the Ethernet header in (`tun_net_initialize`,
+/// Largest MTU of a TAP: the driver includes the Ethernet header (`tun_net_initialize`,
 /// drivers/net/tun.c).
 pub const MAX_TAP_MTU: u64 = MAX_CARRIED_MTU - 14;
 
 // --- vhost-user messages and sockets ------------------------------------------------------
 
-/// Bytes of a message's body. The largest served is `SET_MEM_TABLE` with [`MAX_MESSAGE_FILES`]
-/// regions (1,032 bytes); the rest allows to read past others and refuse them: a device
-/// configuration space is 4 KiB.
+/// Bytes of a message's body. The largest served message is `SET_MEM_TABLE` with
+/// [`MAX_MESSAGE_FILES`] regions (1,032 bytes). The limit allows the switch to read and refuse
+/// larger messages: a device configuration space is 4 KiB.
 pub const MAX_MESSAGE_BODY: usize = 4096;
 
-/// Descriptors with one message, and so regions in one `SET_MEM_TABLE`. QEMU and DPDK send at
-/// most 8, the `vhost` crate's front-end 32; more regions are added one by one
+/// Descriptors with one message, and so regions in one `SET_MEM_TABLE`. QEMU and DPDK send at most
+/// 8, the `vhost` crate's front-end 32; front-ends add further regions one by one
 /// (`CONFIGURE_MEM_SLOTS`).
 pub const MAX_MESSAGE_FILES: usize = 32;
 
-/// Tuning: threads that close useless descriptors, for such a close may take hours. A hostile one
-/// makes one thread for its port; as many again are for deleted ports.
+/// Tuning: threads that close useless descriptors, as a close may take hours. A hostile descriptor
+/// makes one thread for its port; as many threads again are for deleted ports.
 pub const MAX_CLOSERS: usize = 2 * MAX_PORTS;
 
-/// Files of one thread that may wait to be closed: a port with more is served no front-end, and
-/// the control socket accepts no client. Honest ones send none whose closing lasts.
+/// Files of one thread that may wait to be closed. With more, a port serves no front-end, and the
+/// control socket accepts no client. Honest peers send no file whose closing lasts.
 pub const MAX_HELD_FILES: usize = 64;
 
-/// Tuning: time that a session waits for a close itself. Closing takes microseconds; the rest is
-/// for a busy machine.
+/// Tuning: time that a session itself waits for a close. Closing takes microseconds; the limit
+/// allows for a busy machine.
 pub const CLOSE_PATIENCE_MILLIS: u32 = 20;
 
-/// Tuning: pause between looks at a port with more.
+/// Tuning: pause between looks at a port with more than [`MAX_HELD_FILES`] waiting files.
 pub const HELD_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Tuning: time before a signal interrupts a close. Closing takes microseconds.
 pub const CLOSE_TIME: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// Time for a whole message. Front-ends send it in one system call; the time is for one that is
-/// stopped or swapped out just then.
+/// Time for a whole message. Front-ends send a message in one system call; the limit allows for a
+/// front-end that is stopped or swapped out.
 pub const MESSAGE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// Time that a reply waits for room. Only a front-end that never reads can fill 200 KiB with
 /// 20-byte replies.
 pub const REPLY_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// Front-ends in a socket's queue: one as a rule (a restarted QEMU); the others
-/// get an error at once instead of a hang.
+/// Front-ends in a socket's queue. Usually one waits (a restarted QEMU); further front-ends get an
+/// error at once instead of a hang.
 pub const SOCKET_BACKLOG: i32 = 8;
 
-/// Tuning: silence after which a connection is a front-end. Those speak at once; a daemon that
-/// checks whether the socket is in use leaves at once.
+/// Tuning: silence after which a connection counts as a front-end. A front-end sends a message at
+/// once; a daemon that checks whether the socket is in use closes the connection at once.
 pub const FIRST_WORD: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// Tuning: first and longest pause after a failed `accept`, for want of descriptors or memory. The
@@ -338,18 +337,20 @@ pub const ACCEPT_RETRY_MAX: std::time::Duration = std::time::Duration::from_secs
 
 /// First pause between attempts to connect; doubles up to [`CONNECT_RETRY_MAX`].
 pub const CONNECT_RETRY_MIN: std::time::Duration = std::time::Duration::from_millis(100);
-/// Longest pause between attempts to connect: a VM that starts waits no longer for its network.
+/// Longest pause between attempts to connect: a VM that starts waits at most this time for its
+/// network.
 pub const CONNECT_RETRY_MAX: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// Time for opening an added port's socket: its path may lead to a file system that never answers.
-/// Longer than the lock below.
+/// Time for opening an added port's socket, whose path may lead to a file system that never
+/// answers. Longer than [`SOCKET_LOCK_WAIT`].
 pub const SOCKET_OPEN_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(1500);
 
-/// Tuning: threads that open such sockets, one for each path. Only those that never end add up.
+/// Tuning: threads that open sockets of added ports, one for each path. Only threads that never end
+/// accumulate.
 pub const SOCKET_OPENS: usize = 16;
 
-/// Tuning: time that daemons wait for each other to create sockets, in one directory. Creating one
-/// takes well under a millisecond.
+/// Tuning: time that daemons wait for each other to create sockets in one directory. Creating a
+/// socket takes well under a millisecond.
 pub const SOCKET_LOCK_WAIT: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// Bytes of a socket's path: `sun_path` less its terminating NUL, unix(7).
@@ -357,59 +358,64 @@ pub const MAX_SOCKET_PATH: usize = 107;
 
 // --- TAPs and announcements ---------------------------------------------------------------
 
-/// Tuning: bytes of the frames that a worker has on their way to a device: 64 of 1,514 bytes, or
-/// the longest one.
+/// Tuning: bytes of the frames that a worker has on their way to a device: 64 frames of 1,514
+/// bytes, or the longest frame.
 pub const FRAME_BATCH_BYTES: usize = 128 << 10;
 
-/// Tuning: frames longer than this one go to a TAP out of their guest's memory, by `writev`: with a
-/// copy 65,535 bytes cost 1.23 times the CPU time.
+/// Tuning: longer frames go to a TAP directly from their guest's memory, by `writev`: with a copy a
+/// frame of 65,535 bytes cost 1.23 times the CPU time.
 pub const TAP_LONG_FRAME: usize = 9_000;
 
-/// Tuning: pieces of such a frame in its guest's memory; more are copied together. Each costs
-/// `writev` about 30 ns, and its limit is 1,024 (`UIO_MAXIOV`).
+/// Tuning: pieces of a long frame in its guest's memory; further pieces are copied together. Each
+/// piece costs `writev` about 30 ns, and the limit of `writev` is 1,024 (`UIO_MAXIOV`).
 pub const TAP_GATHER_PIECES: usize = 32;
 
-/// Tuning: fewer frames go by `write` each. By io_uring a frame costs as much in batches of 4, 100
-/// ns more alone, and 50 ns less in batches of 64.
+/// Tuning: smallest batch for io_uring; frames of a smaller batch are written by a `write` each. By
+/// io_uring a frame costs as much as by `write` in batches of 4, 100 ns more alone, and 50 ns less
+/// in batches of 64.
 pub const TAP_BATCH_LEAST: usize = 6;
 
 /// Tuning: headers of a packet to which segments are added: Ethernet with two tags, IPv6 and TCP
 /// with all its options.
 pub const TAP_PACKET_HEADERS: usize = 22 + 40 + 60;
 
-/// Longest frame on a stream: QEMU's largest packet (`NET_BUFSIZE`). Those above [`MAX_FRAME_LEN`]
-/// are dropped; a greater length ends the connection, as nothing behind it can be parsed.
+/// Longest frame on a stream: QEMU's largest packet (`NET_BUFSIZE`). Frames longer than
+/// [`MAX_FRAME_LEN`] are dropped; a greater length ends the connection, as bytes behind the length
+/// cannot be parsed.
 pub const MAX_STREAM_FRAME_LEN: u32 = 4_096 + 65_536;
 
-/// Bytes of a stream that wait for forwarding: nearly two of the longest frames, so that there is
-/// room behind the beginning of one.
+/// Bytes of a stream that wait for forwarding: nearly two of the longest frames, so that a frame
+/// fits behind the beginning of another frame.
 pub const STREAM_BUFFER_BYTES: usize = 128 << 10;
 
-/// Tuning: reads of a stream for one frame. A whole frame is there after one; a peer may send one
-/// byte at a time.
+/// Tuning: reads of a stream for one frame. One read gets a whole frame; a hostile peer may send
+/// one byte at a time.
 pub const STREAM_READS: u32 = 3;
 
-/// Tuning: rounds of a stream's writer for others, so that it does something else too.
+/// Tuning: rounds in which a stream's writer writes frames of other workers before the writer
+/// returns to its own work.
 pub const STREAM_ROUNDS: u32 = 16;
 
-/// Tuning: time that the next worker tries to write itself: a call takes some 20 µs at most. Beyond
-/// that the holder has lost its CPU, and the frame is dropped.
+/// Tuning: time that a worker tries to become a stream's writer: a call takes at most some 20 µs.
+/// After a longer time the present writer has lost its CPU, and the frame is dropped.
 pub const STREAM_LOCK_NANOS: u64 = 20_000;
 
-/// Tuning: time at the start for TAPs that are in use: those of a process that was killed are
-/// closed some milliseconds after it has ended, if they were written by io_uring.
+/// Tuning: time at the start that the switch waits for TAPs in use. The kernel closes TAPs of a
+/// killed process that used io_uring some milliseconds after the end of the process.
 pub const TAP_CLOSE_MILLIS: u64 = 500;
 
-/// Tuning: pause between looks for a lost TAP: attached again within a second, at negligible cost.
+/// Tuning: pause between looks for a lost TAP, which is attached again within a second, at
+/// negligible cost.
 pub const TAP_RETRY_MILLIS: u64 = 250;
 
-/// Tuning: time that closing a lost TAP waits for workers, which release it at the end of a burst.
+/// Tuning: time that closing a lost TAP waits for workers, which release the TAP at the end of a
+/// burst.
 pub const CLOSE_TIMEOUT_MILLIS: u32 = 1_000;
 
-/// Announcements (`SEND_RARP`) of a front-end at once. Each is a frame to every port; QEMU sends
-/// five in a second for each migrated guest.
+/// Announcements (`SEND_RARP`) of a front-end at once. Each announcement is a frame to every port;
+/// QEMU sends five in a second for each migrated guest.
 pub const ANNOUNCEMENTS: u32 = 32;
-/// Pause after which one more is made.
+/// Pause after which a front-end may make another announcement.
 pub const ANNOUNCEMENT_EVERY: std::time::Duration = std::time::Duration::from_millis(50);
 
 /// Tuning: announcements waiting for a worker; QEMU sends five per migrated guest.
@@ -417,111 +423,113 @@ pub const MAX_NOTES: usize = 256;
 
 // --- The process --------------------------------------------------------------------------
 
-/// Descriptors from a service manager: [`MAX_PORTS`] sockets and as many queues of TAPs
-/// as [`MAX_TAPS`] allow.
+/// Descriptors from a service manager: [`MAX_PORTS`] sockets and the queues of [`MAX_TAPS`] TAPs.
 pub const MAX_PASSED_FDS: usize = 8192;
 
-/// Time for handing them over. It reads within microseconds unless it
-/// hangs.
+/// Time for handing descriptors to the service manager. The manager reads within microseconds
+/// unless the manager hangs.
 pub const KEEP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(300);
 
 /// Bytes that one process hands to the next: 65,536 addresses and the counters of [`MAX_PORTS`]
-/// ports are ten million.
+/// ports are ten million bytes.
 pub const MAX_HANDOVER_BYTES: u64 = 64 << 20;
 
-/// Time that removing a port waits, for its session, then for the workers: microseconds, unless a
-/// guest's memory makes them wait.
+/// Time that removing a port waits: for the port's session, then for the workers. Both take
+/// microseconds, unless a guest's memory delays a worker.
 pub const REMOVE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// Time that a reload waits for sessions, of all ports that it removes or makes anew: hundreds, on
-/// a busy machine. Nothing else waits meanwhile.
+/// Time that a reload waits for sessions: of all ports that the reload removes or makes anew, which
+/// may be hundreds, on a busy machine. The rest of the switch does not wait for the reload.
 pub const RELOAD_REMOVE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// Tuning: pause between looks at a removal.
 pub const REMOVE_STEP: std::time::Duration = std::time::Duration::from_millis(1);
 
-/// Time for stopping; the service manager expects a second.
+/// Time for stopping; the service manager expects at most a second.
 pub const STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(800);
 
-/// Tuning: stack of a port's thread, which maps memory and answers messages of 4 KiB. 1,000 of the
-/// default 2 MiB would show in every tool.
+/// Tuning: stack of a port's thread, which maps memory and answers messages of 4 KiB. 1,000 stacks
+/// of the default 2 MiB would show in every tool.
 pub const SESSION_STACK_BYTES: usize = 256 << 10;
 
 /// Log lines that wait for their reader: all counters of some hundred ports.
 pub const LOG_QUEUE_BYTES: usize = 256 << 10;
 
-/// Tuning: time that other threads than workers wait for the log: microseconds, if the reader is
+/// Tuning: time that threads other than workers wait for the log: microseconds, if the reader is
 /// alive.
 pub const LOG_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// Tuning: pause of a thread after a panic, at first and at most: a first one costs others no more
-/// than a lost interrupt, a repeated one does not keep a CPU busy.
+/// Tuning: first pause of a thread after a panic; [`RESTART_PAUSE_MAX`] is the longest. A first
+/// panic costs other threads no more than a lost interrupt; repeated panics do not keep a CPU busy.
 pub const RESTART_PAUSE_MIN: std::time::Duration = std::time::Duration::from_millis(10);
 /// Tuning: see [`RESTART_PAUSE_MIN`].
 pub const RESTART_PAUSE_MAX: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// Panics logged in full each second. A guest that found one can repeat it.
+/// Panics logged in full each second. A guest that found a panic can repeat the panic.
 pub const PANIC_LINES_PER_SECOND: u32 = 5;
 
-/// Tuning: how far the kernel's coarse clock is behind the precise one, at most: a tick of 100 Hz.
+/// Tuning: largest lag of the kernel's coarse clock behind the precise clock: a tick of 100 Hz.
 pub const COARSE_CLOCK_TICK: std::time::Duration = std::time::Duration::from_millis(10);
 
 // --- System layer -------------------------------------------------------------------------
 
 /// Tuning: guarded mappings of guests' memory: 128 ports with every memory slot and a dirty log.
-/// The kernel's own limit (`vm.max_map_count`, 65,530) is reached before.
+/// The kernel's own limit (`vm.max_map_count`, 65,530) is reached first.
 pub const MAX_GUARDED_MAPPINGS: usize = 65_536;
 
-/// Tuning: slots by which their registry grows: one large guest, about 20 KiB.
+/// Tuning: slots by which the registry of guarded mappings grows: one large guest, about 20 KiB.
 pub const GUARD_SEGMENT_SLOTS: usize = 512;
 
-/// Tuning: pause between looks of the watchdog, over workers and pending signals. A worker that
-/// stands still between two looks is relieved, and a write that is pending at two is freed, so each
-/// lasts at most two pauses: 20 ms of the 30 ms that other ports may wait.
+/// Tuning: pause between looks of the watchdog at workers and pending signals. A reserve thread
+/// relieves a worker that stands still between two looks, and the watchdog interrupts a write that
+/// is pending at two looks. Each delay so lasts at most two pauses: 20 ms of the 30 ms that other
+/// ports may wait.
 pub const WATCH_TICK_MILLIS: u64 = 10;
 
-/// CPU time of an expensive notification, and its port pays by a pause. Waking a guest takes
-/// about 10 µs, several times that through a hypervisor. Such a write, or several of one port in
-/// one turn, have the port measured for [`SIGNALS_MEASURED_MILLIS`].
+/// CPU time of an expensive notification, for which the port pays by a pause. Waking a guest takes
+/// about 10 µs, and several times as much through a hypervisor. After an expensive write, or
+/// several writes of one port in one turn, the port is measured for [`SIGNALS_MEASURED_MILLIS`].
 pub const EXPENSIVE_SIGNAL_MICROS: u64 = 100;
 
-/// CPU time of a slow write, and counts towards dropping the front-end. Through two
-/// hypervisors, or under strace, one takes 100 to 200 µs.
+/// CPU time of a slow write, which counts towards dropping the front-end. Through two hypervisors,
+/// or under strace, a write takes 100 to 200 µs.
 pub const SIGNAL_MICROS: u64 = 1_000;
 
-/// Slow writes that drop a front-end; those of 5 ms count twice, of 50 ms four times.
+/// Slow writes that drop a front-end; a write of 5 ms counts twice, a write of 50 ms four times.
 pub const SLOW_WRITES: u32 = 16;
 
-/// Tuning: time after which a slow write is forgotten; fast writes in between do not count, as a
-/// front-end can make each fourth one fast. An honest one on a crowded host may meet five in each
-/// second.
+/// Tuning: time after which a slow write is forgotten. Fast writes in between do not count, as a
+/// front-end can make each fourth write fast. An honest front-end on a crowded host may cause five
+/// slow writes in each second.
 pub const SLOW_WRITE_LEAK_MILLIS: u64 = 200;
 
-/// Tuning: time of measuring after an expensive one, at 0.6 µs each. A time, as a number of writes
-/// could be fast ones.
+/// Tuning: time of measuring after an expensive write, at 0.6 µs a write. The limit is a time, as a
+/// front-end could make a number of writes fast.
 pub const SIGNALS_MEASURED_MILLIS: u64 = 1_000;
 
-/// Tuning: pause after a slow write as a multiple of it: a quarter of a worker's time at most,
-/// until it is dropped. So they do after an expensive one while two other ports send; …
+/// Tuning: pause after a slow write as a multiple of the write's time: the port takes at most a
+/// quarter of a worker's time until the front-end is dropped. The pause after an expensive write is
+/// as long while two other ports send.
 pub const SIGNAL_PAUSE_PARTS: u64 = 3;
 
-/// Tuning: the same while more ports send: a part for each of them.
+/// Tuning: longest pause after an expensive write while more ports send, as a multiple of the
+/// write's time: one part for each port.
 pub const SIGNAL_PAUSE_MOST_PARTS: u64 = 16;
 
-/// Tuning: time for which a port counts as a sender, and up to twice that.
+/// Tuning: time for which a port counts as a sender, and at most twice this time.
 pub const SENDERS_NANOS: u64 = 1_000_000;
 
-/// Longest pause after one, for an honest guest whose host was stopped for seconds in the middle of
-/// a signal.
+/// Longest pause after a slow write, for an honest guest whose host was stopped for seconds in the
+/// middle of a signal.
 pub const SIGNAL_PAUSE_MILLIS: u64 = 100;
 
-/// Time that a port stays closed, after its front-end was dropped for costing others time: 40 ms
-/// for a call descriptor that blocks, and five times 0.2 s to wake two million waiters, so 8 % of
-/// the time.
+/// Time that a port stays closed: after its front-end was dropped for costing other ports time. An
+/// attacker can take 40 ms for a call descriptor that blocks, and five times 0.2 s to wake two
+/// million waiters, so 8 % of the time.
 pub const DROPPED_PAUSE: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// Tuning: looks with more care after a blocked write, 10 s: fellow attackers then cost a system
-/// call each, not two pauses each.
+/// Tuning: looks with more care after a blocked write, 10 s: further attackers then cost a system
+/// call each, and not two pauses each.
 pub const WATCH_ALERT_TICKS: u32 = 1_000;
 
 /// Tuning: time for a netlink request. The kernel answers in microseconds unless another process
@@ -532,37 +540,38 @@ pub const NETLINK_TIMEOUT_MILLIS: u64 = 1_000;
 /// each.
 pub const NETLINK_MAX_MESSAGES: usize = 65_536;
 
-/// Tuning: pause of the link monitor after lost changes, or it could not subscribe. It then queries
-/// each TAP.
+/// Tuning: pause of the link monitor after lost changes, or after a failed subscription. The
+/// monitor then queries each TAP.
 pub const LINK_RETRY_MILLIS: u64 = 250;
 
-/// Queues of one TAP. The kernel allows 256; more than workers bring nothing.
+/// Queues of one TAP. The kernel allows 256; more queues than workers are useless.
 pub const MAX_TAP_QUEUES: u16 = 64;
 
 // --- Configuration ------------------------------------------------------------------------
 
-/// Ports and TAPs together. Port numbers are 16 bits in the forwarding table, a flood is one copy
-/// per port; the largest hosts known run a few hundred VMs.
+/// Ports and TAPs together. Port numbers have 16 bits in the forwarding table, and a flood makes
+/// one copy for each port; the largest known hosts run a few hundred VMs.
 pub const MAX_PORTS: usize = 1024;
 
-/// TAP uplinks: each is one more copy of every flooded frame; one per network segment is of use.
+/// TAP uplinks: each uplink gets one more copy of every flooded frame; one uplink for each network
+/// segment is useful.
 pub const MAX_TAPS: usize = 64;
 
-/// Ports on streams: each frame for one is a system call of the sender's worker, so a flood is as
-/// many.
+/// Ports on streams: each frame for a stream is a system call of the sender's worker, so a flood
+/// makes as many calls.
 pub const MAX_STREAMS: usize = 64;
 
 /// Static MAC addresses of one port, which the table never evicts.
 pub const MAX_STATIC_MACS: usize = 64;
 
-/// Source addresses of a port with a guard, and as many IP addresses and prefixes: each frame is
-/// compared with them one after another.
+/// Source addresses of a port with a guard, and as many IP addresses and prefixes: the guard
+/// compares each frame with the addresses one after another.
 pub const MAX_ALLOWED: usize = 64;
 
 /// Characters of a port's name, which is part of its log lines and counters.
 pub const MAX_NAME_LEN: usize = 64;
 
-/// Characters of a port's label: it is in every list, event and scrape.
+/// Characters of a port's label, which is in every list, event and scrape.
 pub const MAX_LABEL_CHARS: usize = 64;
 
 /// Tuning: bytes of an interface name: `IFNAMSIZ` without its terminating zero (netdevice(7)).
@@ -571,20 +580,21 @@ pub const MAX_IFNAME_LEN: usize = 16 - 1;
 /// Worker threads unless configured: one core is all a small host gives away by default.
 pub const DEFAULT_WORKERS: usize = 1;
 
-/// Worker threads with `workers = "auto"`, at most: one carries 28 million short frames a second
-/// (docs/performance.md), and a host with many CPUs has guests to run.
+/// Worker threads with `workers = "auto"`, at most: one worker forwards 28 million short frames a
+/// second (docs/performance.md), and a host with many CPUs has guests to run.
 pub const AUTO_WORKERS: usize = 4;
 
-/// Worker threads at most; more than CPUs is a warning. Each has some MiB of memory of its own.
+/// Worker threads at most; the switch warns about more workers than CPUs. Each worker has some MiB
+/// of private memory.
 pub const MAX_WORKERS: usize = 256;
 
 /// Queues or pairs of a port unless configured.
 pub const DEFAULT_QUEUES: u16 = 1;
 
-/// Longest ageing time, IEEE Std 802.1Q-2018 table 8-6. Its shortest, 10 s, is not enforced, for
-/// tests and fast-moving VMs.
+/// Longest ageing time, IEEE Std 802.1Q-2018 table 8-6. The switch does not enforce the shortest
+/// time of this table, 10 s, for tests and fast-moving VMs.
 pub const MAX_AGE_SECONDS: u32 = 1_000_000;
 
-/// Mode of a socket unless configured: owner and group. A process that can connect
+/// Mode of a socket unless configured: owner and group. A process that can connect to the socket
 /// becomes the VM.
 pub const DEFAULT_SOCKET_MODE: u32 = 0o660;

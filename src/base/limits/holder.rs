@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-/// Tuning: processes among which the holder of a TAP is looked for, as a hostile user may have as
-/// many as the host permits.
+/// Tuning: processes that the search for the holder of a TAP examines; a hostile user may have as
+/// many processes as the host permits.
 pub const HOLDER_PROCESSES: usize = 16_384;
 
-/// Tuning: descriptors that are looked at of each process.
+/// Tuning: descriptors that the search examines in each process.
 pub const HOLDER_DESCRIPTORS: usize = 1_024;
 
-/// Tuning: time for the search.
+/// Tuning: time for the search for the holder of a TAP.
 pub const HOLDER_TIMEOUT: Duration = Duration::from_millis(100);

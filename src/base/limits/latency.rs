@@ -4,9 +4,9 @@ use std::time::Duration;
 
 // --- CPUs that wake up soon ---------------------------------------------------------------
 
-/// Pause between looks for frames, so that the request
-/// ends 30 to 60 ms after the last frame. Each beginning and end interrupts the idle CPUs of the
-/// host: a guest can have that 33 times a second.
+/// Pause between looks for frames, so that the request ends 30 to 60 ms after the last frame. Each
+/// beginning and end of the request interrupts the idle CPUs of the host: a guest can cause 33
+/// interruptions a second.
 pub const LATENCY_LOOK: Duration = Duration::from_millis(30);
 
 /// Highest value of `latency`, as no idle state takes longer to leave.

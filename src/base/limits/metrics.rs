@@ -1,16 +1,17 @@
-//! Limits of the metrics: what is told, and what a scraper can cost.
+//! Limits of metrics: the number of series, and the cost of a scraper.
 
 // --- Metrics ------------------------------------------------------------------------------
 
-/// Series of one port. Of 1,024 ports these are 53,248, little for a Prometheus; without a bound
-/// a hostile guest would decide about its memory.
+/// Series of one port. 1,024 ports have 53,248 series, few for a Prometheus; without a bound a
+/// hostile guest would determine the memory of Prometheus.
 pub const METRICS_SERIES_A_PORT: usize = 52;
 
-/// Tuning: bytes of one part of the metrics. An answer is made as its reader takes it.
+/// Tuning: bytes of one part of the metrics. The switch makes an answer as the reader takes the
+/// answer.
 pub const METRICS_PART_BYTES: usize = 32 << 10;
 
-/// Scrapers at a time. One Prometheus needs one, two for a moment; if all places are taken, the
-/// user or address with most of them loses one.
+/// Scrapers at a time. One Prometheus needs one place, and two for a moment; if all places are
+/// taken, the user or address with most places loses a place.
 pub const METRICS_CONNECTIONS: usize = 16;
 
 /// Bytes of a request's head. A Prometheus sends some 300.
