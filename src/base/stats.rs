@@ -1,13 +1,13 @@
 //! Counters, and the named reasons for a drop.
 //!
 //! `in` is from a port into the switch, `out` from the switch to a port. The counters reconcile:
-//! * per ingress: frames in = drops at the ingress + frames admitted; each admitted frame asks
-//!   for a number of copies;
+//! * per ingress: frames in = drops at the ingress + frames admitted; each admitted frame needs a
+//!   number of copies;
 //! * over all ports: copies = frames out + drops at an egress.
 //!
-//! Two kinds of writer. A counter that belongs to a ring is only written under that ring's lock,
-//! so it is a plain load and store that any thread may read ([`Counter::add`]). A counter shared
-//! by several writers is off the hot path and uses an atomic add ([`Counter::add_shared`]).
+//! Counters have two kinds of writers. A thread writes a ring's counter only under the ring's lock,
+//! by a plain load and store; any thread may read the counter ([`Counter::add`]). Several threads
+//! write a shared counter by an atomic add, off the hot path ([`Counter::add_shared`]).
 
 mod reasons;
 
@@ -17,18 +17,18 @@ use serde::{Deserialize, Serialize};
 
 pub use reasons::DropReason;
 
-/// A number that one owner at a time increases and any thread may read.
+/// A number that one owner at a time increases, and that any thread may read.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds `n`; the caller holds whatever lock makes it the only writer.
+    /// Adds `n`. The caller holds the lock that makes the caller the only writer.
     #[inline(always)]
     pub fn add(&self, n: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
-    /// Adds `n` where several threads may write.
+    /// Adds `n` to a counter that several threads may write.
     #[inline]
     pub fn add_shared(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
@@ -41,7 +41,8 @@ impl Counter {
     }
 }
 
-/// The counters of a struct: their names, and what they count. Further fields stand behind them.
+/// Declares a struct of counters, each with its name and help, and with further fields behind the
+/// counters.
 macro_rules! counters {
     ($(#[$about:meta])* $stats:ident { $($name:ident $help:literal,)* }
         $($(#[$doc:meta])* $field:ident: $type:ty,)*) => {
@@ -53,10 +54,10 @@ macro_rules! counters {
         }
 
         impl $stats {
-            /// Names of the counters, and what they count, in the order of the report.
+            /// Names and help of the counters, in the order of the report.
             pub const TABLE: &[(&str, &str)] = &[$((stringify!($name), $help),)*];
 
-            /// The counters with their names, in the same order.
+            /// Returns the counters with their names, in the order of [`Self::TABLE`].
             pub fn counters(&self) -> impl Iterator<Item = (&'static str, &Counter)> {
                 [$((stringify!($name), &self.$name),)*].into_iter()
             }
@@ -65,7 +66,7 @@ macro_rules! counters {
 }
 
 words! {
-    /// Which way frames go.
+    /// Direction of frames.
     #[derive(Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     Direction {
@@ -76,21 +77,21 @@ words! {
     }
 }
 
-/// A number for each reason, in their order.
+/// A number for each reason, in the order of [`DropReason::ALL`].
 pub type Reasons = [u64; DropReason::ALL.len()];
 
 /// Frames and bytes in one direction, over all queues of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Traffic {
-    /// Frames.
+    /// Number of frames.
     pub frames: u64,
-    /// Their bytes, without virtio-net headers.
+    /// Bytes of the frames, without virtio-net headers.
     pub bytes: u64,
-    /// Frames that were dropped, by their reason.
+    /// Dropped frames by reason.
     pub drops: Reasons,
 }
 
-// An array of more than 32 has no default by itself.
+// Rust gives arrays of more than 32 elements no default.
 impl Default for Traffic {
     fn default() -> Traffic {
         Traffic { frames: 0, bytes: 0, drops: [0; DropReason::ALL.len()] }
@@ -98,21 +99,21 @@ impl Default for Traffic {
 }
 
 impl Traffic {
-    /// Adds what a queue counted.
+    /// Adds the counters of a queue.
     pub fn add(&mut self, queue: &QueueStats) {
         self.frames = self.frames.wrapping_add(queue.frames.get());
         self.bytes = self.bytes.wrapping_add(queue.bytes.get());
         queue.drops.add_to(&mut self.drops);
     }
 
-    /// Reasons that ever happened, with how often.
+    /// Returns the reasons that occurred, with the number of frames.
     pub fn dropped(&self) -> impl Iterator<Item = (DropReason, u64)> {
         let all = DropReason::ALL.iter().copied().zip(self.drops);
         all.filter(|(_, count)| *count > 0)
     }
 }
 
-/// A counter per reason.
+/// A counter for each reason.
 #[derive(Debug)]
 pub struct Drops([Counter; DropReason::ALL.len()]);
 
@@ -123,31 +124,31 @@ impl Default for Drops {
 }
 
 impl Drops {
-    /// Counts `n` under the lock that makes the caller the only writer.
+    /// Adds `n` under the lock that makes the caller the only writer.
     #[inline]
     pub fn add(&self, reason: DropReason, n: u64) {
         self.0[reason as usize].add(n);
     }
 
-    /// Counts `n` from any thread.
+    /// Adds `n`; any thread may call this function.
     #[inline]
     pub fn add_shared(&self, reason: DropReason, n: u64) {
         self.0[reason as usize].add_shared(n);
     }
 
-    /// The count of one reason.
+    /// Returns the count of a reason.
     pub fn get(&self, reason: DropReason) -> u64 {
         self.0[reason as usize].get()
     }
 
-    /// Adds each count to that of its reason in `sums`.
+    /// Adds the count of each reason to the reason's sum in `sums`.
     pub fn add_to(&self, sums: &mut Reasons) {
         for (sum, counter) in sums.iter_mut().zip(&self.0) {
             *sum = sum.wrapping_add(counter.get());
         }
     }
 
-    /// Sum over all reasons.
+    /// Returns the sum over all reasons.
     pub fn total(&self) -> u64 {
         self.0.iter().map(Counter::get).sum()
     }
@@ -160,7 +161,7 @@ impl Drops {
 }
 
 counters! {
-    /// One queue in one direction; written under its ring's lock.
+    /// Counters of one queue in one direction, written under the lock of the queue's ring.
     QueueStats {
         frames "Frames that crossed: taken from the guest, or delivered to it.",
         bytes "Bytes of these frames, without virtio-net headers.",
@@ -171,23 +172,23 @@ counters! {
         waits "TX: times that a burst began to wait for its receiver.",
         bad_buffers "RX: buffers returned unused because their chain was invalid.",
     }
-    /// Frames dropped here.
+    /// Frames dropped at the queue.
     drops: Drops,
-    /// To a receiver: what was done for frames in its stead.
+    /// Offloads that the switch did in software for the queue's receiver.
     fallbacks: Fallbacks,
-    /// From a port: cycles that its bursts took of their worker. Not reported: for the balance of
-    /// the workers.
+    /// Cycles of workers that bursts of the queue's port took. Not in reports: the balancer of the
+    /// workers reads this counter.
     cycles: Counter,
 }
 
 impl QueueStats {
-    /// True if the queue never did anything.
+    /// Returns true if the queue has counted nothing.
     pub fn is_untouched(&self) -> bool {
         let QueueStats { frames, kicks, bad_buffers, drops, .. } = self;
         frames.get() + drops.total() + kicks.get() + bad_buffers.get() == 0
     }
 
-    /// Every counter with its name, as in the report.
+    /// Visits every counter with its name in the report.
     pub fn each(&self, visit: &mut dyn FnMut(&str, &Counter)) {
         let all = self.counters().chain(self.fallbacks.counters());
         all.for_each(|(name, counter)| visit(name, counter));
@@ -196,7 +197,7 @@ impl QueueStats {
 }
 
 counters! {
-    /// Offloads that a receiver, or a sender, lacks, done in software.
+    /// Offloads that the switch did in software because a receiver or sender lacks them.
     Fallbacks {
         checksummed "Frames whose checksum was finished.",
         segmented "Frames that were cut into segments.",
@@ -207,8 +208,8 @@ counters! {
 }
 
 counters! {
-    /// Frames that broke a rule of a port with a guard, dropped or not; written from several
-    /// threads.
+    /// Frames that broke a rule of a port with a guard, dropped or not. Several threads write these
+    /// counters.
     GuardStats {
         mac "The source address is not the port's.",
         ip "The source address of IP is not the port's.",
@@ -225,8 +226,8 @@ counters! {
 }
 
 impl GuardStats {
-    /// Returns the number of frames that an event tells of: all but those of `version`, which a
-    /// guest sends by itself.
+    /// Returns the number of frames that events report: all frames except frames of `version`,
+    /// which guests send by themselves.
     pub fn told(&self) -> u64 {
         let all: u64 = self.counters().map(|(_, counter)| counter.get()).sum();
         all.wrapping_sub(self.version.get())
@@ -261,17 +262,19 @@ counters! {
         copies "Copies of the port's frames for mirrors, and for floods in later turns.",
         panics "Bursts that ended in a contained panic; report the bug.",
     }
-    /// Copies dropped because they are too big for the port, or no ring of it could be chosen.
+    /// Copies dropped because they are too big for the port, or because no ring of the port could
+    /// be chosen.
     drops: Drops,
-    /// Announcements sent on the guest's behalf; written by the first worker only.
+    /// Announcements that the switch sent for the guest; only the first worker writes these
+    /// counters.
     announced: QueueStats,
-    /// Frames from there that broke a rule of its guard.
+    /// Frames from the port that broke a rule of the port's guard.
     guard: GuardStats,
 }
 
 impl PortStats {
-    /// Every counter of the port as a whole with its name, as in the report; those of `announced`
-    /// are a queue's.
+    /// Visits every counter of the port as a whole with its name in the report, except the counters
+    /// of `announced`, which are a queue's.
     pub fn each(&self, visit: &mut dyn FnMut(&str, &Counter)) {
         self.counters().for_each(|(name, counter)| visit(name, counter));
         for (rule, counter) in self.guard.counters() {
@@ -282,11 +285,11 @@ impl PortStats {
 }
 
 counters! {
-    /// Counters of one worker. Frames are heads taken. `moves` is written under the lock of the
-    /// assignment, `stalls` by the watchdog.
+    /// Counters of one worker. `frames` counts taken heads. The thread that holds the assignment's
+    /// lock writes `moves`; the watchdog writes `stalls`.
     ///
-    /// Cycles (`sys::clock`) are those of the loop's iterations, with the notes and kernel events
-    /// they took. Sleep counts in neither.
+    /// `busy_cycles` and `idle_cycles` (`sys::clock`) are cycles of the loop's iterations, with the
+    /// notes and kernel events that an iteration took. Sleep counts in neither counter.
     WorkerStats {
         turns "Passes over the ready rings.",
         bursts "Bursts that held frames.",
@@ -311,13 +314,13 @@ counters! {
 }
 
 impl WorkerStats {
-    /// Every counter with its name, as in the report.
+    /// Visits every counter with its name in the report.
     pub fn each(&self, visit: &mut dyn FnMut(&'static str, u64)) {
         self.counters().for_each(|(name, counter)| visit(name, counter.get()));
     }
 
-    /// Adds what was counted to `other` and begins anew. The caller is the only one who writes here
-    /// otherwise than by [`Counter::add_shared`], or there.
+    /// Adds the counters to the counters of `other` and sets them to zero. Other threads may write
+    /// both sets only by [`Counter::add_shared`].
     pub fn move_to(&self, other: &WorkerStats) {
         for ((_, counter), (_, sum)) in self.counters().zip(other.counters()) {
             sum.add_shared(counter.0.swap(0, Ordering::Relaxed));
@@ -326,7 +329,7 @@ impl WorkerStats {
 }
 
 counters! {
-    /// Counters of clients of the control socket; one thread writes them.
+    /// Counters of clients of the control socket; one thread writes these counters.
     ClientStats {
         connected "Clients that are connected.",
         accepted "Clients that were accepted.",
@@ -339,7 +342,7 @@ counters! {
 }
 
 impl ClientStats {
-    /// Those that were closed, by the reason.
+    /// Returns the numbers of closed clients, by reason.
     pub fn closed(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.counters().skip(2).map(|(why, counter)| (why, counter.get()))
     }

@@ -5,7 +5,7 @@ use super::Direction;
 
 macro_rules! drop_reasons {
     ($($name:ident, $text:literal, $place:literal, $meaning:literal, $advice:literal;)*) => {
-        /// Why a frame, or a copy of it, went no further.
+        /// Reason why the switch dropped a frame, or a copy of a frame.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[repr(u8)]
         pub enum DropReason { $(#[doc = $meaning] $name,)* }
@@ -14,12 +14,13 @@ macro_rules! drop_reasons {
             /// All reasons, in the order of their discriminants.
             pub const ALL: &'static [DropReason] = &[$(DropReason::$name,)*];
 
-            /// The name used in logs and metrics.
+            /// Returns the name in logs and metrics.
             pub const fn name(self) -> &'static str {
                 match self { $(DropReason::$name => $text,)* }
             }
 
-            /// Where it is counted: on lines `in` or `out` of a queue, or on that of the port.
+            /// Returns the places where the reason is counted: lines `in` or `out` of a queue, or
+            /// the line of the port.
             const fn place(self) -> &'static str {
                 match self { $(DropReason::$name => $place,)* }
             }
@@ -37,7 +38,7 @@ macro_rules! drop_reasons {
     };
 }
 
-// Name in the log, where it is counted, what it means; what to do.
+// Variant, name in the log, places of the count, meaning, advice.
 drop_reasons! {
     BadAddress, "bad_address", "in",
     "a transmit descriptor points outside the guest's memory",
