@@ -3,13 +3,13 @@
 //!
 //! | module | room for |
 //! |---|---|
-//! | [`wire`] | requests and answers of the control socket, as its clients have them too |
-//! | [`config`] | arguments and TOML to one validated value |
-//! | [`diagnosis`] | what is wrong: facts of the switch and its ports to findings |
+//! | [`wire`] | requests and answers of the control socket, for the switch and for clients |
+//! | [`config`] | arguments and TOML files to one validated value |
+//! | [`diagnosis`] | facts about the switch and its ports to findings |
 
 #![forbid(unsafe_code)]
 
-// Sets signals, umask and environment as tests rely on them.
+// The test kit sets the signals, umask and environment that tests need.
 #[cfg(test)]
 use testkit as _;
 

@@ -1,4 +1,4 @@
-//! Values with a unit: rates, as `10mbit,5kpps`, and sizes of bursts, as `64kib`.
+//! Values with a unit: rates, such as `10mbit,5kpps`, and sizes of bursts, such as `64kib`.
 
 use std::ops::RangeInclusive;
 
@@ -7,16 +7,16 @@ use super::value::kind as kind_of;
 use base::limits::{BURST_SIZE_BYTES, BURST_SIZE_PACKETS, RATE_BITS, RATE_PACKETS};
 use switch::{FloodClass, Limit, Rate, Size};
 
-/// A unit of one of two kinds: its name, and how many of the smallest it is.
+/// A unit: name, and factor to the smallest unit of its kind.
 type Unit = (&'static str, u64);
 
 /// Form of an amount: its units and limits.
 struct Form {
-    /// The units of either kind, the ones to be written with first.
+    /// Units of both kinds; the units for writing come first.
     units: [&'static [Unit]; 2],
     ranges: [RangeInclusive<u64>; 2],
     examples: &'static str,
-    /// Units of other programs, each behind the one that is meant.
+    /// Units of other programs, each behind the unit of this program with that meaning.
     others: &'static [(&'static str, &'static [&'static str])],
 }
 
@@ -51,22 +51,22 @@ const SIZES: Form = Form {
     ],
 };
 
-/// `rate-in=`, `rate-out=`.
+/// Reads the value of `rate-in=` or `rate-out=`.
 pub(super) fn rate(setting: &Setting) -> Result<Rate, String> {
     rate_of(setting, &format!("{}=", setting.key))
 }
 
-/// The rate that stands behind `lead`.
+/// Reads a rate; `lead` stands before the rate in a proposed value.
 fn rate_of(setting: &Setting, lead: &str) -> Result<Rate, String> {
     RATES.read(setting, lead).map(|[bits, packets]| Rate { bits, packets })
 }
 
-/// A rate as it is written.
+/// Returns the text of a rate, as files have the text.
 pub(super) fn rate_word(rate: &Rate) -> String {
     RATES.word([rate.bits, rate.packets])
 }
 
-/// A limit as it is written, with the burst if that is given.
+/// Returns the text of a limit, with the burst if the burst is set.
 pub fn limit_word(limit: &Limit) -> String {
     match size_word(&limit.burst) {
         burst if burst.is_empty() => rate_word(&limit.rate),
@@ -74,10 +74,10 @@ pub fn limit_word(limit: &Limit) -> String {
     }
 }
 
-/// Frames of each class that may be flooded a second, by the class's number.
+/// Rates at which frames of each class may be flooded, by the number of the class.
 pub type FloodRates = [Rate; FloodClass::ALL.len()];
 
-/// `storm=`: classes with a rate each.
+/// Reads the value of `storm=`: classes of frames, each with a rate.
 pub(super) fn storm(setting: &Setting) -> Result<FloodRates, String> {
     let mut rates = FloodRates::default();
     let classes = FloodClass::ALL.map(FloodClass::name);
@@ -102,33 +102,33 @@ pub(super) fn storm(setting: &Setting) -> Result<FloodRates, String> {
     Ok(rates)
 }
 
-/// Returns the words of rates of floods, as a file has them.
+/// Returns the text of flood rates, as files have the text.
 pub fn storm_word(rates: &FloodRates) -> String {
     let given = FloodClass::ALL.iter().zip(rates).filter(|(_, rate)| **rate != Rate::default());
     let words = given.map(|(class, rate)| format!("{}:{}", class.name(), rate_word(rate)));
     words.collect::<Vec<_>>().join(",")
 }
 
-/// `burst-in=`, `burst-out=`.
+/// Reads the value of `burst-in=` or `burst-out=`.
 pub(super) fn size(setting: &Setting) -> Result<Size, String> {
     let lead = format!("{}=", setting.key);
     SIZES.read(setting, &lead).map(|[bytes, packets]| Size { bytes, packets })
 }
 
-/// Returns the word of an amount, as a file has it.
+/// Returns the text of an amount, as files have the text.
 pub(super) fn size_word(size: &Size) -> String {
     SIZES.word([size.bytes, size.packets])
 }
 
 impl Form {
-    /// A unit as it is known here; `unit` is in small letters.
+    /// Finds a unit of this program by its name in small letters.
     fn known(&self, unit: &str) -> Option<(usize, Unit)> {
         let of = |kind: usize| self.units[kind].iter().find(|(name, _)| *name == unit);
         (0..2).find_map(|kind| Some((kind, *of(kind)?)))
     }
 
-    /// `given` with a unit of ours in the place of each of another program's; none if that gives no
-    /// amount.
+    /// Returns `given` with units of this program in place of units of other programs; none if the
+    /// result is no amount.
     fn meant(&self, given: &str) -> Option<String> {
         let part = |part: &str| {
             let digits = part.bytes().take_while(u8::is_ascii_digit).count();
@@ -144,8 +144,8 @@ impl Form {
         given.split(',').map(part).collect::<Option<Vec<_>>>().map(|parts| parts.join(","))
     }
 
-    /// How much of either kind; 0 of one that is not given. `lead` stands before the value where it
-    /// is proposed.
+    /// Reads the amounts of both kinds; an amount that is not given is 0. `lead` stands before a
+    /// proposed value.
     fn read(&self, setting: &Setting, lead: &str) -> Result<[u64; 2], String> {
         let wrong = |given: &str| {
             let all = self.units.concat();
@@ -197,7 +197,7 @@ impl Form {
         Ok(amounts)
     }
 
-    /// One amount in the largest unit in which it is a whole number.
+    /// Returns the text of one amount, in the largest unit that makes the amount a whole number.
     fn one(&self, kind: usize, amount: u64) -> String {
         let whole = self.units[kind].iter().find(|(_, factor)| amount.is_multiple_of(*factor));
         whole.map_or(String::new(), |(name, factor)| format!("{}{name}", amount / factor))

@@ -1,6 +1,7 @@
 //! The command line: options to untyped settings, errors to one line.
 //!
-//! Values stay words here; `validate` types them by the same rules as the file's.
+//! Values stay words in this file; `validate` types the values of the command line and of files by
+//! one set of rules.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -14,11 +15,11 @@ use super::scalars::{SCALARS, Scalar};
 use super::{Asked, Machine, Request, UsageError, entries, one_line, validate};
 use base::limits;
 
-/// The name that begins each message.
+/// Name of the program, with which each message begins.
 const PROGRAM: &str = "vioswitchd";
 
-/// QEMU's docs/interop/vhost-user.rst, "Backend program conventions": one JSON object, and every
-/// other argument is ignored.
+/// Answer to `--print-capabilities`, by QEMU's docs/interop/vhost-user.rst, "Backend program
+/// conventions": one JSON object. The program then ignores all other arguments.
 const CAPABILITIES: &str = "{\"type\":\"net\"}\n";
 const PRINT_CAPABILITIES: &str = "--print-capabilities";
 
@@ -112,7 +113,7 @@ struct Options {
     print_capabilities: bool,
 }
 
-/// The options with their help; that of ports has their keys.
+/// Returns the options with their help; the help of options for ports has the keys.
 pub(super) fn command() -> Command {
     Options::command().args(SCALARS.iter().map(Scalar::option)).mut_args(|arg| {
         match Kind::named(arg.get_id().as_str()) {
@@ -126,7 +127,7 @@ pub(super) fn command() -> Command {
     })
 }
 
-/// Reads `args`, the program's name first.
+/// Reads `args`, which begin with the program's name.
 pub(super) fn parse(args: Vec<OsString>, machine: Machine<'_>) -> Result<Asked, UsageError> {
     if args.iter().skip(1).any(|arg| arg == PRINT_CAPABILITIES) {
         return Ok(Asked::Print(CAPABILITIES.to_owned()));
@@ -153,8 +154,8 @@ pub(super) fn parse(args: Vec<OsString>, machine: Machine<'_>) -> Result<Asked, 
     }
 }
 
-/// Returns what replaces `--poll true`: a boolean is part of its option's word, as the option may
-/// stand alone.
+/// Returns the complaint about `--poll true`: a boolean must be part of its option's word, as the
+/// option may stand alone.
 fn separate_truth(args: &[OsString]) -> Option<String> {
     let words: Vec<&str> = args.iter().filter_map(|arg| arg.to_str()).collect();
     words.windows(2).find_map(|pair| match pair {
@@ -169,12 +170,12 @@ fn separate_truth(args: &[OsString]) -> Option<String> {
     })
 }
 
-/// The one line about a bad argument.
+/// Returns the error with one line about a bad argument.
 pub(super) fn usage_error(text: &str) -> UsageError {
     UsageError { lines: vec![format!("{PROGRAM}: {text}")] }
 }
 
-/// The first paragraph of what clap says, in one line.
+/// Returns the first paragraph of clap's error, in one line.
 pub fn first_line(error: &clap::Error) -> String {
     let rendered = error.to_string();
     let first = rendered.split("\n\n").next().unwrap_or_default();
@@ -193,8 +194,8 @@ fn summary(error: &clap::Error) -> String {
     }
 }
 
-/// Options to settings, and these checked. The first malformed `--port`, `--tap`, `--xdp` or
-/// `--stream` is the error.
+/// Makes settings of the options, and checks the settings. The first malformed `--port`, `--tap`,
+/// `--xdp` or `--stream` is the error.
 fn lower(
     options: Options,
     matches: &ArgMatches,
@@ -224,7 +225,7 @@ fn lower(
     Ok(Request { file, over, cpus, allowed, check, strict, state_dir })
 }
 
-/// One `NAME,key=value,…`.
+/// Reads one `NAME,key=value,…`.
 fn section(kind: Kind, text: &str) -> Result<Section, UsageError> {
     let at = Place::argument(&format!("--{kind}"), text);
     let mut settings = Vec::new();
@@ -254,7 +255,7 @@ fn section(kind: Kind, text: &str) -> Result<Section, UsageError> {
     Ok(Section { kind, settings, at })
 }
 
-/// Adds a part to the value before it, if that is one that may have commas.
+/// Adds a part to the preceding value, if this value may have commas.
 fn goes_on(kind: Kind, before: Option<&mut Setting>, part: &str) -> bool {
     match before {
         Some(Setting { key, value: Value::Word(word), .. })
@@ -268,7 +269,8 @@ fn goes_on(kind: Kind, before: Option<&mut Setting>, part: &str) -> bool {
     }
 }
 
-/// Splits at commas; two commas in a row are one comma of the value, as on QEMU's command line.
+/// Splits a text at commas; two commas in a row are one comma of a value, as on QEMU's command
+/// line.
 pub fn split_commas(text: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut chars = text.chars().peekable();

@@ -1,10 +1,11 @@
-//! `cpus`: a list of CPUs as taskset(1) takes it, checked against those the process may use.
+//! `cpus`: a list of CPUs in the form of taskset(1), checked against the CPUs that the process may
+//! use.
 
 use super::raw::{Setting, Value, clip, quote};
 use super::value::text;
 use base::limits::MAX_QUOTED_CHARS;
 
-/// The CPUs of a list such as `0,2-3`, in the order given: it says which worker runs where.
+/// Returns the CPUs of a list such as `0,2-3`. The order of the list is the order of the workers.
 pub(super) fn cpu_list(setting: &Setting, allowed: &[usize]) -> Result<Vec<usize>, String> {
     let number;
     let list = match &setting.value {
@@ -24,7 +25,7 @@ pub(super) fn cpu_list(setting: &Setting, allowed: &[usize]) -> Result<Vec<usize
             let rule = "must be CPU numbers and ranges with commas between, such as 0,2-3";
             return Err(format!("{} {rule}, not {}", setting.key, quote(list)));
         };
-        // The first that is not allowed ends it, so a huge range costs nothing.
+        // The first CPU that is not allowed ends the loop, so a huge range costs no time.
         for cpu in first..=last {
             if !allowed.contains(&cpu) {
                 let known = clip(&ranges(allowed), MAX_QUOTED_CHARS);
@@ -40,7 +41,7 @@ pub(super) fn cpu_list(setting: &Setting, allowed: &[usize]) -> Result<Vec<usize
     Ok(cpus)
 }
 
-/// `N` or `N-M`, M not below N.
+/// Reads `N` or `N-M`, with M not below N.
 fn range(part: &str) -> Option<(usize, usize)> {
     let number = |word: &str| {
         let plain = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
@@ -53,7 +54,7 @@ fn range(part: &str) -> Option<(usize, usize)> {
     (first <= last).then_some((first, last))
 }
 
-/// Ascending numbers as a list with ranges.
+/// Returns ascending numbers as a list with ranges.
 fn ranges(cpus: &[usize]) -> String {
     let runs = cpus.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
         [first, .., last] => format!("{first}-{last}"),

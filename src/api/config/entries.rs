@@ -1,4 +1,5 @@
-//! Entries beside each other: what two may not share, and the command line laid over the file.
+//! Relations of entries: values that two entries may not share, and the command line laid over the
+//! file.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry::{Occupied, Vacant};
@@ -17,32 +18,32 @@ use switch::mirror::{Mirror, conflict as conflict_of_mirrors};
 use sys::fs::directory_of;
 
 base::words! {
-    /// Kinds of values that one entry alone may have.
+    /// Kinds of values that only one entry may have.
     Shared {
-        /// The name.
+        /// Name of the entry.
         Name "name",
-        /// Where its socket appears.
+        /// Place of the entry's socket in the file system.
         Socket "socket",
-        /// The uplink's interface.
+        /// Interface of an uplink.
         Interface "interface",
-        /// A static address.
+        /// Static address.
         Mac "mac",
     }
 }
 
-/// Something an entry takes for itself.
+/// A value that an entry claims for itself.
 #[derive(Debug, Clone)]
 pub(super) struct Claim {
     pub(super) what: Shared,
     pub(super) value: String,
-    /// Where it is that one's alone; everywhere if this is empty.
+    /// Scope in which the value belongs to the entry alone; empty for all scopes.
     pub(super) scope: PathBuf,
     pub(super) at: Place,
 }
 
-/// Where a socket appears: two spellings of a path (`/run//a`, `/run/./a`, `/var/run/a`) are one
-/// socket. Of a directory that does not exist only the spelling can be compared. This asks the
-/// directory's file system, which may never answer.
+/// Returns the place of a socket: two spellings of a path (`/run//a`, `/run/./a`, `/var/run/a`) are
+/// one socket. If the directory does not exist, only the spelling can be compared. The function
+/// asks the directory's file system, which may never answer.
 pub fn place(path: &Path) -> PathBuf {
     let spelled: PathBuf = path.components().collect();
     match (directory_of(&spelled).canonicalize(), spelled.file_name()) {
@@ -51,19 +52,22 @@ pub fn place(path: &Path) -> PathBuf {
     }
 }
 
-/// An entry, as far as it could be understood.
+/// An entry, with the settings that could be read.
 #[derive(Debug, Clone)]
 pub(super) struct Checked {
     pub(super) at: Place,
     pub(super) settings: Settings,
-    /// Recorded even when the entry has errors, so that conflicts with it are reported with them.
+    /// Claims of the entry, also of an entry with errors, so that conflicts are reported together
+    /// with the errors.
     pub(super) claims: Vec<Claim>,
 }
 
-/// Where sockets appear, by their paths: [`place`], or what is known without asking for it.
+/// Function from the path of a socket to the socket's place: [`place`], or a look-up of known
+/// places.
 pub type Places<'a> = &'a dyn Fn(&Path) -> PathBuf;
 
-/// Everything that is claimed twice, and every limit on numbers that is passed.
+/// Returns a complaint for each value that is claimed twice, and for each number of entries above a
+/// limit.
 pub(super) fn conflicts(checked: &Validated, places: Places<'_>) -> Vec<Complaint> {
     let mut complaints = Vec::new();
     let mut owners: HashMap<(Shared, PathBuf), &Claim> = HashMap::new();
@@ -97,7 +101,7 @@ pub(super) fn conflicts(checked: &Validated, places: Places<'_>) -> Vec<Complain
     complaints
 }
 
-/// Mirrors that cannot be beside those before them.
+/// Returns a complaint for each mirror that conflicts with an earlier mirror.
 fn mirrored_mirrors(entries: &[Checked]) -> Vec<Complaint> {
     let mut before: Vec<Mirror> = Vec::new();
     let mut complaints = Vec::new();
@@ -110,7 +114,8 @@ fn mirrored_mirrors(entries: &[Checked]) -> Vec<Complaint> {
     complaints
 }
 
-/// Two claims to one thing. Between an argument and the file it is the argument that is wrong.
+/// Returns the complaint about two claims to one value. If an argument and the file conflict, the
+/// complaint is about the argument.
 fn conflict(earlier: &Claim, later: &Claim) -> Complaint {
     let (at, other) = match (&earlier.at, &later.at) {
         (Place::Argument(_), Place::Line(..)) => (&earlier.at, &later.at),
@@ -123,7 +128,7 @@ fn conflict(earlier: &Claim, later: &Claim) -> Complaint {
     Complaint::new(at, format!("{} {} is {place}", later.what, quote(&later.value)))
 }
 
-/// Where something else was given, for a complaint about what was given `at` a place.
+/// Describes the place `other` in a complaint about a setting at the place `at`.
 pub(super) fn whereabouts(other: &Place, at: &Place) -> String {
     match (other, at) {
         (Place::Line(file, line), Place::Line(here, _)) if file == here => {
@@ -135,8 +140,8 @@ pub(super) fn whereabouts(other: &Place, at: &Place) -> String {
     }
 }
 
-/// The command line (`over`) laid over the file (`under`), both without errors of their own: the
-/// final configuration, and what is wrong with it as a whole.
+/// Lays the command line (`over`) over the file (`under`), both without errors of their own.
+/// Returns the final configuration, or the errors of the configuration as a whole.
 pub(super) fn overlay(
     under: Validated,
     over: Validated,
@@ -144,20 +149,21 @@ pub(super) fn overlay(
 ) -> (Config, Vec<Complaint>) {
     let mut all = Validated { scalars: over.scalars.or(under.scalars), ..Validated::default() };
     all.entries = under.entries;
-    // Places by name, taken once: a thousand ports over a thousand must not take a million looks.
+    // Each place is found once, by name: a thousand ports over a thousand must not take a million
+    // looks.
     let id = |entry: &Checked| (entry.settings.kind, entry.settings.name.clone());
     let ids: HashMap<(Kind, String), usize> =
         all.entries.iter().enumerate().map(|(place, entry)| (id(entry), place)).collect();
     for entry in over.entries {
         let place = ids.get(&id(&entry)).copied();
         match place.and_then(|place| all.entries.get_mut(place)) {
-            // Twice on the command line is an error, not a replacement.
+            // A second entry on the command line is an error and no replacement.
             Some(old) if matches!(old.at, Place::Line(..)) => *old = entry,
             _ => all.entries.push(entry),
         }
     }
     let mut complaints = conflicts(&all, places);
-    // With a control socket the ports may come later.
+    // With a control socket, ports may be added later.
     if all.entries.is_empty() && all.scalars.control.is_none() && all.scalars.plug.is_none() {
         let text = "nothing to switch: give --port, --tap or another entry, or --config FILE, or \
                     --control PATH to add ports later; see --help";
@@ -167,7 +173,7 @@ pub(super) fn overlay(
     (config(all.scalars, all.entries, places), complaints)
 }
 
-/// Entries that ask for a worker that there will not be.
+/// Returns a complaint for each entry with a `worker` that will not exist.
 fn missing_workers(all: &Validated) -> impl Iterator<Item = Complaint> {
     let workers = all.scalars.workers.unwrap_or(limits::DEFAULT_WORKERS);
     let ports = all.entries.iter().map(|entry| (&entry.at, &entry.settings));
@@ -178,7 +184,7 @@ fn missing_workers(all: &Validated) -> impl Iterator<Item = Complaint> {
     })
 }
 
-/// The values, with defaults where nothing was given.
+/// Returns the configuration, with defaults for missing values.
 fn config(scalars: Scalars, entries: Vec<Checked>, places: Places<'_>) -> Config {
     let entry = |Checked { at, settings, .. }: Checked| {
         let origin = if let Place::Line(..) = at { Origin::File } else { Origin::Cli };

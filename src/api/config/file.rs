@@ -1,9 +1,9 @@
 //! TOML files: text to untyped settings, each with its file and line.
 //!
-//! Several files are one configuration: their entries add up, and what is given twice is an error
-//! that names both places. The parser recovers from errors, so all files are read to their end and
-//! all of their errors are shown at once. With a syntax error in one of them only those are shown:
-//! what else looks wrong may follow from them.
+//! Several files are one configuration: their entries are merged, and a setting that is given twice
+//! is an error that names both places. The parser recovers from errors, so all files are read to
+//! their end and all errors are shown at once. If a file has syntax errors, only syntax errors are
+//! shown: other errors may follow from them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::{Machine, UsageError};
 use base::limits;
 use base::words::counted;
 
-/// The settings of all files together, or everything that is wrong with them.
+/// Returns the settings of all files together, or all errors of the files.
 pub(super) fn check(
     texts: &[Text],
     machine: Machine<'_>,
@@ -49,7 +49,7 @@ pub(super) fn check(
     if complaints.is_empty() { Ok(checked) } else { Err(report(texts, complaints)) }
 }
 
-/// Finds global keys that two files set: the reader cannot know which file is meant.
+/// Finds global keys that two files set: the switch cannot know which file is right.
 fn given_twice(scalars: &[Setting]) -> Vec<Complaint> {
     let mut first: HashMap<&str, &Place> = HashMap::new();
     let mut complaints = Vec::new();
@@ -65,7 +65,7 @@ fn given_twice(scalars: &[Setting]) -> Vec<Complaint> {
     complaints
 }
 
-/// The template in two files.
+/// Returns the complaint about a template in two files.
 fn second_template(sections: &[Section]) -> Option<Complaint> {
     let mut all = sections.iter().filter(|section| section.kind == Kind::Template);
     let (first, second) = (all.next()?, all.next()?);
@@ -73,7 +73,8 @@ fn second_template(sections: &[Section]) -> Option<Complaint> {
     Some(Complaint::new(&second.at, format!("'template.plug' is already given {other}")))
 }
 
-/// The settings of one file, and what is wrong with how they stand there; or its syntax errors.
+/// Returns the settings of one file with complaints about the file's structure, or the file's
+/// syntax errors.
 fn lower(text: &Text) -> Result<(Source, Vec<Complaint>), Vec<Complaint>> {
     let bytes = &text.bytes;
     let lines = Lines::of(text);
@@ -92,7 +93,7 @@ fn lower(text: &Text) -> Result<(Source, Vec<Complaint>), Vec<Complaint>> {
             Complaint::new(&at, hint.unwrap_or_else(|| error.message().trim().to_owned()))
         };
         let mut complaints: Vec<Complaint> = errors.iter().map(complain).collect();
-        // What is said of a whole line is said once.
+        // A complaint about a whole line is reported once.
         complaints.dedup();
         return Err(complaints);
     }
@@ -101,7 +102,7 @@ fn lower(text: &Text) -> Result<(Source, Vec<Complaint>), Vec<Complaint>> {
     Ok((lowering.source, lowering.complaints))
 }
 
-/// Returns what replaces a line that is no TOML, where that is known.
+/// Returns the replacement for a line that is no TOML, if a replacement is known.
 fn instead(text: &str, at: &Place) -> Option<String> {
     let Place::Line(_, number) = at else { return None };
     let line = text.lines().nth(number - 1)?.split('#').next()?.trim();
@@ -134,14 +135,14 @@ fn instead(text: &str, at: &Place) -> Option<String> {
     word.then(|| format!("a string stands between quotes: write {key} = \"{}\"", short(value)))
 }
 
-/// Returns what replaces the head of a table.
+/// Returns the replacement for the head of a table.
 fn header(line: &str) -> Option<String> {
     let name = line.trim_matches(['[', ']', ' ']);
     let kind = Kind::named(name)?;
     (line != format!("[[{kind}]]")).then(|| format!("a table begins with [[{kind}]]: write that"))
 }
 
-/// `FILE:LINE: message`, in the order of the files and their lines.
+/// Returns lines `FILE:LINE: message`, in the order of the files and their lines.
 fn report(texts: &[Text], mut complaints: Vec<Complaint>) -> UsageError {
     let order = texts.iter().enumerate().map(|(at, text)| (shown(&text.name), at));
     let order: HashMap<String, usize> = order.collect();
@@ -160,12 +161,12 @@ fn report(texts: &[Text], mut complaints: Vec<Complaint>) -> UsageError {
     UsageError { lines }
 }
 
-/// A file's name in one line.
+/// Returns a file's name without line breaks.
 fn shown(name: &str) -> String {
     name.chars().flat_map(char::escape_debug).collect()
 }
 
-/// Where each line of a text begins.
+/// Offsets of the lines of a text.
 struct Lines {
     file: Arc<str>,
     starts: Vec<usize>,
@@ -178,14 +179,14 @@ impl Lines {
         Lines { file: shown(&text.name).into(), starts }
     }
 
-    /// The line that holds the byte at `offset`.
+    /// Returns the line with the byte at `offset`.
     fn at(&self, offset: usize) -> Place {
         let line = self.starts.partition_point(|start| *start <= offset).max(1);
         Place::Line(Arc::clone(&self.file), line)
     }
 }
 
-/// Walks the parsed document and collects its settings.
+/// Collects the settings of a parsed document.
 struct Lowering {
     lines: Lines,
     source: Source,
@@ -193,7 +194,7 @@ struct Lowering {
 }
 
 impl Lowering {
-    /// The top level: entries, and settings outside of any.
+    /// Reads the top level of the document: entries, and settings outside of entries.
     fn document(&mut self, table: &DeTable<'_>) {
         for (key, value) in table.iter() {
             let at = self.lines.at(key.span().start);
@@ -210,7 +211,7 @@ impl Lowering {
         }
     }
 
-    /// All tables of one name: `[[port]]`, `[[tap]]` or `[[stream]]`.
+    /// Reads all tables of one name, such as `[[port]]`, `[[tap]]` or `[[stream]]`.
     fn sections(&mut self, kind: Kind, value: &Spanned<DeValue<'_>>, at: &Place) {
         let wrong = format!("'{kind}' is a list of tables, each begun with [[{kind}]]");
         let DeValue::Array(tables) = value.get_ref() else {
@@ -229,7 +230,7 @@ impl Lowering {
         }
     }
 
-    /// `[template.plug]`, the one there is.
+    /// Reads `[template.plug]`, the only template.
     fn templates(&mut self, value: &Spanned<DeValue<'_>>, at: &Place) {
         let DeValue::Table(tables) = value.get_ref() else {
             let wrong = "'template' is a table of tables: write [template.plug]";
@@ -252,7 +253,7 @@ impl Lowering {
         }
     }
 
-    /// The settings of one entry; each value of a list is a setting of its own.
+    /// Returns the settings of one entry; each value of a list is a setting of its own.
     fn settings(&self, table: &DeTable<'_>) -> Vec<Setting> {
         let mut settings = Vec::new();
         for (key, value) in table.iter() {
@@ -273,7 +274,7 @@ impl Lowering {
     }
 }
 
-/// A value that is not taken apart any further.
+/// Returns a value that is no list and no table.
 fn plain(value: &Spanned<DeValue<'_>>) -> Value {
     match value.get_ref() {
         DeValue::String(text) => Value::Text(text.to_string()),

@@ -1,10 +1,10 @@
 //! The keys of a port: one entry of one table for each.
 //!
-//! What a port is asked to be is one [`Settings`], whatever is behind it. The table makes its
-//! fields, and from the same line come what the command line, the files and the control socket
-//! take, what is written down and compared, when a change takes effect, `--help`, the completions,
-//! the manual, the commented example, the interface's parameters and the tables of the
-//! documentation. A new key is a line here, its type, and what is done with its value.
+//! [`Settings`] has the settings of a port of any kind. The table makes the fields of [`Settings`].
+//! From a key's line in the table come also the forms of the command line, the files and the
+//! control socket, the text that is saved and compared, the time when a change takes effect,
+//! `--help`, the completions, the manual, the commented example, the interface's parameters and the
+//! tables of the documentation. A new key is a line here, a type, and the code that uses the value.
 
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -30,45 +30,45 @@ use switch::{Bridge, Rate, ReservedSet, Size, VlanId, VlanSet};
 use sys::tap_ring::Io;
 
 base::words! {
-    /// Kind of an entry, with the name of its tables in a file, and of its option.
+    /// Kind of an entry, with the name of the tables in a file and of the option.
     Kind {
-        /// A virtual machine.
+        /// Port of a virtual machine.
         Port "port",
-        /// A network interface that the host makes for us.
+        /// TAP: a network interface that the host makes for the switch.
         Tap "tap",
-        /// A network interface of the host, past its network stack.
+        /// XDP uplink: a network interface that bypasses the host's network stack.
         Xdp "xdp",
-        /// A process that speaks QEMU's `-netdev stream`.
+        /// Stream: a process that speaks QEMU's `-netdev stream`.
         Stream "stream",
-        /// No port: frames of one that are copied to another.
+        /// Mirror, which is no port: frames of one port are copied to another port.
         Mirror "mirror",
-        /// No port: what those have in common that bring their own sockets.
+        /// Template, which is no port: settings that all ports by plug share.
         Template "template",
     }
 }
 
 impl Kind {
-    /// The kinds of ports.
+    /// Kinds of ports.
     pub const PORTS: [Kind; 4] = [Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream];
-    /// The kinds of which there may be several entries.
+    /// Kinds that may have several entries.
     pub const NAMED: [Kind; 5] = [Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Mirror];
 
-    /// The kind of entries that is called so.
+    /// Returns the kind of entries with this name.
     pub fn named(name: &str) -> Option<Kind> {
         Kind::NAMED.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// The word for the kind on the control socket: `vm` for the port of a virtual machine.
+    /// Returns the word for the kind on the control socket: `vm` for the port of a virtual machine.
     pub fn word(self) -> &'static str {
         if self == Kind::Port { "vm" } else { self.name() }
     }
 
-    /// The kind of entries for which the control socket has this word.
+    /// Returns the kind of entries for which the control socket has this word.
     pub fn of_word(word: &str) -> Option<Kind> {
         Kind::NAMED.into_iter().find(|kind| kind.word() == word)
     }
 
-    /// How many of them there may be, and what they are called.
+    /// Returns the largest number of entries of the kind, and their noun.
     pub fn most(self) -> (usize, &'static str) {
         match self {
             Kind::Tap => (limits::MAX_TAPS, "taps"),
@@ -79,17 +79,17 @@ impl Kind {
         }
     }
 
-    /// The keys of its entries.
+    /// Returns the keys of the kind's entries.
     pub fn keys(self) -> impl Iterator<Item = &'static Key> {
         KEYS.iter().filter(move |key| key.kinds.contains(&self))
     }
 
-    /// One of them.
+    /// Returns the key with this name.
     pub fn key(self, name: &str) -> Option<&'static Key> {
         self.keys().find(|key| key.name == name)
     }
 
-    /// Returns the text of `--help` on the keys of this kind, without `name`.
+    /// Returns the text of `--help` about the keys of this kind, without `name`.
     pub fn help(self) -> String {
         let keys = self.keys().filter(|key| key.name != "name");
         let lines = keys.map(|key| {
@@ -111,7 +111,7 @@ impl Kind {
     }
 }
 
-/// A tag and its text in a column of its own, in lines of [`HELP_COLUMNS`].
+/// Returns a tag and its text in two columns, in lines of [`HELP_COLUMNS`].
 fn wrapped(tag: &str, text: &str) -> String {
     let mut lines = vec![format!("  {tag:HELP_INDENT$}")];
     if tag.len() >= HELP_INDENT {
@@ -134,38 +134,38 @@ base::words! {
     #[derive(Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     Effect {
-        /// It has.
+        /// At once.
         Now "now",
-        /// When a front-end connects again; the one that is connected keeps what it was offered.
+        /// When a front-end connects again; a connected front-end keeps its offer.
         Reconnect "reconnect",
-        /// With another socket or interface: the front-end is disconnected.
+        /// With a new socket or interface: the front-end is disconnected.
         Reopen "reopen",
-        /// With the next start.
+        /// At the next start of the switch.
         Restart "restart",
-        /// With ports that come later.
+        /// For later ports.
         NewPorts "new_ports",
     }
 }
 
-/// A key.
+/// A key of entries.
 pub struct Key {
-    /// Its name in files and on the command line.
+    /// Name in files and on the command line.
     pub name: &'static str,
     /// Kinds of entries that have the key.
     pub kinds: &'static [Kind],
-    /// A value, as in a file.
+    /// Example of a value, as in a file.
     pub example: &'static str,
     /// Purpose of the key.
     pub help: &'static str,
-    /// It may be given several times, and is a list in files.
+    /// True if the key may be given several times, and is a list in files.
     pub is_list: bool,
-    /// Its values are numbers, or may be.
+    /// True if values are numbers, or may be numbers.
     pub is_number: bool,
-    /// It is in lists, details and metrics.
+    /// True if lists, details and metrics show the key.
     pub is_shown: bool,
-    /// A value may have commas.
+    /// True if a value may have commas.
     pub(super) has_commas: bool,
-    /// Set if one port alone may have a value.
+    /// Kind of the claim, if only one port may have a value.
     pub(super) claims: Option<Shared>,
     effect: Effect,
     form: fn(Kind) -> String,
@@ -175,7 +175,8 @@ pub struct Key {
 }
 
 impl Key {
-    /// When a change takes effect. Only what is offered to a VM can wait for its next session.
+    /// Returns when a change takes effect. Only settings of the offer to a VM can wait for the VM's
+    /// next session.
     pub fn effect(&self, kind: Kind) -> Effect {
         match (kind, self.effect) {
             (Kind::Template, _) => Effect::NewPorts,
@@ -184,17 +185,17 @@ impl Key {
         }
     }
 
-    /// The values that it may have: `on|off`, `68 to 65535`, `PATH`.
+    /// Returns the possible values: `on|off`, `68 to 65535`, `PATH`.
     pub fn form(&self, kind: Kind) -> String {
         (self.form)(kind)
     }
 
-    /// Its value where none is given; nothing if it is not set then.
+    /// Returns the default, or an empty text if the key has no default.
     pub fn default(&self, kind: Kind) -> String {
         (self.words)(&Settings::new(kind)).concat()
     }
 
-    /// Its type in the interface of the control socket.
+    /// Returns the type in the interface of the control socket.
     pub fn varlink(&self) -> &'static str {
         match self.example.as_bytes().first() {
             _ if self.is_list => "[]string",
@@ -203,24 +204,24 @@ impl Key {
         }
     }
 
-    /// Its name where a name has no `-`.
+    /// Returns the name with `_` in place of `-`.
     pub fn field(&self) -> String {
         self.name.replace('-', "_")
     }
 
-    /// No port of its kinds is without it.
+    /// Returns true if each port of the key's kinds needs the key.
     pub fn is_required(&self) -> bool {
         matches!(self.claims, Some(Shared::Name | Shared::Socket | Shared::Interface))
             || self.kinds == MIRRORS && matches!(self.name, "from" | "to")
     }
 
-    /// It is about a socket that is listened on.
+    /// Returns true if the key is about a listening socket.
     pub(super) fn is_of_server(&self) -> bool {
         self.name.starts_with("socket-")
     }
 }
 
-/// Columns that clap leaves of 100.
+/// Columns that clap leaves for help, of 100.
 const HELP_COLUMNS: usize = 90;
 const HELP_INDENT: usize = 22;
 
@@ -251,13 +252,13 @@ macro_rules! port_keys {
         }
 
         impl Settings {
-            /// One of which nothing is said.
+            /// Returns the settings of an entry without keys.
             pub fn new($kind: Kind) -> Settings {
                 Settings { kind: $kind, $($field: $default,)* }
             }
         }
 
-        /// All keys, in the order in which they are written.
+        /// All keys, in the order of writing.
         pub static KEYS: &[Key] = &[$(Key {
             name: $name,
             kinds: $kinds,
@@ -280,7 +281,8 @@ macro_rules! port_keys {
     };
 }
 
-// name, field: what it holds = default, type, of which kinds, a change takes effect, example, help
+// name, field: type of the field = default, type of the key, kinds, effect of a change, example,
+// help
 port_keys! { |kind|
     "name" name: String = String::new(), NAME, NAMED, Reopen, "\"vm1\"",
         "The name: letters, digits, `.`, `_` and `-`.";

@@ -1,4 +1,4 @@
-//! How soon CPUs are to wake up while frames come.
+//! Time in which CPUs wake up while frames come.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ pub enum Latency {
     /// The kernel chooses.
     #[default]
     Normal,
-    /// Within so many microseconds; within 0 they do not sleep.
+    /// Longest time in microseconds; with 0 the CPUs do not sleep.
     Within(u16),
 }
 
@@ -26,7 +26,7 @@ impl fmt::Display for Latency {
     }
 }
 
-/// Reads one.
+/// Reads the value of `latency`.
 pub(super) fn latency(setting: &Setting) -> Result<Latency, String> {
     match &setting.value {
         Value::Word(word) | Value::Text(word) if word == "normal" => Ok(Latency::Normal),

@@ -1,15 +1,15 @@
 //! Arguments and a TOML file, turned into one validated [`Config`].
 //!
-//! Flow: `sources` reads the files; `args` and `file` lower what was given to the same untyped form
-//! (`raw`), so a rule exists once for both; `validate` types every setting and remembers where it
-//! was given; `entries` lays the command line over the files and checks what two entries may not
-//! share. `keys` is the table of a port's keys, `types` are their types; what a client of the
-//! control socket gives is read by it too (`settings`).
+//! Flow: `sources` reads the files. `args` and `file` bring arguments and files into one untyped
+//! form (`raw`), so each rule exists once. `validate` types every setting and keeps the setting's
+//! place. `entries` lays the command line over the files and checks the values that two entries may
+//! not share. `keys` is the table of a port's keys, and `types` has their types. `settings` reads
+//! the keys of clients of the control socket by this table too.
 //!
-//! Rules: a bad argument is one line that names it; a bad file is all of its errors, each
-//! with its line, and says what to write instead where that is known. Nothing here opens a
-//! socket or a device: what can only fail when tried, fails in the daemon, and `daemon::check`
-//! looks for it.
+//! Rules: the error about a bad argument is one line that names the argument. The error about a bad
+//! file has all errors of the file, each with its line, and with a replacement if one is known. No
+//! code here opens a socket or a device: errors of opening appear in the daemon, and
+//! `daemon::check` looks for them.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -54,64 +54,66 @@ mod types;
 mod validate;
 mod value;
 
-/// Everything the daemon is configured with, checked.
+/// The checked configuration of the daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Ports for VMs, then TAPs, then streams, each in the order given and with who gave it. Names,
+    /// Ports for VMs, then TAPs, then streams, each in the given order and with its origin. Names,
     /// sockets, interfaces and static addresses are distinct.
     pub ports: Vec<Entry>,
     /// Threads of the data path, 1 to [`base::limits::MAX_WORKERS`].
     pub workers: usize,
-    /// CPUs the workers are bound to, in turn; empty if they run where the kernel puts them.
+    /// CPUs to which the workers are bound in turn; empty if the kernel chooses.
     pub cpus: Vec<usize>,
-    /// Workers spin instead of sleeping.
+    /// True if workers spin instead of sleeping.
     pub poll: bool,
-    /// How soon CPUs wake up while frames come.
+    /// Time in which CPUs wake up while frames come.
     pub latency: Latency,
     /// Seconds after which a silent address is forgotten.
     pub age_seconds: u32,
-    /// Where the switch is looked at and changed while it runs.
+    /// Control socket, through which clients show and change the running switch.
     pub control: Option<Control>,
-    /// Where metrics are asked for.
+    /// Socket at which metrics are served.
     pub metrics: Option<MetricsSocket>,
-    /// Level of the log, unless the environment sets another one.
+    /// Level of the log, unless the environment sets another level.
     pub log_level: LevelFilter,
-    /// Frames are forwarded between two TAPs. Two TAPs in one bridge are then a loop.
+    /// True if frames are forwarded between uplinks. Two uplinks in one bridge then form a loop.
     pub uplink_to_uplink: bool,
-    /// An address that flaps between ports is held at one for a while.
+    /// True if an address that flaps between ports is held at one port for a while.
     pub mac_flap_damping: bool,
-    /// Frames of a multicast group go to its members, while a querier is heard.
+    /// True if frames of a multicast group go only to members of the group, while a querier is
+    /// heard.
     pub multicast_snooping: bool,
-    /// The process confines itself when it is ready.
+    /// True if the process confines itself when the switch is ready.
     pub sandbox: bool,
-    /// A directory in which each listening socket becomes a port.
+    /// Directory in which each listening socket becomes a port.
     pub plug: Option<PathBuf>,
-    /// Settings that these ports have in common.
+    /// Settings that ports by plug share.
     pub template: Settings,
-    /// Warnings for the administrator, a line each.
+    /// Warnings for the administrator, one line each.
     pub warnings: Vec<String>,
-    /// The keys outside of any entry, with their values where they have any.
+    /// Keys outside of entries, with values for keys that are set.
     pub words: Vec<(&'static str, Option<String>)>,
 }
 
 impl Config {
-    /// The settings of all ports of a kind.
+    /// Returns the settings of all ports of a kind.
     pub fn of(&self, kind: Kind) -> impl Iterator<Item = &Settings> {
         self.ports.iter().map(|entry| &entry.settings).filter(move |one| one.kind == kind)
     }
 
-    /// Puts ports in the order of their kinds, which is that of their numbers.
+    /// Sorts ports by their kinds, which is the order of the ports' numbers.
     pub fn sort(&mut self) {
         self.ports.sort_by_key(|entry| entry.settings.kind);
     }
 
-    /// How many ports, TAPs and streams, in words.
+    /// Returns the numbers of ports, TAPs and streams in words.
     pub fn summary(&self) -> String {
         summary(Kind::PORTS.map(|kind| self.of(kind).count()))
     }
 }
 
-/// So many ports, TAPs and, if there are any, XDP uplinks and streams, in words.
+/// Returns numbers of ports, TAPs, XDP uplinks and streams in words; XDP uplinks and streams only
+/// if there are any.
 pub fn summary([ports, taps, xdps, streams]: [usize; 4]) -> String {
     let mut all = vec![counted(ports, "port"), counted(taps, "tap")];
     let others = [(xdps, "xdp uplink"), (streams, "stream")];
@@ -122,24 +124,25 @@ pub fn summary([ports, taps, xdps, streams]: [usize; 4]) -> String {
 /// The control socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Control {
-    /// Its path, at most [`base::limits::MAX_SOCKET_PATH`] bytes.
+    /// Path of the control socket, at most [`base::limits::MAX_SOCKET_PATH`] bytes.
     pub path: PathBuf,
-    /// Group that owns it, whose members may look; the process's own if not given.
+    /// Group that owns the control socket, whose members may look at the switch; the group of the
+    /// process if not given.
     pub group: Option<u32>,
-    /// Group whose members may change the switch, beside root and the process's own user.
+    /// Group whose members may change the switch, beside root and the user of the process.
     pub admins: Option<u32>,
-    /// Group whose members may look at frames, beside these two.
+    /// Group whose members may capture frames, beside root and the user of the process.
     pub capture: Option<u32>,
 }
 
-/// Where metrics are asked for.
+/// Socket at which metrics are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MetricsSocket {
     /// A TCP port at an address of the host.
     Ip(SocketAddr),
     /// A socket in the file system.
     Unix(PathBuf),
-    /// One that a service manager made, by the name `metrics`.
+    /// A socket that a service manager made, with the name `metrics`.
     Inherited,
 }
 
@@ -153,7 +156,7 @@ impl fmt::Display for MetricsSocket {
     }
 }
 
-/// How a port and its front-end find each other.
+/// Way in which a port and its front-end connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Endpoint {
     /// Listens on a socket, for one front-end after another.
@@ -162,7 +165,7 @@ pub enum Endpoint {
         path: PathBuf,
         /// Permission bits of the socket.
         mode: u32,
-        /// Group that owns the socket; the process's own if not given.
+        /// Group that owns the socket; the group of the process if not given.
         group: Option<u32>,
     },
     /// Connects to a front-end that listens, again after each loss.
@@ -170,13 +173,13 @@ pub enum Endpoint {
         /// Path of the front-end's socket.
         path: PathBuf,
     },
-    /// A socket left open by the parent process, connected or listening. It was a socket when
-    /// the configuration was checked.
+    /// A socket that the parent process left open, connected or listening. The descriptor was a
+    /// socket when the configuration was checked.
     Fd(RawFd),
 }
 
 impl Endpoint {
-    /// Where the socket is, unless it was inherited.
+    /// Returns the path of the socket, unless the socket was inherited.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Endpoint::Server { path, .. } | Endpoint::Client { path } => Some(path),
@@ -185,34 +188,35 @@ impl Endpoint {
     }
 }
 
-/// Why nothing can be run: print `lines` to standard error and exit with status 2.
+/// Reason why the program cannot run: print `lines` to standard error and exit with status 2.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .lines.join("\n"))]
 pub struct UsageError {
-    /// One line for a bad argument; one for each error of a bad file. None contains a newline.
+    /// One line for a bad argument, or one line for each error of a bad file. No line contains a
+    /// newline.
     pub lines: Vec<String>,
 }
 
 /// Resources of the machine that a configuration may use.
 #[derive(Debug, Clone, Copy)]
 pub struct Machine<'a> {
-    /// CPUs' worth of time the process may use; quotas count.
+    /// Number of CPUs whose time the process may use; quotas count.
     pub cpus: usize,
-    /// Numbers of the CPUs it may run on, ascending.
+    /// Numbers of the CPUs on which the process may run, ascending.
     pub allowed: &'a [usize],
 }
 
-/// The command line as it was read: what it says, and where the rest stands.
+/// The command line as read: its settings, and the name of the file.
 #[derive(Debug)]
 pub struct Request {
-    /// The named file.
+    /// File of `--config`.
     file: Option<PathBuf>,
     over: validate::Validated,
     cpus: usize,
     allowed: Vec<usize>,
-    /// Only say what is wrong.
+    /// True if the program only reports errors.
     pub check: bool,
-    /// Files with errors are no start.
+    /// True if files with errors prevent the start.
     pub strict: bool,
     /// Where changes are kept that are made while the switch runs.
     pub state_dir: Option<PathBuf>,
@@ -228,7 +232,7 @@ pub enum Asked {
 }
 
 impl Request {
-    /// Reads the command line `args`, the program's name first, for `machine`.
+    /// Reads the command line `args`, which begins with the program's name, for `machine`.
     pub fn read<I>(args: I, machine: Machine<'_>) -> Result<Asked, UsageError>
     where
         I: IntoIterator,
@@ -237,18 +241,18 @@ impl Request {
         args::parse(args.into_iter().map(Into::into).collect(), machine)
     }
 
-    /// The file that is named, if one is.
+    /// Returns the file of `--config`, if there is one.
     pub fn file(&self) -> Option<&Path> {
         self.file.as_deref()
     }
 
-    /// Reads the files, if one is named.
+    /// Reads the files, if the command line names a file.
     pub fn texts(&self) -> Result<Texts, UsageError> {
         let Some(path) = &self.file else { return Ok(Texts::default()) };
         sources::read(path).map_err(|error| args::usage_error(&format!("--config {error}")))
     }
 
-    /// The command line laid over what stands in `texts`.
+    /// Lays the command line over the files in `texts`.
     pub fn lay_over(&self, texts: &Texts) -> Result<Config, UsageError> {
         self.lay_over_at(texts, &place)
     }
@@ -269,7 +273,8 @@ impl Request {
     }
 }
 
-/// A bad argument is reported alone, in one line, however many there are.
+/// Returns the first of several complaints as an error of one line: only one bad argument is
+/// reported.
 fn one_line(complaints: &[raw::Complaint]) -> Result<(), UsageError> {
     match complaints.first() {
         None => Ok(()),

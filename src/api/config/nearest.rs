@@ -1,11 +1,12 @@
-//! The word that another one may stand for: a mistyped one, or one of another program.
+//! Finds the known word for a mistyped word, or for a word of another program.
 
-/// Letters of a longer word are not compared.
+/// Longest word that is compared.
 const MAX_CHARS: usize = 64;
-/// Fewer letters are the beginning of too many words.
+/// Shortest beginning of a word that is completed: fewer letters begin too many words.
 const MIN_BEGINNING: usize = 3;
 
-/// Keys as Open vSwitch, ip(8), bridge(8), libvirt, QEMU and people name them, each before our key.
+/// Names of Open vSwitch, ip(8), bridge(8), libvirt, QEMU and people for keys, each before the key
+/// of this program.
 const HABITS: &str = "\
     tag vlan, pvid native, pvid vlan, vlans trunk, trunks trunk, network bridge, br bridge, ip \
     allowed-ips, address mac, hwaddr mac, macaddr mac, dev ifname, device ifname, iface ifname, \
@@ -19,15 +20,15 @@ fn habits() -> impl Iterator<Item = (&'static str, &'static str)> {
     HABITS.split(", ").filter_map(|pair| pair.split_once(' '))
 }
 
-/// The known word for what another program calls `word`.
+/// Returns the known word for the word `word` of another program.
 pub fn habitual<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     let ours = habits().filter(|(other, _)| other.eq_ignore_ascii_case(word));
     ours.into_iter().find_map(|(_, our)| known.iter().find(|known| **known == our).copied())
 }
 
-/// The known word that takes the fewest letters to be changed, put in, left out or swapped with the
-/// next one; none if that is more than a third of them. Else the shortest one that begins with all
-/// of `word`.
+/// Returns the known word with the fewest letters that are changed, added, left out or swapped with
+/// the next letter; at most a third of the letters. Otherwise returns the shortest known word that
+/// begins with `word`.
 pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_lowercase();
     let length = word.chars().count();
@@ -67,7 +68,7 @@ mod tests {
         assert_eq!(nearest("so", ["name", "socket"].into_iter()), None);
     }
 
-    /// Each stands for a key that there is.
+    /// Each habit stands for an existing key.
     #[test]
     fn words_of_other_programs_stand_for_keys() {
         let keys: Vec<&str> = KEYS.iter().map(|key| key.name).chain(SCALAR_KEYS.to_vec()).collect();

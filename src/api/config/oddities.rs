@@ -1,8 +1,8 @@
 //! Combinations of keys that are permitted, and that make a key ineffective or a port unreachable.
 //!
-//! A combination that can mean nothing is refused when it is read (`validate`). The combinations
-//! here have been valid in files, and harm nobody else: the log says them when the settings come,
-//! and the switch finds them (`settings-at-odds`) as long as they are in force. `between` finds
+//! `validate` refuses combinations without a meaning. The combinations here have been valid in
+//! files, and harm no other port: the log reports them when settings arrive, and the switch reports
+//! them as a finding (`settings-at-odds`) as long as they are in force. `between` finds
 //! combinations of several ports' keys.
 
 pub mod between;
@@ -16,7 +16,7 @@ use base::frame::MacAddr;
 pub struct Oddity {
     /// Description of the combination, in a sentence.
     pub cause: String,
-    /// The command that mends it; words in capitals are to be filled in.
+    /// Command that removes the oddity; the reader replaces words in capitals.
     pub command: String,
 }
 
@@ -60,7 +60,7 @@ struct Oddities<'s> {
 }
 
 impl Oddities<'_> {
-    /// Adds an oddity that `change`, a `KEY=VALUE`, mends.
+    /// Adds an oddity that `change`, a `KEY=VALUE`, removes.
     fn odd(&mut self, is_odd: bool, cause: &str, change: &str) {
         if is_odd {
             let command = self.settings.command(change);
@@ -149,7 +149,7 @@ mod tests {
         found.map(|Oddity { cause, command }| format!("{cause} | {command}")).collect()
     }
 
-    /// Each pair of keys has one oddity, and the second list of keys, which mends it, has none.
+    /// Each pair of keys has one oddity. The second list of keys removes the oddity.
     #[test]
     fn each_oddity_is_found_and_mended() {
         const MAC: &str = "mac=52:54:00:00:00:01";

@@ -1,6 +1,6 @@
-//! Settings as they were given: untyped, each with the place it came from.
+//! Settings as given: untyped, each with its place.
 //!
-//! The command line and the file both lower to [`Source`], so that every rule about a value is
+//! The command line and the file both become a [`Source`], so that every rule about a value is
 //! written once, in `validate`.
 
 use std::fmt;
@@ -9,21 +9,21 @@ use std::sync::Arc;
 use super::keys::Kind;
 use base::limits;
 
-/// Where a setting was given.
+/// Place of a setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Place {
     /// On the command line: the argument, ready to be printed.
     Argument(String),
-    /// In this file, on this line, counted from 1.
+    /// In a file, on a line, counted from 1.
     Line(Arc<str>, usize),
     /// In a request of a program: the key.
     Parameter(String),
-    /// Nowhere in particular: the whole of the arguments, or of what a program gives.
+    /// No particular place: all arguments, or all settings of a program.
     Command,
 }
 
 impl Place {
-    /// The argument `option` with its `value`.
+    /// Returns the place of the argument `option` with its `value`.
     pub(super) fn argument(option: &str, value: &str) -> Place {
         match value {
             "" => Place::Argument(format!("{option} ''")),
@@ -38,20 +38,19 @@ impl Place {
 /// A value before its type is checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Value {
-    /// A word of the command line, which has no types: text, number or truth value. So is a text
-    /// that a program gives.
+    /// A word of the command line, or a text of a program, without a type: text, number or boolean.
     Word(String),
     /// A string of the file.
     Text(String),
     /// An integer.
     Integer(i64),
-    /// A truth value.
+    /// A boolean.
     Boolean(bool),
-    /// Something no setting takes, by the name of its type.
+    /// A value of a type that no setting takes, with the name of the type.
     Other(&'static str),
 }
 
-/// One `key = value`.
+/// A setting `key = value`.
 #[derive(Debug, Clone)]
 pub(super) struct Setting {
     pub(super) key: String,
@@ -60,7 +59,7 @@ pub(super) struct Setting {
 }
 
 impl Setting {
-    /// Returns the setting with the value `word`, in the form of the place where it stands.
+    /// Returns the setting with the value `word`, in the form of the setting's place.
     pub(super) fn shown(&self, word: &str) -> String {
         match self.value {
             Value::Word(_) => format!("{}={word}", self.key),
@@ -89,7 +88,7 @@ impl Setting {
     }
 }
 
-/// One `--port`, `--tap` or `--stream`, or the table of the same name in a file.
+/// An entry: `--port`, `--tap` or `--stream`, or a table of this name in a file.
 #[derive(Debug, Clone)]
 pub(super) struct Section {
     pub(super) kind: Kind,
@@ -97,16 +96,16 @@ pub(super) struct Section {
     pub(super) at: Place,
 }
 
-/// All that one source says: the command line, or the files.
+/// All settings of one source: the command line, or the files.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Source {
-    /// Settings outside of any entry.
+    /// Settings outside of entries.
     pub(super) scalars: Vec<Setting>,
-    /// The entries, in the order given.
+    /// Entries in the given order.
     pub(super) sections: Vec<Section>,
 }
 
-/// Something wrong, and where.
+/// An error and its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Complaint {
     pub(super) at: Place,
@@ -129,8 +128,8 @@ impl fmt::Display for Complaint {
     }
 }
 
-/// `text` fit for one line of a message: control characters escaped, so that none can forge a
-/// second line, and cut behind `max` characters.
+/// Returns `text` in a form for one line of a message: control characters are escaped, so that no
+/// character can forge a second line, and the text is cut behind `max` characters.
 pub(super) fn clip(text: &str, max: usize) -> String {
     let mut shown = String::new();
     for (count, c) in text.chars().enumerate() {
@@ -147,7 +146,7 @@ pub(super) fn clip(text: &str, max: usize) -> String {
     shown
 }
 
-/// `word` as one word of a shell's command line.
+/// Returns `word` as one word of a shell's command line.
 pub fn shell_word(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "%+,-./:=@_".contains(c);
     match !word.is_empty() && word.chars().all(plain) {
@@ -156,12 +155,12 @@ pub fn shell_word(word: &str) -> String {
     }
 }
 
-/// `text` between quotes, cut behind [`limits::MAX_QUOTED_CHARS`].
+/// Returns `text` between quotes, cut behind [`limits::MAX_QUOTED_CHARS`].
 pub(super) fn quote(text: &str) -> String {
     format!("'{}'", clip(text, limits::MAX_QUOTED_CHARS))
 }
 
-/// Characters that end a line or move the cursor, in ASCII and in Unicode.
+/// Returns true for a character that ends a line or moves the cursor, in ASCII and in Unicode.
 pub(super) fn is_unprintable(c: char) -> bool {
     c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}')
 }

@@ -1,5 +1,5 @@
-//! Settings outside of any entry: one entry of one table for each, from which come the option, its
-//! help, the key in files, and what the command line lays over.
+//! Settings outside of entries. Each setting is one line of a table, from which come the option,
+//! the option's help, the key in files, and the rule by which the command line overrides files.
 
 use std::path::PathBuf;
 
@@ -18,7 +18,7 @@ use super::{Machine, MetricsSocket};
 use base::limits;
 use base::words::Words;
 
-/// An option that is a key as well.
+/// An option that is also a key of files.
 pub(super) struct Scalar {
     pub(super) name: &'static str,
     /// Placeholder of the value in `--help`.
@@ -27,7 +27,7 @@ pub(super) struct Scalar {
 }
 
 impl Scalar {
-    /// The option.
+    /// Returns the option for clap.
     pub(super) fn option(&self) -> Arg {
         let arg = Arg::new(self.name).long(self.name).value_name(self.form).help(self.help);
         match self.form {
@@ -41,16 +41,16 @@ impl Scalar {
 macro_rules! scalars {
     ($($name:literal $field:ident: $type:ty = $default:expr, $form:literal, $read:expr, $word:expr,
         $help:literal;)*) => {
-        /// Settings outside of any entry, where given.
+        /// Given settings outside of entries.
         #[derive(Debug, Clone, Default)]
         pub(super) struct Scalars {
             $(pub(super) $field: Option<$type>,)*
-            /// And where it stands.
+            /// Template with its place.
             pub(super) template: Option<(Place, Settings)>,
         }
 
         impl Scalars {
-            /// These, and `under` where these say nothing.
+            /// Returns these settings, with the settings of `under` in place of missing settings.
             pub(super) fn or(self, under: Scalars) -> Scalars {
                 Scalars {
                     $($field: self.$field.or(under.$field),)*
@@ -58,19 +58,19 @@ macro_rules! scalars {
                 }
             }
 
-            /// All with the defaults where nothing was given.
+            /// Returns all settings, with defaults in place of missing settings.
             pub(super) fn complete(self) -> Scalars {
                 let Scalars { $($field,)* template } = self;
                 Scalars { $($field: $field.or($default),)* template }
             }
 
-            /// The keys with their values, where they have any.
+            /// Returns the keys with the values of keys that are set.
             pub(super) fn words(&self) -> Vec<(&'static str, Option<String>)> {
                 $(let $field: fn(&$type) -> String = $word;)*
                 vec![$(($name, self.$field.as_ref().map($field)),)*]
             }
 
-            /// Reads a setting; false if it is none of these.
+            /// Reads a setting; returns false for a key that is not in the table.
             pub(super) fn read(
                 &mut self,
                 setting: &Setting,
@@ -89,13 +89,13 @@ macro_rules! scalars {
 
         pub(super) const SCALARS: &[Scalar] =
             &[$(Scalar { name: $name, form: $form, help: $help },)*];
-        /// All that may stand outside of an entry.
+        /// All keys that may stand outside of entries.
         pub(super) const SCALAR_KEYS: &[&str] =
             &["port", "tap", "xdp", "stream", "mirror", $($name,)* "template", "socket-path", "fd"];
     };
 }
 
-// key, field: type = default, what stands for a value, how it is read and written, help
+// key, field: type = default, placeholder of the value, reader, writer, help
 scalars! {
     "workers" workers: usize = Some(limits::DEFAULT_WORKERS), "N",
         |setting, machine| workers(setting, machine.cpus), usize::to_string,
@@ -155,7 +155,7 @@ fn list(cpus: &[usize]) -> String {
     cpus.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// The path of a socket, which is no port's then.
+/// Reads the path of a socket, and claims the path, so that no port can have the path.
 pub(super) fn claimed_socket(setting: &Setting) -> Result<Claim, String> {
     socket_path(setting)?;
     let (value, at) = (text(setting)?.to_owned(), setting.at.clone());

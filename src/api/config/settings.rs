@@ -1,4 +1,4 @@
-//! A port's settings as their keys and values: what can be written down, read again and compared.
+//! A port's settings as keys and values, which can be saved, read again and compared.
 
 use std::path::{Path, PathBuf};
 
@@ -32,7 +32,7 @@ impl Origin {
         if let Origin::Plug(uid) = self { Some(uid) } else { None }
     }
 
-    /// Returns the name, as it is shown and written down.
+    /// Returns the name for lists and files.
     pub fn name(self) -> &'static str {
         match self {
             Origin::File => "file",
@@ -43,25 +43,26 @@ impl Origin {
     }
 }
 
-/// An entry of the configuration: settings, and where they come from.
+/// An entry of the configuration: settings and their origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Its settings.
+    /// Settings of the entry.
     pub settings: Settings,
-    /// Who gave it.
+    /// Origin of the entry.
     pub origin: Origin,
-    /// Where its socket appears, as it is compared.
+    /// Place of the socket, for comparison.
     pub place: Option<PathBuf>,
 }
 
 impl Entry {
-    /// Finds out where the socket appears, which may wait for a file system: [`place`].
+    /// Makes an entry and finds the place of the socket, which may wait for a file system:
+    /// [`place`].
     pub fn new(settings: Settings, origin: Origin) -> Entry {
         let place = settings.socket.as_deref().map(place);
         Entry { settings, origin, place }
     }
 
-    /// Returns the values that one port alone may have, in the form that is compared: the socket's
+    /// Returns the values that only one port may have, in the form for comparison: the socket's
     /// place, interface, addresses.
     pub fn claims(&self) -> Vec<(Shared, PathBuf)> {
         let socket = self.place.iter().map(|place| (Shared::Socket, place.clone()));
@@ -77,16 +78,16 @@ impl Entry {
     }
 }
 
-/// A key whose value differs.
+/// A key whose value changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
-    /// The key.
+    /// Name of the key.
     pub key: &'static str,
-    /// Its value before, if it had one.
+    /// Value before the change, if the key was set.
     pub from: Option<String>,
-    /// Its value after.
+    /// Value after the change, if the key is set.
     pub to: Option<String>,
-    /// When the change takes effect.
+    /// Time when the change takes effect.
     pub effect: Effect,
 }
 
@@ -94,9 +95,9 @@ pub struct Difference {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct Wrong {
-    /// Its key.
+    /// Key of the setting.
     pub key: String,
-    /// The fault, and the value that is wanted, in one line.
+    /// Fault and expected value, in one line.
     pub text: String,
 }
 
@@ -104,7 +105,7 @@ impl From<Complaint> for Wrong {
     fn from(Complaint { at, text }: Complaint) -> Wrong {
         let key = match at {
             Place::Parameter(key) => key,
-            // A complaint about the whole begins with what is missing.
+            // A complaint about all settings begins with the missing key.
             _ => text.split(' ').next().unwrap_or_default().to_owned(),
         };
         Wrong { key, text }
@@ -112,8 +113,8 @@ impl From<Complaint> for Wrong {
 }
 
 impl Settings {
-    /// Reads settings that a program gives, the name among them, by the rules of the command line
-    /// and the files.
+    /// Reads settings of a program, with the name among them, by the rules of the command line and
+    /// the files.
     pub fn parse(kind: Kind, given: Vec<(String, Value)>) -> Result<Settings, Wrong> {
         let setting = |(key, value): (String, Value)| {
             let at = Place::Parameter(key.clone());
@@ -123,7 +124,7 @@ impl Settings {
         let (checked, complaints) = entry(&Section { kind, settings, at: Place::Command });
         let settings = checked.settings.clone();
         let all = Validated { entries: vec![checked], complaints, ..Validated::default() };
-        // Of one socket there is no second name.
+        // A single entry has one socket, so the path can be compared as written.
         let twice = conflicts(&all, &Path::to_path_buf);
         match all.complaints.into_iter().chain(twice).next() {
             Some(complaint) => Err(complaint.into()),
@@ -131,7 +132,7 @@ impl Settings {
         }
     }
 
-    /// Where a front-end or a peer is met, if one is.
+    /// Returns the endpoint for the front-end or peer, if the entry has one.
     pub fn endpoint(&self) -> Option<Endpoint> {
         if let Some(number) = self.fd {
             return Some(Endpoint::Fd(number));
@@ -147,7 +148,7 @@ impl Settings {
 
     /// Returns the port's policy of forwarding.
     pub fn policy(&self) -> PortPolicy {
-        // A bridge without a number: its frames must not be another one's.
+        // A bridge without a number: its frames must not enter another bridge.
         let bridge = Bridge::named(&self.bridge);
         PortPolicy {
             flood_unknown: self.flood,
@@ -164,7 +165,7 @@ impl Settings {
         }
     }
 
-    /// The VLANs that the port is a member of.
+    /// Returns the port's membership of VLANs.
     pub(super) fn vlans(&self) -> Membership {
         match (self.vlan, &self.trunk, self.native) {
             (Some(vlan), ..) => Membership::Access(vlan),
@@ -175,8 +176,8 @@ impl Settings {
         }
     }
 
-    /// Where its static addresses are its alone: the bridge and VLAN of its frames without a tag. A
-    /// trunk without such frames has them nowhere.
+    /// Returns the scope in which static addresses belong to the port alone: the bridge and VLAN of
+    /// the port's untagged frames. A trunk without untagged frames has no such scope.
     pub fn home(&self) -> PathBuf {
         match self.vlans().untagged() {
             Some(vlan) => Path::new(&self.bridge).join(vlan.to_string()),
@@ -194,7 +195,8 @@ impl Settings {
         }
     }
 
-    /// Without a list those of `mac`, or any where there is none.
+    /// Returns the allowed source addresses: without a list the addresses of `mac`, or any address
+    /// without `mac`.
     fn source_addresses(&self) -> AllowedMacs {
         let given = &self.allowed_macs;
         if given.is_empty() && self.mac.is_empty() {
@@ -210,9 +212,9 @@ impl Settings {
         AllowedMacs::Only { list, vrrp: given.contains(&AllowedMac::Vrrp) }
     }
 
-    /// Returns warnings about settings that may not be meant, a line each, for the log.
+    /// Returns warnings about settings that may be a mistake, one line each, for the log.
     pub fn warnings(&self) -> Vec<String> {
-        // Other settings, which are not known here, may make up for some.
+        // Settings that are not known here may remove some oddities.
         let odd = self.oddities(true, true).into_iter().map(|oddity| oddity.cause);
         let mut said: Vec<String> = odd.collect();
         let has_v6 = self.allowed_ips.iter().any(|prefix| prefix.v6().is_some());
@@ -223,7 +225,7 @@ impl Settings {
         said.into_iter().map(|text| format!("port {}: {text}", self.name)).collect()
     }
 
-    /// Refuses a `worker` that does not exist among so many workers.
+    /// Refuses a `worker` that does not exist among `workers` workers.
     pub fn check_worker(&self, workers: usize) -> Result<(), Wrong> {
         match self.worker.filter(|number| usize::from(*number) >= workers) {
             None => Ok(()),
@@ -235,7 +237,7 @@ impl Settings {
         }
     }
 
-    /// The mirror that they are of.
+    /// Returns the mirror, if the settings are of a mirror.
     pub fn mirror(&self) -> Option<Mirror> {
         let (from, to) = self.from.clone().zip(self.to.clone())?;
         let frames = Copied { way: self.dir, vlan: self.vlan, snaplen: self.snaplen };
@@ -257,31 +259,32 @@ impl Settings {
         rates.map(|rate| Limit { rate, ..Limit::default() })
     }
 
-    /// The port that this template makes of the socket at `path`.
+    /// Returns the settings of the port that this template makes of the socket at `path`.
     pub fn plugged(&self, name: &str, path: PathBuf) -> Settings {
         let (name, socket, mode) = (name.to_owned(), Some(path), Mode::Client);
         Settings { kind: Kind::Port, name, socket, mode, ..self.clone() }
     }
 
-    /// Keys that are shown wherever the port is, with their values where they are set.
+    /// Returns the keys that lists and details show, with values of keys that are set.
     pub fn shown(&self) -> impl Iterator<Item = (&'static Key, String)> {
         let keys = self.kind.keys().filter(|key| key.is_shown);
         keys.flat_map(|key| (key.words)(self).into_iter().map(move |word| (key, word)))
     }
 
-    /// Takes over what takes effect at once.
+    /// Takes over the settings of `wanted` that take effect at once.
     pub fn take_now(&mut self, wanted: &Settings) {
         let kind = self.kind;
         let now = kind.keys().filter(|key| key.effect(kind) == Effect::Now);
         now.for_each(|key| (key.copy)(self, wanted));
     }
 
-    /// Takes a static address out.
+    /// Removes a static address.
     pub fn forget(&mut self, mac: MacAddr) {
         self.mac.retain(|other| *other != mac);
     }
 
-    /// Every key but the name, with its values: several of a list, none of what is not set.
+    /// Returns every key except the name, with its values: several for a list, none for a key that
+    /// is not set.
     pub fn words(&self) -> Vec<(&'static str, Vec<String>)> {
         let is_client = self.mode == Mode::Client;
         let has = |key: &Key| match key.name {
@@ -317,7 +320,7 @@ impl Settings {
         format!("vioswitchctl {kind} del {name} && vioswitchctl {kind} add {name}{given}")
     }
 
-    /// Returns the keys that differ from those of other settings.
+    /// Returns the keys whose values differ from the values of `other`.
     pub fn differences(&self, other: &Settings) -> Vec<Difference> {
         let (mine, others) = (self.words(), other.words());
         let of = |all: &[(&str, Vec<String>)], name: &str| {
@@ -347,7 +350,7 @@ mod tests {
         Settings::parse(Kind::named(kind).unwrap(), given(words)).unwrap()
     }
 
-    /// Reads again what was written down.
+    /// Reads saved settings again.
     fn again(settings: &Settings, words: Vec<(&'static str, Vec<String>)>) -> Settings {
         let mut given = vec![("name".to_owned(), Value::Word(settings.name.clone()))];
         for (key, words) in words {

@@ -1,4 +1,4 @@
-//! The files a configuration is read from: the one that is named, then those of `conf.d` beside it.
+//! The files of a configuration: the named file, then the files of `conf.d` beside the named file.
 
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
@@ -12,23 +12,23 @@ use base::limits::{MAX_CONFIG_BYTES, MAX_CONFIG_FILES, MAX_CONFIG_TOTAL_BYTES};
 /// The directory beside the named file.
 const DIRECTORY: &str = "conf.d";
 
-/// A file as it was read.
+/// A file as read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Text {
-    /// Its path.
+    /// Path of the file.
     pub name: String,
     /// Content of the file.
     pub bytes: Vec<u8>,
 }
 
-/// All files, in the order in which they count.
+/// All files, in the order in which their settings count.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Texts {
     /// The files.
     pub files: Vec<Text>,
 }
 
-/// Reads `path` and what is in `conf.d` beside it. An error is a line that names the file.
+/// Reads `path` and the files of `conf.d` beside `path`. An error is a line that names the file.
 pub(super) fn read(path: &Path) -> Result<Texts, String> {
     let shown = |path: &Path| quote(&path.to_string_lossy());
     let mut files = vec![file(path).map_err(|error| format!("{}: {error}", shown(path)))?];
@@ -47,7 +47,7 @@ pub(super) fn read(path: &Path) -> Result<Texts, String> {
     Ok(Texts { files })
 }
 
-/// The files of a directory that count, by name; none if there is no such directory.
+/// Returns the configuration files of a directory, by name; none if the directory does not exist.
 fn names(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
@@ -57,7 +57,8 @@ fn names(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in entries {
         let name = entry?.file_name();
-        // Editors and package managers keep others beside: a.toml~, .a.toml.swp, a.toml.dpkg-new.
+        // Editors and package managers keep other files there: a.toml~, .a.toml.swp,
+        // a.toml.dpkg-new.
         let counts = Path::new(&name).extension() == Some(OsStr::new("toml"))
             && !name.as_encoded_bytes().starts_with(b".");
         if counts {
@@ -71,7 +72,7 @@ fn names(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The whole file, if it is one and not longer than [`MAX_CONFIG_BYTES`].
+/// Reads a whole regular file of at most [`MAX_CONFIG_BYTES`].
 fn file(path: &Path) -> io::Result<Text> {
     // O_NONBLOCK: opening a FIFO without a writer would wait for ever.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;

@@ -1,4 +1,4 @@
-//! Types of keys: what a value looks like, how it is read, and how it is written.
+//! Types of keys: the form of a value, its reader and its writer.
 
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -29,17 +29,17 @@ pub(super) struct Type<T: 'static> {
     pub(super) form: fn(Kind) -> String,
     pub(super) read: fn(&Setting, Kind) -> Result<T, String>,
     pub(super) word: fn(&T) -> String,
-    /// Its values are numbers, or may be.
+    /// True if values are numbers, or may be numbers.
     pub(super) is_number: bool,
-    /// Only one port may have a value.
+    /// Kind of the claim, if only one port may have a value.
     pub(super) claims: Option<Shared>,
-    /// It is shown wherever a port is.
+    /// True if lists, details and metrics show the key.
     pub(super) is_shown: bool,
-    /// A value may have commas.
+    /// True if a value may have commas.
     pub(super) has_commas: bool,
 }
 
-/// Where a key's values are: one, one or none, or several.
+/// Field for a key's values: one, one or none, or several.
 pub(super) trait Slot<T: 'static> {
     const IS_LIST: bool = false;
     fn put(&mut self, one: T) -> Result<(), String>;
@@ -66,9 +66,9 @@ impl<T: 'static> Slot<T> for Option<T> {
     }
 }
 
-/// A type of values of which a key may have a list.
+/// A type of values for keys with lists.
 pub(super) trait Listed: 'static {
-    /// How many, and of what.
+    /// Largest number of values, and their noun.
     const MOST: (usize, &'static str);
 }
 
@@ -111,17 +111,17 @@ pub(super) const fn is_list<T, S: Slot<T>>(_: &Type<T>) -> bool {
     S::IS_LIST
 }
 
-/// The values there, as they are written.
+/// Returns the values of a field, as text.
 pub(super) fn words_of<T, S: Slot<T>>(of: &Type<T>, slot: &S) -> Vec<String> {
     slot.all().map(of.word).collect()
 }
 
-/// A type of whose values each has a word.
+/// Returns a type whose values each have a word.
 const fn words<T: Words>() -> Type<T> {
     text(|_| forms(T::WORDS), |setting, _| one_of(setting, T::WORDS), word_of)
 }
 
-/// `on|off`
+/// Returns the words of a type: `on|off`.
 fn forms<T>(words: &[(&str, T)]) -> String {
     words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join("|")
 }
@@ -131,7 +131,7 @@ fn word_of<T: Words>(value: &T) -> String {
     found.map_or("", |(word, _)| word).to_owned()
 }
 
-/// A type whose values are described by a word for them.
+/// Returns a type whose values one placeholder describes.
 const fn text<T>(
     form: fn(Kind) -> String,
     read: fn(&Setting, Kind) -> Result<T, String>,
@@ -140,12 +140,12 @@ const fn text<T>(
     Type { form, read, word, is_number: false, claims: None, is_shown: false, has_commas: false }
 }
 
-/// A type of what is shown wherever a port is.
+/// Returns the type with [`Type::is_shown`] set.
 const fn shown<T>(of: Type<T>) -> Type<T> {
     Type { is_shown: true, ..of }
 }
 
-/// A whole number from one to another.
+/// Returns a type of whole numbers from a least to a greatest number.
 const fn numbers<T: ToString>(
     form: fn(Kind) -> String,
     read: fn(&Setting, Kind) -> Result<T, String>,
@@ -182,36 +182,36 @@ fn mtu(kind: Kind) -> (u64, u64) {
 base::words! {
     /// Administrative state of a port.
     Admin {
-        /// It forwards.
+        /// The port forwards.
         Up "up",
-        /// It forwards nothing.
+        /// The port forwards nothing.
         Down "down",
     }
     /// Part of a VM's memory that must be allocated when the switch maps the memory.
     Memory {
-        /// Nothing.
+        /// No part.
         Any "any",
-        /// All of it.
+        /// All memory.
         Prealloc "prealloc",
     }
-    /// Whether frames whose sender is not the port's are looked for.
+    /// Treatment of frames whose sender's addresses are not the port's.
     Guard {
-        /// No.
+        /// No check.
         Off "off",
-        /// They are counted.
+        /// Frames are counted.
         Log "log",
-        /// They are dropped.
+        /// Frames are dropped and counted.
         On "on",
     }
     /// A server that may be behind a port with a guard.
     Server {
-        /// Of DHCP.
+        /// Server of DHCP.
         Dhcp "dhcp",
-        /// Of DHCPv6.
+        /// Server of DHCPv6.
         Dhcpv6 "dhcpv6",
-        /// A router that advertises itself.
+        /// Router that sends advertisements.
         Ra "ra",
-        /// A virtual router.
+        /// Virtual router.
         Vrrp "vrrp",
     }
 }
@@ -219,21 +219,21 @@ base::words! {
 /// Side that connects a port's socket, or the place where an XDP uplink takes frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// It is listened on.
+    /// The switch listens on the socket.
     Server,
-    /// It is connected to.
+    /// The switch connects to the socket.
     Client,
-    /// At a place of the interface.
+    /// An XDP uplink takes frames at this place of the interface.
     Xdp(xdp::Mode),
 }
 
 impl Mode {
-    /// That of a port of which nothing is said.
+    /// Returns the default mode of a kind.
     pub fn usual(kind: Kind) -> Mode {
         if kind == Kind::Xdp { Mode::Xdp(xdp::Mode::Auto) } else { Mode::Server }
     }
 
-    /// Where the frames of an XDP uplink are taken.
+    /// Returns the place where an XDP uplink takes frames.
     pub fn of_xdp(self) -> xdp::Mode {
         if let Mode::Xdp(mode) = self { mode } else { xdp::Mode::Auto }
     }
@@ -249,14 +249,14 @@ impl Words for Mode {
     ];
 }
 
-/// The words that a kind of ports takes.
+/// Returns the modes of a kind of ports, with their words.
 fn modes(kind: Kind) -> Vec<(&'static str, Mode)> {
     let has = |(_, mode): &(&str, Mode)| matches!(mode, Mode::Xdp(_)) == (kind == Kind::Xdp);
     Mode::WORDS.iter().copied().filter(has).collect()
 }
 
 impl Server {
-    /// Returns the set of a list.
+    /// Returns the servers of a list as a set.
     pub fn all(list: &[Server]) -> Servers {
         let has = |server| list.contains(&server);
         Servers {
@@ -275,7 +275,7 @@ pub enum AllowedMac {
     Own,
     /// The addresses of virtual routers.
     Vrrp,
-    /// This one.
+    /// One address.
     One(MacAddr),
 }
 
@@ -298,7 +298,8 @@ impl AllowedMac {
     }
 }
 
-/// A type of frames that a guard lets pass, or frames of IEEE 802.2, which have a length instead.
+/// An EtherType that a guard lets pass, or frames of IEEE 802.2, which have a length in place of
+/// the type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ethertype(pub u16);
 
@@ -333,14 +334,14 @@ impl Ethertype {
 /// Offloads that a port offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offload {
-    /// Offloads that its frames may ask for.
+    /// Offloads that frames of the port may request.
     pub send: Offloads,
-    /// Offloads that frames may reach it with.
+    /// Offloads of frames that the port may get.
     pub receive: Offloads,
 }
 
 impl Offload {
-    /// All, in both directions.
+    /// All offloads in both directions.
     pub const ON: Offload = Offload { send: Offloads::ALL, receive: Offloads::ALL };
 }
 
@@ -353,14 +354,14 @@ impl Words for Offload {
     ];
 }
 
-/// The words that a kind of ports takes. With the kernel there is one agreement for both
+/// Returns the offloads of a kind of ports, with their words. A TAP has equal offloads in both
 /// directions.
 fn offloads(kind: Kind) -> Vec<(&'static str, Offload)> {
     let has = |(word, _): &(&str, Offload)| kind != Kind::Tap || *word != "send";
     Offload::WORDS.iter().copied().filter(has).collect()
 }
 
-/// Types of one form each: how it is called, read and written, and what else is to be said of it.
+/// Declares types: name, form, reader, writer and further properties.
 macro_rules! types {
     ($($name:ident $type:ty:
         $form:literal, $read:expr, $word:expr $(, $field:ident: $value:expr)*;)*) => {$(
@@ -416,9 +417,9 @@ pub(super) const ADDRESSES: Type<u32> =
 pub(super) const VLAN: Type<VlanId> = shown(numbers(|_| range(VLANS), |s, _| read_in(s, VLANS)));
 pub(super) const NATIVE: Type<VlanId> =
     shown(numbers(|_| range((0, VLANS.1)), |s, _| read_in(s, (0, VLANS.1))));
-/// Least and greatest length that a mirror copies of a frame.
+/// Least and greatest length of a frame's copy for a mirror.
 const SNAPLENS: (u64, u64) = (limits::MIN_SNAPLEN as u64, limits::MAX_FRAME_LEN as u64);
-/// How many addresses a port may be limited to.
+/// Least and greatest limit of a port's addresses.
 const ADDRESS_CAPS: (u64, u64) = (1, limits::FDB_MAX_ENTRIES as u64);
 /// Least and greatest identifier of a VLAN.
 const VLANS: (u64, u64) = (1, MAX_VLAN as u64);

@@ -1,7 +1,7 @@
 //! Settings to typed values: every rule about one setting or one entry.
 //!
-//! Nothing stops at the first error: each setting is checked, and each complaint carries the
-//! place its setting was given at.
+//! The check does not stop at the first error: each setting is checked, and each complaint has the
+//! setting's place.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -18,7 +18,7 @@ use super::value::{inherited_socket, unknown_key};
 /// Name of the port that `--socket-path` or `--fd` adds.
 const SHORTHAND_NAME: &str = "port0";
 
-/// One place's settings, checked.
+/// Checked settings of one source.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Validated {
     pub(super) scalars: Scalars,
@@ -26,7 +26,7 @@ pub(super) struct Validated {
     pub(super) complaints: Vec<Complaint>,
 }
 
-/// Checks all of `source` for `machine`.
+/// Checks all settings of `source` for `machine`.
 pub(super) fn source(source: &Source, machine: Machine<'_>) -> Validated {
     let mut checked = Validated::default();
     for setting in &source.scalars {
@@ -45,7 +45,7 @@ pub(super) fn source(source: &Source, machine: Machine<'_>) -> Validated {
     checked
 }
 
-/// One setting outside of any entry.
+/// Checks one setting outside of entries.
 fn scalar(checked: &mut Validated, setting: &Setting, machine: Machine<'_>) -> Result<(), String> {
     match setting.key.as_str() {
         "socket-path" => {
@@ -65,7 +65,7 @@ fn scalar(checked: &mut Validated, setting: &Setting, machine: Machine<'_>) -> R
     Ok(())
 }
 
-/// The port that a shorthand stands for.
+/// Returns the port of `--socket-path` or `--fd`.
 fn shorthand(setting: &Setting, set: impl FnOnce(&mut Settings)) -> Checked {
     let mut settings = Settings { name: SHORTHAND_NAME.to_owned(), ..Settings::new(Kind::Port) };
     set(&mut settings);
@@ -74,7 +74,7 @@ fn shorthand(setting: &Setting, set: impl FnOnce(&mut Settings)) -> Checked {
     Checked { at, settings, claims }
 }
 
-/// The values of a list that is one word of the command line, with commas between; a file has
+/// Splits a list of the command line, which is one word with commas, into settings; a file has
 /// arrays.
 fn one_by_one(kind: Kind, setting: &Setting) -> Vec<Cow<'_, Setting>> {
     match &setting.value {
@@ -86,7 +86,7 @@ fn one_by_one(kind: Kind, setting: &Setting) -> Vec<Cow<'_, Setting>> {
     }
 }
 
-/// The complaint about a key that an entry needs, and how it is written there.
+/// Returns the complaint about a missing key of an entry, with the form of the key at this place.
 fn missing(key: &Key, Section { kind, at, .. }: &Section) -> String {
     let (name, form) = (key.name, key.form(*kind));
     match at {
@@ -95,7 +95,7 @@ fn missing(key: &Key, Section { kind, at, .. }: &Section) -> String {
     }
 }
 
-/// All settings of an entry, and what is wrong with them: each is looked at, once.
+/// Checks all settings of an entry, each once. Returns the settings and the complaints.
 pub(super) fn entry(section: &Section) -> (Checked, Vec<Complaint>) {
     let kind = section.kind;
     let mut settings = Settings::new(kind);
@@ -105,7 +105,7 @@ pub(super) fn entry(section: &Section) -> (Checked, Vec<Complaint>) {
     let mut given: HashSet<&str> = HashSet::new();
     for setting in &all {
         let key = kind.key(&setting.key);
-        // A file cannot repeat a key, and a list's values come one by one.
+        // A file cannot repeat a key, and the values of a list are separate settings.
         let again = !given.insert(&setting.key) && !key.is_some_and(|key| key.is_list);
         let outcome = match key {
             _ if again => Err(format!("{} is given twice", quote(&setting.key))),
@@ -150,8 +150,8 @@ pub(super) fn entry(section: &Section) -> (Checked, Vec<Complaint>) {
     (Checked { at: section.at.clone(), settings, claims }, complaints)
 }
 
-/// The complaint about a native VLAN without a trunk: the port would be in that VLAN alone, which
-/// is what `vlan` says, and cut off from ports in no VLAN.
+/// Returns the complaint about `native` without `trunk`: the port would be only in this VLAN, as
+/// with `vlan`, and cut off from ports in no VLAN.
 fn native_alone(Section { settings, .. }: &Section) -> Option<Complaint> {
     let given = |name: &str| settings.iter().find(|setting| setting.key == name);
     let native = given("native").filter(|_| given("trunk").is_none() && given("vlan").is_none())?;

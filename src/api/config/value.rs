@@ -1,7 +1,7 @@
-//! Rules about single values: types, ranges, and what the kernel takes as a name.
+//! Rules about single values: types, ranges, and names that the kernel accepts.
 //!
-//! Each function reads one setting and answers with its value or with the text of a complaint
-//! that names the setting's key.
+//! Each function reads one setting, and returns the value or a complaint that names the setting's
+//! key.
 
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use switch::reserved::{Reserved, ReservedSet};
 use switch::segment::VlanId;
 use switch::vlan::VlanSet;
 
-/// A string.
+/// Reads a string.
 pub(super) fn text(setting: &Setting) -> Result<&str, String> {
     match &setting.value {
         Value::Word(text) | Value::Text(text) => Ok(text),
@@ -28,7 +28,7 @@ pub(super) fn text(setting: &Setting) -> Result<&str, String> {
     }
 }
 
-/// `true` or `false`.
+/// Reads `true` or `false`.
 pub(super) fn truth(setting: &Setting) -> Result<bool, String> {
     let wrong = match &setting.value {
         Value::Boolean(truth) => return Ok(*truth),
@@ -40,7 +40,7 @@ pub(super) fn truth(setting: &Setting) -> Result<bool, String> {
     Err(format!("{} must be true or false, not {wrong}", setting.key))
 }
 
-/// A whole number from `min` to `max`.
+/// Reads a whole number from `min` to `max`.
 pub(super) fn number<T>(setting: &Setting, min: u64, max: u64) -> Result<T, String>
 where
     T: TryFrom<u64>,
@@ -60,12 +60,12 @@ where
         .ok_or_else(|| format!("{} must be {}, not {shown}", setting.key, rule()))
 }
 
-/// A decimal number, `None` if it is none or has more than 64 bits.
+/// Reads a decimal number; returns `None` for another text, and for a number of more than 64 bits.
 fn digits(word: &str) -> Option<u64> {
     if is_decimal(word) { word.parse().ok() } else { None }
 }
 
-/// `workers=`: how many, or as many as suit a machine with `cpus` CPUs.
+/// Reads `workers=`: a number, or `auto` for a machine with `cpus` CPUs.
 pub(super) fn workers(setting: &Setting, cpus: usize) -> Result<usize, String> {
     if let Value::Word(word) | Value::Text(word) = &setting.value
         && word == AUTO
@@ -76,7 +76,7 @@ pub(super) fn workers(setting: &Setting, cpus: usize) -> Result<usize, String> {
     count.map_err(|text| text.replacen("must be", "must be auto or", 1))
 }
 
-/// `worker=`: its number; none for `auto`.
+/// Reads `worker=`: a number; none for `auto`.
 pub(super) fn worker(setting: &Setting) -> Result<Option<u16>, String> {
     if let Value::Word(word) | Value::Text(word) = &setting.value
         && word == AUTO
@@ -87,7 +87,7 @@ pub(super) fn worker(setting: &Setting) -> Result<Option<u16>, String> {
     number.map_err(|text| text.replacen("must be", "must be auto or", 1))
 }
 
-/// Returns the word of a worker, as a file has it.
+/// Returns the text of a worker, as files have the text.
 pub(super) fn worker_word(worker: &Option<u16>) -> String {
     worker.map_or_else(|| AUTO.to_owned(), |number| number.to_string())
 }
@@ -95,12 +95,12 @@ pub(super) fn worker_word(worker: &Option<u16>) -> String {
 /// Word for a value that the switch chooses.
 const AUTO: &str = "auto";
 
-/// Digits alone: no sign, no blanks.
+/// Returns true for a text of digits only, without sign and blanks.
 fn is_decimal(word: &str) -> bool {
     !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// The name of a value's type.
+/// Returns the name of a value's type.
 pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Word(_) | Value::Text(_) => "a string",
@@ -110,8 +110,9 @@ pub(super) fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// The complaint about a key that nothing reads. `known` lists the keys that exist here, which are
-/// those of `kind`, or none of an entry. The suggestion comes first, then where the list is.
+/// Returns the complaint about an unknown key. `known` lists the possible keys: the keys of `kind`,
+/// or the keys outside of entries. The complaint has a suggestion first, and then the place of the
+/// list.
 pub(super) fn unknown_key(setting: &Setting, known: &[&str], kind: Option<Kind>) -> String {
     let plain = |word: &str| word.trim_end_matches('s').replace('_', "-").to_lowercase();
     let meant = known.iter().find(|word| plain(word) == plain(&setting.key));
@@ -140,8 +141,8 @@ pub(super) fn unknown_key(setting: &Setting, known: &[&str], kind: Option<Kind>)
     format!("unknown key {}{hint}", quote(&setting.key))
 }
 
-/// The name of a port: letters and digits, and `.`, `_`, `-` behind the first. It stands in log
-/// lines and counters, where blanks and quotes would need escaping.
+/// Reads the name of a port: letters and digits, and `.`, `_`, `-` behind the first character. The
+/// name stands in log lines and counters, where blanks and quotes would need escaping.
 pub(super) fn port_name(setting: &Setting) -> Result<String, String> {
     let name = text(setting)?;
     if is_port_name(name) {
@@ -152,14 +153,14 @@ pub(super) fn port_name(setting: &Setting) -> Result<String, String> {
     Err(format!("{} {} must be 1 to {max} {rule}", setting.key, quote(name)))
 }
 
-/// Whether a port may have this name.
+/// Returns true if a port may have this name.
 pub fn is_port_name(name: &str) -> bool {
     let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
     let rest = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
     first && rest && name.len() <= limits::MAX_NAME_LEN
 }
 
-/// A text of the administrator's own.
+/// Reads a label, which is any text of the administrator.
 pub(super) fn label(setting: &Setting) -> Result<String, String> {
     let label = text(setting)?;
     let max = limits::MAX_LABEL_CHARS;
@@ -171,7 +172,7 @@ pub(super) fn label(setting: &Setting) -> Result<String, String> {
     }
 }
 
-/// `all`, or identifiers of VLANs and ranges of them with commas between.
+/// Reads `all`, or a list of VLAN identifiers and ranges with commas.
 pub(super) fn vlan_set(setting: &Setting) -> Result<VlanSet, String> {
     if let Value::Integer(_) = setting.value {
         let one = number(setting, 1, MAX_VLAN.into())?;
@@ -200,7 +201,7 @@ pub(super) fn vlan_set(setting: &Setting) -> Result<VlanSet, String> {
     Ok(set)
 }
 
-/// Protocols between neighbours with commas between.
+/// Reads a list of link-local protocols with commas.
 pub(super) fn protocols(setting: &Setting) -> Result<ReservedSet, String> {
     let list = text(setting)?;
     let mut set = ReservedSet::NONE;
@@ -214,7 +215,7 @@ pub(super) fn protocols(setting: &Setting) -> Result<ReservedSet, String> {
     Ok(set)
 }
 
-/// The path of a socket, in `sun_path`'s bounds.
+/// Reads the path of a socket, within the length of `sun_path`.
 pub(super) fn socket_path(setting: &Setting) -> Result<PathBuf, String> {
     let path = path_text(setting)?;
     let key = &setting.key;
@@ -225,12 +226,12 @@ pub(super) fn socket_path(setting: &Setting) -> Result<PathBuf, String> {
     Ok(PathBuf::from(path))
 }
 
-/// The path of a directory for sockets.
+/// Reads the path of a directory for sockets.
 pub(super) fn socket_directory(setting: &Setting) -> Result<PathBuf, String> {
     Ok(path_text(setting)?.into())
 }
 
-/// Returns the path of a socket or a directory, as text.
+/// Reads the path of a socket or a directory as text.
 fn path_text(setting: &Setting) -> Result<&str, String> {
     let path = text(setting)?;
     let key = &setting.key;
@@ -251,7 +252,7 @@ fn path_text(setting: &Setting) -> Result<&str, String> {
     Ok(path)
 }
 
-/// A socket the parent process left open.
+/// Reads the number of a socket that the parent process left open.
 pub(super) fn inherited_socket(setting: &Setting) -> Result<RawFd, String> {
     let fd: RawFd = number(setting, 0, RawFd::MAX as u64)?;
     match sys::inherited::is_socket(fd) {
@@ -260,7 +261,7 @@ pub(super) fn inherited_socket(setting: &Setting) -> Result<RawFd, String> {
     }
 }
 
-/// One of some words, each of which stands for a value.
+/// Reads one of several words, each of which stands for a value.
 pub(super) fn one_of<T: Copy>(setting: &Setting, words: &[(&str, T)]) -> Result<T, String> {
     let key = &setting.key;
     let of = |wanted: &str| words.iter().find(|(word, _)| *word == wanted).map(|(_, value)| *value);
@@ -279,7 +280,8 @@ pub(super) fn one_of<T: Copy>(setting: &Setting, words: &[(&str, T)]) -> Result<
     })
 }
 
-/// `metrics=`: an address with its port, the path of a socket, or one that is inherited.
+/// Reads `metrics=`: an address with its port, the path of a socket, or `fd` for an inherited
+/// socket.
 pub(super) fn metrics(setting: &Setting) -> Result<MetricsSocket, String> {
     let word = text(setting)?;
     if word == "fd" {
@@ -295,7 +297,7 @@ pub(super) fn metrics(setting: &Setting) -> Result<MetricsSocket, String> {
     })
 }
 
-/// `log-level=`: what the log lets through.
+/// Reads `log-level=`.
 pub(super) fn log_level(setting: &Setting) -> Result<LevelFilter, String> {
     let word = text(setting)?;
     let known = LevelFilter::iter().find(|level| level.as_str().eq_ignore_ascii_case(word));
@@ -305,7 +307,7 @@ pub(super) fn log_level(setting: &Setting) -> Result<LevelFilter, String> {
     })
 }
 
-/// Permission bits in octal. Set-id and sticky bits mean nothing on a socket.
+/// Reads permission bits in octal. Set-id and sticky bits mean nothing on a socket.
 pub(super) fn permissions(setting: &Setting) -> Result<u32, String> {
     let rule = "socket-mode must be octal digits in a string, such as \"0660\", at most 0777";
     let word = text(setting).map_err(|_| rule.to_owned())?;
@@ -314,7 +316,7 @@ pub(super) fn permissions(setting: &Setting) -> Result<u32, String> {
     bits.filter(|bits| *bits <= 0o777).ok_or_else(|| format!("{rule}, not {}", quote(word)))
 }
 
-/// A group's number, given as such or by name.
+/// Reads a group, given as a number or by name.
 pub(super) fn group(setting: &Setting) -> Result<u32, String> {
     let numeric = match &setting.value {
         Value::Integer(_) => true,
@@ -340,7 +342,7 @@ pub(super) fn group(setting: &Setting) -> Result<u32, String> {
     }
 }
 
-/// An address one station can have.
+/// Reads an address of a single station.
 pub(super) fn station_address(setting: &Setting) -> Result<MacAddr, String> {
     let word = text(setting)?;
     let key = &setting.key;
@@ -355,7 +357,7 @@ pub(super) fn station_address(setting: &Setting) -> Result<MacAddr, String> {
     Ok(mac)
 }
 
-/// An IP address, or a prefix.
+/// Reads an IP address or a prefix.
 pub(super) fn prefix(setting: &Setting) -> Result<Prefix, String> {
     let word = text(setting)?;
     word.parse().map_err(|error| match error {
@@ -364,8 +366,8 @@ pub(super) fn prefix(setting: &Setting) -> Result<Prefix, String> {
     })
 }
 
-/// The name of a network interface: what the kernel takes (`dev_valid_name` in net/core/dev.c),
-/// and no `%`, which would ask it to make up a name.
+/// Reads the name of a network interface: a name that the kernel accepts (`dev_valid_name` in
+/// net/core/dev.c), without `%`, by which the kernel would choose a name.
 pub(super) fn interface_name(setting: &Setting) -> Result<String, String> {
     let name = text(setting)?;
     let max = limits::MAX_IFNAME_LEN;

@@ -1,14 +1,15 @@
-//! Facts that the diagnosis judges: the switch and its ports, now and lately.
+//! Facts that the diagnosis judges: the state of the switch and its ports, now and in the last
+//! minutes.
 
 use super::history::Counts;
 use base::frame::MacAddr;
 
-/// All that is known at a moment.
+/// All facts of a moment.
 #[derive(Debug, Clone, Default)]
 pub struct Facts {
     /// The switch as a whole.
     pub condition: Condition,
-    /// Frames pass between uplinks.
+    /// True if frames pass between uplinks.
     pub uplink_to_uplink: bool,
     /// Addresses in the forwarding table.
     pub addresses: usize,
@@ -23,13 +24,13 @@ pub struct Condition {
     pub degraded: Vec<Degraded>,
     /// Changes made while the switch runs, which the next start undoes.
     pub not_kept: Vec<NotKept>,
-    /// The file that the switch was started with, if there was one.
+    /// File of `--config`, if there is one.
     pub file: Option<String>,
     /// Combinations of settings that do not do what the settings say.
     pub odd: Vec<Odd>,
-    /// System calls that the sandbox refused, and how often.
+    /// System calls that the sandbox refused, with counts.
     pub refused_calls: Vec<(String, u64)>,
-    /// The user of the switch's process, to whom a TAP must belong unless that is root.
+    /// User of the switch's process. A TAP must belong to this user unless the user is root.
     pub user: u32,
 }
 
@@ -42,7 +43,7 @@ pub struct Odd {
     pub with: Vec<String>,
     /// Description of the combination.
     pub cause: String,
-    /// The command that mends the combination.
+    /// Command that removes the combination.
     pub command: String,
 }
 
@@ -57,12 +58,12 @@ pub struct NotKept {
     pub is_argument: bool,
 }
 
-/// Something that was asked for and is not there.
+/// A configured port or service that is missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Degraded {
-    /// The kind's name.
+    /// Name of the degradation's kind.
     pub code: &'static str,
-    /// The port that it is about, if it is about one.
+    /// Port that is missing, if a port is missing.
     pub port: Option<String>,
     /// The reason.
     pub why: String,
@@ -73,25 +74,25 @@ pub struct Degraded {
 pub struct Port {
     /// Its name.
     pub name: String,
-    /// The interface of a TAP.
+    /// Interface of an uplink.
     pub link: Option<Link>,
     /// Longest packet in bytes, if there is a limit.
     pub mtu: Option<u32>,
-    /// Addresses that live there.
+    /// Number of the port's addresses.
     pub addresses: usize,
-    /// It has learned as many of them as it may.
+    /// True if the port has learned as many addresses as the port may.
     pub has_all_addresses: bool,
-    /// The administrator has it forward nothing.
+    /// True if the port has `admin=down`.
     pub is_disabled: bool,
-    /// Where its untagged frames are, but for the default bridge without VLANs.
+    /// Bridge or VLAN of the port's untagged frames; none for the default bridge without VLANs.
     pub segment: Option<Segment>,
     /// Faults of the guest's memory.
     pub guest_memory: Memory,
     /// The most frequent recent drop of frames that no healthy guest sends.
     pub refused: Option<Refused>,
-    /// Rings that are left alone, by their index.
+    /// Indices of broken rings, which the switch ignores.
     pub broken: Vec<usize>,
-    /// Frames that went out, and what was done for some of them, since the port began.
+    /// Frames to the port, and offloads in software, since the port began.
     pub offloads: Offloads,
     /// Counts of the last [`MOMENT`] seconds.
     ///
@@ -105,27 +106,27 @@ pub struct Port {
     ///
     /// [`LATELY`]: super::history::LATELY
     pub lately: Counts,
-    /// Whose frames found no room here lately, the most first.
+    /// Senders of frames that lately found no room at the port, the sender with most frames first.
     pub senders: Vec<Sender>,
-    /// The last source address from here that is tied to another port, and that port.
+    /// Last source address from the port that is static at another port, and the other port.
     pub foreign: Option<(MacAddr, String)>,
-    /// The last address that moved here, and the port it came from.
+    /// Last address that moved to the port, and the address's earlier port.
     pub moved: Option<(MacAddr, String)>,
-    /// The last source address from here that flapped and is held at another port, that port, and
-    /// whether it is held there now.
+    /// Last source address from the port that flapped and was held at another port, the other port,
+    /// and true if the address is held now.
     pub held: Option<(MacAddr, String, bool)>,
 }
 
 /// Faults of the memory that a front-end shares.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// It shares none, and the guest's driver waits.
+    /// True if the front-end shares no memory, and the guest's driver waits.
     pub missing: bool,
-    /// All that it shares lies in files on disks.
+    /// True if all shared memory lies in files on disks.
     pub all_on_disk: bool,
-    /// Bytes of such files beside other memory.
+    /// Bytes of memory in files on disks, beside other memory.
     pub on_disk: u64,
-    /// Frames that lately lay in other memory than that.
+    /// Frames that lately lay outside of the shared memory.
     pub outside: u64,
 }
 
@@ -138,20 +139,20 @@ pub struct Refused {
     pub meaning: &'static str,
     /// Advice on the reason.
     pub advice: &'static str,
-    /// How many.
+    /// Number of frames.
     pub frames: u64,
-    /// An address that the last one had and may not have.
+    /// Address of the last frame that the frame may not have.
     pub address: Option<String>,
 }
 
-/// A bridge, or a VLAN of one.
+/// A bridge, or a VLAN of a bridge.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Segment {
     /// Name of the bridge or VLAN.
     pub name: String,
-    /// Another port is in it.
+    /// True if the bridge or VLAN has another port.
     pub is_shared: bool,
-    /// Its bridge has an uplink, but neither an uplink nor a trunk is in it.
+    /// True if the VLAN has neither uplink nor trunk, and the bridge has an uplink.
     pub is_cut_off: bool,
 }
 
@@ -160,49 +161,49 @@ pub struct Segment {
 pub struct Link {
     /// Its name.
     pub interface: String,
-    /// It is a TAP's.
+    /// True for the interface of a TAP.
     pub is_tap: bool,
-    /// How it is.
+    /// State of the interface.
     pub state: LinkState,
-    /// The bridge it is in.
+    /// Bridge of the interface.
     pub bridge: Option<Bridge>,
 }
 
-/// How an interface is.
+/// State of an interface.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum LinkState {
     /// Frames pass.
     #[default]
     Up,
-    /// It was set down.
+    /// The interface was set down.
     Down,
-    /// It was deleted.
+    /// The interface was deleted.
     Gone,
 }
 
 /// A bridge of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bridge {
-    /// Number of its interface.
+    /// Number of the bridge's interface.
     pub index: u32,
-    /// Name of that.
+    /// Name of the bridge's interface.
     pub name: String,
 }
 
 /// Work that the switch does in software for a receiver without offloads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Offloads {
-    /// All frames that went there.
+    /// All frames to the receiver.
     pub frames: u64,
     /// Frames whose checksum the switch finished.
     pub checksummed: u64,
     /// Frames that the switch cut into segments.
     pub segmented: u64,
-    /// These segments.
+    /// Segments that the frames were cut into.
     pub segments: u64,
 }
 
-/// One who sends to a port.
+/// A sender to a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sender {
     /// Name of the port that the frames came from.

@@ -1,42 +1,42 @@
 //! Recent counts of a port: samples of its counters from the last minutes.
 //!
-//! Who samples may pause while nothing is counted: what the last sample says is so until the next.
+//! Sampling may pause while nothing is counted: the last sample holds until the next sample.
 
 use std::collections::VecDeque;
 
 use super::facts::Sender;
 use base::limits::{SAMPLES_KEPT, SAMPLES_SPACING, SENDERS_KEPT};
 
-/// Seconds that what goes on now is judged by.
+/// Seconds by which present faults are judged.
 pub const MOMENT: u32 = 10;
-/// Seconds that rates are judged by.
+/// Seconds by which rates are judged.
 pub const MINUTE: u32 = 60;
-/// Seconds after which what happened once is forgotten.
+/// Seconds after which a single fault is forgotten.
 pub const LATELY: u32 = 300;
 
 const _: () = assert!(SAMPLES_KEPT as u32 * SAMPLES_SPACING >= LATELY);
 
-/// Of each second so much is left in the next: after eight of them a third.
+/// Part of a sender's count that is left after each second: after eight seconds a third.
 const FADING: (u64, u64) = (7, 8);
-/// Seconds after which nothing is left.
+/// Seconds after which no count is left.
 const FADED: u32 = 120;
 
-/// Counters of a port that findings are judged by.
+/// Counters of a port for findings.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Frames that went out.
+    /// Frames to the port.
     pub out: u64,
-    /// Frames that found no room on their way out.
+    /// Frames that found no room at the port.
     pub no_room: u64,
     /// Frames that were longer than the MTU.
     pub too_big: u64,
     /// Source addresses that found no place in the table.
     pub learn_refused: u64,
-    /// Source addresses that are tied to another port.
+    /// Source addresses that are static at another port.
     pub learn_static: u64,
     /// Source addresses that are held at another port.
     pub learn_held: u64,
-    /// Addresses that were behind another port before.
+    /// Addresses that moved to the port from another port.
     pub moves: u64,
     /// Receive buffers that could not be used.
     pub bad_buffers: u64,
@@ -61,20 +61,20 @@ impl Counts {
 /// A port's counters at moments of the last minutes.
 #[derive(Debug)]
 pub struct History {
-    /// The newest last, [`SAMPLES_SPACING`] seconds apart at least.
+    /// Samples at least [`SAMPLES_SPACING`] seconds apart, the newest last.
     past: VecDeque<(u32, Counts)>,
     last: (u32, Counts),
 }
 
 impl History {
-    /// Begins in second `now`: what was counted before is none of it.
+    /// Begins a history in second `now`; earlier counts do not belong to the history.
     pub fn new(now: u32, counts: Counts) -> History {
         History { past: VecDeque::from([(now, counts)]), last: (now, counts) }
     }
 
-    /// The counters in second `now`.
+    /// Notes the counters in second `now`.
     pub fn note(&mut self, now: u32, counts: Counts) {
-        // Of a pause its beginning counts: nothing was counted in it.
+        // A pause counts with its beginning, as nothing was counted in the pause.
         let paused = now.saturating_sub(self.last.0) >= SAMPLES_SPACING;
         let newest = self.past.back().map_or(0, |(at, _)| *at);
         if paused && self.last.0 > newest {
@@ -106,16 +106,16 @@ impl History {
     }
 }
 
-/// Whose frames found no room at a port; what is older counts ever less.
+/// Senders whose frames found no room at a port; older frames count less.
 #[derive(Debug, Default)]
 pub struct Senders {
     at: u32,
-    /// The most first.
+    /// Senders, with most frames first.
     all: Vec<Sender>,
 }
 
 impl Senders {
-    /// Frames that found no room since the last note.
+    /// Adds frames that found no room since the last call.
     pub fn note(&mut self, now: u32, more: impl Iterator<Item = Sender>) {
         self.all = self.lately(now);
         self.at = now;
@@ -162,7 +162,7 @@ mod tests {
             assert!((10 * u64::from(seconds)..=most).contains(&counted), "{seconds}: {counted}");
         }
         assert!(history.past.len() <= SAMPLES_KEPT + 1);
-        // Nothing was counted since.
+        // No frame was counted since the last sample.
         assert_eq!(history.over(MOMENT, 1_010), out(0));
         assert!(history.over(MINUTE, 1_010).out > 0);
         assert_eq!(history.over(MINUTE, 1_060), out(0));
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(history.over(LATELY, 9), out(1));
     }
 
-    /// A pause has no part in what was counted before it.
+    /// A pause does not change earlier counts.
     #[test]
     fn what_was_counted_before_a_pause_is_not_of_after_it() {
         let mut history = History::new(0, out(0));

@@ -4,11 +4,11 @@
 //! * [`history`] what a port counted in the last minutes;
 //! * `of_switch`, `of_ports`, `of_memory`, `of_addresses`, `of_vlans` what is wrong with that.
 //!
-//! A client that asks for the health of the switch gets these findings: `vioswitchctl doctor`,
-//! `health` and `why`, and the metrics. What can be seen on the host alone, `doctor` adds.
+//! `vioswitchctl doctor`, `health` and `why`, and the metrics, report these findings. `doctor` adds
+//! faults that can be seen only on the host.
 //!
-//! Rules: nothing is read here, and time is an argument. A code stays the same in later versions,
-//! and docs/doctor.md has it. Cause and command are for people.
+//! Rules: the code here reads nothing, and time is an argument. Codes do not change in later
+//! versions, and docs/doctor.md lists the codes. Cause and command are for people.
 
 pub mod facts;
 pub mod history;
@@ -26,13 +26,14 @@ use base::limits::FINDINGS_TOLD;
 use facts::Facts;
 
 base::words! {
-    /// How bad a finding is.
+    /// Level of a finding.
     #[derive(Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     Level {
-        /// Frames pass, and not as well as they could, or not after the next restart.
+        /// Frames pass, but more slowly or less safely than possible, or not after the next
+        /// restart.
         Warn "warn",
-        /// Frames do not pass, or something that was asked for is not there.
+        /// Frames do not pass, or a configured port or service is missing.
         Fail "fail",
     }
 }
@@ -40,9 +41,9 @@ base::words! {
 /// A kind of finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Code {
-    /// The name, as clients get the code.
+    /// Name of the code for clients.
     pub name: &'static str,
-    /// How bad it is, as a rule.
+    /// Usual level of the finding.
     pub level: Level,
 }
 
@@ -51,7 +52,7 @@ macro_rules! codes {
         $(#[doc = concat!("The finding `", $name, "`.")]
         pub const $code: Code = Code { name: $name, level: Level::$level };)*
 
-        /// All kinds.
+        /// All kinds of findings.
         pub const CODES: &[Code] = &[$($code,)*];
     };
 }
@@ -80,30 +81,31 @@ codes! {
     UPLINKS_IN_ONE_BRIDGE "uplinks-in-one-bridge" Warn;
 }
 
-/// Something that is wrong.
+/// A fault that the diagnosis found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// How bad it is.
+    /// Level of the finding.
     pub level: Level,
-    /// The kind's name.
+    /// Name of the finding's kind.
     pub code: &'static str,
-    /// A port, TAP or stream; none for the switch as a whole.
+    /// Port, TAP or stream of the fault; none for the switch as a whole.
     pub port: Option<String>,
-    /// Other ports that it is about as much; of the switch as a whole those that it names.
+    /// Other ports with a part in the fault; for the switch as a whole the ports that the cause
+    /// names.
     pub with: Vec<String>,
-    /// The fault, in a sentence.
+    /// Description of the fault, in a sentence.
     pub cause: String,
-    /// The command that mends the fault; the reader fills in words in capitals.
+    /// Command that removes the fault; the reader replaces words in capitals.
     pub command: String,
 }
 
 impl Finding {
-    /// One of a port.
+    /// Makes a finding about a port.
     fn of(code: Code, port: &facts::Port, cause: String, command: impl Into<String>) -> Finding {
         Finding { port: Some(port.name.clone()), ..Finding::of_switch(code, cause, command) }
     }
 
-    /// One of the switch as a whole.
+    /// Makes a finding about the switch as a whole.
     fn of_switch(code: Code, cause: String, command: impl Into<String>) -> Finding {
         let Code { name, level } = code;
         let command = command.into();
@@ -111,7 +113,7 @@ impl Finding {
     }
 }
 
-/// Returns the findings, the worst first, [`FINDINGS_TOLD`] at most.
+/// Returns at most [`FINDINGS_TOLD`] findings, the worst first.
 pub fn judge(facts: &Facts) -> Vec<Finding> {
     let mut found = Vec::new();
     of_switch::judge(facts, &mut found);

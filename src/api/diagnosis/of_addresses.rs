@@ -1,4 +1,4 @@
-//! Faults of the forwarding table: addresses that move, or live at two ports.
+//! Faults of the forwarding table: addresses that move, or belong to two ports.
 
 use super::facts::{Facts, Port};
 use super::{ADDRESS_MOVING, ADDRESS_OF_ANOTHER, FDB_FULL, Finding};
@@ -6,7 +6,7 @@ use base::frame::MacAddr;
 use base::limits::FDB_MAX_ENTRIES;
 use base::words::counted;
 
-/// Moves to each of two ports in a minute: a guest that migrates moves once, and back at most.
+/// Moves to each of two ports in a minute: a guest that migrates moves once, and at most once back.
 const MANY_MOVES: u64 = 3;
 
 pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
@@ -51,7 +51,7 @@ fn foreign(port: &Port) -> Option<Finding> {
     Some(Finding { with, ..Finding::of(ADDRESS_OF_ANOTHER, port, cause, command) })
 }
 
-/// Told of the port that it is not held at.
+/// Finds an address of a port that is held at another port.
 fn held(port: &Port) -> Option<Finding> {
     let (mac, at, now) = port.held.as_ref().filter(|_| port.minute.learn_held > 0)?;
     let how = match now {
@@ -73,13 +73,13 @@ fn settle(mac: &MacAddr) -> String {
     )
 }
 
-/// Told of the first one of two ports.
+/// Finds an address that moves between two ports; the finding is about the first port.
 fn moving(at: usize, port: &Port, facts: &Facts) -> Option<Finding> {
     let often = |port: &Port| port.minute.moves >= MANY_MOVES;
     let (mac, from) = port.moved.as_ref().filter(|_| often(port))?;
     let (place, other) = (facts.ports.iter().enumerate())
         .find(|(_, other)| other.name == *from && often(other) && other.name != port.name)?;
-    // Of an address that is held the port that does not have it is named.
+    // The finding about a held address is about the port that is not the holder.
     if other.held.is_some() && other.minute.learn_held > 0 {
         return None;
     }

@@ -4,7 +4,7 @@ use super::facts::{Facts, Port};
 use super::{Finding, MEMORY_NOT_SHARED, MEMORY_ON_DISK, MEMORY_PARTLY_SHARED};
 use base::words::counted;
 
-/// How QEMU shares all memory.
+/// Arguments by which QEMU shares all memory.
 const QEMU: &str =
     "-object memory-backend-memfd,id=mem,size=SIZE,share=on -machine memory-backend=mem";
 
@@ -33,7 +33,7 @@ fn on_disk(port: &Port) -> Option<Finding> {
     (port.guest_memory.on_disk > 0).then(|| Finding::of(MEMORY_ON_DISK, port, cause, command))
 }
 
-/// Such as a DIMM that was plugged in and is not shared: the driver has its buffers there, too.
+/// Finds memory that is not shared, such as a plugged DIMM, in which the driver has buffers.
 fn outside(port: &Port) -> Option<Finding> {
     let count = port.guest_memory.outside + port.lately.bad_buffers;
     let cause = format!(

@@ -7,15 +7,15 @@ use super::{
 };
 use base::words::counted;
 
-/// So many frames done in software are no accident of a boot.
+/// Frames with offloads in software that are more than an accident of a boot.
 const MANY_FRAMES: u64 = 1_000;
 /// Cost of a checksum, and of a segment that a packet is cut into, in nanoseconds:
 /// docs/performance.md.
 const NANOS_EACH: u64 = 100;
-/// So many frames without room are no accident of a burst, and the share, in percent, that is.
+/// Frames without room that are more than an accident of a burst, and their least share in percent.
 const MANY_DROPS: u64 = 100;
 const FEW_PERCENT: u64 = 5;
-/// Senders that are named.
+/// Largest number of senders that a finding names.
 const MOST_NAMED: usize = 3;
 
 pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
@@ -95,7 +95,7 @@ fn overloaded(port: &Port) -> Option<Finding> {
     Some(Finding::of(RECEIVER_OVERLOADED, port, cause, command))
 }
 
-/// The senders of most of what was dropped.
+/// Returns the senders of most dropped frames.
 fn named(senders: &[Sender]) -> String {
     let all: u64 = senders.iter().map(|one| one.frames).sum();
     let share = |one: &Sender| format!("{} % from '{}'", one.frames * 100 / all.max(1), one.port);
@@ -127,7 +127,7 @@ fn refused(port: &Port) -> Option<Finding> {
     Some(Finding::of(FRAMES_REFUSED, port, cause, advice.replace("NAME", &port.name)))
 }
 
-/// Finds a receiver without offloads, whose work a worker does.
+/// Finds a receiver without offloads, for which a worker does the offloads.
 fn software(port: &Port) -> Option<Finding> {
     let Offloads { frames: all, checksummed, segmented, segments } = port.offloads;
     let frames = checksummed + segmented;

@@ -4,7 +4,7 @@ use super::facts::{Condition, Degraded, Facts, Odd};
 use super::{DEGRADED, Finding, NOT_KEPT, SANDBOX_REFUSED, SETTINGS_AT_ODDS};
 use base::words::quote;
 
-/// Names that are listed of several.
+/// Largest number of names in a list.
 const MOST_NAMED: usize = 3;
 /// The file that `vioswitchctl config save` takes unless it is told another one.
 const CONFIG: &str = "/etc/vioswitch/vioswitch.toml";
@@ -24,7 +24,8 @@ pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     found.extend(sandbox_refused(&facts.condition.refused_calls));
 }
 
-/// Who makes such calls may have the process in hand: another process is what is sure.
+/// Finds system calls that the sandbox refused. An attacker may control the process, so only a new
+/// process is safe.
 fn sandbox_refused(calls: &[(String, u64)]) -> Option<Finding> {
     if calls.is_empty() {
         return None;

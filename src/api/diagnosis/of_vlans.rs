@@ -1,4 +1,4 @@
-//! Faults of bridges and VLANs: ports that reach nobody.
+//! Faults of bridges and VLANs: ports that reach no other port.
 
 use super::facts::{Facts, Port, Segment};
 use super::{Finding, PORT_ALONE, VLAN_WITHOUT_UPLINK};
@@ -23,7 +23,7 @@ fn alone(port: &Port, segment: &Segment) -> Finding {
     Finding::of(PORT_ALONE, port, cause, command)
 }
 
-/// One finding a VLAN, of the first of its ports.
+/// Finds a VLAN without uplink; one finding for each VLAN, about the VLAN's first port.
 fn cut_off(at: usize, port: &Port, segment: &Segment, facts: &Facts) -> Option<Finding> {
     let is_here = |other: &&Port| other.segment.as_ref().is_some_and(|is| is.name == segment.name);
     if facts.ports[..at].iter().any(|other| is_here(&other)) {

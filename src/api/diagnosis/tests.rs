@@ -1,4 +1,4 @@
-//! Each fault of a healthy switch is found by its own code, and by no other one.
+//! Each fault of a healthy switch is found by its own code, and by no other code.
 
 use super::facts::{
     Bridge, Degraded, Link, LinkState, NotKept, Odd, Offloads, Port, Refused, Segment, Sender,
@@ -12,7 +12,7 @@ fn mac() -> MacAddr {
 }
 
 fn guest(name: &str) -> Port {
-    // What happens on a switch that is well.
+    // Counts of a healthy switch.
     let counted = Counts { out: 100_000, no_room: 99, moves: 2, ..Counts::default() };
     Port {
         name: name.to_owned(),
@@ -210,12 +210,12 @@ fn one_thing_is_singular() {
     }
 }
 
-/// A state that looks like a fault and is none has no finding.
+/// A state that only looks like a fault has no finding.
 #[test]
 fn what_is_no_fault_is_no_finding() {
     let harmless: [fn(&mut Facts); 7] = [
         |facts| facts.ports[0].segment = Some(vlan(true, false)),
-        // All that an uplink led to is found behind the other one, once.
+        // All addresses behind an uplink move to the other uplink, once.
         |facts| {
             facts.ports[3].minute.moves = 4_000;
             facts.ports[3].moved = Some((mac(), "up".to_owned()));
@@ -230,9 +230,9 @@ fn what_is_no_fault_is_no_finding() {
         |facts| {
             facts.ports[0].moment = Counts { out: 1_000_000, no_room: 5_000, ..healthy_counts() }
         },
-        // An address that was another's when it was seen, and is not tied any more.
+        // An address that was static at another port when it was seen, and is not static any more.
         |facts| facts.ports[0].minute.learn_static = 1,
-        // Its interface is down: nothing comes round by it.
+        // The interface is down: no frame returns through it.
         |facts| {
             facts.ports[3] = uplink("away", 1);
             facts.ports[3].link = None;

@@ -1,7 +1,8 @@
 //! Combinations of several ports' keys that make a key ineffective or the ports unreachable.
 //!
-//! The switch finds them as `settings-at-odds`, as the combinations of one port's keys. The effort
-//! grows with the number of ports, not with the number of pairs: a client may ask at any time.
+//! The switch reports these combinations as `settings-at-odds`, like combinations of one port's
+//! keys. The effort grows with the number of ports, not with the number of pairs: a client may ask
+//! at any time.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -12,7 +13,7 @@ use switch::{Reserved, VlanSet};
 /// A combination of several ports' keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Between {
-    /// Names of the ports; a mirror's own name is the first one of a mirror.
+    /// Names of the ports; for a mirror the first name is the mirror's.
     pub ports: Vec<String>,
     /// The combination.
     pub oddity: Oddity,
@@ -32,7 +33,7 @@ impl Between {
 /// Returns the combinations among all ports and mirrors of a switch.
 pub fn between<'s>(all: impl Iterator<Item = &'s Settings>) -> Vec<Between> {
     let (mirrors, ports): (Vec<_>, Vec<_>) = all.partition(|one| one.kind == Kind::Mirror);
-    // A mirror's destination sends nothing, and gets copies alone.
+    // A mirror's destination sends nothing, and gets only copies.
     let observers: HashSet<&str> = mirrors.iter().filter_map(|one| one.to.as_deref()).collect();
     let mut bridges: BTreeMap<&str, Vec<&Settings>> = BTreeMap::new();
     for port in ports.iter().filter(|port| !observers.contains(port.name.as_str())) {
@@ -76,7 +77,7 @@ fn isolated(members: &[&Settings]) -> Vec<Between> {
     let closed = by_vlan(members).into_iter().filter(|(vlan, _)| !open.has(*vlan));
     let found = closed.filter(|(_, ports)| ports.len() > 1).map(|(vlan, ports)| {
         let first = ports[0];
-        // The port that the others are to reach is an uplink if there is one.
+        // The other ports should reach an uplink, if there is one.
         let common = ports.iter().find(|port| port.kind != Kind::Port).unwrap_or(&first);
         let cause = format!(
             "isolated=on at all ports of {}: no frame passes between them",
@@ -88,7 +89,7 @@ fn isolated(members: &[&Settings]) -> Vec<Between> {
     found.collect()
 }
 
-/// Finds protocols between neighbours that one port alone passes.
+/// Finds link-local protocols that only one port passes.
 fn passes(members: &[&Settings]) -> Vec<Between> {
     if members.len() < 2 {
         return Vec::new();
@@ -153,7 +154,7 @@ fn mtus(members: &[&Settings]) -> Vec<Between> {
     found.collect()
 }
 
-/// Finds a mirror that copies a VLAN alone of which its source is no member.
+/// Finds a mirror that copies only a VLAN of which the mirror's source is no member.
 fn unseen(mirror: &Settings, ports: &HashMap<&str, &Settings>) -> Option<Between> {
     let vlan = mirror.vlan?;
     let source = ports.get(mirror.from.as_deref()?)?;
@@ -170,7 +171,7 @@ mod tests {
     use super::*;
     use crate::config::Value;
 
-    /// Settings of a port, or of what a colon follows: `mirror:name=m1 from=a to=b`.
+    /// Returns the settings of a port, or of the kind before a colon: `mirror:name=m1 from=a to=b`.
     fn settings(words: &str) -> Settings {
         let (kind, keys) = words.split_once(':').unwrap_or(("port", words));
         let kind = Kind::NAMED.into_iter().find(|one| one.to_string() == kind).expect("a kind");
@@ -241,7 +242,7 @@ mod tests {
         }
     }
 
-    /// Ports that have no other beside them, and a mirror's destination, are not at odds.
+    /// A port that is alone, and a mirror's destination, are not at odds with other ports.
     #[test]
     fn what_no_other_port_contradicts_is_not_found() {
         for harmless in [
