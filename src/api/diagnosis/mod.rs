@@ -1,6 +1,6 @@
 //! Finds faults that the switch can see itself: facts in, findings out.
 //!
-//! * [`facts`] what is judged;
+//! * [`facts`] facts about the switch and its ports;
 //! * [`history`] what a port counted in the last minutes;
 //! * `of_switch`, `of_ports`, `of_memory`, `of_addresses`, `of_vlans` what is wrong with that.
 //!

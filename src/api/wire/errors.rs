@@ -1,4 +1,4 @@
-//! Why a call is not carried out: the errors of the interface and of varlink itself.
+//! Errors of calls: the errors of the interface and of varlink itself.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -16,7 +16,7 @@ errors! { _of_service
     ServiceError
     /// No such interface.
     InterfaceNotFound { interface: String }
-    /// No such method; the one that was perhaps meant.
+    /// No such method; the nearest method.
     MethodNotFound { method: String, nearest?: String }
     /// A parameter has an invalid value; what is valid.
     InvalidParameter { parameter: String, nearest?: String }
@@ -27,10 +27,10 @@ errors! { _of_service
 errors! { of_switch
     /// Errors of the switch.
     SwitchError
-    /// The configuration has errors, or could not be put into service, and the old one runs; all
-    /// errors, with file and line where known.
+    /// The configuration has errors, or could not be put into service, and the old configuration
+    /// runs; all errors, with file and line where known.
     BadConfig { errors: Vec<String> }
-    /// A port of this name exists; its origin.
+    /// A port of this name exists; the port's origin.
     PortExists { name: String, origin: String as Origin }
     /// The port is being removed: its name, socket, interface and addresses are not free yet.
     PortBeingRemoved { name: String }
@@ -38,26 +38,26 @@ errors! { of_switch
     NoSuchPort { name: String, nearest?: String }
     /// A parameter has an invalid value; what is valid.
     InvalidParameter { field: String, value: String, wanted: String }
-    /// The port did not reach the state in time; its state.
+    /// The port did not reach the state in time; the port's present state.
     TimedOut { state: State }
-    /// The caller may not do this; who may.
+    /// The caller lacks the right to call the method; the callers that have the right.
     NotPermitted { wanted: String }
-    /// The switch could not do it, and changed nothing; why.
+    /// The switch could not carry out the call, and changed nothing; the reason.
     Refused { reason: String }
 }
 
-/// Why a call is not carried out.
+/// Reason why a call is not carried out.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{self:?}")]
 pub enum Fault {
-    /// By the rules of varlink.
+    /// Error by the rules of varlink.
     Service(ServiceError),
-    /// By the switch.
+    /// Error of the switch.
     Switch(SwitchError),
 }
 
 impl Fault {
-    /// As an answer.
+    /// Returns the error as an answer.
     pub fn message(&self) -> Value {
         let (interface, message) = match self {
             Fault::Service(error) => (SERVICE, serde_json::to_value(error)),
@@ -69,7 +69,7 @@ impl Fault {
         message
     }
 
-    /// Reads an answer; none if it is no known error.
+    /// Reads an answer; returns none if the answer is no known error.
     pub fn read(mut message: Value) -> Option<Fault> {
         let (interface, name) = message["error"].as_str()?.rsplit_once('.')?;
         let is_service = interface == SERVICE;
@@ -91,18 +91,18 @@ impl Fault {
         Fault::Service(ServiceError::MethodNotFound { method, nearest })
     }
 
-    /// No such parameter, none where one is needed, or one of another type.
+    /// A parameter is unknown, missing or of another type.
     pub fn parameter(parameter: &str, nearest: Option<&str>) -> Fault {
         let (parameter, nearest) = (clip(parameter), nearest.map(str::to_owned));
         Fault::Service(ServiceError::InvalidParameter { parameter, nearest })
     }
 
-    /// The name is taken.
+    /// A port has this name.
     pub fn port_exists(name: &str, origin: &str) -> Fault {
         Fault::Switch(SwitchError::PortExists { name: clip(name), origin: origin.to_owned() })
     }
 
-    /// A port that has the name, or what else is wanted, is being removed.
+    /// A port with the wanted name, socket, interface or address is being removed.
     pub fn port_being_removed(name: &str) -> Fault {
         Fault::Switch(SwitchError::PortBeingRemoved { name: clip(name) })
     }
@@ -113,25 +113,25 @@ impl Fault {
         Fault::Switch(SwitchError::BadConfig { errors })
     }
 
-    /// Nothing has this name.
+    /// No port has this name.
     pub fn no_such_port(name: &str, nearest: Option<&str>) -> Fault {
         let (name, nearest) = (clip(name), nearest.map(str::to_owned));
         Fault::Switch(SwitchError::NoSuchPort { name, nearest })
     }
 
-    /// A setting has a value that it cannot have.
+    /// A setting has an invalid value.
     pub fn invalid(Wrong { key, text }: &Wrong, value: &str) -> Fault {
         let (field, value, wanted) = (clip(key), clip(value), text.clone());
         Fault::Switch(SwitchError::InvalidParameter { field, value, wanted })
     }
 
-    /// It could not be done.
+    /// The call could not be carried out.
     pub fn refused(reason: &str) -> Fault {
         Fault::Switch(SwitchError::Refused { reason: reason.to_owned() })
     }
 }
 
-/// What a client said, as much of it as an answer repeats.
+/// Returns a text of a client, cut to the length that an answer repeats.
 pub fn clip(text: &str) -> String {
     match text.char_indices().nth(MAX_QUOTED_CHARS) {
         Some((end, _)) => format!("{}...", &text[..end]),

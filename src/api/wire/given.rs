@@ -1,4 +1,4 @@
-//! Parameters of a call as a struct: those that it has and no others, each with its type.
+//! Parameters of a call as a struct: only parameters of the method, each with its type.
 
 use serde::de::{self, DeserializeSeed, IntoDeserializer, MapAccess, Visitor};
 use serde_json::{Value, map};
@@ -7,7 +7,7 @@ use super::Parameters;
 use super::errors::Fault;
 use crate::config::nearest;
 
-/// The parameters that were given.
+/// Parameters that a client gave.
 pub struct Given(pub Parameters);
 
 impl<'de> de::Deserializer<'de> for Given {
@@ -35,7 +35,7 @@ impl<'de> de::Deserializer<'de> for Given {
     }
 }
 
-/// What a method takes, from the parameters that are given.
+/// Reads the parameters of a method from the parameters that a client gave.
 pub fn read<M: de::DeserializeOwned>(parameters: Parameters) -> Result<M, Fault> {
     M::deserialize(Given(parameters))
 }

@@ -1,10 +1,11 @@
-//! The declarations of the interface: types, methods and errors are written once, as in its
-//! description, and become structs of Rust; a test makes the description of them too.
+//! Declarations of the interface: types, methods and errors are written once, in the form of the
+//! interface's description, and become structs of Rust. A test makes the description from the
+//! declarations too.
 //!
-//! `name: Type` is always there, `name?: Type` may be missing, and `name: Option<Type>` is null
-//! where there is none. `as Word` gives a text the name of an enumeration.
+//! A field `name: Type` is always present, `name?: Type` may be missing, and `name: Option<Type>`
+//! is null if there is no value. `as Word` gives a text the name of an enumeration.
 
-/// Structs, with their items in a list of this name. The attributes are those of each.
+/// Declares structs, with their items in a list of this name. Each struct gets the attributes.
 macro_rules! structs {
     ($list:ident [$all:meta] $($(#[doc = $doc:expr])* $name:ident {
         $($(#[$meta:meta])* $field:ident $(?: $may:ty)? $(: $must:ty)? $(as $word:ident)?),* $(,)?
@@ -41,8 +42,9 @@ macro_rules! structs {
     };
 }
 
-/// Methods: what each takes, and the name and fields of what it answers. Before it stand `admin` or
-/// `captor`, the group whom it is for, and `more` if it answers in several parts.
+/// Declares methods: the parameters of each method, and the name and fields of the answer. `admin`
+/// or `captor` before a method names the group that may call the method; `more` marks an answer in
+/// several parts.
 macro_rules! methods {
     ($($(#[doc = $doc:literal])* $([$($flag:ident)*])? $name:ident { $($request:tt)* }
         -> $answer:ident { $($fields:tt)* })*) => {

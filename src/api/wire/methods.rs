@@ -1,4 +1,4 @@
-//! The methods of the switch, with what they take and answer.
+//! Methods of the switch, with parameters and answers.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use super::types::{
     Sandbox, Session, Socket, Step, TapWrites, Unconfirmed, Worker,
 };
 
-/// What is known of a method.
+/// Description of a method.
 #[derive(Debug, Clone, Copy)]
 pub struct About {
     /// Its name in the interface.
@@ -27,25 +27,25 @@ pub struct About {
 }
 
 impl About {
-    /// True if it answers in several parts.
+    /// Returns true if the method answers in several parts.
     pub fn has_parts(self) -> bool {
         self.flags.contains(&"more")
     }
 
-    /// True if it is for those who may change the switch.
+    /// Returns true if only callers with change rights may call the method.
     pub fn is_for_admins(self) -> bool {
         self.flags.contains(&"admin")
     }
 
-    /// True if it is for those who may look at frames.
+    /// Returns true if only callers with capture rights may call the method.
     pub fn is_for_captors(self) -> bool {
         self.flags.contains(&"captor")
     }
 }
 
-/// What a method is called with.
+/// Parameters of a method.
 pub trait Method: Serialize {
-    /// What it answers, in one part or in each of several.
+    /// Answer, in one part or in each of several parts.
     type Answer: DeserializeOwned;
 
     /// Its name in the interface.
@@ -65,15 +65,15 @@ methods! {
         config: Option<String>, state_dir: Option<String>, clients: Clients, latency: String,
         tap_writes: Vec<TapWrites>, sandbox: Option<Sandbox>,
     }
-    /// All ports by their numbers, some in each reply: call it with "more".
+    /// All ports by their numbers, some in each reply: call the method with "more".
     [more] ListPorts {} -> Ports { ports: Vec<Port> }
     /// One port.
     GetPort { name: String } -> OnePort { port: Port }
-    /// A port in detail. command: the name of the front-end's process. The switch waits for the
-    /// session a quarter of a second, for the file system of the socket a second. lists: its keys
-    /// that are lists and not empty; settings: other keys that are neither defaults nor fields of
-    /// Port. violations: frames that broke a rule of its guard, by rule.
-    /// watched_by: mirrors of its frames; observes: mirrors whose copies it gets.
+    /// A port in detail. command: the name of the front-end's process. The switch waits a quarter
+    /// of a second for the session, and a second for the file system of the socket. lists: keys of
+    /// the port that are lists and not empty; settings: other keys that are neither defaults nor
+    /// fields of Port. violations: frames that broke a rule of the port's guard, by rule.
+    /// watched_by: mirrors of the port's frames; observes: mirrors whose copies the port gets.
     GetPortDetails { name: String } -> PortDetails {
         port: Port, socket?: Socket, command?: String, session?: Session, rings: Vec<Ring>,
         learn_static: u64, learn_held: u64, rate_waits: u64, log_suppressed: u64,
@@ -81,7 +81,8 @@ methods! {
         watched_by: Vec<String>, observes: Vec<String>,
     }
     /// Answers when a port has reached a state: listening, negotiating or attached, which is the
-    /// default and may be written up; or with TimedOut after so many milliseconds, a day at most.
+    /// default and may be written up; or answers with TimedOut after timeout_ms milliseconds, a day
+    /// at most.
     WaitForPort { name: String, state?: String as State, timeout_ms?: Number } -> WaitedFor {
         port: Port,
     }
@@ -94,9 +95,9 @@ methods! {
     /// frames of port from to port to, which takes part in no forwarding from then on.
     [admin] Add { kind?: String as EntryKind, may_exist?: bool, #[serde(flatten)] keys: EntryKeys }
         -> Added { number?: u16, socket?: String }
-    /// Changes settings of a port, TAP or stream, all or none: the given ones, and the keys in
-    /// unset, which get their defaults. Answers what changes, and when. A socket cannot be changed.
-    /// mtu is set on the interface of a TAP.
+    /// Changes settings of a port, TAP or stream, all or none: the given settings, and the keys in
+    /// unset, which get their defaults. Answers the changes, and when each change takes effect. A
+    /// socket cannot be changed. mtu is set on the interface of a TAP.
     [admin] Set {
         kind?: String as EntryKind, unset?: Vec<String>, #[serde(flatten)] keys: LiveKeys,
     } -> Changed { changes: Vec<Change> }
@@ -112,36 +113,39 @@ methods! {
     GetWorkers {} -> Workers { cycles_per_second: u64, workers: Vec<Worker> }
     /// All reasons for a drop.
     GetDropReasons {} -> DropReasons { reasons: Vec<DropReason> }
-    /// The present findings that the switch makes itself, the worst first, 256 at most, some in
-    /// each reply: call it with "more".
+    /// The present findings that the switch makes itself, the worst first, at most 256, some in
+    /// each reply: call the method with "more".
     [more] GetFindings {} -> Findings { findings: Vec<Finding> }
-    /// The addresses of a port, a bridge or a VLAN, or all, some in each reply: call it with
-    /// "more".
+    /// The addresses of a port, a bridge or a VLAN, or all addresses, some in each reply: call the
+    /// method with "more".
     [more] ListAddresses { port?: String, bridge?: String, vlan?: Number } -> Addresses {
         addresses: Vec<Address>,
     }
     /// Queriers, routers and members of multicast groups, of a port, a bridge or a VLAN, or all,
-    /// some in each reply: call it with "more". Refused without multicast snooping.
+    /// some in each reply: call the method with "more". The call is refused without multicast
+    /// snooping.
     [more] ListGroups { port?: String, bridge?: String, vlan?: Number } -> Groups {
         groups: Vec<GroupPort>,
     }
-    /// Forgets the learned addresses of a port, a bridge or a VLAN, or all; static addresses stay.
-    /// Frames for them are flooded until they are learned again.
+    /// Forgets the learned addresses of a port, a bridge or a VLAN, or all learned addresses;
+    /// static addresses stay. Frames for forgotten addresses are flooded until the addresses are
+    /// learned again.
     [admin] FlushAddresses { port?: String, bridge?: String, vlan?: Number } -> Flushed {
         flushed: u64,
     }
-    /// Events after this number, 0 for all that are kept, and then new ones, unless follow is
-    /// false: call it with "more". Without a number: new ones. lost: events that are not kept any
-    /// more. A number above the last one is of an earlier process, and counts as 0.
+    /// Events after the number since, or all kept events for 0, and then new events, unless follow
+    /// is false: call the method with "more". Without since: only new events. lost: events that are
+    /// no longer kept. A number above the last event's number is of an earlier process, and counts
+    /// as 0.
     [more] Events { since?: Number, follow?: bool } -> EventList {
         events: Vec<Event>,
         lost?: u64,
     }
-    /// Copies of frames that pass these ports, by default all: call it with "more". The first
-    /// reply, without packets, reports the beginning; the capture ends with the last of the ports,
-    /// or the connection. drops: only dropped frames. filter: a program as "tcpdump -ddd" prints
-    /// it, without its first line. snaplen: bytes of each frame. lost: copies that were not read in
-    /// time. For root, the switch's user and the members of capture-group.
+    /// Copies of frames that pass these ports, by default all ports: call the method with "more".
+    /// The first reply, without packets, reports the beginning; the capture ends with the last of
+    /// the ports, or with the connection. drops: only dropped frames. filter: a program as "tcpdump
+    /// -ddd" prints programs, without the first line. snaplen: bytes of each frame. lost: copies
+    /// that were not read in time. For root, the switch's user and the members of capture-group.
     [captor more] Capture {
         ports?: Vec<String>, drops?: bool, filter?: Vec<Instruction>, snaplen?: Number,
     } -> Packets { packets: Vec<Packet>, lost: u64 }
@@ -150,40 +154,40 @@ methods! {
     /// deleted, and through changes of the port's settings; a file that gives it to another port
     /// takes precedence.
     [admin] AddAddress { mac: String, port: String } -> Tied {}
-    /// Deletes a static address and answers its port; it can be learned again. An address of the
-    /// port's settings is removed from these, as by Set. port: needed where several ports have
-    /// it, each in a bridge or VLAN of its own.
+    /// Deletes a static address and answers the address's port; the address can be learned again.
+    /// An address of the port's settings is removed from the settings, as by Set. port: needed if
+    /// several ports have the address, each in a bridge or VLAN of its own.
     [admin] DeleteAddress { mac: String, port?: String } -> Untied { port: String }
-    /// Explains what the switch would do with a frame of len bytes, 98 by default, that enters by a
-    /// port, with the tag of this VLAN if one is given: each step in a sentence, and the verdict.
-    /// ip: its source address of IP, if it has one. frame: its first bytes in base64, as in data of
-    /// Packet, in place of src, dst, vlan and ip. to: the port that steps and verdict are about;
-    /// src, dst and vlan are then chosen, unless they are given: of what is known behind the two
-    /// ports. ports: its receivers; with to none while nothing comes from port. reason: of drops.
-    /// Sends and learns nothing.
+    /// Explains the way of a frame of len bytes, 98 by default, that enters by a port, with the tag
+    /// of vlan if vlan is given: each step in a sentence, and the verdict. ip: the frame's source
+    /// address of IP, if the frame has one. frame: the first bytes in base64, as in data of Packet,
+    /// in place of src, dst, vlan and ip. to: the port of steps and verdict; if src, dst and vlan
+    /// are not given, the switch chooses addresses that are known behind the two ports. ports: the
+    /// receivers; with to none while no frame comes from port. reason: of drops. The method sends
+    /// and learns nothing.
     Trace {
         port: String, src?: String, dst?: String, len?: Number, vlan?: Number, ip?: String,
         frame?: String, to?: String,
     } -> Traced {
         steps: Vec<String>, verdict: String, ports: Vec<String>, reason?: String,
     }
-    /// Counters and states in the text format of Prometheus, a part in each reply: call it with
-    /// "more".
+    /// Counters and states in the text format of Prometheus, a part in each reply: call the method
+    /// with "more".
     [more] GetMetrics {} -> Metrics { text: String }
-    /// All ports as configured, some in each reply: call it with "more".
+    /// All ports as configured, some in each reply: call the method with "more".
     [more] GetConfig {} -> ConfigEntries { entries: Vec<ConfigEntry> }
     /// Changes while the switch runs, as differences from the command line and the files in force,
     /// some in each reply: call it with "more". The caller must be allowed to change the switch.
     /// Ports of origin plug are left out. Refused during a reload, and while one waits for
     /// ConfirmConfig.
     [admin more] GetChanges {} -> RuntimeChanges { changes: Vec<RuntimeChange> }
-    /// What ReloadConfig would do now, some in each reply: call it with "more". The caller must be
-    /// allowed to change the switch.
+    /// The steps of a ReloadConfig now, some in each reply: call the method with "more". The caller
+    /// must be allowed to change the switch.
     [admin more] DiffConfig {} -> Steps { steps: Vec<Step> }
-    /// Reads the configuration again and applies the differences to ports of files: all, or none if
-    /// it can be undone. With confirm_seconds the old configuration is restored unless
-    /// ConfirmConfig comes in time. The answer has 256 steps, or as many as fit into 64 KiB;
-    /// untold: how many more there are.
+    /// Reads the configuration again and applies the differences to ports of files: all
+    /// differences, or none if the reload can be undone. With confirm_seconds the old configuration
+    /// is restored unless ConfirmConfig comes in time. The answer has 256 steps, or as many as fit
+    /// into 64 KiB; untold: the number of further steps.
     [admin] ReloadConfig { confirm_seconds?: Number } -> Reloaded {
         summary: String, steps: Vec<Step>, untold?: u64, confirm_seconds?: u64,
     }

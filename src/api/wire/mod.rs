@@ -1,10 +1,10 @@
-//! Requests and answers of the control socket: what the switch and its clients say to each other.
+//! Requests and answers of the control socket, between the switch and its clients.
 //!
-//! * `interface` how types, methods and errors are declared, once, for Rust and for varlink;
-//! * `types` what requests and answers consist of;
-//! * `methods` the methods, with what they take and answer;
-//! * `errors` why a call is not carried out;
-//! * `given` parameters as a client gives them, checked against what a method takes.
+//! * `interface` macros that declare types, methods and errors once, for Rust and for varlink;
+//! * `types` types of parameters and answers;
+//! * `methods` methods with their parameters and answers;
+//! * `errors` errors of calls;
+//! * `given` parameters of a client, checked against the parameters of a method.
 //!
 //! `docs/io.vioswitch.Switch.varlink` is made of these declarations.
 
@@ -28,17 +28,17 @@ pub use types::*;
 
 /// The switch's own interface.
 pub const SWITCH: &str = "io.vioswitch.Switch";
-/// That of every varlink service.
+/// Interface of every varlink service.
 pub const SERVICE: &str = "org.varlink.service";
 
 /// Parameters of a call or an answer.
 pub type Parameters = Map<String, Value>;
 
-/// A request or an answer as JSON.
+/// Returns a request or an answer as JSON.
 pub fn json(message: &impl Serialize) -> Value {
-    // All keys of its maps are texts, so that nothing can fail.
+    // All keys of the message's maps are texts, so the conversion cannot fail.
     serde_json::to_value(message).unwrap_or_default()
 }
 
-/// The interface in the language of varlink, as a test makes it of what is declared.
+/// The interface in the language of varlink, which a test makes from the declarations.
 pub const DESCRIPTION: &str = include_str!("../../../docs/io.vioswitch.Switch.varlink");

@@ -1,4 +1,4 @@
-//! The description of the interface, made of its declarations.
+//! The description of the interface, made from the declarations.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub trait Varlink {
     /// The name.
     fn varlink() -> String;
 
-    /// The line of a field of this type.
+    /// Returns the line of a field of this type.
     fn field(name: &str) -> String {
         format!("  {}: {},\n", name.trim_start_matches("r#"), Self::varlink())
     }
@@ -116,7 +116,7 @@ keys! {
     LiveKeys: |key| key.name == "name" || is_live(key);
 }
 
-/// Fields, or words, in brackets.
+/// Returns fields, or words, in brackets.
 pub fn body(lines: &[String]) -> String {
     let all = lines.concat();
     match all.strip_suffix(",\n") {
@@ -125,13 +125,13 @@ pub fn body(lines: &[String]) -> String {
     }
 }
 
-/// An item of the description below its comment.
+/// Returns an item of the description below its comment.
 pub fn item(comment: &[&str], text: &str) -> String {
     let comment: String = comment.iter().map(|line| format!("#{line}\n")).collect();
     format!("{comment}{text}\n\n")
 }
 
-/// A method with what it takes and answers.
+/// Returns a method with its parameters and its answer.
 pub fn method(comment: &[&str], name: &str, takes: &[String], answers: &[String]) -> String {
     item(comment, &format!("method {name}{} -> {}", body(takes), body(answers)))
 }
@@ -163,34 +163,34 @@ fn description() -> String {
     let mut kinds: Vec<&str> = KINDS.iter().map(|kind| kind.name).collect();
     kinds.dedup();
     let enumerations = enumerations! {
-        /// What is behind a port: a virtual machine, a TAP interface of the host, an interface past
-        /// the host's network stack, or a process at the other end of a stream.
+        /// Kind of a port: for a virtual machine, a TAP interface of the host, an interface that
+        /// bypasses the host's network stack, or a process at the other end of a stream.
         Kind = Kind::PORTS.map(Kind::word);
-        /// What is configured: a port of one of these kinds, or a mirror.
+        /// Kind of an entry: a port of a kind, or a mirror.
         EntryKind = Kind::NAMED.map(Kind::word);
         /// Where a port's settings come from: a configuration file, the command line, a change
         /// while the switch runs, or a socket in the directory of ports by plug.
         Origin = ["file", "cli", "runtime", "plug"];
-        /// When a change takes effect: at once; when the front-end connects again; with another
-        /// socket or interface; with the next start of the switch; with later ports.
+        /// When a change takes effect: at once; when the front-end connects again; with a new
+        /// socket or interface; at the next start of the switch; for later ports.
         Effect = Effect::ALL.map(Effect::name);
-        /// What pages of a guest's memory are: a file without a name (memfd), one with, huge pages,
-        /// a file on a disk, which the switch does not map.
+        /// Kind of pages of a guest's memory: a file without a name (memfd), a file with a name,
+        /// huge pages, or a file on a disk, which the switch does not map.
         Backing = ["anonymous", "file", "hugetlb", "disk", "unknown"];
-        /// Which way a frame passes the border between a port and the switch.
+        /// Direction in which a frame passes between a port and the switch.
         Direction = Direction::ALL.map(Direction::name);
         /// The kinds of events; docs/events.md describes each.
         EventKind = kinds;
-        /// warn: frames pass, and not as well as they could, or not after the next restart. fail:
-        /// frames do not pass, or something that is configured is missing.
+        /// warn: frames pass, but more slowly or less safely than possible, or not after the next
+        /// restart. fail: frames do not pass, or a configured port or service is missing.
         Level = Level::ALL.map(Level::name);
-        /// listening: no front-end is connected. negotiating: one is connected and takes no frames
-        /// yet. attached: frames pass. down: the uplink's interface is down. gone: the interface
-        /// was deleted, and the switch waits for it. left_out: the port has no socket or interface
-        /// yet. disabled: the port is administratively down. removing: the port was deleted, and
-        /// what served it has not ended yet.
+        /// listening: no front-end is connected. negotiating: a front-end is connected and takes no
+        /// frames yet. attached: frames pass. down: the uplink's interface is down. gone: the
+        /// interface was deleted, and the switch waits for the interface. left_out: the port has no
+        /// socket or interface yet. disabled: the port is administratively down. removing: the port
+        /// was deleted, and the removal has not ended yet.
         State = State::ALL.map(State::name);
-        /// What a port is to multicast groups.
+        /// Role of a port for multicast groups.
         GroupRole = GroupRole::ALL.map(GroupRole::name);
     };
     let types = [enumerations, answered(), given()].concat();
@@ -198,7 +198,7 @@ fn description() -> String {
     format!("{HEAD}{}\n", all.trim_end())
 }
 
-/// With UPDATE_DOCS it is written.
+/// With UPDATE_DOCS the description is written.
 #[test]
 fn the_interface_is_made_of_what_is_declared() {
     hold("docs/io.vioswitch.Switch.varlink", &description());

@@ -1,4 +1,4 @@
-//! What the methods take and answer: each type has its name in the interface.
+//! Types of parameters and answers: each type has its name in the interface.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::diagnosis::Level;
 use base::stats::Direction;
 
 base::words! {
-    /// How far a port is.
+    /// State of a port.
     #[derive(Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     #[allow(missing_docs)]
@@ -24,12 +24,12 @@ base::words! {
 }
 
 impl State {
-    /// The states that a client can wait for, each with further words for it. A port that is
-    /// further than a state is in that state too.
+    /// States that a client can wait for, each with further words for the state. A port in a later
+    /// state also counts as in the earlier states.
     pub const AWAITED: [(State, &'static [&'static str]); 3] =
         [(State::Listening, &[]), (State::Negotiating, &[]), (State::Attached, &["up"])];
 
-    /// The state that a client waits for by this word.
+    /// Returns the state that a client waits for by this word.
     pub fn awaited(word: &str) -> Option<State> {
         let is_it =
             |(state, more): &&(State, &[&str])| state.name() == word || more.contains(&word);
@@ -38,7 +38,7 @@ impl State {
 }
 
 base::words! {
-    /// What a port is to multicast groups.
+    /// Role of a port for multicast groups.
     #[derive(Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     #[allow(missing_docs)]
@@ -52,22 +52,22 @@ structs! { answered [serde(default)]
     Traffic {
         frames: u64, bytes: u64, drops: BTreeMap<String, u64>, drop_ages: BTreeMap<String, u64>,
     }
-    /// A port that sent frames which another port had no room for, and how many in the last
-    /// seconds; older ones count less.
+    /// A port that sent frames for which another port had no room, and the number of these frames
+    /// in the last seconds; older frames count less.
     Sender { port: String, frames: u64 }
     /// The process that is connected to a port's or a stream's socket. pid is 0 in another PID
     /// namespace.
     FrontEnd { pid: i32, uid: u32 }
-    /// A key of a port whose value changes; without a value it is not set.
+    /// A key of a port whose value changes; null if the key is not set.
     Change { key: String, from: Option<String>, to: Option<String>, effect: Effect }
-    /// A port. Counters grow from the port's beginning on. offloads: what frames may reach it with;
-    /// send_offloads: what its own frames may ask for. flood, isolated, learn, max_addresses,
-    /// admin, guard, bridge, vlan, trunk, native, worker, label: its settings of these names.
-    /// pending: settings for the next front-end. owner: the user of the socket, of origin plug. io:
-    /// of a TAP, uring or write, by which frames are written now; of an XDP uplink native or
-    /// generic, where its program runs; io_refused: why not uring, or native, if its setting
-    /// permits that. dropped_from: the senders of frames that lately found no room there, the most
-    /// first, five at most.
+    /// A port. Counters grow from the port's beginning on. offloads: offloads of frames that the
+    /// port may get; send_offloads: offloads that frames of the port may request. flood, isolated,
+    /// learn, max_addresses, admin, guard, bridge, vlan, trunk, native, worker, label: the port's
+    /// settings of these names. pending: settings for the next front-end. owner: the user of the
+    /// socket, of origin plug. io: of a TAP, uring or write, by which frames are written now; of an
+    /// XDP uplink native or generic, where the XDP program runs; io_refused: the reason against
+    /// uring, or native, if the setting permits this way. dropped_from: the senders of frames that
+    /// lately found no room at the port, the sender with most frames first, five at most.
     Port {
         name: String, number: u16, kind: String as Kind, origin: String as Origin, owner?: u32,
         state: State, front_end?: FrontEnd, interface?: String, io?: String,
@@ -80,19 +80,19 @@ structs! { answered [serde(default)]
     }
     /// A port's socket: path, permissions in octal digits, owner and group, which are missing while
     /// the file does not exist. answers: false if the file system did not answer for a second;
-    /// otherwise missing. looked_at: false if the switch did not examine the file because it waits
-    /// for too many other file systems.
+    /// otherwise missing. looked_at: false if the switch did not examine the file because the
+    /// switch waits for too many other file systems.
     Socket { path: String, mode?: String, uid?: u32, gid?: u32, answers?: bool, looked_at?: bool }
-    /// A region of a guest's memory; its address is the guest's, in hexadecimal digits.
+    /// A region of a guest's memory; address is the guest's address, in hexadecimal digits.
     Region { address: String, bytes: u64, backing: String as Backing, page: u64 }
-    /// What was negotiated with a front-end: features of virtio and of the vhost-user protocol by
-    /// name, and the guest's memory.
+    /// The result of the negotiation with a front-end: features of virtio and of the vhost-user
+    /// protocol by name, and the guest's memory.
     Session { features: Vec<String>, protocol_features: Vec<String>, memory: Vec<Region> }
-    /// One ring of a port, by its index; a TAP's queues have the indices that a guest's rings
-    /// would. standing: started, and without memory for now. polled: without a kick. available:
-    /// descriptor chains that the driver made available and did not get back. Fields of the session
-    /// are missing without a session, or if it did not answer in time. worker: the number of the
-    /// one that serves it. idle: seconds since the ring was last used.
+    /// One ring of a port, by its index; queues of a TAP have the indices of a guest's rings.
+    /// standing: started, and without memory for now. polled: without a kick. available: descriptor
+    /// chains that the driver made available and did not get back. Fields of the session are
+    /// missing without a session, or if the session did not answer in time. worker: the number of
+    /// the worker that serves the ring. idle: seconds since the ring was last used.
     Ring {
         index: usize, queue: usize, direction: Direction, size?: u64, started?: bool,
         standing?: bool, enabled?: bool, broken?: bool, polled?: bool, worker?: usize,
@@ -100,47 +100,48 @@ structs! { answered [serde(default)]
         kicks: u64, signals: u64, signals_suppressed: u64, waits: u64, bad_buffers: u64,
         checksummed: u64, segmented: u64, segments: u64, segments_lost: u64, coalesced: u64,
     }
-    /// A thread of the data path. Cycles are those of cycles_per_second in GetWorkers.
+    /// A thread of the data path. GetWorkers has the number of cycles in a second.
     Worker {
         number: u64, turns: u64, busy_turns: u64, busy_cycles: u64, idle_cycles: u64, bursts: u64,
         frames: u64, wakeups: u64, empty_wakeups: u64, spins_found: u64, spins_empty: u64,
         signals: u64, signals_suppressed: u64, signals_failed: u64, lock_misses: u64,
         lock_parks: u64, moves: u64, stalls: u64,
     }
-    /// An address and its port. bridge, vlan: where it is, unless that is the default bridge and no
-    /// VLAN. idle: seconds since the last frame from a learned address. held: it flapped between
-    /// ports, and stays here for a while. origin: of a static address.
+    /// An address and its port. bridge, vlan: bridge and VLAN of the address, unless the address is
+    /// in the default bridge and in no VLAN. idle: seconds since the last frame from a learned
+    /// address. held: the address flapped between ports, and stays at this port for a while.
+    /// origin: of a static address.
     Address {
         mac: String, port: String, bridge?: String, vlan?: u16, r#static: bool, idle?: u64,
         held?: bool, origin?: String as Origin,
     }
-    /// A mirror. dir: in, out or both, seen from the switch. vlan: only frames of it. snaplen:
-    /// bytes of each frame; all if it is missing. active: both ports are there. copies, lost: of
-    /// frames, that reached the port to, and that it lost.
+    /// A mirror. dir: in, out or both, seen from the switch. vlan: only frames of this VLAN are
+    /// copied. snaplen: bytes of each frame; whole frames if missing. active: both ports exist.
+    /// copies: copies that reached the port to; lost: copies that the port to lost.
     Mirror {
         name: String, from: String, to: String, dir: String, vlan?: u16, snaplen?: u32,
         origin: String as Origin, active: bool, copies: u64, lost: u64,
     }
-    /// A port that gets frames of multicast groups. role: querier, router, which gets those of all
-    /// groups, or member. bridge, vlan: where, unless that is the default bridge and no VLAN.
-    /// group: of a member; protocol: igmp or mld, of a querier. age: seconds since it was heard.
-    /// limited: frames of the group go to members and routers alone; of a querier: those of groups
-    /// with members do.
+    /// A port that gets frames of multicast groups. role: querier, router, which gets frames of all
+    /// groups, or member. bridge, vlan: bridge and VLAN of the groups, unless they are in the
+    /// default bridge and in no VLAN. group: of a member; protocol: igmp or mld, of a querier. age:
+    /// seconds since the port was heard. limited: frames of the group go only to members and
+    /// routers; of a querier: frames of groups with members do so.
     GroupPort {
         role: GroupRole, port: String, bridge?: String, vlan?: u16, group?: String,
         protocol?: String, age?: u64, limited?: bool,
     }
-    /// Connections of clients now and in all, and those that were closed because there were too
-    /// many, for an invalid message, a message that was too long or too slow, and for unread
-    /// replies.
+    /// Connections of clients now and in all, and connections that the switch closed: because there
+    /// were too many, for an invalid message, for a message that was too long or too slow, and for
+    /// unread replies.
     Clients {
         connected: u64, accepted: u64, refused: u64, malformed: u64, too_long: u64, too_slow: u64,
         unread: u64,
     }
-    /// An event. sequence: its number, from 1 at the start of the switch. time: microseconds since
-    /// 1970; monotonic: of CLOCK_MONOTONIC. text: as in the log. label: the present one of the
-    /// port. untold: events of this port that were left out before this one, because there were too
-    /// many. Other fields are those of the kind.
+    /// An event. sequence: the event's number, from 1 at the start of the switch. time:
+    /// microseconds since 1970; monotonic: of CLOCK_MONOTONIC. text: as in the log. label: the
+    /// port's present label. untold: events of this port that were left out before this event,
+    /// because there were too many. Other fields belong to the kind.
     Event {
         sequence: u64, time: u64, monotonic: u64, kind: String as EventKind, text: String,
         port?: String, label?: String, untold?: u64, why?: String, pid?: i32, uid?: u32,
@@ -148,41 +149,42 @@ structs! { answered [serde(default)]
         moves?: u64, at?: String, direction?: Direction, reason?: String, frames?: u64,
         file?: String, rule?: String, address?: String, dropped?: bool,
     }
-    /// How frames go to some uplinks: io, as of a port, and why; how many uplinks, and the names of
-    /// the first ones.
+    /// The way of frames to some uplinks: io, as of a port, and the reason; the number of uplinks,
+    /// and the names of the first uplinks.
     TapWrites { io: String, why: String, taps: usize, names: Vec<String> }
-    /// What the process confined itself to. landlock: the version in force, 0 without, and what it
-    /// covers; directories: where sockets may be made. system_calls: how many are allowed, 0 for
-    /// all; forbidden: how often others were refused. capabilities: those that remain. uplinks:
-    /// kinds that may be added. lacks: what the kernel could not do.
+    /// The confinement of the process. landlock: the version in force, 0 without Landlock, and the
+    /// rights that Landlock covers; directories: directories where sockets may be made.
+    /// system_calls: number of allowed system calls, 0 for all; forbidden: number of refused calls.
+    /// capabilities: remaining capabilities. uplinks: kinds of uplinks that may be added. lacks:
+    /// restrictions that the kernel lacks.
     Sandbox {
         landlock: u32, covers: Vec<String>, directories: Vec<String>, system_calls: usize,
         forbidden: BTreeMap<String, u64>, capabilities: Vec<String>, uplinks: Vec<String>,
         lacks: Vec<String>,
     }
-    /// The directory of ports by plug, and the keys that these share.
+    /// The directory of ports by plug, and the keys that these ports share.
     Plug { directory: String, keys: Vec<ConfigKey> }
-    /// A reload that is undone unless ConfirmConfig comes in so many seconds, and its caller.
+    /// A reload that is undone unless ConfirmConfig comes within seconds, and the reload's caller.
     Unconfirmed { seconds: u64, pid: i32, uid: u32 }
-    /// A reason why the switch is degraded. code: one of docs/events.md, which do not change.
+    /// A reason why the switch is degraded. code: a code of docs/events.md, which do not change.
     /// subject: the port. since: microseconds since 1970.
     Degradation { code: String, subject: Option<String>, text: String, since: u64 }
-    /// A reason for a drop: in which directions it is counted, what it means, and what to do about
-    /// it.
+    /// A reason for a drop: the directions in which the reason is counted, the meaning, and advice.
     DropReason { name: String, directions: Vec<Direction>, meaning: String, advice: String }
-    /// A finding. code: one of docs/doctor.md, which do not change. port: none for the switch as a
-    /// whole; with: other ports concerned. cause and command, which mends it, are for people.
+    /// A finding. code: a code of docs/doctor.md, which do not change. port: null for the switch as
+    /// a whole; with: other ports concerned. cause and command, which removes the fault, are for
+    /// people.
     Finding {
         level: Level, code: String, port?: String, with: Vec<String>, cause: String,
         command: String,
     }
-    /// A copy of a frame. time: nanoseconds since 1970. length: bytes of the whole frame, of which
-    /// data has the first ones, in base64; a broken frame has none. dropped: the reason.
+    /// A copy of a frame. time: nanoseconds since 1970. length: bytes of the whole frame; data: the
+    /// first bytes in base64, none of a broken frame. dropped: the reason of the drop.
     Packet {
         port: String, direction: Direction, time: u64, length: u64, data: String,
         dropped?: String,
     }
-    /// A key of the configuration with its value, or its values if it may be repeated.
+    /// A key of the configuration with its value, or with its values if the key may be repeated.
     ConfigKey { key: String, values: Vec<String> }
     /// A port in force, with the keys of the configuration. addresses: static ones of AddAddress.
     ConfigEntry {
@@ -198,9 +200,9 @@ structs! { answered [serde(default)]
         sign: String, kind: String, name: String, origin: String as Origin,
         before: Vec<ConfigKey>, now: Vec<ConfigKey>, addresses: Vec<String>,
     }
-    /// A step of a reload: "+" adds a port, "-" deletes it, "~" changes it, or, without kind and
-    /// name, the switch. An address of AddAddress changes ("~", kind "address") if a file has it
-    /// for another port. detaches: the process that is disconnected.
+    /// A step of a reload: "+" adds a port, "-" deletes a port, "~" changes a port, or, without
+    /// kind and name, the switch. An address of AddAddress changes ("~", kind "address") if a file
+    /// gives the address to another port. detaches: the process that is disconnected.
     Step {
         sign: String, kind?: String, name?: String, origin?: String as Origin,
         changes: Vec<Change>, detaches?: i32,
@@ -212,27 +214,27 @@ structs! { given [allow(missing_docs)]
     Instruction { code: u16, jt: u8, jf: u8, k: u32 }
 }
 
-/// Settings of a port that are shown wherever the port is, by their keys.
+/// Settings of a port that lists and details show, by their keys.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ShownKeys(pub Parameters);
 
-/// The name of an entry, and its keys.
+/// Name of an entry, and its keys.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct EntryKeys(pub Parameters);
 
-/// The name of an entry, and those of its keys that can be changed.
+/// Name of an entry, and the keys that can be changed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LiveKeys(pub Parameters);
 
-/// The values of a key; none if it is not set.
+/// Returns the values of a key; none if the key is not set.
 pub fn values<'k>(keys: &'k [ConfigKey], key: &str) -> &'k [String] {
     keys.iter().find(|known| known.key == key).map_or(&[], |known| &known.values)
 }
 
-/// The first of them.
+/// Returns the first value of a key.
 pub fn value<'k>(keys: &'k [ConfigKey], key: &str) -> Option<&'k str> {
     values(keys, key).first().map(String::as_str)
 }

@@ -300,7 +300,7 @@ fn duplicates_on_the_command_line_name_the_later_argument() {
         let line = complaint(&[&first, &second]);
         assert!(line.contains(&format!(": {what} is already used by --")), "{line}");
     }
-    // Even where the file has a namesake that either could replace.
+    // The file has a port of this name, which either entry could replace.
     let file = "[[port]]\nname='a'\nsocket='/z'\n";
     let error = with_file(file, &["--port=a,socket=/a", "--port=a,socket=/b"]).unwrap_err();
     assert!(error.lines[0].contains("name 'a' is already used by --port a,socket=/a"));

@@ -11,14 +11,14 @@ fn read(file: &str) -> String {
     std::fs::read_to_string(format!("{ROOT}/{file}")).expect(file)
 }
 
-/// The text with what stands between a mark, which stays, and the next `end` replaced.
+/// Replaces the text between a mark, which stays, and the next `end`.
 fn with(text: &str, mark: &str, end: &str, made: &str) -> String {
     let (head, rest) = text.split_once(mark).unwrap_or_else(|| panic!("no {mark:?}"));
     let at = rest.find(end).unwrap_or(rest.len());
     format!("{head}{mark}{made}{}", &rest[at..])
 }
 
-/// A value of a key, with the names of an entry of its own.
+/// Returns an example of a key's value, with the names of the kind's entry.
 fn example(key: &Key, kind: Kind) -> String {
     let (name, address) = match kind {
         Kind::Tap => ("uplink", ":02\""),
@@ -35,7 +35,7 @@ fn example(key: &Key, kind: Kind) -> String {
     }
 }
 
-/// Returns the purpose of a key, and its values where they are few.
+/// Returns the help of a key, with the values if they are few.
 fn told(key: &Key, kind: Kind) -> String {
     let form = key.form(kind);
     let help = key.help.replace('`', "\"");
@@ -43,7 +43,7 @@ fn told(key: &Key, kind: Kind) -> String {
     if is_told { format!("{help} {}.", form.replace('|', ", ")) } else { help }
 }
 
-/// The keys of an entry as the commented example has them.
+/// Returns the keys of an entry in the form of the commented example.
 fn commented(kind: Kind) -> String {
     let mut out = String::new();
     for key in kind.keys() {
@@ -126,7 +126,7 @@ fn the_page_of_the_configuration_says_when_changes_take_effect() {
     hold_table(file, mark, &format!("takes effect | keys\n---|---\n{table}"));
 }
 
-/// Lines of code that name a key, with their files: as a text, a field, or a type.
+/// Returns lines of code that name a key as a text, a field or a type, with their files.
 fn places(key: &Key) -> Vec<String> {
     let (field, upper) = (key.field(), key.field().to_uppercase());
     let text = format!("\"{}\"", key.name);
@@ -168,7 +168,7 @@ fn places(key: &Key) -> Vec<String> {
     found
 }
 
-/// A key is a line of the table, a type, and what is done with it.
+/// A key is a line of the table, a type, and the code that uses the value.
 #[test]
 fn a_key_is_named_in_few_places() {
     for name in ["label", "admin", "flood", "platform", "memory"] {

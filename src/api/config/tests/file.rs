@@ -3,7 +3,7 @@
 use super::*;
 use base::limits;
 
-/// The errors of a bad file as `LINE: message`; each must begin with the file's path.
+/// Returns the errors of a bad file as `LINE: message`; each error must begin with the file's path.
 fn file_errors(content: impl AsRef<[u8]>) -> Vec<String> {
     let file = Scratch::new(content);
     let error = run(&["--config", file.path()]).expect_err("a bad file");
@@ -12,7 +12,7 @@ fn file_errors(content: impl AsRef<[u8]>) -> Vec<String> {
     error.lines.iter().map(strip).collect()
 }
 
-/// One error, in the given line, that begins with `expected`.
+/// Expects one error, in the given line, that begins with `expected`.
 fn assert_file_error(content: &str, expected: &str) {
     let errors = file_errors(content);
     assert_eq!(errors.len(), 1, "{content}: {errors:?}");
@@ -130,7 +130,7 @@ fn wrong_types_in_a_file() {
     }
 }
 
-/// Wrong in ways that others have been before: the message says what to write.
+/// Each common mistake has a message with the right text.
 #[test]
 fn errors_say_what_to_write_instead() {
     let port = "[[port]]\nname='a'\nsocket='/a'\n";

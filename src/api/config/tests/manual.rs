@@ -106,7 +106,7 @@ ifname = \"vioswitch0\"
 .BR vioswitchctl (8)
 ";
 
-/// Keys that the example, which is for services, does without.
+/// Keys that the example lacks, as the example is for services.
 const NOT_FOR_SERVICES: [&str; 2] = ["socket-path = \"/run/vm1.sock\"", "fd = 3"];
 
 fn head(name: &str, section: u8, about: &str) -> String {
@@ -115,9 +115,9 @@ fn head(name: &str, section: u8, about: &str) -> String {
     format!(".TH {upper} {section} {DATE} \"vioswitch {version}\"\n.SH NAME\n{name} \\- {about}\n")
 }
 
-/// Help of an option: its paragraphs.
+/// Adds the paragraphs of an option's help.
 fn paragraphs(text: &mut String, help: &str) {
-    // The keys stand in the page of the file.
+    // The page of the file describes the keys.
     let told = help.split("\n\n").filter(|paragraph| !paragraph.starts_with("  "));
     for (place, paragraph) in told.enumerate() {
         if place > 0 {
@@ -127,7 +127,7 @@ fn paragraphs(text: &mut String, help: &str) {
     }
 }
 
-/// Examples of the help: sentences, and commands further to the right than these.
+/// Adds the examples of the help: sentences, and indented commands.
 fn examples_of(text: &mut String, examples: &str) {
     text.push_str(".SH EXAMPLES\n");
     for (place, paragraph) in
@@ -177,7 +177,8 @@ fn the_daemons_page_has_every_option() {
     hold_page("docs/man/vioswitchd.8", &(page + DAEMON_SEE_ALSO));
 }
 
-/// Settings outside of any entry, as files have them: those of the example, and the others.
+/// Returns settings outside of entries in the form of files: the settings of the example, and the
+/// settings that the example lacks.
 fn settings() -> Vec<&'static str> {
     let own = EXAMPLE.lines().take_while(|line| !line.starts_with('['));
     let bare = own.map(|line| line.strip_prefix('#').unwrap_or(line));
@@ -185,7 +186,8 @@ fn settings() -> Vec<&'static str> {
     set.chain(NOT_FOR_SERVICES).collect()
 }
 
-/// Panics for a key outside of any entry that the page lacks, or the example says nothing about.
+/// Panics for a key outside of entries that the page lacks, or that the example has without a
+/// comment.
 fn check_scalars(settings: &[&str]) {
     let own = |key: &&&str| Kind::named(key).is_none() && **key != "template";
     for key in SCALAR_KEYS.iter().filter(own) {
@@ -198,7 +200,7 @@ fn check_scalars(settings: &[&str]) {
     }
 }
 
-/// The keys of entries, each once with the entries that have it.
+/// Adds the keys of entries, each key once with its entries.
 fn keys_of_entries(page: &mut String) {
     for key in KEYS.iter().filter(|key| !key.kinds.is_empty()) {
         let named = Kind::PORTS.into_iter().chain([Kind::Mirror]);
@@ -210,7 +212,7 @@ fn keys_of_entries(page: &mut String) {
         let _ = writeln!(page, ".TP\n.B {}", setting.replace('"', "\\(dq"));
         let mut text = key.help.replace('`', "\"");
         let values = by_kind(key, |kind| key.form(kind).replace('|', ", "));
-        // A single word says no more than the setting above.
+        // A single word adds nothing to the setting above.
         let values = Some(values).filter(|values| values.contains(' '));
         let of_all = Kind::PORTS.into_iter().all(|kind| key.kinds.contains(&kind));
         text += &match values {
@@ -227,7 +229,7 @@ fn keys_of_entries(page: &mut String) {
 fn the_files_page_has_every_key() {
     let mut page = head("vioswitch.toml", 5, "configuration of vioswitchd");
     page += FILE_HEAD;
-    // The page of the daemon describes them.
+    // The page of the daemon describes these settings.
     let settings = settings();
     check_scalars(&settings);
     let names = settings.iter().filter_map(|line| Some(line.split_once(" = ")?.0));

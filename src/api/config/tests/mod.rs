@@ -25,7 +25,8 @@ enum Action {
     Print(String),
 }
 
-/// Reads the command line `args` (the program's name first) and the files it names, for `machine`.
+/// Reads the command line `args`, which begins with the program's name, and its files, for
+/// `machine`.
 fn from_args<I>(args: I, machine: Machine<'_>) -> Result<Action, UsageError>
 where
     I: IntoIterator,
@@ -50,7 +51,7 @@ fn config(args: &[&str]) -> Config {
     }
 }
 
-/// The one line about bad `args`, without the program's name.
+/// Returns the line about bad `args`, without the program's name.
 fn complaint(args: &[&str]) -> String {
     let error = run(args).expect_err(&format!("{args:?}"));
     assert_eq!(error.lines.len(), 1, "{args:?}: {error:?}");
@@ -86,7 +87,7 @@ impl Drop for Scratch {
     }
 }
 
-/// The configuration of a file and arguments.
+/// Returns the configuration of a file and arguments.
 fn with_file(content: &str, args: &[&str]) -> Result<Action, UsageError> {
     let file = Scratch::new(content);
     let all: Vec<&str> =
@@ -107,7 +108,7 @@ fn without_origins(mut config: Config) -> Config {
     config
 }
 
-/// The settings of all ports.
+/// Returns the settings of all ports.
 fn settings(config: &Config) -> Vec<&Settings> {
     config.ports.iter().map(|entry| &entry.settings).collect()
 }

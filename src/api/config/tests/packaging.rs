@@ -20,7 +20,7 @@ fn start_as_installed(example: &str) -> Config {
     }
 }
 
-/// "A line that begins with # and no blank is a setting that is off": these are switched on.
+/// Switches settings on that are off in the example: lines that begin with # and no blank.
 fn switched_on(example: &str, keys: &[&str]) -> String {
     let is_on = |rest: &&str| {
         let key = rest.split(' ').next().unwrap_or_default();
@@ -61,7 +61,7 @@ fn the_example_is_taken_and_its_remarks_are_the_defaults() {
     }
     (expected.ports, expected.template) = (all.ports.clone(), all.template.clone());
     expected.words.clone_from(&all.words);
-    // Lists of addresses that no guard looks at.
+    // Warnings about lists of addresses without a guard.
     expected.warnings.clone_from(&all.warnings);
     assert_eq!(all, expected);
 }

@@ -1,4 +1,4 @@
-//! Defaults, the two sources saying the same, and the command line winning.
+//! Defaults, equal settings of both sources, and the precedence of the command line.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixListener;
@@ -7,13 +7,13 @@ use super::*;
 use base::frame::offload::Offloads;
 use switch::PortPolicy;
 
-/// A TAP of which nothing else was said.
+/// Returns a TAP with defaults.
 fn tap(name: &str, ifname: &str) -> Settings {
     let (name, ifname) = (name.into(), Some(ifname.into()));
     Settings { name, ifname, ..Settings::new(Kind::Tap) }
 }
 
-/// A port of which nothing else was said.
+/// Returns a port with defaults.
 fn port(name: &str, socket: &str) -> Settings {
     let (name, socket) = (name.into(), Some(socket.into()));
     Settings { name, socket, ..Settings::new(Kind::Port) }
@@ -51,7 +51,7 @@ fn defaults() {
     assert_eq!(good_file(file, &[]), expected);
 }
 
-/// Every option, on the command line.
+/// Returns the configuration of a command line with every option.
 fn everything() -> Config {
     config(&[
         "--port",
@@ -287,7 +287,7 @@ fn conflicts_between_arguments_and_file_name_the_argument() {
     }
 }
 
-/// A directory and a link to it: sockets of one name in both are one socket.
+/// Two paths with one file name, in a directory and in a link to the directory, are one socket.
 #[test]
 fn one_socket_by_two_paths_is_a_conflict() {
     let directory = std::env::temp_dir().join(format!("vioswitch-spelled-{}", std::process::id()));
@@ -301,11 +301,11 @@ fn one_socket_by_two_paths_is_a_conflict() {
         let line = complaint(&[&first, &format!("--port=b,socket={}", at(other))]);
         assert!(line.ends_with(&format!("is already used by --port a,socket={}", at("real/s"))));
     }
-    // Neither of these is in the way of the first.
+    // No other path conflicts with the first path.
     for other in ["real/t", "s", "none/s"] {
         config(&[&first, &format!("--port=b,socket={}", at(other))]);
     }
-    // Relative to where the caller stands.
+    // A path relative to the caller's directory.
     let here = std::env::current_dir().unwrap().join("s").display().to_string();
     let line = complaint(&["--port=a,socket=s", &format!("--port=b,socket={here}")]);
     assert!(line.ends_with("is already used by --port a,socket=s"), "{line}");
@@ -345,14 +345,14 @@ fn nothing_to_switch_says_what_to_give() {
     }
     assert!(config(&["--control=/c"]).ports.is_empty(), "they may come later");
     assert!(with_file("workers = 1\n", &[]).unwrap_err().lines[0].contains("nothing to switch"));
-    // Not even a program's name.
+    // An empty command line, without the program's name.
     assert!(from_args(Vec::<OsString>::new(), CPUS).is_err());
 }
 
 #[test]
 fn the_first_of_several_bad_arguments_is_told() {
     assert!(complaint(&["--age=0", "--workers=0"]).starts_with("--workers 0: "));
-    // A bad argument comes before a bad file.
+    // A bad argument is reported before a bad file.
     let error = with_file("bogus = 1\n", &["--age=0"]).unwrap_err();
     assert!(error.lines[0].starts_with("vioswitchd: --age 0: "), "{error:?}");
     assert_eq!(error.lines.len(), 1);

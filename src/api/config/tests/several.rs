@@ -1,4 +1,5 @@
-//! Several files that are one configuration: the named one, and those of conf.d beside it.
+//! Several files that are one configuration: the named file, and the files of conf.d beside the
+//! named file.
 
 use super::*;
 use base::limits;
@@ -28,7 +29,7 @@ impl Etc {
         }
     }
 
-    /// The errors, with paths from here on.
+    /// Returns the errors, with paths relative to the directory.
     fn errors(&self) -> Vec<String> {
         let error = self.named("main.toml").expect_err("a bad file");
         let here = format!("{}/", self.0.display());
