@@ -130,9 +130,7 @@ fn paragraphs(text: &mut String, help: &str) {
 /// Adds the examples of the help: sentences, and indented commands.
 fn examples_of(text: &mut String, examples: &str) {
     text.push_str(".SH EXAMPLES\n");
-    for (place, paragraph) in
-        examples.trim_start_matches("Examples:\n").split("\n\n").enumerate()
-    {
+    for (place, paragraph) in examples.trim_start_matches("Examples:\n").split("\n\n").enumerate() {
         let (told, commands) = paragraph.trim_end().split_once('\n').unwrap_or((paragraph, ""));
         if place > 0 {
             text.push_str(".PP\n");
