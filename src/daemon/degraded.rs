@@ -35,14 +35,14 @@ codes! {
     PortLeftOut "port-left-out" "a port or stream has no socket",
     TapLeftOut "tap-left-out" "a TAP or XDP uplink has no interface since the start",
     PortBeingRemoved "port-being-removed"
-        "a port was deleted, and what served it has not ended yet",
+        "a port was deleted, and the removal has not ended yet",
     Metrics "metrics" "metrics are not served by HTTP",
-    Plug "plug" "the directory of ports by plug is not looked at, or not all of it",
-    Latency "latency" "CPUs are not kept from deep idle states while frames come",
+    Plug "plug" "the switch does not watch the directory of ports by plug, or not all files",
+    Latency "latency" "CPUs enter deep idle states while frames come",
     LastGoodConfiguration "last-good-configuration"
-        "the files of the configuration have errors, and those that were last in force run",
+        "the files of the configuration have errors, and the last good files are in force",
     ReloadNotConfirmed "reload-not-confirmed"
-        "a reload was not confirmed, and the configuration before it runs",
+        "a reload was not confirmed, and the earlier configuration runs",
     ChangesNotKept "changes-not-kept" "changes are not kept for the next start",
     KeptChangeLeftOut "kept-change-left-out" "a change that was kept was not made at the start",
     StateFileDamaged "state-file-damaged" "a file of the state directory could not be read",
