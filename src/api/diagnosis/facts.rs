@@ -72,7 +72,7 @@ pub struct Degraded {
 /// A port, TAP or stream.
 #[derive(Debug, Clone, Default)]
 pub struct Port {
-    /// Its name.
+    /// Name of the port.
     pub name: String,
     /// Interface of an uplink.
     pub link: Option<Link>,
@@ -159,7 +159,7 @@ pub struct Segment {
 /// The interface of an uplink.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Link {
-    /// Its name.
+    /// Name of the interface.
     pub interface: String,
     /// True for the interface of a TAP.
     pub is_tap: bool,

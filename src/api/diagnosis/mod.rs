@@ -1,8 +1,8 @@
 //! Finds faults that the switch can see itself: facts in, findings out.
 //!
 //! * [`facts`] facts about the switch and its ports;
-//! * [`history`] what a port counted in the last minutes;
-//! * `of_switch`, `of_ports`, `of_memory`, `of_addresses`, `of_vlans` what is wrong with that.
+//! * [`history`] counts of a port in the last minutes;
+//! * `of_switch`, `of_ports`, `of_memory`, `of_addresses`, `of_vlans` faults in these facts.
 //!
 //! `vioswitchctl doctor`, `health` and `why`, and the metrics, report these findings. `doctor` adds
 //! faults that can be seen only on the host.

@@ -18,7 +18,7 @@ errors! { _of_service
     InterfaceNotFound { interface: String }
     /// No such method; the nearest method.
     MethodNotFound { method: String, nearest?: String }
-    /// A parameter has an invalid value; what is valid.
+    /// A parameter has an invalid value; the valid values.
     InvalidParameter { parameter: String, nearest?: String }
     /// The answer has several parts.
     ExpectedMore {}
@@ -36,7 +36,7 @@ errors! { of_switch
     PortBeingRemoved { name: String }
     /// No port has this name; the nearest name.
     NoSuchPort { name: String, nearest?: String }
-    /// A parameter has an invalid value; what is valid.
+    /// A parameter has an invalid value; the valid values.
     InvalidParameter { field: String, value: String, wanted: String }
     /// The port did not reach the state in time; the port's present state.
     TimedOut { state: State }

@@ -21,7 +21,7 @@ use super::types::{
 /// Description of a method.
 #[derive(Debug, Clone, Copy)]
 pub struct About {
-    /// Its name in the interface.
+    /// Name in the interface.
     pub name: &'static str,
     flags: &'static [&'static str],
 }
@@ -48,7 +48,7 @@ pub trait Method: Serialize {
     /// Answer, in one part or in each of several parts.
     type Answer: DeserializeOwned;
 
-    /// Its name in the interface.
+    /// Name in the interface.
     fn name(&self) -> String;
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-// --- What is tried again ------------------------------------------------------------------
+// --- Retries ------------------------------------------------------------------------------
 
 /// First pause between tries; the pause doubles up to [`RETRY_MAX`]. Most missing things appear
 /// within seconds, made by another unit.

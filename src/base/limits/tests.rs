@@ -1,8 +1,8 @@
-//! `docs/limits.md` lists each limit with its value and what it bounds: its lists are made from
-//! the source, whose comments have the reasons. Numbers that only tune the switch are not on the
-//! page: those of `workers.rs`, and those whose comment begins with [`TUNING`].
+//! `docs/limits.md` lists each limit with a description and the value. The lists are made from the
+//! source, whose comments have the reasons. Numbers that only tune the switch are not on the page:
+//! numbers of `workers.rs`, and numbers whose comment begins with [`TUNING`].
 //!
-//! `UPDATE_DOCS=1 cargo test --lib limits` writes them anew. Each limit needs a doc comment.
+//! `UPDATE_DOCS=1 cargo test --lib limits` writes the lists. Each limit needs a doc comment.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,8 +18,8 @@ const COLUMN: usize = 76;
 /// The beginning of a number's comment, if the number bounds only the switch's own way of work.
 const TUNING: &str = " Tuning: ";
 
-/// The files of limits on the page, `limits.rs` first, each with the title of what stands before
-/// its sections.
+/// Returns the files of limits on the page, `limits.rs` first, each with the title for limits
+/// before the file's first section.
 fn files() -> Vec<(String, String)> {
     let src = Path::new(ROOT).join("src/base");
     let mut paths: Vec<PathBuf> =
