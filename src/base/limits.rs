@@ -2,14 +2,14 @@
 //!
 //! This file and the files in `limits/` have all numbers that bound the requests of a guest, a
 //! front-end or a configuration, and all numbers that tune the data path. Other modules have no
-//! such numbers. A file in `limits/` has the limits of one part of the switch: `workers.rs` of the
-//! workers, `control.rs` of the control socket, `capture.rs` of captures, and so on.
+//! such numbers. A file in `limits/` has the limits of one part of the switch.
 
 mod capture;
 mod control;
 mod diagnosis;
 mod events;
 mod files;
+mod filter;
 mod guard;
 mod holder;
 mod latency;
@@ -29,6 +29,7 @@ pub use control::*;
 pub use diagnosis::*;
 pub use events::*;
 pub use files::*;
+pub use filter::*;
 pub use guard::*;
 pub use holder::*;
 pub use latency::*;
@@ -595,6 +596,5 @@ pub const DEFAULT_QUEUES: u16 = 1;
 /// time of this table, 10 s, for tests and fast-moving VMs.
 pub const MAX_AGE_SECONDS: u32 = 1_000_000;
 
-/// Mode of a socket unless configured: owner and group. A process that can connect to the socket
-/// becomes the VM.
+/// Mode of a socket unless configured: owner and group. A process that can connect is the VM.
 pub const DEFAULT_SOCKET_MODE: u32 = 0o660;

@@ -6,14 +6,16 @@
 //! * A port is a number; [`policy::PortView`] has the properties of ports.
 //!
 //! `fdb` is the forwarding table and `policy` decides about one frame. `port_security` checks the
-//! addresses that a port sends; `segment` and `vlan` have the broadcast domains and the tags;
-//! `memo` has the answers that a worker may remember between frames; `meter` limits rates and
-//! `storm` limits floods; `reserved` has the protocols between neighbours; `mirror` has the ports
-//! whose frames are copied; `trace` tells the fate of a frame without forwarding it.
+//! addresses that a port sends; `filter` has rules about packets and the connections of ports;
+//! `segment` and `vlan` have the broadcast domains and the tags; `memo` has the answers that a
+//! worker may remember between frames; `meter` limits rates and `storm` limits floods; `reserved`
+//! has the protocols between neighbours; `mirror` has the ports whose frames are copied; `trace`
+//! tells the fate of a frame without forwarding it.
 
 #![forbid(unsafe_code)]
 
 pub mod fdb;
+pub mod filter;
 pub mod memo;
 pub mod meter;
 pub mod mirror;

@@ -36,7 +36,7 @@ impl Tick {
     }
 
     /// Returns the number of ticks in `seconds`.
-    pub(super) const fn ticks(seconds: u32) -> u32 {
+    pub(crate) const fn ticks(seconds: u32) -> u32 {
         seconds.saturating_mul(1 << SHIFT)
     }
 

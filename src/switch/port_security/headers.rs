@@ -84,6 +84,11 @@ impl<'a> Deref for Sent<'a> {
 }
 
 impl Headers<'_> {
+    /// Returns the headers of the packet that ends at `end`: what follows is padding.
+    pub(crate) fn until(&self, end: usize) -> Headers<'_> {
+        Headers { bytes: self.bytes.get(..end).unwrap_or(self.bytes), len: end, ..*self }
+    }
+
     /// Returns `N` bytes from `at`.
     #[inline(always)]
     fn take<const N: usize>(&self, at: usize) -> Result<[u8; N], Refused> {
@@ -109,27 +114,27 @@ impl Headers<'_> {
     }
 
     #[inline(always)]
-    pub(super) fn u8(&self, at: usize) -> Result<u8, Refused> {
+    pub(crate) fn u8(&self, at: usize) -> Result<u8, Refused> {
         self.take::<1>(at).map(|[byte]| byte)
     }
 
     #[inline(always)]
-    pub(super) fn u16(&self, at: usize) -> Result<u16, Refused> {
+    pub(crate) fn u16(&self, at: usize) -> Result<u16, Refused> {
         self.take(at).map(u16::from_be_bytes)
     }
 
     #[inline(always)]
-    pub(super) fn mac(&self, at: usize) -> Result<MacAddr, Refused> {
+    pub(crate) fn mac(&self, at: usize) -> Result<MacAddr, Refused> {
         self.take(at).map(MacAddr)
     }
 
     #[inline(always)]
-    pub(super) fn v4(&self, at: usize) -> Result<Ipv4Addr, Refused> {
+    pub(crate) fn v4(&self, at: usize) -> Result<Ipv4Addr, Refused> {
         self.take::<4>(at).map(Ipv4Addr::from)
     }
 
     #[inline(always)]
-    pub(super) fn v6(&self, at: usize) -> Result<Ipv6Addr, Refused> {
+    pub(crate) fn v6(&self, at: usize) -> Result<Ipv6Addr, Refused> {
         self.take::<16>(at).map(Ipv6Addr::from)
     }
 }

@@ -1,0 +1,116 @@
+//! Limits of filters: rules, groups, tracked connections.
+
+/// Filters of one configuration, and as many groups: one of each for every port.
+pub const MAX_FILTERS: usize = super::MAX_PORTS;
+
+/// Rules of one filter. The longest security groups of the clouds have some hundred.
+pub const MAX_FILTER_RULES: usize = 1_024;
+
+/// Filters of one port: a few shared ones in front of one of its own.
+pub const MAX_PORT_FILTERS: usize = 8;
+
+/// Bytes of a rule's text, so that an error can quote the rule.
+pub const MAX_RULE_BYTES: usize = 1_024;
+
+/// Items of one list in a rule. Longer lists of addresses are groups.
+pub const MAX_RULE_ITEMS: usize = 64;
+
+/// Addresses of one group: the members of a large cluster.
+pub const MAX_GROUP_ADDRESSES: usize = 4_096;
+
+/// Lines of a port's rules for one direction; a rule with types of ICMP has a line for each
+/// protocol. One word summarises the 64 words of a bitmap, so no look-up reads more than 64 words.
+pub const MAX_FILTER_LINES: usize = 64 * 64;
+
+/// Words of the bitmaps of one field of a port's rules: 4 MiB. A thousand rules with two
+/// addresses each need 64,000.
+pub const MAX_FILTER_WORDS: usize = 1 << 19;
+
+/// Tracked connections of all ports together; beyond, a port gets its reserved ones. Linux tracks
+/// as many on a machine with 4 GiB.
+pub const MAX_CONNECTIONS: u32 = 262_144;
+
+/// Tracked connections of one port: a quarter of all. A busy web server has some ten thousand.
+pub const MAX_CONNECTIONS_PER_PORT: u32 = 65_536;
+
+/// Connections that a port may track although the table is full, so that hostile ports do not cut
+/// off a quiet one.
+pub const RESERVED_CONNECTIONS_PER_PORT: u32 = 256;
+
+/// Half-open connections of one port, and as many that end: the newest ones; beyond, the oldest is
+/// forgotten. A flood of SYN has to send as many within a round trip to push out an honest one.
+pub const MAX_HALF_OPEN_PER_PORT: usize = 16_384;
+
+/// Tuning: slots of the table for each connection: with two buckets to choose from, a bucket of
+/// eight is then never full in practice.
+pub const CONNECTION_SLOTS: u32 = 2;
+
+/// Tuning: shards of the table, of which each has a lock for new connections.
+pub const CONNECTION_SHARDS: usize = 64;
+
+/// Tuning: attempts of a worker to take a shard's lock: as long as a running holder has it.
+pub const CONNECTION_LOCK_ATTEMPTS: u32 = 256;
+
+/// Tuning: places that are looked at to make room for one connection.
+pub const HALF_OPEN_LOOKS: usize = 8;
+
+/// Tuning: buckets that a sweep looks at in one step.
+pub const CONNECTION_SWEEP_BUCKETS: usize = 64;
+
+/// Fragmented packets of one port that are remembered, each for
+/// [`FRAGMENT_SECONDS`]. Linux reassembles 4 MiB, some thousand packets, for all peers.
+pub const MAX_FRAGMENTED_PACKETS: usize = 256;
+
+/// Time that a packet's first fragment lets the others pass: Linux's `ipfrag_time`.
+pub const FRAGMENT_SECONDS: u32 = 30;
+
+/// Answers to rejected frames that a port causes in a second: Linux limits ICMP errors to 1,000 a
+/// second for all peers.
+pub const REJECTS_PER_SECOND: u32 = 100;
+
+/// Answers to rejected frames that a port causes at once: as Linux.
+pub const REJECT_BURST: u32 = 50;
+
+/// Longest answer to a rejected frame: the headers of an ICMPv6 error with two VLAN tags, and
+/// [`REJECT_QUOTE`] bytes of the packet.
+pub const MAX_REJECT_LEN: usize = 22 + 40 + 8 + REJECT_QUOTE;
+
+/// Bytes of a rejected packet that its answer quotes: an IPv6 header, and eight bytes of the
+/// transport header behind 80 bytes of extension headers. RFC 792 asks for IPv4 header and eight
+/// bytes.
+pub const REJECT_QUOTE: usize = 128;
+
+/// Tuning: flows that a worker remembers. A burst has up to 64.
+pub const REMEMBERED_FLOWS: usize = 256;
+
+/// Tuning: time-outs of tracked connections, those of Linux's `nf_conntrack`. A TCP connection
+/// whose opening has begun …
+pub const TCP_SYN_SENT_SECONDS: u32 = 120;
+/// Tuning: … and been answered.
+pub const TCP_SYN_RECEIVED_SECONDS: u32 = 60;
+/// Tuning: an idle TCP connection.
+pub const TCP_ESTABLISHED_SECONDS: u32 = 5 * 86_400;
+/// Tuning: one that was not seen to begin, before its first answer.
+pub const TCP_UNANSWERED_SECONDS: u32 = 300;
+/// Tuning: one with a FIN.
+pub const TCP_FIN_WAIT_SECONDS: u32 = 120;
+/// Tuning: one whose FIN was acknowledged.
+pub const TCP_CLOSE_WAIT_SECONDS: u32 = 60;
+/// Tuning: one with a FIN each way.
+pub const TCP_LAST_ACK_SECONDS: u32 = 30;
+/// Tuning: one that has ended.
+pub const TCP_TIME_WAIT_SECONDS: u32 = 120;
+/// Tuning: one that was reset or aborted.
+pub const TCP_CLOSED_SECONDS: u32 = 10;
+/// Tuning: an association of SCTP that begins or ends.
+pub const SCTP_HANDSHAKE_SECONDS: u32 = 3;
+/// Tuning: an idle one.
+pub const SCTP_ESTABLISHED_SECONDS: u32 = 210;
+/// Tuning: datagrams of UDP, and requests of ICMP, without a lasting exchange.
+pub const DATAGRAM_SECONDS: u32 = 30;
+/// Tuning: datagrams both ways for [`STREAM_AFTER_SECONDS`].
+pub const DATAGRAM_STREAM_SECONDS: u32 = 120;
+/// Tuning: time after which datagrams both ways are a stream.
+pub const STREAM_AFTER_SECONDS: u32 = 2;
+/// Tuning: packets of other protocols.
+pub const OTHER_PROTOCOL_SECONDS: u32 = 600;

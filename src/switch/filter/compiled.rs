@@ -1,0 +1,245 @@
+//! The rules of one port, compiled for look-ups: an immutable value that a caller publishes as a
+//! whole.
+//!
+//! The algorithm is that of aggregated bit vectors: F. Baboescu, G. Varghese, "Scalable packet
+//! classification", SIGCOMM 2001, which adds summaries to the bit vectors of T. V. Lakshman,
+//! D. Stiliadis, "High-speed policy-based packet forwarding using efficient multi-dimensional range
+//! matching", SIGCOMM 1998. Each field of a packet (source, destination, both ports, protocol) has
+//! a table from values to bitmaps of the lines that match the value. The lines that match a packet
+//! are the intersection of five bitmaps, and the first set bit decides. A summary has a bit for
+//! each word of a bitmap that is not zero, so most words are not read. The cost is a binary search
+//! for each address, four loads for each port, and the words that the summaries leave: at most
+//! [`MAX_FILTER_LINES`] / 64.
+
+mod field;
+pub(super) mod lines;
+
+use super::named::{Filter, Groups, default_of};
+use super::{Direction, Verdict};
+use crate::sync::{AtomicU64, Ordering};
+use base::limits::MAX_FILTER_LINES;
+use field::{Field, Map, Pages, Ranges};
+
+/// The reason why rules cannot be compiled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum TooLarge {
+    /// The filters of a port have too many rules.
+    #[error("too many rules: {0} lines for one direction, at most {MAX_FILTER_LINES}")]
+    Lines(usize),
+    /// The rules have too many different addresses.
+    #[error("too many addresses in too many rules: use fewer rules with groups")]
+    Words,
+}
+
+/// The fields of a packet that rules match.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fields {
+    /// The packet is of IPv6.
+    pub v6: bool,
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Source address as a number.
+    pub from: u128,
+    /// Destination address as a number.
+    pub to: u128,
+    /// Source port; 0 without ports.
+    pub from_port: u16,
+    /// Destination port; type and code of an ICMP message; otherwise 0.
+    pub to_port: u16,
+}
+
+/// Number of a rule among the rules of a port; the defaults follow behind the rules.
+pub type RuleNumber = u16;
+
+/// The decision about a packet that belongs to no connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ruling {
+    /// The rule that decides.
+    pub rule: RuleNumber,
+    /// What becomes of the packet.
+    pub verdict: Verdict,
+    /// The packet is logged.
+    pub log: bool,
+    /// The packet begins no connection.
+    pub stateless: bool,
+}
+
+/// What a rule has decided about so far.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Frames that passed or were refused by the rule, frames of its connections included.
+    pub frames: AtomicU64,
+    /// Bytes of these frames.
+    pub bytes: AtomicU64,
+    /// Connections that began by the rule.
+    pub connections: AtomicU64,
+}
+
+impl Counts {
+    /// Counts frames and their bytes.
+    #[inline]
+    pub fn add(&self, frames: u64, bytes: u64) {
+        self.frames.fetch_add(frames, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Returns frames, bytes and connections.
+    pub fn get(&self) -> [u64; 3] {
+        [&self.frames, &self.bytes, &self.connections].map(|count| count.load(Ordering::Relaxed))
+    }
+}
+
+/// Where a rule of a port comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Origin {
+    /// Rule `rule` of filter `filter` of the port's list.
+    Rule {
+        /// Place of the filter in the list.
+        filter: u16,
+        /// Place of the rule in the filter.
+        rule: u16,
+    },
+    /// The default of a direction.
+    Default(Direction),
+}
+
+/// The compiled rules of a port.
+#[derive(Debug)]
+pub struct Compiled {
+    generation: u32,
+    directions: [Table; 2],
+    rulings: Vec<Ruling>,
+    origins: Vec<Origin>,
+    counts: Vec<Counts>,
+}
+
+/// The rules of one direction.
+#[derive(Debug)]
+struct Table {
+    v4: Ends<u32>,
+    v6: Ends<u128>,
+    from_port: Field<Pages>,
+    to_port: Field<Pages>,
+    /// Rule of each line.
+    rules: Vec<RuleNumber>,
+    default: RuleNumber,
+}
+
+/// The fields of a version of IP.
+#[derive(Debug)]
+struct Ends<Address> {
+    from: Field<Ranges<Address>>,
+    to: Field<Ranges<Address>>,
+    protocols: Field<Pages>,
+}
+
+impl Compiled {
+    /// Compiles the filters of a port, in order. `generation` differs from that of each `Compiled`
+    /// that the port had before: connections ask the rules again when it changes.
+    pub fn new(
+        filters: &[&Filter],
+        groups: &Groups,
+        generation: u32,
+    ) -> Result<Compiled, TooLarge> {
+        let mut rulings = Vec::new();
+        let mut origins = Vec::new();
+        for (filter, of) in filters.iter().enumerate() {
+            for (rule, what) in of.rules.iter().enumerate() {
+                rulings.push(Ruling {
+                    rule: rulings.len() as RuleNumber,
+                    verdict: what.verdict,
+                    log: what.log,
+                    stateless: what.stateless,
+                });
+                origins.push(Origin::Rule { filter: filter as u16, rule: rule as u16 });
+            }
+        }
+        let rules = rulings.len();
+        // Numbers of rules are 16 bits, and connections keep them.
+        if rules + Direction::ALL.len() > RuleNumber::MAX.into() {
+            return Err(TooLarge::Lines(rules));
+        }
+        for direction in Direction::ALL {
+            let verdict = default_of(filters, direction);
+            let rule = rulings.len() as RuleNumber;
+            rulings.push(Ruling { rule, verdict, log: false, stateless: false });
+            origins.push(Origin::Default(direction));
+        }
+        let [into, out] = Direction::ALL;
+        let directions = [
+            Table::build(&lines::of(filters, groups, into)?, rules as RuleNumber)?,
+            Table::build(&lines::of(filters, groups, out)?, rules as RuleNumber + 1)?,
+        ];
+        let counts = rulings.iter().map(|_| Counts::default()).collect();
+        Ok(Compiled { generation, directions, rulings, origins, counts })
+    }
+
+    /// Returns the number that tells these rules from the port's rules before.
+    #[inline]
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// Returns the decision about a packet that belongs to no connection.
+    #[inline(never)]
+    pub fn rule_for(&self, direction: Direction, fields: &Fields) -> Ruling {
+        let table = &self.directions[direction as usize];
+        let rule = table.first_match(fields).map_or(table.default, |line| table.rules[line]);
+        self.rulings[usize::from(rule)]
+    }
+
+    /// Returns the decision about packets that no rule can match, such as those of other types than
+    /// IP: the default.
+    pub fn default_for(&self, direction: Direction) -> Ruling {
+        self.rulings[usize::from(self.directions[direction as usize].default)]
+    }
+
+    /// Returns the counts of a rule.
+    #[inline]
+    pub fn counts(&self, rule: RuleNumber) -> Option<&Counts> {
+        self.counts.get(usize::from(rule))
+    }
+
+    /// Returns where each rule comes from, by the rule's number.
+    pub fn origins(&self) -> &[Origin] {
+        &self.origins
+    }
+}
+
+impl Table {
+    /// Returns the first line that matches.
+    #[inline]
+    fn first_match(&self, fields: &Fields) -> Option<usize> {
+        let [from, to, protocol] = if fields.v6 {
+            self.v6.maps(fields.from, fields.to, fields.protocol)
+        } else {
+            self.v4.maps(fields.from as u32, fields.to as u32, fields.protocol)
+        };
+        let ports = [self.from_port.of(fields.from_port), self.to_port.of(fields.to_port)];
+        let [from_port, to_port] = ports;
+        first_common([from, to, protocol, from_port, to_port])
+    }
+}
+
+impl<Address: Copy + Ord> Ends<Address> {
+    #[inline(always)]
+    fn maps(&self, from: Address, to: Address, protocol: u8) -> [Map<'_>; 3] {
+        [self.from.of(from), self.to.of(to), self.protocols.of(protocol.into())]
+    }
+}
+
+/// Returns the first bit that is set in all bitmaps.
+#[inline(always)]
+fn first_common(maps: [Map<'_>; 5]) -> Option<usize> {
+    let mut words = maps.iter().fold(u64::MAX, |all, map| all & map.summary);
+    while words != 0 {
+        let at = words.trailing_zeros() as usize;
+        let word = |map: &Map<'_>| map.words.get(at).copied().unwrap_or(0);
+        let lines = maps.iter().fold(u64::MAX, |all, map| all & word(map));
+        if lines != 0 {
+            return Some(at * 64 + lines.trailing_zeros() as usize);
+        }
+        words &= words - 1;
+    }
+    None
+}

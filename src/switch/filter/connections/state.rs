@@ -1,0 +1,267 @@
+//! The states of connections and their time-outs, as Linux's `nf_conntrack` has them.
+//!
+//! TCP is followed by the flags of its segments, as described by G. van Rooij, "Real stateful TCP
+//! packet filtering in IP Filter", SANE 2000, without sequence numbers. What differs from Linux:
+//! sequence numbers and checksums are not looked at; a SYN to a connection that has ended begins
+//! another one in either direction, if the rules permit; datagrams of all protocols but ICMP can
+//! become a stream.
+
+use base::limits::{
+    DATAGRAM_SECONDS, DATAGRAM_STREAM_SECONDS, OTHER_PROTOCOL_SECONDS, SCTP_ESTABLISHED_SECONDS,
+    SCTP_HANDSHAKE_SECONDS, TCP_CLOSE_WAIT_SECONDS, TCP_CLOSED_SECONDS, TCP_ESTABLISHED_SECONDS,
+    TCP_FIN_WAIT_SECONDS, TCP_LAST_ACK_SECONDS, TCP_SYN_RECEIVED_SECONDS, TCP_SYN_SENT_SECONDS,
+    TCP_TIME_WAIT_SECONDS, TCP_UNANSWERED_SECONDS,
+};
+
+const UDP: u8 = 17;
+const SCTP: u8 = 132;
+const ICMP: u8 = 1;
+const ICMPV6: u8 = 58;
+
+/// Types of chunks of SCTP (RFC 9260 section 3.2) that change the state of an association.
+mod chunk {
+    pub const INIT: u8 = 1;
+    pub const INIT_ACK: u8 = 2;
+    pub const HEARTBEAT: u8 = 4;
+    pub const HEARTBEAT_ACK: u8 = 5;
+    pub const ABORT: u8 = 6;
+    pub const SHUTDOWN: u8 = 7;
+    pub const SHUTDOWN_ACK: u8 = 8;
+    pub const COOKIE_ECHO: u8 = 10;
+    pub const COOKIE_ACK: u8 = 11;
+    pub const SHUTDOWN_COMPLETE: u8 = 14;
+}
+
+/// A segment of TCP, by its flags.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Segment {
+    /// SYN.
+    Syn,
+    /// SYN and ACK.
+    SynAck,
+    /// FIN and ACK.
+    Fin,
+    /// ACK.
+    Ack,
+    /// RST, with ACK or not.
+    Rst,
+}
+
+/// What a packet does to the state of its connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// A segment of TCP.
+    Tcp(Segment),
+    /// A packet of SCTP, by the type of its first chunk.
+    Sctp(u8),
+    /// A request of ICMP.
+    Request,
+    /// A reply of ICMP.
+    Reply,
+    /// A packet of any other protocol.
+    Datagram,
+}
+
+/// State of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum State {
+    /// TCP: a SYN.
+    SynSent,
+    /// TCP: a SYN from each end.
+    SynSent2,
+    /// TCP: a SYN, and a SYN with ACK.
+    SynReceived,
+    /// TCP: open.
+    Established,
+    /// TCP: a FIN.
+    FinWait,
+    /// TCP: the FIN is acknowledged.
+    CloseWait,
+    /// TCP: a FIN from each end.
+    LastAck,
+    /// TCP: both are acknowledged.
+    TimeWait,
+    /// TCP and SCTP: reset or aborted.
+    Closed,
+    /// Datagrams from one end.
+    Unreplied,
+    /// Datagrams from each end.
+    Replied,
+    /// Datagrams from each end for some time.
+    Stream,
+    /// SCTP: INIT, or its answer.
+    CookieWait,
+    /// SCTP: the cookie came back.
+    CookieEchoed,
+    /// SCTP: open.
+    Association,
+    /// SCTP: the shutdown has begun.
+    Shutdown,
+}
+
+/// States by number.
+const STATES: [State; 16] = [
+    State::SynSent,
+    State::SynSent2,
+    State::SynReceived,
+    State::Established,
+    State::FinWait,
+    State::CloseWait,
+    State::LastAck,
+    State::TimeWait,
+    State::Closed,
+    State::Unreplied,
+    State::Replied,
+    State::Stream,
+    State::CookieWait,
+    State::CookieEchoed,
+    State::Association,
+    State::Shutdown,
+];
+
+/// The answer of a connection to a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// The packet passes, and the connection is in this state.
+    To(State),
+    /// The packet passes, and changes nothing: the other end may answer and show what is true.
+    Ignored,
+    /// The packet cannot belong to the connection.
+    Invalid,
+    /// The packet begins another connection.
+    Again,
+}
+
+impl State {
+    /// Returns the state of a number below 16.
+    #[inline(always)]
+    pub fn from_bits(bits: u64) -> State {
+        STATES[bits as usize % STATES.len()]
+    }
+
+    /// True if the connection has ended.
+    pub fn is_over(self) -> bool {
+        matches!(self, State::TimeWait | State::Closed | State::Shutdown)
+    }
+
+    /// Returns the name of the state: those of Linux, in lower case.
+    pub fn name(self) -> &'static str {
+        match self {
+            State::SynSent => "syn-sent",
+            State::SynSent2 => "syn-sent2",
+            State::SynReceived => "syn-recv",
+            State::Established | State::Association => "established",
+            State::FinWait => "fin-wait",
+            State::CloseWait => "close-wait",
+            State::LastAck => "last-ack",
+            State::TimeWait => "time-wait",
+            State::Closed => "closed",
+            State::Unreplied => "unreplied",
+            State::Replied => "replied",
+            State::Stream => "stream",
+            State::CookieWait => "cookie-wait",
+            State::CookieEchoed => "cookie-echoed",
+            State::Shutdown => "shutdown",
+        }
+    }
+
+    /// Returns the time-out in seconds; `replied`: a packet of each end was seen.
+    #[inline]
+    pub fn seconds(self, protocol: u8, replied: bool) -> u32 {
+        match self {
+            State::SynSent | State::SynSent2 => TCP_SYN_SENT_SECONDS,
+            State::SynReceived => TCP_SYN_RECEIVED_SECONDS,
+            State::Established if replied => TCP_ESTABLISHED_SECONDS,
+            State::Established => TCP_UNANSWERED_SECONDS,
+            State::FinWait => TCP_FIN_WAIT_SECONDS,
+            State::CloseWait => TCP_CLOSE_WAIT_SECONDS,
+            State::LastAck => TCP_LAST_ACK_SECONDS,
+            State::TimeWait => TCP_TIME_WAIT_SECONDS,
+            State::Closed => TCP_CLOSED_SECONDS,
+            State::CookieWait | State::CookieEchoed | State::Shutdown => SCTP_HANDSHAKE_SECONDS,
+            State::Association => SCTP_ESTABLISHED_SECONDS,
+            State::Unreplied | State::Replied | State::Stream => match protocol {
+                UDP if self == State::Stream => DATAGRAM_STREAM_SECONDS,
+                UDP | ICMP | ICMPV6 | SCTP => DATAGRAM_SECONDS,
+                _ => OTHER_PROTOCOL_SECONDS,
+            },
+        }
+    }
+
+    /// Returns the state after the first packet of a connection; `None` if the packet cannot begin
+    /// one. An ACK continues a TCP connection that began before the filter.
+    pub fn first(event: Event) -> Option<State> {
+        match event {
+            Event::Tcp(Segment::Syn) => Some(State::SynSent),
+            Event::Tcp(Segment::Ack) => Some(State::Established),
+            Event::Sctp(chunk::INIT) => Some(State::CookieWait),
+            Event::Sctp(chunk::HEARTBEAT) | Event::Request | Event::Datagram => {
+                Some(State::Unreplied)
+            }
+            Event::Tcp(_) | Event::Sctp(_) | Event::Reply => None,
+        }
+    }
+
+    /// Returns the answer to a packet. `first`: the packet is from the end that sent the first one.
+    /// `old`: the connection has existed for [`base::limits::STREAM_AFTER_SECONDS`].
+    #[inline]
+    pub fn next(self, event: Event, first: bool, old: bool) -> Step {
+        match event {
+            Event::Tcp(Segment::Ack) if self == State::Established => Step::To(self),
+            Event::Tcp(segment) => self.next_tcp(segment, first),
+            Event::Sctp(chunk) => self.next_sctp(chunk, first),
+            Event::Request => Step::To(self),
+            Event::Reply => Step::To(State::Replied),
+            Event::Datagram => Step::To(match self {
+                State::Unreplied if first => State::Unreplied,
+                State::Replied if old => State::Stream,
+                State::Stream => State::Stream,
+                _ => State::Replied,
+            }),
+        }
+    }
+
+    fn next_tcp(self, segment: Segment, first: bool) -> Step {
+        use State::{
+            CloseWait, Closed, Established, FinWait, LastAck, SynReceived, SynSent, SynSent2,
+            TimeWait,
+        };
+        match (segment, self) {
+            (Segment::Rst, _) => Step::To(Closed),
+            (Segment::Syn, TimeWait | Closed) => Step::Again,
+            (Segment::Syn, SynSent | SynSent2) if first => Step::To(self),
+            (Segment::Syn, SynSent | SynSent2) => Step::To(SynSent2),
+            (Segment::Syn, _) if first => Step::Ignored,
+            (Segment::Syn, _) => Step::Invalid,
+            (Segment::SynAck, SynSent) if first => Step::Invalid,
+            (Segment::SynAck, SynSent | SynSent2) => Step::To(SynReceived),
+            (Segment::SynAck, _) => Step::Ignored,
+            (Segment::Fin, SynSent | SynSent2) => Step::Invalid,
+            (Segment::Fin, SynReceived | Established) => Step::To(FinWait),
+            (Segment::Fin, FinWait | CloseWait | LastAck) => Step::To(LastAck),
+            (Segment::Ack, SynSent | SynSent2) if first => Step::Invalid,
+            (Segment::Ack, SynSent | SynSent2) => Step::Ignored,
+            (Segment::Ack, SynReceived) if first => Step::To(Established),
+            (Segment::Ack, FinWait) => Step::To(CloseWait),
+            (Segment::Ack, LastAck) => Step::To(TimeWait),
+            (Segment::Fin | Segment::Ack, _) => Step::To(self),
+        }
+    }
+
+    fn next_sctp(self, chunk: u8, first: bool) -> Step {
+        use State::{Association, Closed, CookieEchoed, CookieWait, Shutdown, Unreplied};
+        Step::To(match (chunk, self) {
+            (chunk::INIT, Closed | Shutdown) => return Step::Again,
+            (chunk::ABORT, _) => Closed,
+            (chunk::INIT, Unreplied) if first => CookieWait,
+            (chunk::HEARTBEAT_ACK, Unreplied) if !first => Association,
+            (chunk::INIT_ACK, Unreplied) => return Step::Invalid,
+            (chunk::COOKIE_ECHO, CookieWait) if first => CookieEchoed,
+            (chunk::COOKIE_ACK, CookieEchoed) if !first => Association,
+            (chunk::SHUTDOWN | chunk::SHUTDOWN_ACK, Association) => Shutdown,
+            (chunk::SHUTDOWN_COMPLETE, Shutdown) => Closed,
+            _ => self,
+        })
+    }
+}

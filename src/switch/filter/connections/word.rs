@@ -1,0 +1,128 @@
+//! The state of one connection in one atomic word: whether the slot is used, state, flags, the tick
+//! at which the connection times out, a fingerprint of the key, and a version.
+//!
+//! The version changes whenever another connection gets the slot. A reader compares the key's words
+//! and then loads this word again: with an equal version the key was that of the word. A change of
+//! the word is an exchange, which fails if the slot has got another connection meanwhile.
+
+use super::super::super::fdb::Tick;
+use super::state::State;
+
+/// Bits of a fingerprint.
+const FINGERPRINT_BITS: u32 = 12;
+const VERSION_BITS: u32 = 12;
+
+const USED: u64 = 1;
+/// The VM behind the port sent the first packet.
+const OUT: u64 = 1 << 1;
+/// Both ends have sent packets.
+const REPLIED: u64 = 1 << 2;
+/// The connection does not make room for others.
+const ASSURED: u64 = 1 << 3;
+const STATE_SHIFT: u32 = 4;
+const FINGERPRINT_SHIFT: u32 = 8;
+const VERSION_SHIFT: u32 = FINGERPRINT_SHIFT + FINGERPRINT_BITS;
+const DEADLINE_SHIFT: u32 = 32;
+
+const STATE_MASK: u64 = 0xf << STATE_SHIFT;
+const FINGERPRINT_MASK: u64 = ((1 << FINGERPRINT_BITS) - 1) << FINGERPRINT_SHIFT;
+const VERSION_MASK: u64 = ((1 << VERSION_BITS) - 1) << VERSION_SHIFT;
+const DEADLINE_MASK: u64 = u64::MAX << DEADLINE_SHIFT;
+const _: () = assert!(VERSION_SHIFT + VERSION_BITS == DEADLINE_SHIFT);
+
+/// The state of a connection, or an unused slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Word(pub(super) u64);
+
+impl Word {
+    /// Returns the word of a connection that begins in a slot whose word was `self`.
+    pub(super) fn begin(self, fingerprint: u64, out: bool, state: State, deadline: Tick) -> Word {
+        Word(self.claimed().0 | USED | if out { OUT } else { 0 } | fingerprint)
+            .with(state, deadline)
+    }
+
+    /// Returns the word of a slot that is being given to another connection.
+    pub(super) fn claimed(self) -> Word {
+        Word(self.0.wrapping_add(1 << VERSION_SHIFT) & VERSION_MASK)
+    }
+
+    /// Returns the word of the slot without its connection.
+    pub(super) fn cleared(self) -> Word {
+        Word(self.0 & VERSION_MASK)
+    }
+
+    /// Returns the fingerprint of a hash, in its place.
+    #[inline(always)]
+    pub(super) fn fingerprint(hash: u64) -> u64 {
+        hash >> (64 - FINGERPRINT_BITS) << FINGERPRINT_SHIFT
+    }
+
+    /// True if the slot is used by a connection with this fingerprint.
+    #[inline(always)]
+    pub(super) fn has(self, fingerprint: u64) -> bool {
+        self.0 & (FINGERPRINT_MASK | USED) == fingerprint | USED
+    }
+
+    #[inline(always)]
+    pub(super) fn is_used(self) -> bool {
+        self.0 & USED != 0
+    }
+
+    /// True if the VM behind the port sent the first packet.
+    #[inline(always)]
+    pub(super) fn is_out(self) -> bool {
+        self.0 & OUT != 0
+    }
+
+    #[inline(always)]
+    pub(super) fn is_replied(self) -> bool {
+        self.0 & REPLIED != 0
+    }
+
+    #[inline(always)]
+    pub(super) fn is_assured(self) -> bool {
+        self.0 & ASSURED != 0
+    }
+
+    #[inline(always)]
+    pub(super) fn state(self) -> State {
+        State::from_bits((self.0 & STATE_MASK) >> STATE_SHIFT)
+    }
+
+    #[inline(always)]
+    pub(super) fn deadline(self) -> Tick {
+        Tick::from_bits((self.0 >> DEADLINE_SHIFT) as u32)
+    }
+
+    /// True if the connection has timed out.
+    #[inline(always)]
+    pub(super) fn is_expired(self, now: Tick) -> bool {
+        self.deadline() < now
+    }
+
+    /// True if both words are of one connection.
+    #[inline(always)]
+    pub(super) fn is_same(self, other: Word) -> bool {
+        (self.0 ^ other.0) & (VERSION_MASK | USED) == 0
+    }
+
+    #[inline(always)]
+    pub(super) fn version(self) -> u64 {
+        (self.0 & VERSION_MASK) >> VERSION_SHIFT
+    }
+
+    #[inline(always)]
+    pub(super) fn with(self, state: State, deadline: Tick) -> Word {
+        let rest = self.0 & !(STATE_MASK | DEADLINE_MASK);
+        let deadline = u64::from(deadline.to_bits()) << DEADLINE_SHIFT;
+        Word(rest | (state as u64) << STATE_SHIFT | deadline)
+    }
+
+    pub(super) fn replied(self) -> Word {
+        Word(self.0 | REPLIED)
+    }
+
+    pub(super) fn assured(self, is: bool) -> Word {
+        Word(self.0 & !ASSURED | if is { ASSURED } else { 0 })
+    }
+}

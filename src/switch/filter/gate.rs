@@ -1,0 +1,237 @@
+//! The decision about a packet: connections first, then rules.
+
+use super::compiled::{Compiled, Fields, RuleNumber, Ruling};
+use super::connections::{Connections, Event, Key, Known, Opened, Seen, SlotRef};
+use super::packet::{Content, Packet, Parsed, Part};
+use super::rule::ICMP;
+use super::{Direction, Fragments, Verdict};
+use crate::PortId;
+use crate::fdb::Tick;
+use crate::sync::Ordering;
+use base::frame::protocol::ICMPV6;
+
+base::words! {
+    /// Why a packet does not pass.
+    Cause {
+        /// A rule, or the default, drops the packet.
+        Rule "rule",
+        /// A rule, or the default, rejects the packet: its sender is told.
+        Reject "reject",
+        /// The packet can neither belong to a connection nor begin one.
+        State "state",
+        /// The port, or the table, has too many connections.
+        Full "full",
+        /// Other workers kept the part of the table that the packet needs.
+        Busy "busy",
+        /// Another fragment of the packet, whose first one did not pass or was not seen.
+        Fragment "fragment",
+        /// The headers cannot be read.
+        Headers "headers",
+    }
+}
+
+/// The decision about a packet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Answer {
+    /// Why the packet does not pass; `None` if it passes.
+    pub refused: Option<Cause>,
+    /// The rule that decided, now or when the connection began; `None` if no rule did.
+    pub rule: Option<RuleNumber>,
+    /// The rule wants the packet to be logged.
+    pub log: bool,
+    /// The next packets like this one get the same answer in this tick.
+    pub settled: bool,
+}
+
+impl Answer {
+    /// The packet passes, and no rule is asked.
+    const PASS: Answer = Answer { refused: None, rule: None, log: false, settled: false };
+
+    /// The answer to a packet whose headers cannot be read.
+    pub const UNREADABLE: Answer = Answer::refused(Cause::Headers);
+
+    const fn refused(cause: Cause) -> Answer {
+        Answer { refused: Some(cause), ..Answer::PASS }
+    }
+
+    fn pass(rule: RuleNumber) -> Answer {
+        Answer { rule: Some(rule), ..Answer::PASS }
+    }
+
+    fn of(ruling: Ruling, refused: Option<Cause>) -> Answer {
+        Answer { refused, rule: Some(ruling.rule), log: ruling.log, settled: false }
+    }
+}
+
+/// A port with a filter.
+#[derive(Clone, Copy)]
+pub struct Gate<'a> {
+    /// Number of the port.
+    pub port: PortId,
+    /// The port's rules.
+    pub rules: &'a Compiled,
+    /// The connections of all ports.
+    pub connections: &'a Connections,
+    /// The port's fragmented packets.
+    pub fragments: &'a Fragments,
+}
+
+impl Gate<'_> {
+    /// Decides about a packet, and counts it at its rule: `bytes` is the length of the frame.
+    pub fn judge(&self, parsed: &Parsed, direction: Direction, bytes: u32, now: Tick) -> Answer {
+        let answer = match parsed {
+            Parsed::Neighbour => Answer::PASS,
+            Parsed::Foreign => by_verdict(self.rules.default_for(direction)),
+            Parsed::Packet(packet) => self.judge_part(packet, direction, now),
+        };
+        if let Some(counts) = answer.rule.and_then(|rule| self.rules.counts(rule)) {
+            counts.add(1, bytes.into());
+        }
+        answer
+    }
+
+    fn judge_part(&self, packet: &Packet, direction: Direction, now: Tick) -> Answer {
+        match packet.part {
+            Part::Whole => self.judge_packet(packet, direction, now),
+            Part::First(id) => {
+                let answer = self.judge_packet(packet, direction, now);
+                if answer.refused.is_none()
+                    && let Some(rule) = answer.rule
+                {
+                    self.fragments.pass(packet, id, direction, rule, now);
+                }
+                answer
+            }
+            Part::Later(id) => match self.fragments.rule_of(packet, id, direction, now) {
+                Some(rule) => Answer::pass(rule),
+                None => Answer::refused(Cause::Fragment),
+            },
+        }
+    }
+
+    #[inline]
+    fn judge_packet(&self, packet: &Packet, direction: Direction, now: Tick) -> Answer {
+        let Some((key, event)) = packet.key(self.port, direction) else {
+            return self.judge_message(packet, direction, now);
+        };
+        match self.connections.pass(&key, event, direction == Direction::Out, now) {
+            Seen::Known(known) if known.generation == self.rules.generation() => {
+                Answer { settled: known.settled, ..Answer::pass(known.rule) }
+            }
+            Seen::Known(known) => match self.ask_again(&key, &known) {
+                Some(rule) => Answer::pass(rule),
+                None => self.begin(packet, (&key, event), None, direction, now),
+            },
+            Seen::Unknown => self.begin(packet, (&key, event), None, direction, now),
+            Seen::Again(slot) => self.begin(packet, (&key, event), Some(slot), direction, now),
+            Seen::Invalid => Answer::refused(Cause::State),
+        }
+    }
+
+    /// Asks the rules about a packet that belongs to no connection. `ended`: the connection that
+    /// this one replaces.
+    #[inline(never)]
+    fn begin(
+        &self,
+        packet: &Packet,
+        (key, event): (&Key, Event),
+        ended: Option<SlotRef>,
+        direction: Direction,
+        now: Tick,
+    ) -> Answer {
+        let ruling = self.rules.rule_for(direction, &packet.fields());
+        if ruling.verdict != Verdict::Accept || ruling.stateless {
+            return by_verdict(ruling);
+        }
+        if let Some(slot) = ended {
+            self.connections.end(key, slot);
+        }
+        let by = (ruling.rule, self.rules.generation());
+        let opened = self.connections.open(key, event, direction == Direction::Out, by, now);
+        Answer::of(
+            ruling,
+            match opened {
+                Opened::New => {
+                    if let Some(counts) = self.rules.counts(ruling.rule) {
+                        counts.connections.fetch_add(1, Ordering::Relaxed);
+                    }
+                    None
+                }
+                Opened::Known => None,
+                Opened::Full => Some(Cause::Full),
+                Opened::Busy => Some(Cause::Busy),
+                Opened::Invalid => Some(Cause::State),
+            },
+        )
+    }
+
+    /// Asks the rules whether a connection that began by other rules may go on. Returns its rule;
+    /// removes the connection if it may not.
+    #[cold]
+    fn ask_again(&self, key: &Key, known: &Known) -> Option<RuleNumber> {
+        let began = if known.out { Direction::Out } else { Direction::In };
+        let ruling = self.rules.rule_for(began, &first_fields(key, began));
+        if ruling.verdict == Verdict::Accept && !ruling.stateless {
+            self.connections.renew(known, ruling.rule, self.rules.generation());
+            return Some(ruling.rule);
+        }
+        self.connections.end(key, known.slot);
+        None
+    }
+
+    /// Decides about a message of ICMP that is neither a request nor a reply.
+    #[inline(never)]
+    fn judge_message(&self, packet: &Packet, direction: Direction, now: Tick) -> Answer {
+        if let Some(key) = packet.quoted_key(self.port, direction)
+            && let Some(known) = self.connections.quoted(&key, now)
+        {
+            let is_current = known.generation == self.rules.generation();
+            let rule = if is_current { Some(known.rule) } else { self.ask_again(&key, &known) };
+            if let Some(rule) = rule {
+                return Answer::pass(rule);
+            }
+        }
+        let ruling = self.rules.rule_for(direction, &packet.fields());
+        // An error about nothing that is known: a rule for errors must mean such ones.
+        let is_error = matches!(packet.content, Content::Error(..));
+        match ruling.verdict == Verdict::Accept && is_error && !ruling.stateless {
+            true => Answer::of(ruling, Some(Cause::State)),
+            false => by_verdict(ruling),
+        }
+    }
+}
+
+/// Returns the answer of a rule that begins no connection.
+fn by_verdict(ruling: Ruling) -> Answer {
+    Answer::of(
+        ruling,
+        match ruling.verdict {
+            Verdict::Accept => None,
+            Verdict::Drop => Some(Cause::Rule),
+            Verdict::Reject => Some(Cause::Reject),
+        },
+    )
+}
+
+/// Returns the fields of a connection's first packet.
+fn first_fields(key: &Key, began: Direction) -> Fields {
+    let parts = key.parts();
+    let (from, to) = match began {
+        Direction::In => (parts.remote, parts.local),
+        Direction::Out => (parts.local, parts.remote),
+    };
+    let is_query = parts.protocol == if parts.v6 { ICMPV6 } else { ICMP };
+    let ports = match is_query {
+        // The type of the request, with code 0.
+        true => (0, parts.remote.port << 8),
+        false => (from.port, to.port),
+    };
+    Fields {
+        v6: parts.v6,
+        protocol: parts.protocol,
+        from: from.address,
+        to: to.address,
+        from_port: ports.0,
+        to_port: ports.1,
+    }
+}

@@ -1,0 +1,106 @@
+//! What follows the headers of IP: TCP (RFC 9293), UDP (RFC 768), SCTP (RFC 9260) and ICMP.
+
+use super::icmp;
+use super::{Content, Ends, Packet, Parsed, Part, Segment, Unread};
+use crate::filter::rule::{ICMP, SCTP};
+use crate::port_security::Headers;
+use base::frame::protocol::{ICMPV6, TCP, UDP};
+
+const TCP_HEADER: usize = 20;
+const UDP_HEADER: usize = 8;
+/// The common header of SCTP, and that of the first chunk.
+const SCTP_HEADER: usize = 12 + 4;
+
+const FIN: u8 = 0x01;
+const SYN: u8 = 0x02;
+const RST: u8 = 0x04;
+const ACK: u8 = 0x10;
+
+/// What the headers of IP say.
+pub(super) struct Network {
+    pub(super) v6: bool,
+    pub(super) vlan: u16,
+    pub(super) l3: usize,
+    pub(super) l4: usize,
+    pub(super) protocol: u8,
+    pub(super) from: u128,
+    pub(super) to: u128,
+    pub(super) part: Part,
+    /// Time to live, or hop limit.
+    pub(super) hops: u8,
+}
+
+/// Reads the header behind those of IP. `headers.len` is the packet's end; `offset` is that of a
+/// later fragment in units of eight bytes.
+#[inline]
+pub(super) fn parse(
+    headers: &Headers<'_>,
+    network: &Network,
+    offset: u16,
+) -> Result<Parsed, Unread> {
+    let Network { v6, vlan, l3, l4, protocol, from, to, part, .. } = *network;
+    let content = match part {
+        Part::Later(_) if usize::from(offset) * 8 < header_of(protocol) => {
+            return Err(Unread::Bad);
+        }
+        Part::Later(_) => Content::Other,
+        _ => match (protocol, v6) {
+            (TCP, _) => tcp(headers, l4)?,
+            (UDP, _) => udp(headers, l4)?,
+            (SCTP, _) => sctp(headers, l4)?,
+            (ICMP, false) | (ICMPV6, true) => match icmp::parse(headers, network)? {
+                Some(content) => content,
+                None => return Ok(Parsed::Neighbour),
+            },
+            _ => Content::Other,
+        },
+    };
+    let (l3, l4) = (l3 as u16, l4 as u16);
+    Ok(Parsed::Packet(Packet { v6, protocol, vlan, from, to, part, content, l3, l4 }))
+}
+
+/// Returns the bytes of a protocol's header that decide about the packet.
+fn header_of(protocol: u8) -> usize {
+    match protocol {
+        TCP => TCP_HEADER,
+        SCTP => SCTP_HEADER,
+        _ => UDP_HEADER,
+    }
+}
+
+/// Reads both ports.
+#[inline(always)]
+pub(super) fn ends(headers: &Headers<'_>, at: usize) -> Result<Ends, Unread> {
+    Ok(Ends { from: headers.u16(at)?, to: headers.u16(at + 2)? })
+}
+
+#[inline(always)]
+fn tcp(headers: &Headers<'_>, at: usize) -> Result<Content, Unread> {
+    let len = usize::from(headers.u8(at + 12)? >> 4) * 4;
+    if len < TCP_HEADER || at + len > headers.len {
+        return Err(Unread::Bad);
+    }
+    let segment = match headers.u8(at + 13)? & (FIN | SYN | RST | ACK) {
+        ACK => Segment::Ack,
+        SYN => Segment::Syn,
+        flags if flags == SYN | ACK => Segment::SynAck,
+        flags if flags == FIN | ACK => Segment::Fin,
+        flags if flags & !ACK == RST => Segment::Rst,
+        _ => return Err(Unread::Bad),
+    };
+    Ok(Content::Tcp(ends(headers, at)?, segment))
+}
+
+fn udp(headers: &Headers<'_>, at: usize) -> Result<Content, Unread> {
+    match at + UDP_HEADER <= headers.len {
+        true => Ok(Content::Udp(ends(headers, at)?)),
+        false => Err(Unread::Bad),
+    }
+}
+
+fn sctp(headers: &Headers<'_>, at: usize) -> Result<Content, Unread> {
+    match at + SCTP_HEADER <= headers.len {
+        true => Ok(Content::Sctp(ends(headers, at)?, headers.u8(at + 12)?)),
+        false => Err(Unread::Bad),
+    }
+}

@@ -1,0 +1,248 @@
+//! States, time-outs, limits and removals of the table.
+
+use super::super::connections::{
+    Connections, Event, Key, Opened, Parts, Place, Seen, Segment, State,
+};
+use super::super::packet;
+use super::*;
+
+const NOW: Tick = Tick::from_bits(8000);
+
+fn key(port: u16, n: u32) -> Key {
+    let local = Place { address: 0x0a00_0001, port: 80 };
+    let remote = Place { address: u128::from(0x0b00_0000 + n), port: 1000 };
+    Key::new(&Parts { port, protocol: 6, local, remote, ..Parts::default() })
+}
+
+fn table() -> Connections {
+    let table = Connections::new(CONFIG);
+    (0..4).for_each(|port| table.prepare(port));
+    table
+}
+
+fn at(second: u32) -> Tick {
+    Tick::from(NOW.second() + second)
+}
+
+fn state(table: &Connections) -> State {
+    table.entries(None, NOW)[0].state
+}
+
+/// A connection of TCP that sees segments, each from the VM (`true`) or its peer. The first one is
+/// from the peer.
+fn walk(segments: &[(bool, Segment)]) -> (Connections, Vec<Option<State>>) {
+    let table = table();
+    let key = key(0, 1);
+    let states = segments.iter().map(|&(out, segment)| {
+        match table.pass(&key, Event::Tcp(segment), out, NOW) {
+            Seen::Unknown => {
+                let opened = table.open(&key, Event::Tcp(segment), out, (0, 1), NOW);
+                assert_eq!(opened, Opened::New);
+            }
+            Seen::Known(_) => {}
+            Seen::Invalid | Seen::Again(_) => return None,
+        }
+        Some(state(&table))
+    });
+    let states = states.collect();
+    (table, states)
+}
+
+#[test]
+fn tcp_opens_and_closes() {
+    use Segment::{Ack, Fin, Syn, SynAck};
+    use State::{CloseWait, Established, FinWait, LastAck, SynReceived, SynSent, TimeWait};
+    let (table, states) = walk(&[
+        (false, Syn),
+        (true, SynAck),
+        (false, Ack),
+        (true, Ack),
+        (false, Fin),
+        (true, Ack),
+        (true, Fin),
+        (false, Ack),
+    ]);
+    let expected =
+        [SynSent, SynReceived, Established, Established, FinWait, CloseWait, LastAck, TimeWait];
+    assert_eq!(states, expected.map(Some));
+    let again = table.pass(&key(0, 1), Event::Tcp(Syn), false, NOW);
+    assert!(matches!(again, Seen::Again(_)), "another connection");
+}
+
+/// Segments, and the state behind the last one; none if the last one is refused.
+type Case<'a> = (&'a [(bool, Segment)], Option<State>);
+
+#[test]
+fn segments_out_of_place_change_nothing() {
+    use Segment::{Ack, Fin, Rst, Syn, SynAck};
+    use State::{Closed, Established, SynReceived, SynSent, SynSent2};
+    let cases: &[Case<'_>] = &[
+        (&[(false, Syn), (false, Syn)], Some(SynSent)),
+        (&[(false, Syn), (false, SynAck)], None),
+        (&[(false, Syn), (false, Ack)], None),
+        (&[(false, Syn), (false, Fin)], None),
+        (&[(false, Syn), (true, Fin)], None),
+        // A half-open connection of an earlier life: its end will be answered by a reset.
+        (&[(false, Syn), (true, Ack)], Some(SynSent)),
+        (&[(false, Syn), (true, Syn)], Some(SynSent2)),
+        (&[(false, Syn), (true, Syn), (false, SynAck)], Some(SynReceived)),
+        (&[(false, Syn), (true, SynAck), (true, Ack)], Some(SynReceived)),
+        (&[(false, Syn), (true, SynAck), (false, Ack), (true, SynAck)], Some(Established)),
+        (&[(false, Syn), (true, SynAck), (false, Ack), (false, Syn)], Some(Established)),
+        (&[(false, Syn), (true, SynAck), (false, Ack), (true, Syn)], None),
+        (&[(false, Syn), (true, Rst)], Some(Closed)),
+        (&[(false, Ack), (true, Ack)], Some(Established)),
+    ];
+    for (segments, expected) in cases {
+        let (_, states) = walk(segments);
+        assert_eq!(states.last(), Some(expected), "{segments:?}");
+    }
+}
+
+#[test]
+fn a_connection_times_out_by_its_state() {
+    let (table, _) = walk(&[(false, Segment::Syn)]);
+    let seen = |table: &Connections, second| table.quoted(&key(0, 1), at(second)).is_some();
+    assert!(seen(&table, 119) && !seen(&table, 121));
+    let open = [(false, Segment::Syn), (true, Segment::SynAck), (false, Segment::Ack)];
+    let (table, _) = walk(&open);
+    assert!(seen(&table, 5 * 86_400 - 1) && !seen(&table, 5 * 86_400 + 1));
+    let (table, _) = walk(&[(false, Segment::Ack)]);
+    assert!(seen(&table, 299) && !seen(&table, 301), "nobody answered");
+    let (table, _) = walk(&[open[0], open[1], open[2], (true, Segment::Rst)]);
+    assert!(seen(&table, 9) && !seen(&table, 11));
+}
+
+#[test]
+fn a_packet_renews_the_time() {
+    let (table, _) = walk(&[(false, Segment::Syn), (true, Segment::SynAck)]);
+    for second in [50, 100, 150] {
+        let seen = table.pass(&key(0, 1), Event::Tcp(Segment::SynAck), true, at(second));
+        assert!(matches!(seen, Seen::Known(_)) == (second == 50), "ignored: renews nothing");
+    }
+    let key = Key::new(&Parts { protocol: 17, ..key(0, 1).parts() });
+    assert_eq!(table.open(&key, Event::Datagram, true, (0, 1), at(0)), Opened::New);
+    for second in [25, 50, 75] {
+        let seen = table.pass(&key, Event::Datagram, true, at(second));
+        assert!(matches!(seen, Seen::Known(_)), "{second}");
+    }
+    assert_eq!(table.pass(&key, Event::Datagram, true, at(106)), Seen::Unknown);
+}
+
+#[test]
+fn datagrams_both_ways_become_a_stream() {
+    let table = table();
+    let key = Key::new(&Parts { protocol: 17, ..key(0, 1).parts() });
+    table.open(&key, Event::Datagram, true, (0, 1), at(0));
+    let entry = |second| table.entries(None, at(second))[0];
+    assert_eq!((entry(0).state, entry(0).seconds), (State::Unreplied, 30));
+    table.pass(&key, Event::Datagram, false, at(1));
+    assert_eq!((entry(1).state, entry(1).assured), (State::Replied, false));
+    table.pass(&key, Event::Datagram, true, at(3));
+    assert_eq!((entry(3).state, entry(3).assured, entry(3).seconds), (State::Stream, true, 120));
+}
+
+#[test]
+fn associations_of_sctp_open_and_end() {
+    let table = table();
+    let key = Key::new(&Parts { protocol: 132, ..key(0, 1).parts() });
+    let data = Event::Sctp(0);
+    assert_eq!(table.open(&key, data, true, (0, 1), NOW), Opened::Invalid);
+    assert_eq!(table.open(&key, Event::Sctp(1), true, (0, 1), NOW), Opened::New);
+    let steps = [
+        (false, 2, State::CookieWait),
+        (true, 10, State::CookieEchoed),
+        (false, 11, State::Association),
+        (true, 0, State::Association),
+        (true, 7, State::Shutdown),
+        (false, 8, State::Shutdown),
+        (true, 14, State::Closed),
+    ];
+    for (out, chunk, expected) in steps {
+        table.pass(&key, Event::Sctp(chunk), out, NOW);
+        assert_eq!(state(&table), expected, "{chunk}");
+    }
+}
+
+#[test]
+fn no_port_takes_the_room_of_another() {
+    let table = table();
+    let open = |port, n| table.open(&key(port, n), Event::Tcp(Segment::Ack), true, (0, 1), NOW);
+    // Two ports fill the table.
+    for port in 0..2 {
+        for n in 0..2000 {
+            open(port, n);
+        }
+        assert_eq!(table.port_len(port), CONFIG.max_per_port as usize);
+    }
+    assert_eq!(table.len(), CONFIG.max_entries as usize);
+    for port in 2..4 {
+        let opened = (0..CONFIG.reserved_per_port).all(|n| open(port, n) == Opened::New);
+        assert!(opened, "the port's reserve");
+        for n in 0..CONFIG.reserved_per_port {
+            assert!(table.quoted(&key(port, n), NOW).is_some());
+        }
+    }
+    assert_eq!(open(4, 0), Opened::Full, "no such port");
+}
+
+#[test]
+fn what_has_timed_out_is_swept_and_its_room_is_free() {
+    let table = table();
+    let open = |n, now| table.open(&key(0, n), Event::Tcp(Segment::Syn), true, (0, 1), now);
+    (0..20).for_each(|n| assert_eq!(open(n, at(0)), Opened::New));
+    (20..30).for_each(|n| assert_eq!(open(n, at(100)), Opened::New));
+    let sweep = |now| (0..table.sweep_steps()).map(|step| table.sweep(step, now)).sum::<usize>();
+    assert_eq!((sweep(at(100)), table.len()), (0, 30));
+    assert_eq!((sweep(at(150)), table.len(), table.port_len(0)), (20, 10, 10));
+    assert_eq!(table.entries(None, at(150)).len(), 10);
+    // A key that has timed out and was not swept is taken over.
+    assert_eq!(open(25, at(300)), Opened::New);
+    assert_eq!((table.len(), table.entries(None, at(300)).len()), (10, 1));
+}
+
+#[test]
+fn flushing_removes_what_is_wanted_and_changes_the_generation() {
+    let table = table();
+    for n in 0..5 {
+        (0..2).for_each(|port| {
+            table.open(&key(port, n), Event::Tcp(Segment::Syn), true, (0, 1), NOW);
+        });
+    }
+    let generation = table.generation();
+    assert_eq!(table.flush(|parts| parts.remote.address == 0x0b00_0003), 2);
+    assert_ne!(table.generation(), generation);
+    assert_eq!(table.close_port(1), 4);
+    assert_eq!((table.port_len(0), table.port_len(1), table.len()), (4, 0, 4));
+    assert!(table.entries(Some(1), NOW).is_empty());
+    assert_eq!(table.entries(Some(0), NOW).len(), 4);
+}
+
+#[test]
+fn a_slot_is_not_taken_for_the_one_before() {
+    let table = table();
+    let open = |n| table.open(&key(0, n), Event::Tcp(Segment::Syn), true, (0, 1), NOW);
+    open(1);
+    let known = table.quoted(&key(0, 1), NOW).unwrap();
+    assert!(table.end(&key(0, 1), known.slot));
+    assert!(!table.end(&key(0, 1), known.slot), "gone");
+    open(1);
+    assert!(!table.end(&key(0, 1), known.slot), "another in its place");
+    table.renew(&known, 5, 9);
+    assert_eq!(table.quoted(&key(0, 1), NOW).map(|known| known.rule), Some(0));
+}
+
+#[test]
+fn a_clock_that_is_behind_ends_no_connection() {
+    let (table, _) = walk(&[(false, Segment::Syn), (true, Segment::SynAck), (false, Segment::Ack)]);
+    for second in [100, 10, 200, 0] {
+        let seen = table.pass(&key(0, 1), Event::Tcp(Segment::Ack), true, at(second));
+        assert!(matches!(seen, Seen::Known(_)), "{second}");
+    }
+}
+
+#[test]
+fn events_come_from_packets() {
+    let rst = super::packet(&tcp(("10.0.0.1", 1), ("10.0.0.2", 2), RST));
+    assert_eq!(rst.key(0, In).unwrap().1, Event::Tcp(packet::Segment::Rst));
+}

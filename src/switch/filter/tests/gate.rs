@@ -1,0 +1,238 @@
+//! What passes: rules, connections, replies, errors, fragments, and changes of the rules.
+
+use super::*;
+
+const VM: &str = "10.0.0.1";
+const PEER: &str = "10.0.0.2";
+const SSH: &[&str] = &["in accept tcp to port 22", "out accept udp to port 53"];
+
+fn to_vm(port: u16, flags: u8) -> Vec<u8> {
+    tcp((PEER, 4000), (VM, port), flags)
+}
+
+fn from_vm(port: u16, flags: u8) -> Vec<u8> {
+    tcp((VM, port), (PEER, 4000), flags)
+}
+
+/// Opens a TCP connection from the peer to the VM.
+fn open(port: &Port, to: u16) {
+    assert!(port.passes(&to_vm(to, SYN), In));
+    assert!(port.passes(&from_vm(to, SYN | ACK), Out));
+    assert!(port.passes(&to_vm(to, ACK), In));
+}
+
+#[test]
+fn replies_of_an_accepted_connection_pass() {
+    let port = Port::new(SSH);
+    assert_eq!(port.refused(&from_vm(22, SYN | ACK), Out), Some(Cause::Rule), "unasked");
+    open(&port, 22);
+    assert!(port.passes(&from_vm(22, ACK), Out) && port.passes(&to_vm(22, ACK), In));
+    assert_eq!(port.refused(&to_vm(23, SYN), In), Some(Cause::Rule));
+    assert_eq!(port.refused(&from_vm(23, SYN), Out), Some(Cause::Rule));
+    assert!(port.passes(&udp((VM, 5000), (PEER, 53)), Out));
+    assert!(port.passes(&udp((PEER, 53), (VM, 5000)), In));
+    assert_eq!(port.refused(&udp((PEER, 53), (VM, 5001)), In), Some(Cause::Rule), "forged");
+    let other = udp(("10.0.0.3", 53), (VM, 5000));
+    assert_eq!(port.refused(&other, In), Some(Cause::Rule), "of another peer");
+}
+
+#[test]
+fn a_packet_that_begins_nothing_passes_by_a_stateless_rule_alone() {
+    let port = Port::new(&["in accept tcp"]);
+    for flags in [RST, SYN | ACK, FIN | ACK] {
+        assert_eq!(port.refused(&to_vm(80, flags), In), Some(Cause::State), "{flags:#x}");
+    }
+    assert_eq!(port.connections.len(), 0);
+    let port = Port::new(&["in accept tcp stateless"]);
+    for flags in [RST, SYN | ACK, FIN | ACK, SYN] {
+        assert!(port.passes(&to_vm(80, flags), In), "{flags:#x}");
+    }
+    assert_eq!(port.connections.len(), 0);
+    assert_eq!(port.refused(&from_vm(80, ACK), Out), Some(Cause::Rule), "answers need a rule");
+}
+
+#[test]
+fn a_connection_from_before_the_filter_goes_on_if_a_rule_permits_it() {
+    let port = Port::new(SSH);
+    assert!(port.passes(&to_vm(22, ACK), In));
+    assert!(port.passes(&from_vm(22, ACK), Out));
+    assert_eq!(port.refused(&from_vm(23, ACK), Out), Some(Cause::Rule));
+}
+
+#[test]
+fn ping_passes_one_way_and_its_replies_the_other() {
+    let port = Port::new(&["out accept icmp:echo-request"]);
+    let ping = |from, to, kind, id| icmp(from, to, [kind, 0], id, &[]);
+    assert_eq!(port.refused(&ping(PEER, VM, 0, 7), In), Some(Cause::Rule), "unasked");
+    assert!(port.passes(&ping(VM, PEER, 8, 7), Out));
+    assert!(port.passes(&ping(PEER, VM, 0, 7), In));
+    assert_eq!(port.refused(&ping(PEER, VM, 0, 8), In), Some(Cause::Rule), "another's");
+    assert_eq!(port.refused(&ping(PEER, VM, 8, 7), In), Some(Cause::Rule), "a request back");
+    assert_eq!(port.refused(&ping(VM, PEER, 0, 7), Out), Some(Cause::Rule));
+}
+
+#[test]
+fn an_error_passes_if_it_quotes_a_connection() {
+    let port = Port::new(&["out accept udp"]);
+    let sent = udp((VM, 5000), (PEER, 9));
+    let unreachable = |to| error("10.0.0.99", to, [3, 3], &sent);
+    assert_eq!(port.refused(&unreachable(VM), In), Some(Cause::Rule), "of nothing");
+    assert!(port.passes(&sent, Out));
+    assert!(port.passes(&unreachable(VM), In));
+    assert_eq!(port.refused(&unreachable("10.0.0.7"), In), Some(Cause::Rule), "to another");
+    let foreign = error("10.0.0.99", VM, [3, 3], &udp((VM, 5001), (PEER, 9)));
+    assert_eq!(port.refused(&foreign, In), Some(Cause::Rule), "of another connection");
+    // An error does not keep a connection alive.
+    let left = port.connections.entries(None, port.now)[0].seconds;
+    let mut later = port;
+    later.wait(5);
+    assert!(later.passes(&unreachable(VM), In));
+    assert_eq!(later.connections.entries(None, later.now)[0].seconds, left - 5);
+    let all = Port::new(&["in accept icmp"]);
+    assert_eq!(all.refused(&unreachable(VM), In), Some(Cause::State), "a rule for any message");
+    let all = Port::new(&["in accept icmp stateless"]);
+    assert!(all.passes(&unreachable(VM), In));
+}
+
+#[test]
+fn other_fragments_follow_the_first() {
+    let port = Port::new(&["in accept udp to port 53"]);
+    let whole = |to: u16| udp((PEER, 4000), (VM, to));
+    let part = |mut frame: Vec<u8>, word: u16| {
+        frame[20..22].copy_from_slice(&word.to_be_bytes());
+        frame
+    };
+    let (first, second) = (part(whole(53), 0x2000), part(whole(53), 0x0002));
+    assert_eq!(port.refused(&second, In), Some(Cause::Fragment), "before the first");
+    assert_eq!(port.refused(&part(whole(54), 0x2000), In), Some(Cause::Rule));
+    assert_eq!(port.refused(&second, In), Some(Cause::Fragment), "the first was dropped");
+    assert!(port.passes(&first, In) && port.passes(&second, In) && port.passes(&second, In));
+    assert_eq!(port.refused(&second, Out), Some(Cause::Fragment), "the other way");
+    let mut other = second.clone();
+    other[19] = 8;
+    assert_eq!(port.refused(&other, In), Some(Cause::Fragment), "of another packet");
+    let mut later = port;
+    later.wait(32);
+    assert_eq!(later.refused(&second, In), Some(Cause::Fragment), "too late");
+    assert!(later.passes(&first, In) && later.passes(&second, In));
+    // So many packets push the oldest out.
+    for id in 0..base::limits::MAX_FRAGMENTED_PACKETS as u16 {
+        let mut other = first.clone();
+        other[18..20].copy_from_slice(&(100 + id).to_be_bytes());
+        assert!(later.passes(&other, In));
+    }
+    assert_eq!(later.refused(&second, In), Some(Cause::Fragment), "pushed out");
+}
+
+#[test]
+fn other_frames_meet_the_default() {
+    let mut other = vec![2; 14];
+    other[12..].copy_from_slice(&[0x88, 0xb5]);
+    let mut arp = other.clone();
+    arp[12..].copy_from_slice(&[8, 6]);
+    let port = Port::new(&["in accept", "out accept"]);
+    assert_eq!(port.refused(&other, In), Some(Cause::Rule), "rules are for IP");
+    assert!(port.passes(&arp, In) && port.passes(&arp, Out));
+    let open = Port { rules: Compiled::new(&[], &Groups::new(), 1).unwrap(), ..port };
+    assert!(open.passes(&other, In));
+}
+
+#[test]
+fn a_change_ends_what_the_new_rules_do_not_permit() {
+    let mut port = Port::new(SSH);
+    open(&port, 22);
+    assert!(port.passes(&udp((VM, 5000), (PEER, 53)), Out));
+    port.change(&["in drop tcp from 10.0.0.9", "in accept tcp to port 22"]);
+    // Both ends ask the rules about the connection's first packet.
+    assert!(port.passes(&from_vm(22, ACK), Out) && port.passes(&to_vm(22, ACK), In));
+    let entry = |port: &Port| port.connections.entries(None, port.now);
+    let of_ssh = entry(&port).into_iter().find(|entry| entry.parts.protocol == 6).unwrap();
+    assert_eq!((of_ssh.rule, of_ssh.generation), (1, 2));
+    assert_eq!(port.refused(&udp((PEER, 53), (VM, 5000)), In), Some(Cause::Rule));
+    assert_eq!(entry(&port).len(), 1, "the other connection has ended");
+    port.change(&[]);
+    assert_eq!(port.refused(&from_vm(22, ACK), Out), Some(Cause::Rule));
+    assert_eq!(entry(&port).len(), 0);
+    assert_eq!(port.connections.port_len(0), 0);
+}
+
+#[test]
+fn a_ping_goes_on_after_a_change() {
+    let mut port = Port::new(&["out accept icmp"]);
+    let ping = |from, to, kind| icmp(from, to, [kind, 0], 7, &[]);
+    assert!(port.passes(&ping(VM, PEER, 8), Out));
+    port.change(&["out accept icmp:echo-request"]);
+    assert!(port.passes(&ping(PEER, VM, 0), In), "the reply of a request before the change");
+    port.change(&["out accept icmp:13"]);
+    assert_eq!(port.refused(&ping(PEER, VM, 0), In), Some(Cause::Rule));
+}
+
+#[test]
+fn frames_and_connections_are_counted_at_their_rule() {
+    let port = Port::new(SSH);
+    open(&port, 22);
+    assert!(port.passes(&from_vm(22, ACK), Out));
+    assert!(!port.passes(&to_vm(23, SYN), In) && !port.passes(&from_vm(23, SYN), Out));
+    let counts: Vec<_> = (0..4).map(|rule| port.rules.counts(rule).unwrap().get()).collect();
+    assert_eq!(counts, [[4, 4 * 54, 1], [0; 3], [1, 54, 0], [1, 54, 0]]);
+    use crate::filter::compiled::Origin;
+    let origins = port.rules.origins();
+    assert_eq!(origins[1], Origin::Rule { filter: 0, rule: 1 });
+    assert_eq!(origins[2..], [Origin::Default(In), Origin::Default(Out)]);
+}
+
+#[test]
+fn the_first_filter_that_states_a_default_decides() {
+    let rules = ["in accept tcp to port 22"].map(|rule| rule.parse().unwrap()).to_vec();
+    let one = Filter { name: "one".into(), rules, ..Filter::default() };
+    let reject = Some(super::super::Verdict::Reject);
+    let other = Filter { name: "other".into(), default_in: reject, ..Filter::default() };
+    let compiled = Compiled::new(&[&one, &other], &Groups::new(), 1).unwrap();
+    let port = Port { rules: compiled, ..Port::new(&[]) };
+    assert!(port.passes(&to_vm(22, SYN), In));
+    assert_eq!(port.refused(&to_vm(23, SYN), In), Some(Cause::Reject));
+    assert!(port.passes(&from_vm(9, SYN), Out), "the default of defaults");
+}
+
+#[test]
+fn a_rule_says_whether_to_log() {
+    let port = Port::new(&["in accept tcp to port 22 log", "in drop tcp log"]);
+    assert!(port.judge(&to_vm(22, SYN), In).log && port.judge(&to_vm(23, SYN), In).log);
+    assert!(!port.judge(&to_vm(22, SYN), In).log, "the connection is known");
+    assert!(!port.judge(&udp((PEER, 1), (VM, 2)), In).log);
+}
+
+#[test]
+fn a_full_port_refuses_new_connections_and_keeps_the_old() {
+    let port = Port::new(&["in accept"]);
+    // Assured connections, as many as the port may have.
+    for n in 0..CONFIG.max_per_port as u16 {
+        let (peer, vm) = ((PEER, 1000 + n), (VM, 22));
+        assert!(port.passes(&tcp(peer, vm, SYN), In));
+        assert!(port.passes(&tcp(vm, peer, SYN | ACK), Out));
+        assert!(port.passes(&tcp(peer, vm, ACK), In));
+    }
+    assert_eq!(port.refused(&to_vm(22, SYN), In), Some(Cause::Full));
+    assert!(port.passes(&tcp((PEER, 1000), (VM, 22), ACK), In));
+    // One that ends makes room.
+    assert!(port.passes(&tcp((PEER, 1007), (VM, 22), RST), In));
+    assert!(port.passes(&to_vm(22, SYN), In));
+    assert_eq!(port.connections.port_len(0), CONFIG.max_per_port as usize);
+}
+
+#[test]
+fn a_flood_of_half_open_connections_pushes_out_none_that_is_open() {
+    let port = Port::new(&["in accept"]);
+    open(&port, 22);
+    for n in 0..500u16 {
+        let answer = port.judge(&tcp(("10.9.0.1", 1000 + n), (VM, 80), SYN), In);
+        assert_eq!(answer.refused, None, "{n}");
+    }
+    assert_eq!(port.connections.port_len(0), CONFIG.max_per_port as usize);
+    assert!(port.passes(&from_vm(22, ACK), Out), "in the flood");
+    let entries = port.connections.entries(None, port.now);
+    assert!(entries.iter().any(|entry| entry.assured && entry.parts.local.port == 22));
+    // The newest half-open connection is there, the oldest is gone.
+    assert!(port.passes(&tcp((VM, 80), ("10.9.0.1", 1499), SYN | ACK), Out));
+    assert_eq!(port.refused(&tcp((VM, 80), ("10.9.0.1", 1000), SYN | ACK), Out), Some(Cause::Rule));
+}

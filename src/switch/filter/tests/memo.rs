@@ -1,0 +1,115 @@
+//! What a worker remembers: the same answers as the gate's, for a tick.
+
+use super::super::memo::{Epoch, FlowMemo};
+use super::*;
+use base::frame::ethernet::Snapshot;
+
+fn snapshot(frame: &[u8]) -> Snapshot {
+    let mut bytes = [0; 64];
+    let len = frame.len().min(64);
+    bytes[..len].copy_from_slice(&frame[..len]);
+    bytes
+}
+
+/// Decides by the memo or the gate; returns whether the frame passes and whether the memo knew.
+fn decide(memo: &mut FlowMemo, port: &Port, frame: &[u8], direction: Direction) -> (bool, bool) {
+    let snapshot = snapshot(frame);
+    let table = port.connections.generation();
+    memo.begin(Epoch::new(&port.rules, direction, port.now, table));
+    let knew = memo.covers(&snapshot, frame.len() as u32, &port.rules);
+    let mut passes = knew;
+    if !knew {
+        let answer = port.judge(frame, direction);
+        passes = answer.refused.is_none();
+        if let (true, Some(rule), Parsed::Packet(packet)) =
+            (answer.settled, answer.rule, parse(frame))
+        {
+            memo.note(&packet, &snapshot, rule);
+        }
+    }
+    memo.end(&port.rules);
+    (passes, knew)
+}
+
+const VM: End<'_> = ("10.0.0.1", 22);
+const PEER: End<'_> = ("10.0.0.2", 4000);
+
+fn opened() -> (Port, FlowMemo) {
+    let port = Port::new(&["in accept tcp to port 22", "out accept udp"]);
+    let mut memo = FlowMemo::default();
+    for (frame, direction) in
+        [(tcp(PEER, VM, SYN), In), (tcp(VM, PEER, SYN | ACK), Out), (tcp(PEER, VM, ACK), In)]
+    {
+        assert_eq!(decide(&mut memo, &port, &frame, direction), (true, false));
+    }
+    (port, memo)
+}
+
+#[test]
+fn an_open_connection_is_remembered_for_a_tick() {
+    let (mut port, mut memo) = opened();
+    let data = tcp(PEER, VM, ACK | 8);
+    assert_eq!(decide(&mut memo, &port, &data, In), (true, true));
+    assert_eq!(decide(&mut memo, &port, &tcp(VM, PEER, ACK), Out), (true, false));
+    assert_eq!(decide(&mut memo, &port, &tcp(VM, PEER, ACK), Out), (true, true));
+    assert_eq!(decide(&mut memo, &port, &data, In), (true, true), "two flows in turn");
+    port.wait(1);
+    assert_eq!(decide(&mut memo, &port, &data, In), (true, false), "the time is renewed");
+    assert_eq!(decide(&mut memo, &port, &data, In), (true, true));
+    assert_eq!(port.rules.counts(0).unwrap().get(), [9, 9 * 54, 1], "all are counted");
+}
+
+#[test]
+fn what_changes_a_connection_is_not_covered() {
+    for flags in [FIN | ACK, RST | ACK, SYN | ACK, SYN, RST, 0] {
+        let (port, mut memo) = opened();
+        assert!(decide(&mut memo, &port, &tcp(PEER, VM, ACK), In).1);
+        let snapshot = snapshot(&tcp(PEER, VM, flags));
+        assert!(!memo.covers(&snapshot, 54, &port.rules), "{flags:#x}");
+    }
+    let (port, mut memo) = opened();
+    let known = tcp(PEER, VM, ACK);
+    assert!(decide(&mut memo, &port, &known, In).1);
+    // Each octet that tells what the packet is; others may differ.
+    for at in 12..54 {
+        let mut other = snapshot(&known);
+        other[at] ^= if at == 47 { 0x10 } else { 0x80 };
+        let free =
+            [15, 16, 17, 18, 19, 22, 24, 25].contains(&at) || (38..47).contains(&at) || at > 47;
+        assert_eq!(memo.covers(&other, 54, &port.rules), free, "octet {at}");
+    }
+    let mut fragment = snapshot(&known);
+    fragment[20] = 0x20;
+    assert!(!memo.covers(&fragment, 54, &port.rules));
+    fragment[20] = 0x40;
+    assert!(memo.covers(&fragment, 54, &port.rules), "not to be fragmented");
+    let short = snapshot(&known[..40]);
+    assert!(!memo.covers(&short, 40, &port.rules), "a frame without flags");
+}
+
+#[test]
+fn another_epoch_has_other_answers() {
+    let (mut port, mut memo) = opened();
+    let data = tcp(PEER, VM, ACK);
+    assert!(decide(&mut memo, &port, &data, In).1);
+    port.connections.flush(|_| true);
+    assert_eq!(decide(&mut memo, &port, &data, In), (true, false), "picked up by its rule");
+    assert_eq!(decide(&mut memo, &port, &data, In), (true, false), "settled");
+    assert!(decide(&mut memo, &port, &data, In).1);
+    port.change(&["out accept"]);
+    assert_eq!(decide(&mut memo, &port, &data, In), (false, false), "other rules");
+    assert_eq!(decide(&mut memo, &port, &data, In), (false, false));
+}
+
+#[test]
+fn datagrams_are_remembered_and_those_without_ports_are_not() {
+    let (port, mut memo) = opened();
+    let ask = udp(("10.0.0.1", 5000), ("10.0.0.9", 53));
+    assert_eq!(decide(&mut memo, &port, &ask, Out), (true, false), "the first");
+    assert_eq!(decide(&mut memo, &port, &ask, Out), (true, false), "settled");
+    assert_eq!(decide(&mut memo, &port, &ask, Out), (true, true));
+    let odd = udp(("10.0.0.1", 5000), ("10.0.0.9", 0));
+    for _ in 0..4 {
+        assert_eq!(decide(&mut memo, &port, &odd, Out), (true, false));
+    }
+}
