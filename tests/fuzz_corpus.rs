@@ -103,6 +103,11 @@ fn forwarding_tables() {
 }
 
 #[test]
+fn filters() {
+    replay("filters", targets::filters::run, 8000);
+}
+
+#[test]
 fn frames() {
     replay("frames", targets::frames::run, 8000);
 }

@@ -9,6 +9,7 @@
 pub mod config;
 pub mod control;
 pub mod fdb;
+pub mod filters;
 pub mod frames;
 pub mod input;
 pub mod packet;
