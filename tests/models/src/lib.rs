@@ -1,5 +1,6 @@
-//! Parts of the crate with loom's atomics: its forwarding table and the table of groups, with
-//! limits that make them small, so that everything meets everything; and the rings of AF_XDP.
+//! Parts of the crate with loom's atomics: its forwarding table, the table of groups and the table
+//! of connections, with limits that make them small, so that everything meets everything; and the
+//! rings of AF_XDP.
 #![allow(dead_code, reason = "a model uses a part of each module")]
 
 // The files name their crates as they do at home.
@@ -37,6 +38,32 @@ pub mod limits {
     pub const FDB_SHARDS: usize = 1;
     pub const FDB_SWEEP_BUCKETS: usize = 1;
     pub const FDB_VLANS: usize = 8;
+
+    pub const CONNECTION_LOCK_ATTEMPTS: u32 = 1;
+    pub const CONNECTION_SHARDS: usize = 1;
+    pub const CONNECTION_SLOTS: u32 = 1;
+    pub const CONNECTION_SWEEP_BUCKETS: usize = 1;
+    pub const HALF_OPEN_LOOKS: usize = 2;
+    pub const MAX_HALF_OPEN_PER_PORT: usize = 2;
+    pub const MAX_CONNECTIONS: u32 = 8;
+    pub const MAX_CONNECTIONS_PER_PORT: u32 = 8;
+    pub const RESERVED_CONNECTIONS_PER_PORT: u32 = 1;
+    pub const MAX_NAME_LEN: usize = 64;
+    pub const TCP_SYN_SENT_SECONDS: u32 = 120;
+    pub const TCP_SYN_RECEIVED_SECONDS: u32 = 60;
+    pub const TCP_ESTABLISHED_SECONDS: u32 = 5 * 86_400;
+    pub const TCP_UNANSWERED_SECONDS: u32 = 300;
+    pub const TCP_FIN_WAIT_SECONDS: u32 = 120;
+    pub const TCP_CLOSE_WAIT_SECONDS: u32 = 60;
+    pub const TCP_LAST_ACK_SECONDS: u32 = 30;
+    pub const TCP_TIME_WAIT_SECONDS: u32 = 120;
+    pub const TCP_CLOSED_SECONDS: u32 = 10;
+    pub const SCTP_HANDSHAKE_SECONDS: u32 = 3;
+    pub const SCTP_ESTABLISHED_SECONDS: u32 = 210;
+    pub const DATAGRAM_SECONDS: u32 = 30;
+    pub const DATAGRAM_STREAM_SECONDS: u32 = 120;
+    pub const STREAM_AFTER_SECONDS: u32 = 2;
+    pub const OTHER_PROTOCOL_SECONDS: u32 = 600;
 
     pub const SNAPSHOT_LEN: usize = 64;
     pub const MAX_HEADERS_LEN: usize = 256;
@@ -108,6 +135,9 @@ pub mod sys {
 #[path = "../../../src/switch"]
 pub mod switch {
     pub mod fdb;
+    pub mod filter {
+        pub mod connections;
+    }
     pub mod multicast;
     pub mod segment;
     mod sync;
