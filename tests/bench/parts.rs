@@ -23,6 +23,8 @@ mod drain;
 mod fdb;
 #[path = "parts/fill.rs"]
 mod fill;
+#[path = "parts/filter.rs"]
+mod filter;
 #[path = "parts/frame.rs"]
 mod frame;
 #[path = "parts/guest.rs"]
@@ -49,6 +51,7 @@ fn settings() -> Criterion {
 criterion_group! {
     name = parts;
     config = settings();
-    targets = drain::all, fill::all, fdb::all, memo::all, frame::all, offload::all
+    targets = drain::all, fill::all, fdb::all, filter::all, memo::all, frame::all,
+        offload::all
 }
 criterion_main!(parts);
