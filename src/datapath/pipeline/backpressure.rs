@@ -4,10 +4,12 @@
 //! hold:
 //!
 //! - For some time, all bursts of the ring, this burst included, went to the same receive ring
-//!   ([`LastReceiver`](crate::port::gate::LastReceiver)). Frames for other receivers then hardly
-//!   ever wait behind the end of the burst.
+//!   ([`LastReceiver`](crate::port::gate::LastReceiver)), or no other receiver of the ring's frames
+//!   had room ([`RoomyReceivers`](crate::port::gate::RoomyReceivers)). So frames that could be
+//!   delivered hardly ever wait behind the end of the burst.
 //! - The receive ring took enough frames of this sender to have earned the waiting
-//!   ([`Admission::may_wait`](crate::port::admission::Admission::may_wait)), a millisecond at most.
+//!   ([`Admission::may_wait`](crate::port::admission::Admission::may_wait)), a millisecond at most,
+//!   and an eighth of a millisecond if frames for other receivers wait, too.
 //!
 //! All other frames without a buffer are dropped and counted.
 //!
@@ -19,7 +21,7 @@ use super::rate_out;
 use super::stalls::At;
 use crate::port::gate::Waiting;
 use crate::port::{Next, PortTable, Queue, Rx, RxState, Tx, TxState};
-use crate::ring::{Burst, SplitRing};
+use crate::ring::SplitRing;
 use base::limits::LOCK_WAIT_NANOS;
 use switch::PortId;
 use sys::clock;
@@ -38,6 +40,10 @@ pub struct Backpressure<'a> {
     pub ring: Option<(&'a mut TxState, &'a Queue<Tx>)>,
     /// The only receiver of the burst, if the ring's earlier bursts went there too.
     only: Option<(PortId, u8)>,
+    /// The burst has several receivers.
+    pub is_mixed: bool,
+    /// All settled frames of the burst have smaller indices.
+    settled_end: u8,
     /// The first frame of the burst that waits, and what the worker does next.
     pub left: Option<(u8, Next)>,
 }
@@ -46,7 +52,9 @@ impl<'a> Backpressure<'a> {
     /// For frames of port `from` that cannot wait, in the turn of cycle `now`.
     #[inline(always)]
     pub fn none(ports: &'a PortTable, from: PortId, now: u64) -> Backpressure<'a> {
-        Backpressure { ports, from, now, retry: 0, ring: None, only: None, left: None }
+        let (ring, only, left) = (None, None, None);
+        let (is_mixed, settled_end) = (false, 0);
+        Backpressure { ports, from, now, retry: 0, ring, only, is_mixed, settled_end, left }
     }
 
     /// For frames of port `from` that may wait in `ring`, if there is a ring. A worker looks at
@@ -68,12 +76,12 @@ impl<'a> Backpressure<'a> {
     pub fn look(&mut self, limit: usize, is_at: impl Fn(At)) -> Result<usize, Next> {
         let Some((state, _)) = &mut self.ring else { return Ok(limit) };
         let TxState { vring, side: Tx { gate, .. }, .. } = &mut **state;
+        let price = gate.receiver.and_then(|to| gate.price((to.port, to.queue), self.now));
         let (Some(waiting), None, Some(ring)) =
             (&mut gate.receiver, gate.drain_to, &mut vring.ring)
         else {
             return Ok(limit);
         };
-        let is_only = gate.last.is_only((waiting.port, waiting.queue), self.now);
         let wanted = limit.min(ring.offered().into());
         if wanted == 0 {
             // The last burst took the ring's last frames.
@@ -92,7 +100,8 @@ impl<'a> Backpressure<'a> {
         is_at(At::NOTHING.and(waiting.port));
         let free = receive_ring.offered();
         is_at(At::sender(self.from));
-        let may_wait = admission.may_wait(self.from, waiting.charge(self.now)) && is_only;
+        let waited = waiting.charge(self.now, price.unwrap_or(1));
+        let may_wait = admission.may_wait(self.from, waited) && price.is_some();
         let mut granted = admission.grant(self.from, wanted, free);
         if granted == 0 && !may_wait {
             granted = admission.grant_late(self.from, wanted, free);
@@ -121,22 +130,59 @@ impl<'a> Backpressure<'a> {
         let (last, to) = (&mut state.side.gate.last, plan.only_receiver());
         last.note(to, self.now);
         self.only = to.filter(|to| last.is_only(*to, self.now));
+        (self.is_mixed, self.settled_end) = (to.is_none(), plan.settled_end());
     }
 
-    /// True if the frames left of a run are the end of the burst, and the ring is not draining.
+    /// Records that the receive queue `to` has room for more frames.
+    #[inline(always)]
+    pub fn note_room(&mut self, to: (PortId, u8)) {
+        if let Some((state, _)) = &mut self.ring {
+            state.side.gate.roomy.note(to, self.now);
+        }
+    }
+
+    /// Records the frames of a run that are settled.
+    #[inline(always)]
+    pub fn note_settled(&mut self, run: &Run) {
+        self.settled_end = self.settled_end.max(run.settled_end());
+    }
+
+    /// Removes the frames from a run that stay in their ring behind the first frame that waits. True
+    /// if no frame is left.
+    #[inline(always)]
+    pub fn keeps_back(&self, run: &mut Run) -> bool {
+        let Some((at, _)) = self.left else { return false };
+        run.truncate(at);
+        run.left().is_empty()
+    }
+
+    /// True if no frame behind the first frame left of a run is settled, and the ring is not
+    /// draining: all these frames may be given back.
     #[inline]
-    pub fn is_end(&self, burst: &Burst, run: &Run) -> bool {
-        let left = run.left();
-        let is_end =
-            left.first().is_some_and(|&at| usize::from(at) + left.len() == burst.frames().len());
+    pub fn is_end(&self, run: &Run) -> bool {
+        let settled_end = self.settled_end.max(run.settled_end());
+        let is_end = run.left().first().is_some_and(|&at| at >= settled_end);
         let drains = |state: &TxState| state.side.gate.drain_to.is_some();
         is_end && self.ring.as_ref().is_some_and(|(state, _)| !drains(state))
     }
 
+    /// Returns the price of waiting for the receiver of a run ([`Gate::price`]); none if the frames
+    /// left of the run may not wait.
+    ///
+    /// [`Gate::price`]: crate::port::gate::Gate::price
+    pub(super) fn price(&self, run: &Run) -> Option<u64> {
+        let (to, (state, _)) = ((run.port, run.queue), self.ring.as_ref()?);
+        let price = match self.only == Some(to) {
+            true => Some(1),
+            false => state.side.gate.price(to, self.now),
+        };
+        price.filter(|_| self.is_end(run))
+    }
+
     /// True if the frames left of a run are the end of a burst with one receiver, and if this
     /// receiver got all recent bursts of the ring.
-    pub(super) fn may_wait(&self, burst: &Burst, run: &Run) -> bool {
-        self.only == Some((run.port, run.queue)) && self.is_end(burst, run)
+    pub(super) fn may_wait_alone(&self, run: &Run) -> bool {
+        self.only == Some((run.port, run.queue)) && self.is_end(run)
     }
 
     /// Returns the number of frames in the sender's ring, including the burst.
@@ -155,13 +201,12 @@ impl<'a> Backpressure<'a> {
     /// Leaves the frames left of a run in their ring until `receiver` has buffers. False if the
     /// frames may not wait.
     #[inline(never)]
-    pub fn wait(&mut self, burst: &Burst, run: &Run, receiver: &mut RxState) -> bool {
-        if !self.may_wait(burst, run) {
+    pub fn wait(&mut self, run: &Run, receiver: &mut RxState) -> bool {
+        let (Some(price), Some((state, _))) = (self.price(run), &mut self.ring) else {
             return false;
-        }
-        let Some((state, _)) = &mut self.ring else { return false };
-        let waited =
-            state.side.gate.receiver.as_mut().map_or(0, |waiting| waiting.charge(self.now));
+        };
+        let waiting = state.side.gate.receiver.as_mut();
+        let waited = waiting.map_or(0, |waiting| waiting.charge(self.now, price));
         if !receiver.side.admission.may_wait(self.from, waited) {
             return false;
         }

@@ -9,9 +9,8 @@
 //! 428 of 295,000 bursts met a holder that did not run, for less than 4 ms each time; none of 10.8
 //! million frames was dropped for that reason.
 //!
-//! Frames without a buffer are tried once more in the second round. Frames that still have no
-//! buffer wait in their sender's ring, if `backpressure` permits; other frames are dropped.
-//! Delivery never waits for a guest.
+//! Frames without a buffer wait in their sender's ring if `backpressure` permits; other frames are
+//! tried once more in the second round, and then dropped. Delivery never waits for a guest.
 //!
 //! The worker does nothing that may sleep while it holds a receive lock: signals and log lines are
 //! sent later.
@@ -122,7 +121,13 @@ impl Delivery<'_> {
     pub fn deliver(&mut self, burst: &mut Burst, plan: &mut Plan) {
         let mut settled = true;
         for run in plan.runs() {
+            if self.backpressure.keeps_back(run) {
+                continue;
+            }
             settled &= self.first_try(burst, run);
+            if self.backpressure.is_mixed {
+                self.backpressure.note_settled(run);
+            }
         }
         if !settled {
             self.last_tries(burst, plan.runs());
@@ -164,6 +169,7 @@ impl Delivery<'_> {
                 }
             }
             Endpoint::Device(device) => {
+                self.backpressure.note_room((run.port, run.queue));
                 let (frames, mut settled) = run.settling();
                 self.send(port, device, burst, frames, &mut settled);
                 true
@@ -171,15 +177,18 @@ impl Delivery<'_> {
         }
     }
 
-    /// Tries runs with frames left once more, except a run that waits in its sender's ring.
+    /// Tries runs with frames left once more, except frames that wait in their sender's ring.
     #[inline(never)]
     fn last_tries(&mut self, burst: &mut Burst, runs: &mut [Run]) {
-        for run in runs.iter_mut().filter(|run| !run.left().is_empty()) {
-            let waits = self.backpressure.left.is_some_and(|(at, _)| run.left()[0] == at);
+        for run in runs {
+            if self.backpressure.keeps_back(run) || run.left().is_empty() {
+                continue;
+            }
             let port = &self.backpressure.ports[run.port];
-            if let (false, Endpoint::Guest(guest)) = (waits, &port.endpoint) {
+            if let Endpoint::Guest(guest) = &port.endpoint {
                 self.tag(burst, port, run.left());
                 self.last_try(port, guest, burst, run, Try::Last);
+                self.backpressure.note_settled(run);
             }
         }
     }
@@ -189,7 +198,7 @@ impl Delivery<'_> {
     /// frames of the run, except mirrored copies.
     fn last_try(&mut self, port: &Port, guest: &GuestPort, burst: &Burst, run: &mut Run, how: Try) {
         let mut to = Egress { port, guest, index: usize::from(run.queue) };
-        let may_stay = how == Try::Last && self.backpressure.is_end(burst, run);
+        let may_stay = how == Try::Last && self.backpressure.is_end(run);
         let mut state = if may_stay { to.queue().lock_again() } else { None };
         if state.is_none() {
             state = match how {
@@ -301,13 +310,14 @@ impl Delivery<'_> {
         let admitted = admission.admit(from, frames.len(), || ring.offered()).min(frames.len());
         let cut = match how {
             Try::First => Cut::Whole,
-            Try::Last if self.backpressure.may_wait(burst, run) => Cut::Whole,
+            Try::Last if self.backpressure.price(run).is_some() => Cut::Whole,
             Try::Last => Cut::Part(MAX_SEGMENTS),
             Try::Flood | Try::Mirror => Cut::Part(MAX_FLOOD_SEGMENTS),
         };
         let base = ring.base();
         let done = ring.deliver(burst, &frames[..admitted], &mut self.room.scratch, cut);
         let taken = ring.base().wrapping_sub(base);
+        let has_room = ring.known_left() > ring.size() / 2;
         admission.record(from, (done.frames, done.bytes), taken, done.settled < admitted);
         self.count(to, frames, &done, burst.needs_offloads());
         if done.frames + done.bad_buffers > 0 {
@@ -315,6 +325,9 @@ impl Delivery<'_> {
             if done.signal {
                 to.guest.count_received();
             }
+        }
+        if has_room {
+            self.backpressure.note_room((run.port, run.queue));
         }
         run.advance(done.settled);
         if done.broken.is_some() || done.slow > 0 {
@@ -325,7 +338,7 @@ impl Delivery<'_> {
         }
         match how {
             Try::Flood | Try::Mirror => Rest::Drop(DropReason::NoBuffer),
-            _ if self.backpressure.wait(burst, run, &mut state) => Rest::Waits,
+            _ if self.backpressure.wait(run, &mut state) => Rest::Waits,
             _ => Rest::Left(DropReason::NoBuffer),
         }
     }

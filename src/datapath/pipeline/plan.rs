@@ -58,6 +58,12 @@ impl Run {
         (left, |count| *done += count as u8)
     }
 
+    /// Returns the first index behind all settled frames.
+    #[inline(always)]
+    pub fn settled_end(&self) -> u8 {
+        self.frames[..usize::from(self.done)].iter().max().map_or(0, |last| last + 1)
+    }
+
     /// Settles all frames but `kept`, which are some of the frames left.
     pub fn settle_all_but(&mut self, kept: &[u8]) {
         let before = *self;
@@ -386,6 +392,19 @@ impl Plan {
         match &self.runs[..self.count] {
             [run] if !self.is_fanned() => Some((run.port, run.queue)),
             _ => None,
+        }
+    }
+
+    /// Returns the first index behind all frames that are flooded, or settled before the delivery.
+    #[inline(always)]
+    pub fn settled_end(&self) -> u8 {
+        let mut dropped = self.drops[..self.dropped].last().map_or(0, |(last, _)| last + 1);
+        if self.is_fanned() {
+            dropped = dropped.max((u64::BITS - self.flooded_frames().leading_zeros()) as u8);
+        }
+        match &self.runs[..self.count] {
+            [_] => dropped,
+            runs => runs.iter().map(Run::settled_end).fold(dropped, u8::max),
         }
     }
 

@@ -45,7 +45,7 @@ impl Backpressure<'_> {
     ) -> Option<u8> {
         let all: [u8; BURST_FRAMES] = std::array::from_fn(|at| *run.left().get(at).unwrap_or(&0));
         let all = &all[..run.left().len()];
-        let may_wait = self.may_wait(burst, run);
+        let may_wait = self.may_wait_alone(run);
         let (mut passed, mut dropped) = (0, all.len());
         if let Some(mut metered) = port.rates.output.lock() {
             let meter = &mut metered.meter;

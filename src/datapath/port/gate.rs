@@ -1,7 +1,7 @@
 //! Conditions that keep the frames of a transmit ring in the ring: the sender's side of waiting.
 //! `admission` is the receiver's side.
 
-use base::limits::BACKPRESSURE_ALONE_NANOS;
+use base::limits::{BACKPRESSURE_ALONE_NANOS, BACKPRESSURE_MIXED_PRICE, BACKPRESSURE_ROOM_NANOS};
 use switch::{Booking, PortId};
 use sys::clock;
 
@@ -18,6 +18,20 @@ pub struct Gate {
     pub booked: Option<Booking>,
     /// Receiver of the ring's recent bursts.
     pub last: LastReceiver,
+    /// Receivers that lately had room for more frames of the ring.
+    pub roomy: RoomyReceivers,
+}
+
+impl Gate {
+    /// Returns how many cycles the receiver of queue `to` pays for each cycle at `now` in which the
+    /// ring's frames wait for the queue; none if the frames may not wait.
+    pub fn price(&self, to: (PortId, u8), now: u64) -> Option<u64> {
+        if self.last.is_only(to, now) {
+            Some(1)
+        } else {
+            (!self.roomy.is_other(to, now)).then_some(BACKPRESSURE_MIXED_PRICE)
+        }
+    }
 }
 
 /// Treatment of frames that are sent on a disabled ring.
@@ -66,9 +80,9 @@ impl Waiting {
         }
     }
 
-    /// Returns the cycles of waiting up to `now` that are not charged yet.
-    pub fn charge(&mut self, now: u64) -> u64 {
-        clock::since(std::mem::replace(&mut self.charged_until, now), now)
+    /// Returns the cycles of waiting up to `now` that are not charged yet, `price` times.
+    pub fn charge(&mut self, now: u64, price: u64) -> u64 {
+        clock::since(std::mem::replace(&mut self.charged_until, now), now).saturating_mul(price)
     }
 }
 
@@ -100,9 +114,58 @@ impl LastReceiver {
     }
 }
 
+/// The receive queues that lately had room for more frames of a transmit ring: frames for such a
+/// queue must not wait behind frames for another queue.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RoomyReceivers {
+    /// The last queue that had room.
+    last: (PortId, u8),
+    /// Cycle at which `last` had room.
+    at: u64,
+    /// Last cycle at which a queue other than `last` had room.
+    others_at: u64,
+}
+
+impl RoomyReceivers {
+    /// Records that the queue `to` has room at cycle `now`, after it took frames of the ring.
+    #[inline(always)]
+    pub fn note(&mut self, to: (PortId, u8), now: u64) {
+        if self.last != to {
+            (self.last, self.others_at) = (to, self.at);
+        }
+        self.at = now;
+    }
+
+    /// True if a queue other than `to` lately had room.
+    fn is_other(&self, to: (PortId, u8), now: u64) -> bool {
+        let at = if self.last == to { self.others_at } else { self.at };
+        at != 0 && at.abs_diff(now) < clock::cycles_in(BACKPRESSURE_ROOM_NANOS)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn frames_wait_in_front_of_others_only_if_no_other_receiver_has_room() {
+        let (mut gate, long) = (Gate::default(), clock::cycles_in(BACKPRESSURE_ROOM_NANOS));
+        let (slow, roomy) = ((1, 0), (2, 0));
+        gate.last.note(None, 1_000);
+        assert_eq!(gate.price(slow, 1_000), Some(BACKPRESSURE_MIXED_PRICE), "nobody has room");
+        gate.roomy.note(slow, 1_000);
+        assert_eq!(gate.price(slow, 1_000), Some(BACKPRESSURE_MIXED_PRICE), "its own room");
+        gate.roomy.note(roomy, 2_000);
+        gate.roomy.note(slow, 2_001);
+        assert_eq!(gate.price(slow, 1_999 + long), None);
+        assert_eq!(gate.price(roomy, 2_000 + long), None);
+        assert_eq!(gate.price(slow, 2_000 + long), Some(BACKPRESSURE_MIXED_PRICE));
+        let alone = 3_000 + clock::cycles_in(BACKPRESSURE_ALONE_NANOS);
+        gate.last.note(Some(slow), 3_000);
+        gate.roomy.note(roomy, alone);
+        assert_eq!(gate.price(slow, alone - 1), None, "the other had room");
+        assert_eq!(gate.price(slow, alone), Some(1), "nothing goes to the other");
+    }
 
     #[test]
     fn a_ring_waits_only_where_all_its_bursts_have_gone() {

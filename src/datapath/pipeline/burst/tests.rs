@@ -10,7 +10,7 @@ use crate::port::GuestPort;
 use crate::port::admission::Admission;
 use crate::ring::tests::{DATA, Guest, SIZE, WRITE, desc, describe, offer};
 use base::frame::{MacAddr, VnetHdr};
-use base::limits::{BACKPRESSURE_NANOS, LOCK_WAIT_NANOS};
+use base::limits::{BACKPRESSURE_MIXED_PRICE, BACKPRESSURE_NANOS, LOCK_WAIT_NANOS};
 use switch::{FdbConfig, FloodLimits, Limit, PortId, Rate, Size};
 
 /// Returns a forwarding table for `ports` ports.
@@ -192,8 +192,23 @@ fn frames_wait_for_the_lock_of_their_receiver() {
     assert_eq!(lab.ports[1].stats.drops.get(DropReason::RingBusy), 64);
 }
 
-/// Frames do not wait in a ring that lately sent to another receiver, nor for a receiver that has
-/// taken nothing of their port.
+/// In a ring that sends to several receivers without room, frames wait for an eighth of the time.
+#[test]
+fn frames_in_front_of_others_wait_an_eighth_as_long() {
+    let mut lab = Lab::new();
+    let (start, most) =
+        (lab.cycle, clock::cycles_in(BACKPRESSURE_NANOS) / BACKPRESSURE_MIXED_PRICE);
+    lab.ports[0].as_guest().unwrap().tx[0].lock().side.gate.last.note(None, start);
+    while matches!(lab.turn(), Next::Receiver(_)) {
+        lab.cycle += most / 100;
+    }
+    let waited = lab.cycle - start;
+    assert!((most * 98 / 100..=most * 103 / 100).contains(&waited), "{waited} of {most}");
+    assert_eq!(no_buffer(&lab), 64);
+}
+
+/// Frames do not wait in a ring that lately sent to another receiver with room, nor for a receiver
+/// that has taken nothing of their port.
 #[test]
 fn frames_that_may_not_wait_are_dropped() {
     for others in [false, true] {
@@ -202,6 +217,7 @@ fn frames_that_may_not_wait_are_dropped() {
             let cycle = lab.cycle;
             let mut state = lab.ports[0].as_guest().unwrap().tx[0].lock();
             state.side.gate.last.note(None, cycle);
+            state.side.gate.roomy.note((7, 0), cycle);
         } else {
             let mut state = lab.ports[1].as_guest().unwrap().rx[0].lock();
             state.side.admission = Admission::default();
