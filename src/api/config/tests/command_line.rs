@@ -42,8 +42,7 @@ fn help_tells_every_option_and_fits_a_terminal() {
     for option in options {
         assert!(help.contains(&format!("--{option}")), "{option}");
     }
-    for text in ["Usage: vioswitchd", "qemu-system-x86_64", "share=on", "socket-group=", "SIGUSR1"]
-    {
+    for text in ["Usage: vioswitchd", "attach of vioswitchctl(8)", "socket-group=", "SIGUSR1"] {
         assert!(help.contains(text), "{text}");
     }
     for line in help.lines() {
