@@ -52,8 +52,8 @@ struct Options {
     ///
     /// {keys}
     ///
-    /// Write a comma inside a value twice. The option replaces the whole entry of the same kind and
-    /// name in the file.
+    /// Write a comma inside a value twice. The option replaces the whole entry of the same kind
+    /// and name in the file.
     #[arg(long, value_name = "NAME,socket=PATH[,KEY=VALUE]...", verbatim_doc_comment)]
     port: Vec<String>,
 

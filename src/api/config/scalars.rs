@@ -99,7 +99,7 @@ macro_rules! scalars {
 scalars! {
     "workers" workers: usize = Some(limits::DEFAULT_WORKERS), "N",
         |setting, machine| workers(setting, machine.cpus), usize::to_string,
-        "Number of threads that forward frames, 1 to 256, or auto: one for each CPU, at most 4 \
+        "Threads that forward frames: 1 to 256, or auto: one for each CPU, at most 4 \
          [default: 1]";
     "cpus" cpus: Vec<usize> = None, "LIST",
         |setting, machine| cpu_list(setting, machine.allowed), |cpus| list(cpus),
@@ -109,8 +109,8 @@ scalars! {
          false]";
     "latency" latency: Latency = Some(Latency::Normal), "LATENCY",
         |setting, _| latency(setting), Latency::to_string,
-        "Time in which CPUs wake up while frames come: low (at once), N microseconds, or normal \
-         (the kernel chooses) [default: normal]";
+        "Wake-up time of CPUs while frames come: low, N microseconds, or normal \
+         [default: normal]";
     "age" age: u32 = Some(limits::FDB_AGE_SECONDS), "SECONDS",
         |setting, _| number(setting, 1, limits::MAX_AGE_SECONDS.into()), u32::to_string,
         "Seconds, 1 to 1000000, after which a silent address is forgotten [default: 300]";
@@ -129,26 +129,25 @@ scalars! {
         "Answer GET /metrics of Prometheus at IP:PORT, unix:PATH, or fd (inherited)";
     "log-level" log_level: LevelFilter = Some(LevelFilter::Info), "LEVEL",
         |setting, _| log_level(setting), LevelFilter::to_string,
-        "Level of the log: off, error, warn, info, debug or trace; RUST_LOG overrides the level \
+        "Log level: off, error, warn, info, debug or trace; RUST_LOG has precedence \
          [default: info]";
     "uplink-to-uplink" uplink_to_uplink: bool = Some(false), "BOOL", |setting, _| truth(setting),
         bool::to_string,
-        "Forward frames between uplinks; two uplinks in one bridge then form a loop [default: \
-         false]";
+        "Forward frames between uplinks; two uplinks in one bridge form a loop \
+         [default: false]";
     "mac-flap-damping" mac_flap_damping: bool = Some(true), "BOOL", |setting, _| truth(setting),
         bool::to_string,
         "Hold an address that moves between ports five times in a second [default: true]";
     "multicast-snooping" multicast_snooping: bool = Some(false), "BOOL",
         |setting, _| truth(setting), bool::to_string,
-        "Send frames of a multicast group only to members of the group, while a querier is heard \
+        "Send group frames only to members of the group, while a querier is heard \
          [default: false]";
     "sandbox" sandbox: bool = Some(true), "on|off", |setting, _| one_of(setting, bool::WORDS),
         |on| if *on { "on" } else { "off" }.to_owned(),
         "Confine the running switch by Landlock and seccomp [default: on]";
     "plug" plug: PathBuf = None, "DIR", |setting, _| socket_directory(setting),
         |path| path.to_string_lossy().into_owned(),
-        "Make a port for each listening socket in this directory, such as sockets of libvirt's \
-         mode='server'";
+        "Make a port for each listening socket in this directory (libvirt's mode='server')";
 }
 
 fn list(cpus: &[usize]) -> String {

@@ -147,8 +147,8 @@ impl<'a> Backpressure<'a> {
         self.settled_end = self.settled_end.max(run.settled_end());
     }
 
-    /// Removes the frames from a run that stay in their ring behind the first frame that waits. True
-    /// if no frame is left.
+    /// Removes the frames from a run that stay in their ring behind the first frame that waits.
+    /// True if no frame is left.
     #[inline(always)]
     pub fn keeps_back(&self, run: &mut Run) -> bool {
         let Some((at, _)) = self.left else { return false };
