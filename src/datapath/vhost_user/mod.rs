@@ -4,8 +4,9 @@
 //! * [`socket`] has the sockets on which front-ends connect; [`descriptors`] checks the descriptors
 //!   that front-ends send;
 //! * [`features`] lists the features that the switch offers;
-//! * [`session`] serves the requests, one function per request; [`rings`] applies requests to
-//!   rings.
+//! * [`session`] serves the requests, one function per request; [`refusal`] has the reasons not to;
+//! * [`guest_memory`] has the memory and the dirty log that requests set; [`rings`] applies requests
+//!   to rings.
 //!
 //! The request loop is this project's own. `vhost`'s `BackendReqHandler` and `vhost-user-backend`
 //! refuse `SET_VRING_ENABLE` before `SET_FEATURES`, which QEMU sends for every network device; they
@@ -17,7 +18,9 @@
 pub mod codec;
 pub mod descriptors;
 pub mod features;
+pub mod guest_memory;
 pub mod message;
+pub mod refusal;
 pub mod rings;
 pub mod session;
 mod setup;

@@ -8,26 +8,26 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use vhost::vhost_user::message::{
     FrontendReq, VhostUserLog, VhostUserProtocolFeatures as Protocol, VhostUserVringState,
 };
 
 use super::codec::{Connection, Incoming, WireError};
-use super::descriptors::{self, DescriptorError};
+use super::descriptors;
 use super::features::{self, Offer};
-use super::message::{BadMessage, Code, Head, Message, Passed, Payload, RegionSpec, address_in};
-use super::rings::{Rings, facts};
+use super::guest_memory::GuestMemory;
+use super::message::{Code, Head, Message, Passed, Payload, RegionSpec, address_in};
+use super::refusal::Refusal;
+use super::rings::Rings;
 use super::setup::Setup;
 use crate::events::What;
 use crate::guard::BlockedWriterWatch;
 use crate::guard::disposal;
 pub use crate::memory::{Account, Exhausted, Ledger};
-use crate::memory::{DirtyLog, Extent, LogError, MapError, MemTable, Region, TableError};
+use crate::memory::{DirtyLog, MemTable};
 use crate::pipeline::Announcement;
-use crate::port::{GuestPort, Port, PortConfig, RegionFacts, SessionFacts};
-use crate::ring::RingError;
+use crate::port::{GuestPort, Port, PortConfig, SessionFacts};
 use crate::worker::Workers;
 use base::frame::MacAddr;
 use base::limits::{MAX_CARRIED_MTU, MAX_MEM_SLOTS, MIN_MTU};
@@ -43,72 +43,6 @@ pub struct Context {
     pub workers: Arc<Workers>,
     /// Frees a session whose write to a call descriptor blocks.
     pub watch: Arc<BlockedWriterWatch>,
-}
-
-/// Why a request is not carried out.
-#[derive(Debug, thiserror::Error)]
-pub enum Refusal {
-    /// The message is malformed.
-    #[error(transparent)]
-    Bad(#[from] BadMessage),
-    /// This back-end does not serve the request.
-    #[error("{0} is not supported")]
-    Unsupported(Code),
-    /// The port has no ring of this index.
-    #[error("ring {0} does not exist")]
-    NoRing(u32),
-    /// The ring cannot be set up with these values.
-    #[error(transparent)]
-    Ring(#[from] RingError),
-    /// The request is not allowed while the ring runs.
-    #[error("ring {0} is running")]
-    Running(u32),
-    /// A ring's address flags have undefined bits.
-    #[error("undefined flags {0:#x}")]
-    Flags(u32),
-    /// The file cannot be mapped.
-    #[error("memory region: {0}")]
-    Map(#[from] MapError),
-    /// All that can be mapped is mapped, by other ports or by this one.
-    #[error("memory region: {0}")]
-    Exhausted(#[from] Exhausted),
-    /// All of the guest's memory lies in disk files.
-    #[error(
-        "all of the guest's memory lies in files on a disk: give it memory-backend-memfd, or \
-         hugetlbfs (libvirt: <source type='memfd'/>)"
-    )]
-    OnDisk,
-    /// The regions do not form a memory table.
-    #[error("memory table: {0}")]
-    Table(#[from] TableError),
-    /// The descriptor is of the wrong kind.
-    #[error(transparent)]
-    Descriptor(#[from] DescriptorError),
-    /// The dirty log cannot be used.
-    #[error("dirty log: {0}")]
-    Log(#[from] LogError),
-    /// The MTU is larger than a frame can carry, or too small.
-    #[error("mtu {0} is out of range")]
-    Mtu(u64),
-    /// More announcements than a migration calls for.
-    #[error("too many announcements")]
-    Announcements,
-    /// The data path could not watch the ring.
-    #[error("cannot watch a kick descriptor: {0}")]
-    Watch(#[from] std::io::Error),
-}
-
-impl Refusal {
-    /// True if nothing is wrong with the request: this process ran out of a resource.
-    pub fn is_resource_exhaustion(&self) -> bool {
-        matches!(
-            self,
-            Refusal::Watch(_)
-                | Refusal::Exhausted(_)
-                | Refusal::Descriptor(DescriptorError::Io(_))
-                | Refusal::Map(MapError::Stat(_) | MapError::Mmap(_) | MapError::Guard(_))
-        )
-    }
 }
 
 /// Why a session ended early.
@@ -151,20 +85,9 @@ pub struct Session<'a> {
     connection: Connection,
     features: u64,
     protocol: u64,
-    memory: Arc<MemTable>,
-    /// Regions that lie on a disk and are therefore in no table.
-    left_out: Vec<RegionSpec>,
-    /// Account of the port, for mappings of the memory and the log.
-    account: Arc<Account>,
-    /// Set when an access finds a file of this guest shorter than it was when mapped.
-    truncated: Arc<AtomicBool>,
-    log: Option<Arc<DirtyLog>>,
+    memory: GuestMemory,
     rings: Rings<'a>,
     setup: Setup,
-    /// Memory was mapped at some time in this session.
-    mapped: bool,
-    /// All memory that the front-end sent lies on a disk.
-    all_on_disk: bool,
     /// A ring has run.
     attached: bool,
 }
@@ -181,22 +104,15 @@ impl<'a> Session<'a> {
         let guest = port.as_guest().ok_or(SessionError::NoGuest)?;
         guest.attach(Arc::clone(connection.leave()));
         port.stats.attaches.add_shared(1);
-        let truncated = Arc::default();
         Ok(Session {
             context,
             port,
             connection,
             features: 0,
             protocol: 0,
-            memory: Arc::new(MemTable::empty(&truncated)),
-            left_out: Vec::new(),
-            account: Arc::clone(account),
-            truncated,
-            log: None,
+            memory: GuestMemory::new(account, port.config.preallocated),
             rings: Rings::new(context, port, guest),
             setup: Setup::default(),
-            mapped: false,
-            all_on_disk: false,
             attached: false,
         })
     }
@@ -231,22 +147,11 @@ impl<'a> Session<'a> {
     /// Answers another thread's question about the session, if there is one.
     fn tell(&self) {
         let Some(guest) = self.port.as_guest() else { return };
-        guest.tell(|| {
-            let mut regions: Vec<RegionFacts> = self.memory.facts().map(facts::region).collect();
-            let left_out = |spec: &RegionSpec| RegionFacts {
-                gpa: spec.gpa,
-                len: spec.len,
-                backing: "disk",
-                page: 0,
-            };
-            regions.extend(self.left_out.iter().map(left_out));
-            regions.sort_by_key(|region| region.gpa);
-            SessionFacts {
-                features: self.features,
-                protocol: self.protocol,
-                regions,
-                rings: self.rings.facts(&self.memory),
-            }
+        guest.tell(|| SessionFacts {
+            features: self.features,
+            protocol: self.protocol,
+            regions: self.memory.facts(),
+            rings: self.rings.facts(&self.memory.table),
         });
     }
 
@@ -281,7 +186,9 @@ impl<'a> Session<'a> {
             Err(bad) => Some(bad.into()),
         };
         self.tell_attached();
-        self.all_on_disk |= matches!(refusal, Some(Refusal::OnDisk));
+        if matches!(refusal, Some(Refusal::OnDisk)) {
+            self.memory.all_on_disk = true;
+        }
         self.note_memory();
         match refusal {
             None => self.acknowledge(head, true),
@@ -292,10 +199,9 @@ impl<'a> Session<'a> {
     /// Publishes faults of the guest's memory for the diagnosis.
     fn note_memory(&mut self) {
         let Some(guest) = self.port.as_guest() else { return };
-        self.mapped |= !self.memory.is_empty();
         let driver = self.features & !features::PROTOCOL_FEATURES != 0;
-        let on_disk = self.left_out.iter().map(|region| region.len).sum();
-        guest.memory_faults.set(driver && !self.mapped, self.all_on_disk, on_disk);
+        let GuestMemory { was_mapped, all_on_disk, .. } = self.memory;
+        guest.memory_faults.set(driver && !was_mapped, all_on_disk, self.memory.bytes_left_out());
     }
 
     /// Reports once that a ring runs.
@@ -396,16 +302,16 @@ impl<'a> Session<'a> {
             (R::REM_MEM_REG, Payload::Region(spec, _)) => self.remove_region(spec),
             (R::SET_VRING_NUM, Payload::Ring(index, num)) => {
                 self.rings.set_num(index, num)?;
-                self.rings.refresh(index, self.features, &self.memory, &self.log)
+                self.rings.refresh(index, self.features, &self.memory.table, &self.memory.log)
             }
             (R::SET_VRING_ADDR, Payload::Address(addr)) => {
-                self.rings.set_addr(addr, &self.memory)?;
-                self.rings.refresh(addr.index, self.features, &self.memory, &self.log)
+                self.rings.set_addr(addr, &self.memory.table)?;
+                self.rings.refresh(addr.index, self.features, &self.memory.table, &self.memory.log)
             }
             (R::SET_VRING_BASE, Payload::Ring(index, base)) => self.rings.set_base(index, base),
             (R::SET_VRING_KICK, Payload::Notifier(index, file)) => {
                 self.rings.set_kick(index, file)?;
-                self.rings.refresh(index, self.features, &self.memory, &self.log)
+                self.rings.refresh(index, self.features, &self.memory.table, &self.memory.log)
             }
             (R::SET_VRING_CALL, Payload::Notifier(index, file)) => self.rings.set_call(index, file),
             (R::SET_VRING_ERR, Payload::Notifier(index, file)) => self.rings.set_err(index, file),
@@ -438,75 +344,31 @@ impl<'a> Session<'a> {
     }
 
     fn set_log_base(&mut self, file: OwnedFd, offset: u64, size: u64) -> Result<(), Refusal> {
-        let extent = Extent::new(file, offset, size)?;
-        let lease = self.account.lease(extent.size().mapped)?;
-        let log = DirtyLog::new(extent, &self.truncated)?.leased(lease);
+        let log = self.memory.map_log(file, offset, size)?;
         // The old log is unmapped after every ring has released it, and not under a ring's lock.
-        let old = self.log.replace(Arc::new(log));
+        let old = self.memory.log.replace(log);
         self.update_log();
         drop(old);
         Ok(())
     }
 
     fn set_mem_table(&mut self, regions: Vec<(RegionSpec, Passed)>) -> Result<(), Refusal> {
-        let mut checked = Vec::with_capacity(regions.len());
-        let mut on_disk = Vec::new();
-        for (spec, file) in regions {
-            match file {
-                Some(file) => {
-                    let extent = self.extent(&spec, file)?;
-                    checked.push((spec, extent));
-                }
-                None => on_disk.push(spec),
-            }
-        }
-        if checked.is_empty() && !on_disk.is_empty() {
-            return Err(Refusal::OnDisk);
-        }
-        MemTable::check_sizes(checked.iter().map(|(_, extent)| extent.size()))?;
-        let mut mapped = Vec::with_capacity(checked.len());
-        for (spec, extent) in checked {
-            mapped.push(self.map(spec, extent)?);
-        }
-        self.replace_memory(MemTable::new(mapped, &self.truncated)?)?;
-        self.left_out.retain(|spec| on_disk.contains(spec));
+        let (table, on_disk) = self.memory.map_all(regions)?;
+        self.replace_memory(table)?;
+        self.memory.keep_left_out(|spec| on_disk.contains(spec));
         on_disk.into_iter().try_for_each(|spec| self.leave_out(spec))
     }
 
-    /// Leaves out a region in a disk file, whose pages could fault for as long as the disk likes.
-    /// Beside other memory the region becomes a hole, and the guest keeps its network: frames
-    /// seldom lie in such a region (persistent memory, a second kind of RAM).
     fn leave_out(&mut self, spec: RegionSpec) -> Result<(), Refusal> {
-        if self.memory.is_empty() {
-            return Err(Refusal::OnDisk);
+        if self.memory.leave_out(spec)? {
+            self.warn(&format!(
+                "{} MiB of guest memory at {:#x} lie in a file on a disk and are left out: frames \
+                 there are dropped",
+                spec.len >> 20,
+                spec.gpa
+            ));
         }
-        if self.left_out.contains(&spec) {
-            return Ok(());
-        }
-        if self.left_out.len() >= MAX_MEM_SLOTS {
-            return Err(TableError::TooMany.into());
-        }
-        self.left_out.push(spec);
-        self.warn(&format!(
-            "{} MiB of guest memory at {:#x} lie in a file on a disk and are left out: frames \
-             there are dropped",
-            spec.len >> 20,
-            spec.gpa
-        ));
         Ok(())
-    }
-
-    /// Returns a region's range of its file; with `preallocated` all of its pages must be there.
-    fn extent(&self, spec: &RegionSpec, file: OwnedFd) -> Result<Extent, MapError> {
-        let extent = Extent::new(file, spec.offset, spec.len)?;
-        if self.port.config.preallocated { extent.preallocated() } else { Ok(extent) }
-    }
-
-    fn map(&self, spec: RegionSpec, extent: Extent) -> Result<Region, Refusal> {
-        let lease = self.account.lease(extent.size().mapped)?;
-        let mapping = extent.map(&self.truncated)?.leased(lease);
-        let RegionSpec { gpa, uva, offset, .. } = spec;
-        Ok(Region { gpa, uva, offset, mapping: Arc::new(mapping) })
     }
 
     /// `ADD_MEM_REG`. QEMU 7.2 sends each region once per queue pair, so a region that is in the
@@ -515,23 +377,17 @@ impl<'a> Session<'a> {
         let Some(file) = file else {
             return self.leave_out(spec);
         };
-        // Mapped before the table's limits are checked: the region may be in the table already.
-        let region = self.map(spec, self.extent(&spec, file)?)?;
-        if !self.memory.holds(&region) {
-            let table = self.memory.with(region)?;
-            self.replace_memory(table)?;
+        match self.memory.with(spec, file)? {
+            Some(table) => self.replace_memory(table),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// `REM_MEM_REG`, which QEMU 7.2 sends once per queue pair too.
     fn remove_region(&mut self, spec: RegionSpec) -> Result<(), Refusal> {
-        let same = |r: &RegionSpec| (r.gpa, r.uva, r.len) == (spec.gpa, spec.uva, spec.len);
-        self.left_out.retain(|region| !same(region));
-        match self.memory.without(spec.gpa, spec.uva, spec.len) {
-            Ok(table) => self.replace_memory(table),
-            Err(TableError::Unknown) => Ok(()),
-            Err(error) => Err(error.into()),
+        match self.memory.without(spec)? {
+            Some(table) => self.replace_memory(table),
+            None => Ok(()),
         }
     }
 
@@ -539,10 +395,10 @@ impl<'a> Session<'a> {
     /// it, before this returns.
     fn replace_memory(&mut self, table: MemTable) -> Result<(), Refusal> {
         // Held until every ring has moved: unmapping takes long and must not happen under a lock.
-        let old = std::mem::replace(&mut self.memory, Arc::new(table));
-        self.rings.rebase(&self.memory);
+        let old = self.memory.replace(table);
+        self.rings.rebase(&self.memory.table);
         drop(old);
-        self.rings.refresh_all(self.features, &self.memory, &self.log)
+        self.rings.refresh_all(self.features, &self.memory.table, &self.memory.log)
     }
 
     /// Switches dirty logging of running rings on, off or to another log. When this returns no
@@ -553,7 +409,7 @@ impl<'a> Session<'a> {
     }
 
     fn active_log(&self) -> Option<Arc<DirtyLog>> {
-        self.log.clone().filter(|_| self.features & features::LOG_ALL != 0)
+        self.memory.log.clone().filter(|_| self.features & features::LOG_ALL != 0)
     }
 
     fn set_mtu(&mut self, mtu: u64) -> Result<(), Refusal> {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use super::super::features;
 use super::super::message::VringAddr;
-use super::super::session::Refusal;
+use super::super::refusal::Refusal;
 use super::{Life, Rings, open_receive, ring_log};
 use crate::memory::{DirtyLog, MemTable};
 use crate::ring::split::RingLog;
