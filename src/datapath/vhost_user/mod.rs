@@ -4,9 +4,10 @@
 //! * [`socket`] has the sockets on which front-ends connect; [`descriptors`] checks the descriptors
 //!   that front-ends send;
 //! * [`features`] lists the features that the switch offers;
-//! * [`session`] serves the requests, one function per request; [`refusal`] has the reasons not to;
-//! * [`guest_memory`] has the memory and the dirty log that requests set; [`rings`] applies requests
-//!   to rings.
+//! * [`session`] serves the requests, one function per request; [`refusal`] lists the reasons for
+//!   which a request is refused;
+//! * [`guest_memory`] has the memory and the dirty log of a session; [`rings`] applies requests to
+//!   rings.
 //!
 //! The request loop is this project's own. `vhost`'s `BackendReqHandler` and `vhost-user-backend`
 //! refuse `SET_VRING_ENABLE` before `SET_FEATURES`, which QEMU sends for every network device; they
