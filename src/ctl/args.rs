@@ -18,7 +18,6 @@ use crate::doctor::Doctor;
 use crate::frames::Capture;
 use crate::network::Network;
 use crate::run::Run;
-use crate::save::Save;
 use crate::slips;
 
 const EXAMPLES: &str = "\
@@ -30,7 +29,7 @@ Examples:
   vioswitchctl capture vm3 --drops --filter 'tcp port 80'
   vioswitchctl --json port show vm3 | jq .port.in.drops
 
-The word port may be left out before add, list, show, set, wait and del.
+The word port may be left out before add, list, show, set, reset, wait and del.
 
 Exit status: 0 done, 1 refused, 2 usage, 3 no switch, 4 not permitted.";
 
@@ -80,7 +79,7 @@ pub enum Command {
     /// Show and change mirrors, which copy frames of one port to another
     #[command(subcommand)]
     Mirror(Mirror),
-    /// Show, reload and save the configuration
+    /// Show and reload the configuration
     #[command(subcommand)]
     Config(Config),
     /// Show and change the forwarding table
@@ -272,6 +271,9 @@ pub enum Port {
         /// Succeed if the port exists with these settings
         #[arg(long)]
         may_exist: bool,
+        /// Delete the port at the next start of the switch
+        #[arg(long)]
+        transient: bool,
         /// Wait until the port reaches this state
         #[arg(long, value_name = "STATE", value_enum)]
         wait: Option<State>,
@@ -288,6 +290,8 @@ pub enum Port {
         #[arg(value_name = "KEY=VALUE", required = true)]
         settings: Vec<String>,
     },
+    /// Undo the changes of vioswitchctl at a port of the configuration
+    Reset { name: String },
     /// Disconnect and delete a port, and an interface that the switch made for the port
     #[command(visible_aliases = DELETE)]
     Del(Deleted),
@@ -308,6 +312,9 @@ pub enum Mirror {
         /// Succeed if the mirror exists with these settings
         #[arg(long)]
         may_exist: bool,
+        /// Delete the mirror at the next start of the switch
+        #[arg(long)]
+        transient: bool,
     },
     /// Delete a mirror
     #[command(visible_aliases = DELETE)]
@@ -319,7 +326,8 @@ pub enum Mirror {
 
 #[derive(Debug, Subcommand)]
 pub enum Config {
-    /// Show the configuration in force as a file
+    /// Print the running configuration as a file, with the origin of each entry
+    #[command(visible_alias = "export")]
     Show,
     /// Show what a reload would change, and when each change takes effect
     Diff,
@@ -332,11 +340,6 @@ pub enum Config {
     },
     /// Keep the changes of config reload --confirm
     Confirm,
-    /// Write changes made while the switch runs into the files
-    ///
-    /// Added ports go to conf.d/saved.toml, other changes where the entry stands. Keeps comments,
-    /// and the old file as FILE~.
-    Save(Save),
 }
 
 #[derive(Debug, Subcommand)]
@@ -344,7 +347,7 @@ pub enum Fdb {
     /// Show addresses and their ports
     #[command(visible_aliases = LIST)]
     Show(Of),
-    /// Make an address static on a port, until the port is deleted
+    /// Add a static address to the mac of a port
     Add {
         mac: String,
         #[arg(value_name = "NAME")]

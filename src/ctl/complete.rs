@@ -138,7 +138,7 @@ mod tests {
             ("trace x d", "dst="),
             ("lis", ""),
             ("port l", "list"),
-            ("port r", "rm remove"),
+            ("port r", "reset"),
             ("fdb l", "list ls"),
             ("port rm x --if", "--if-exists"),
             ("stream remove x --if", "--if-exists"),

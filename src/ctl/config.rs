@@ -2,10 +2,9 @@
 
 use std::fmt::Write;
 
-use api::config::{Effect, Kind};
-use api::wire::{ConfigEntry, Reloaded, Step};
+use api::config::{Effect, Kind, line_text, table_text};
+use api::wire::{ConfigEntries, ConfigEntry, ConfigKey, Reloaded, Step};
 
-use crate::save::edit;
 use crate::show::{arrow, maybe, table, text, when};
 
 /// The word of files and commands for a kind of the control socket.
@@ -13,35 +12,50 @@ pub fn file_word(kind: &str) -> String {
     Kind::of_word(kind).map_or_else(|| text(kind), |kind| kind.name().to_owned())
 }
 
-/// `config show`: as a file has it. A port by plug is a comment, as its socket brings it.
-pub fn entries(entries: &[ConfigEntry]) -> String {
+/// `config show`: as a file. What no file has, or has no effect, is a comment.
+pub fn running(all: &ConfigEntries) -> String {
     let mut out = String::new();
-    for ConfigEntry { kind, name, origin, keys, addresses } in entries {
-        let mut told = format!("[[{}]]\nname = {}\n", file_word(kind), edit::quoted(name));
-        let mut macs: Vec<String> = Vec::new();
-        for key in keys {
-            let name = text(&key.key);
-            let values: Vec<String> = key.values.iter().map(text).collect();
-            if name == "mac" {
-                macs = values;
-                continue;
-            }
-            let value = edit::value(&name, &values);
-            let _ = writeln!(told, "{name} = {value}");
-        }
-        macs.extend(addresses.iter().map(text));
-        if !macs.is_empty() {
-            let _ = writeln!(told, "mac = {}", edit::value("mac", &macs));
-        }
-        for mac in addresses {
-            let _ = writeln!(told, "# origin runtime: mac = {}", edit::quoted(mac));
-        }
-        let _ = writeln!(out, "# origin {}", text(origin));
-        for line in told.lines() {
-            let comment = if origin == "plug" && !line.starts_with('#') { "# " } else { "" };
-            let _ = writeln!(out, "{comment}{line}");
-        }
-        out.push('\n');
+    for ConfigKey { key, values } in all.switch.iter().flatten() {
+        out += &global(&text(key), &values.iter().map(text).collect::<String>());
+    }
+    if let Some(template) = all.template.as_ref().filter(|keys| !keys.is_empty()) {
+        out += "\n[template.plug]\n";
+        lines(template).for_each(|line| out += &line);
+    }
+    all.entries.iter().for_each(|one| out += &entry(one));
+    out
+}
+
+/// The line of a key outside of the entries.
+fn global(key: &str, word: &str) -> String {
+    let is_bare = word.parse::<u32>().is_ok() || ["true", "false"].contains(&word);
+    match is_bare {
+        true => format!("{key} = {word}\n"),
+        false => line_text(key, &[word.to_owned()]),
+    }
+}
+
+fn lines(keys: &[ConfigKey]) -> impl Iterator<Item = String> {
+    keys.iter().map(|ConfigKey { key, values }| {
+        line_text(&text(key), &values.iter().map(text).collect::<Vec<String>>())
+    })
+}
+
+fn entry(ConfigEntry { kind, name, origin, keys, overridden, unused }: &ConfigEntry) -> String {
+    let table = table_text::<&str>(&file_word(kind), &text(name), &[]);
+    let told: String = std::iter::once(table).chain(lines(keys)).collect();
+    let mut out = format!("\n# origin {}", text(origin));
+    if !overridden.is_empty() {
+        let keys = overridden.iter().map(text).collect::<Vec<_>>().join(", ");
+        let _ = write!(out, "; until vioswitchctl port reset {}: {keys}", text(name));
+    }
+    if let Some(why) = unused {
+        let _ = write!(out, "; not in force: {}", text(why));
+    }
+    out.push('\n');
+    let is_comment = unused.is_some() || origin == "plug";
+    for line in told.lines() {
+        let _ = writeln!(out, "{}{line}", if is_comment { "# " } else { "" });
     }
     out
 }

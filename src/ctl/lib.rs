@@ -29,7 +29,6 @@ mod qemu;
 #[cfg(test)]
 mod quoted;
 mod run;
-mod save;
 mod show;
 mod slips;
 mod span;
@@ -44,9 +43,9 @@ use std::process::ExitCode;
 
 use api::config::{KEYS, Key, Kind};
 use api::wire::{
-    self, Add, AddAddress, ConfirmConfig, Delete, DeleteAddress, Deleted, DiffConfig, EntryKeys,
-    FlushAddresses, GetConfig, GetStatus, ListAddresses, ListGroups, ListMirrors, LiveKeys,
-    Parameters, ReloadConfig, Set, Trace,
+    self, Add, AddAddress, ConfigEntries, ConfirmConfig, Delete, DeleteAddress, Deleted,
+    DiffConfig, EntryKeys, FlushAddresses, GetConfig, GetStatus, ListAddresses, ListGroups,
+    ListMirrors, LiveKeys, Parameters, ReloadConfig, Reset, Set, Trace,
 };
 use base::limits::RELOAD_REMOVE_TIMEOUT;
 use serde::Serialize;
@@ -147,7 +146,6 @@ fn ask(
             return why::run(client, [port, other]).map(|(told, status)| (Some(told), status));
         }
         Command::Capture(capture) => return capture.run(client, as_json).map(printed),
-        Command::Config(Config::Save(save)) => return save.run(client, as_json).map(printed),
         Command::Attach(attach) => attach.run(client, as_json)?,
         Command::Metrics => told(&look::metrics(client)?, |metrics| metrics.text.clone()),
         Command::Health => told(&look::health(client)?, show::health),
@@ -198,8 +196,9 @@ fn port(client: &mut Client, kind: Option<Kind>, command: &Port) -> Result<Told,
             told(&overview::look(client, kind)?, overview::show)
         }
         Port::Wait { name, state, timeout } => done(&look::wait(client, name, *state, *timeout)?),
-        Port::Add { name, settings, may_exist, wait, timeout } => {
-            let added = client.call(&new_port(new, name, settings, *may_exist)?)?;
+        Port::Add { name, settings, may_exist, transient, wait, timeout } => {
+            let add = new_port(new, name, settings, *may_exist, *transient)?;
+            let added = client.call(&add)?;
             let mut answer = wire::json(&added);
             if let Some(state) = wait {
                 answer["port"] = wire::json(&look::wait(client, name, *state, *timeout)?.port);
@@ -209,6 +208,10 @@ fn port(client: &mut Client, kind: Option<Kind>, command: &Port) -> Result<Told,
         Port::Set { name, settings } => {
             let changed = client.call(&changed(new, name, settings)?)?;
             told(&changed, |answer| show::changes(&answer.changes))
+        }
+        Port::Reset { name } => {
+            let reset = client.call(&Reset { name: name.clone() })?;
+            told(&reset, |answer| show::changes(&answer.changes))
         }
         Port::Del(one) => {
             let deleted = delete(client, &one.name, kind, one.if_exists)?;
@@ -226,11 +229,11 @@ fn port(client: &mut Client, kind: Option<Kind>, command: &Port) -> Result<Told,
 fn mirror(client: &mut Client, command: &Mirror) -> Result<Told, Failure> {
     Ok(match command {
         Mirror::List => listed("mirrors", &client.call(&ListMirrors {})?.mirrors, details::mirrors),
-        Mirror::Add { name, settings, may_exist } => {
+        Mirror::Add { name, settings, may_exist, transient } => {
             // from=PORT,vlan=N is two keys: no value has a comma.
             let parts = settings.iter().flat_map(|one| one.split(',')).map(str::to_owned);
             let parts: Vec<String> = parts.collect();
-            done(&client.call(&new_port(Kind::Mirror, name, &parts, *may_exist)?)?)
+            done(&client.call(&new_port(Kind::Mirror, name, &parts, *may_exist, *transient)?)?)
         }
         Mirror::Del { name } => done(&delete(client, name, Some(Kind::Mirror), false)?),
     })
@@ -240,8 +243,14 @@ fn mirror(client: &mut Client, command: &Mirror) -> Result<Told, Failure> {
 fn configuration(client: &mut Client, command: &Config) -> Result<Told, Failure> {
     Ok(match command {
         Config::Show => {
-            let entries = client.list(&GetConfig {}, |part| part.entries)?;
-            listed("entries", &entries, config::entries)
+            let mut all = ConfigEntries::default();
+            client.parts(&GetConfig {}, |mut part: ConfigEntries| {
+                all.entries.append(&mut part.entries);
+                all.switch = all.switch.take().or(part.switch);
+                all.template = all.template.take().or(part.template);
+                true
+            })?;
+            told(&all, config::running)
         }
         Config::Diff => {
             listed("steps", &client.list(&DiffConfig {}, |part| part.steps)?, config::steps)
@@ -252,8 +261,6 @@ fn configuration(client: &mut Client, command: &Config) -> Result<Told, Failure>
             told(&client.call(&ReloadConfig { confirm_seconds })?, config::reloaded)
         }
         Config::Confirm => done(&client.call(&ConfirmConfig {})?),
-        // It needs several answers, and prints otherwise.
-        Config::Save(_) => (json!({}), String::new()),
     })
 }
 
@@ -311,9 +318,16 @@ fn trace(client: &mut Client, port: &str, settings: &[String]) -> Result<wire::T
 }
 
 /// Returns the request to add a port.
-fn new_port(kind: Kind, name: &str, settings: &[String], may_exist: bool) -> Result<Add, Failure> {
+fn new_port(
+    kind: Kind,
+    name: &str,
+    settings: &[String],
+    may_exist: bool,
+    transient: bool,
+) -> Result<Add, Failure> {
     let keys = EntryKeys(parameters(("name", name), settings)?);
-    Ok(Add { kind: Some(kind.word().to_owned()), may_exist: Some(may_exist), keys })
+    let (kind, may_exist) = (Some(kind.word().to_owned()), Some(may_exist));
+    Ok(Add { kind, may_exist, transient: transient.then_some(true), keys })
 }
 
 /// Returns the request to change a port: a key without a value gets its default.

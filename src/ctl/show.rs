@@ -88,7 +88,7 @@ pub fn pairs(pairs: Vec<(&str, String)>) -> String {
 /// `status`.
 pub fn status(status: &Status) -> String {
     let kept = match &status.state_dir {
-        None => "not kept for the next start: there is no --state-dir".to_owned(),
+        None => "transient: there is no --state-dir".to_owned(),
         Some(path) => format!("kept in {}", text(path)),
     };
     let mut told = vec![

@@ -226,7 +226,7 @@ fn habit(words: &[&str]) -> Option<Vec<String>> {
     })
 }
 
-/// The best of clap's proposals that `wrong` is a slip of: clap proposes `delete` for `reset` too.
+/// The best of clap's proposals that `wrong` is a slip of: clap proposes words that are less near.
 fn slip(wrong: &str, error: &clap::Error) -> Option<String> {
     let Some(ContextValue::Strings(names)) = error.get(ContextKind::SuggestedSubcommand) else {
         return None;
@@ -303,7 +303,6 @@ mod tests {
             ("link set vm1 down", "'vioswitchctl port set vm1 admin=down'?"),
             ("delte vm1", "'vioswitchctl delete vm1'?"),
             ("rename vm1 vm2", "there is no command 'rename', see vioswitchctl --help"),
-            ("reset vm1", "there is no command 'reset', see vioswitchctl --help"),
             ("xyz", "there is no command 'xyz', see vioswitchctl --help"),
             ("port xyz", "there is no command 'port xyz', see vioswitchctl port --help"),
             ("port set vm1", "port set needs <KEY=VALUE>...: see vioswitchctl port set --help"),

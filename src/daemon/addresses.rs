@@ -1,8 +1,6 @@
 //! Static addresses that come and go while the switch runs.
 //!
-//! An address that a client gives to a port stays when the port's settings change. It goes with the
-//! port, when a client takes it away, and when a file names it for another port. To take an address
-//! of the settings away changes the settings.
+//! Each address is one of the port's setting `mac`: to add or to delete an address changes that.
 
 use super::Daemon;
 use super::desired::Desired;
@@ -35,13 +33,7 @@ impl Daemon {
             _ => return Err(PortError::Several(mac)),
         };
         let release = |desired: &mut Desired| -> Result<(), PortError> {
-            let entry = desired.get(&owner).cloned();
-            if !desired.unassign(mac, &owner)
-                && let Some(mut entry) = entry
-            {
-                entry.settings.forget(mac);
-                desired.insert(entry);
-            }
+            desired.unassign(mac, &owner);
             Ok(())
         };
         self.edit(release, |daemon| daemon.reconcile_port(&owner))?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::StartError;
 use super::desired::Desired;
-use api::config::{Config, Entry, Kind, Memory, Origin, Settings};
+use api::config::{Config, Entry, Kind, Memory, Settings};
 use base::frame::Offloads;
 use base::limits::FDB_MAX_PER_PORT;
 use datapath::events::Events;
@@ -19,7 +19,7 @@ pub fn build(
     events: &Arc<Events>,
 ) -> Result<PortTable, StartError> {
     let (mut ports, addresses) = (Vec::new(), desired.addresses());
-    for (id, Entry { settings, origin, .. }) in config.ports.iter().enumerate() {
+    for (id, Entry { settings, .. }) in config.ports.iter().enumerate() {
         if settings.kind == Kind::Mirror {
             continue;
         }
@@ -27,7 +27,8 @@ pub fn build(
         fdb.set_port_cap(port.id, cap(settings));
         for mac in addresses.get(port.name.as_str()).into_iter().flatten() {
             let Err(error) = port.enter_address(*mac, fdb) else { continue };
-            if *origin != Origin::Runtime && settings.mac.contains(mac) {
+            let base = desired.configured(&port.name).map(|entry| &entry.settings.mac);
+            if base.is_some_and(|macs| macs.contains(mac)) {
                 return Err(StartError::port(&port.name)(error.into()));
             }
             // One that a client gave before does not keep the switch from starting.

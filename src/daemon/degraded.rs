@@ -43,8 +43,7 @@ codes! {
         "the files of the configuration have errors, and the last good files are in force",
     ReloadNotConfirmed "reload-not-confirmed"
         "a reload was not confirmed, and the earlier configuration runs",
-    ChangesNotKept "changes-not-kept" "changes are not kept for the next start",
-    KeptChangeLeftOut "kept-change-left-out" "a change that was kept was not made at the start",
+    ChangesNotKept "changes-not-kept" "changes cannot be kept for the next start",
     StateFileDamaged "state-file-damaged" "a file of the state directory could not be read",
 }
 

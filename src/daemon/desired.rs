@@ -1,59 +1,22 @@
 //! The ports that are wanted: by the configuration, by clients, by sockets in the plug directory.
 //!
-//! `configured` is what the command line and the files say, `entries` is what is wanted now. The
-//! difference is what was added, changed or deleted while the switch runs; `state_store`
-//! writes it down. Static addresses that a port was given while the switch runs are no setting of
-//! it: they outlive a change of its settings and go with the port.
+//! `configured` has the ports of the command line and the files, `added` the ports that clients and
+//! sockets added, `overrides` the changes of clients at ports of the configuration. From these
+//! `Desired::build` makes `entries`, which are in force. If an added port or an override wants the
+//! name, socket, interface or address of a port of the configuration, the configuration wins, and
+//! the added port or the override has no effect ([`Desired::unused`]). `state_store` keeps added
+//! ports and overrides, so that these stay through a restart and a reload.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
-use api::config::{Config, Entry, Origin, Settings, Shared, place};
+use api::config::{Config, Entry, Kept, Kind, Origin, Override, Settings, Shared, Unread, place};
 use base::frame::MacAddr;
-use base::limits::{MAX_MIRRORS, MAX_STATIC_MACS};
+use base::limits::{MAX_MIRRORS, MAX_PORTS, MAX_STATIC_MACS};
 use switch::mirror::{Mirror, conflict};
 
-/// A port that has changed while the switch runs.
-#[derive(Debug)]
-pub struct Changed<'b> {
-    /// The configuration's entry; none for a port that was added.
-    pub configured: Option<&'b Entry>,
-    /// The entry in force; none for a port that was deleted.
-    pub now: Option<&'b Entry>,
-    /// Addresses that it was given.
-    pub tied: Vec<MacAddr>,
-}
-
-impl Changed<'_> {
-    /// False if nothing but addresses differs.
-    pub fn has_other_settings(&self) -> bool {
-        self.configured.map(|entry| &entry.settings) != self.now.map(|entry| &entry.settings)
-    }
-
-    /// True if a client deleted the port of the configuration and added one of the same name.
-    pub fn is_added_again(&self) -> bool {
-        let is_runtime = |entry: &Entry| entry.origin == Origin::Runtime;
-        self.configured.is_some() && self.now.is_some_and(is_runtime)
-    }
-
-    /// The port's name, and what a client did: `vm3 added`.
-    pub fn summary(&self) -> String {
-        let done = match (self.configured, self.now) {
-            (None, _) => "added",
-            (Some(_), Some(_)) => "changed",
-            (Some(_), None) => "deleted",
-        };
-        format!("{} {done}", self.name())
-    }
-
-    /// The port's name.
-    pub fn name(&self) -> &str {
-        self.now.or(self.configured).map_or("", |entry| &entry.settings.name)
-    }
-}
-
 /// An entry claims what another one has.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what} {} is already used by {owner}{}", self.shown().display(), self.remedy())]
 pub struct Clash {
     what: Shared,
@@ -75,6 +38,34 @@ impl Clash {
         let address = self.place.file_name().filter(|_| self.what == Shared::Mac);
         address.map_or(&self.place, Path::new)
     }
+}
+
+/// The reason that an added port or an override has no effect.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoEffect {
+    /// The configuration has the name.
+    #[error("the configuration has port '{0}' too, which is in force")]
+    Named(String),
+    /// The configuration has no port that the override changes.
+    #[error("the configuration has no port '{0}'")]
+    NoPort(String),
+    /// Another entry has the socket, the interface or an address.
+    #[error(transparent)]
+    Clash(#[from] Clash),
+    /// The settings do not fit.
+    #[error("{0}")]
+    Settings(String),
+}
+
+/// An added port or an override that has no effect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unused {
+    /// The port's name.
+    pub name: String,
+    /// The entry, of an added port.
+    pub entry: Option<Entry>,
+    /// The reason.
+    pub why: NoEffect,
 }
 
 /// Why a port cannot be given an address.
@@ -99,6 +90,10 @@ fn claim(home: &Path, mac: MacAddr) -> (Shared, PathBuf) {
 /// The owner of the control socket; no port has such a name.
 const CONTROL: &str = "the control socket";
 
+fn by_plug(port: &str) -> String {
+    format!("port '{port}' is by plug: whoever makes its socket anew would get the copies")
+}
+
 /// The ports that are wanted.
 #[derive(Debug, Clone, Default)]
 pub struct Desired {
@@ -109,26 +104,132 @@ pub struct Desired {
     owners: HashMap<(Shared, PathBuf), String>,
     /// Entries of the command line and the files.
     configured: BTreeMap<String, Entry>,
-    /// Static addresses that were given to ports while the switch runs, and where they are.
-    assigned: BTreeMap<(MacAddr, String), PathBuf>,
+    /// Ports that clients and sockets added, in force or not.
+    added: BTreeMap<String, Entry>,
+    /// Changes of clients at ports of the configuration.
+    overrides: BTreeMap<String, Override>,
+    /// Parts of the kept file that this version cannot read.
+    unread: Vec<Unread>,
+    /// What has no effect.
+    unused: Vec<Unused>,
     /// Settings of ports that bring their own sockets; none in a test of this module.
     template: Option<Settings>,
+    /// Workers of the switch; none in a test of this module.
+    workers: Option<usize>,
+    /// What clients change is kept.
+    keeps: bool,
 }
 
 impl Desired {
-    /// The entries of a configuration, with the changes that were made since.
-    pub fn new(config: &Config) -> Desired {
-        let mut desired = Desired { template: Some(config.template.clone()), ..Desired::default() };
+    /// The entries of a configuration, with what clients of earlier processes added and changed.
+    pub fn new(config: &Config, kept: Kept, keeps: bool) -> Desired {
+        let Kept { added, overrides, unread } = kept;
+        let entry = |settings: Settings| Entry::new(settings, Origin::Kept);
+        let added = added.into_iter().map(|(name, settings)| (name, entry(settings))).collect();
+        let workers = Some(config.workers);
+        let mut desired =
+            Desired { added, overrides, unread, workers, keeps, ..Desired::default() };
         if let Some(control) = &config.control {
-            desired.reserve(&control.path);
+            desired.owners.insert((Shared::Socket, place(&control.path)), CONTROL.to_owned());
         }
-        config.ports.iter().for_each(|entry| desired.insert(entry.clone()));
+        desired.with(config)
+    }
+
+    /// Returns the ports that are wanted with another configuration.
+    pub fn with(&self, config: &Config) -> Desired {
+        let all = config.ports.iter().cloned();
+        let configured = all.map(|entry| (entry.settings.name.clone(), entry)).collect();
+        let template = Some(config.template.clone());
+        let mut desired = Desired { configured, template, ..self.clone() };
+        desired.build();
         desired
+    }
+
+    /// Returns the ports that are wanted with the configuration of `before`.
+    pub fn back_to(&self, before: &Desired) -> Desired {
+        let (configured, template) = (before.configured.clone(), before.template.clone());
+        let mut desired = Desired { configured, template, ..self.clone() };
+        desired.build();
+        desired
+    }
+
+    /// Finds out which entries are in force: those of the configuration, with the changes of
+    /// clients where these fit, then what was added where nothing is in the way.
+    fn build(&mut self) {
+        self.entries.clear();
+        self.claims.clear();
+        self.owners.retain(|_, owner| owner == CONTROL);
+        self.unused.clear();
+        let is_deleted = |name: &str| self.overrides.get(name) == Some(&Override::Deleted);
+        let stay = self.configured.values().filter(|entry| !is_deleted(&entry.settings.name));
+        let stay: Vec<Entry> = stay.cloned().collect();
+        stay.into_iter().for_each(|entry| self.insert(entry));
+        for (name, change) in self.overrides.clone() {
+            let Override::Keys(keys) = change else { continue };
+            let changed = match self.configured(&name) {
+                Some(entry) => match entry.settings.with(&keys) {
+                    Ok(settings) => self.enter_fitting(Entry { settings, ..entry.clone() }),
+                    Err(wrong) => Err(NoEffect::Settings(wrong.text)),
+                },
+                None => Err(NoEffect::NoPort(name.clone())),
+            };
+            let unused = changed.err().map(|why| Unused { name, entry: None, why });
+            self.unused.extend(unused);
+        }
+        for (name, entry) in self.added.clone() {
+            let entered = match self.entries.get(&name) {
+                Some(there) if there.settings == entry.settings => Ok(()),
+                Some(_) => Err(NoEffect::Named(name.clone())),
+                None => self.enter_fitting(entry.clone()),
+            };
+            if let Err(why) = entered {
+                self.unused.push(Unused { name, entry: Some(entry), why });
+            }
+        }
+        // A socket in the plug directory is found again.
+        let entries = &self.entries;
+        let lasts = |name: &str, entry: &Entry| {
+            entry.origin.plugged_by().is_none() || entries.get(name) == Some(entry)
+        };
+        self.added.retain(|name, entry| lasts(name, entry));
+    }
+
+    /// Inserts an entry unless another one, or a limit, is in the way.
+    fn enter_fitting(&mut self, entry: Entry) -> Result<(), NoEffect> {
+        let Settings { kind, name, .. } = &entry.settings;
+        self.check(&entry)?;
+        self.check_mirror(&entry.settings).map_err(NoEffect::Settings)?;
+        if entry.origin.plugged_by().is_some() && self.mirror_to(name).is_some() {
+            return Err(NoEffect::Settings(by_plug(name)));
+        }
+        let worker = self.workers.map_or(Ok(()), |workers| entry.settings.check_worker(workers));
+        worker.map_err(|wrong| NoEffect::Settings(wrong.text))?;
+        let others = self.entries.values().map(|entry| &entry.settings);
+        let others = others.filter(|other| other.name != *name && other.kind != Kind::Mirror);
+        let same = others.clone().filter(|other| other.kind == *kind).count();
+        if others.count() >= MAX_PORTS || same >= kind.most().0 {
+            let text = "there are too many ports, taps or streams";
+            return Err(NoEffect::Settings(text.to_owned()));
+        }
+        self.insert(entry);
+        Ok(())
     }
 
     /// The ports that are wanted, by name.
     pub fn entries(&self) -> &BTreeMap<String, Entry> {
         &self.entries
+    }
+
+    /// Returns the ports that are wanted, those of a configuration first and in its order.
+    pub fn in_order(&self, config: &Config) -> Vec<Entry> {
+        let order = config.ports.iter().enumerate();
+        let order: HashMap<&str, usize> =
+            order.map(|(at, entry)| (entry.settings.name.as_str(), at)).collect();
+        let mut all: Vec<Entry> = self.entries.values().cloned().collect();
+        all.sort_by_key(|entry| {
+            order.get(entry.settings.name.as_str()).map_or(usize::MAX, |at| *at)
+        });
+        all
     }
 
     /// Ports that brought their own sockets, and whose these are.
@@ -147,50 +248,46 @@ impl Desired {
         self.configured.get(name)
     }
 
-    /// Returns the configuration's entries that a client has deleted.
-    pub fn deleted(&self) -> impl Iterator<Item = &Entry> {
-        // A port by plug of the same name is not kept, so the deletion still counts.
-        let lasts = |name: &str| self.get(name).is_some_and(|e| e.origin.plugged_by().is_none());
-        let all = self.configured.iter();
-        all.filter(move |(name, _)| !lasts(name)).map(|(_, entry)| entry)
-    }
-
-    /// Returns the ports that differ from the configuration, by name, except ports by plug: their
-    /// sockets are found again.
-    pub fn changes(&self) -> Vec<Changed<'_>> {
-        let mut tied: HashMap<&str, Vec<MacAddr>> = HashMap::new();
-        for (mac, name) in self.assigned() {
-            tied.entry(name).or_default().push(mac);
-        }
-        let lasting = self.entries.values().filter(|entry| entry.origin.plugged_by().is_none());
-        let there = lasting.map(|entry| {
-            let name = entry.settings.name.as_str();
-            let tied = tied.remove(name).unwrap_or_default();
-            Changed { configured: self.configured(name), now: Some(entry), tied }
-        });
-        let there =
-            there.filter(|changed| changed.has_other_settings() || !changed.tied.is_empty());
-        let deleted = self.deleted().map(|entry| Changed {
-            configured: Some(entry),
-            now: None,
-            tied: Vec::new(),
-        });
-        // One after the other: the first takes out of `tied`.
-        let mut all: Vec<Changed<'_>> = there.collect();
-        all.extend(deleted);
-        all
-    }
-
     /// Everything that the configuration has.
     pub fn all_configured(&self) -> impl Iterator<Item = &Entry> {
         self.configured.values()
     }
 
-    /// Another configuration counts from now on.
-    pub fn configure(&mut self, config: &Config) {
-        let all = config.ports.iter().cloned();
-        self.configured = all.map(|entry| (entry.settings.name.clone(), entry)).collect();
-        self.template = Some(config.template.clone());
+    /// Returns the configuration's entries that a client deleted.
+    pub fn deleted(&self) -> impl Iterator<Item = &Entry> {
+        let is_deleted = |name: &str| self.overrides.get(name) == Some(&Override::Deleted);
+        self.configured.iter().filter(move |(name, _)| is_deleted(name)).map(|(_, entry)| entry)
+    }
+
+    /// Returns what is kept and has no effect.
+    pub fn unused(&self) -> impl Iterator<Item = &Unused> {
+        let is_kept = |entry: &Entry| entry.origin == Origin::Kept;
+        self.unused.iter().filter(move |unused| unused.entry.as_ref().is_none_or(is_kept))
+    }
+
+    /// Returns the parts of the kept file that this version cannot read.
+    pub fn unread(&self) -> &[Unread] {
+        &self.unread
+    }
+
+    /// Returns the keys of a port of the configuration that clients changed, if that has effect.
+    pub fn overridden(&self, name: &str) -> Vec<String> {
+        let has_effect = self.get(name).is_some_and(|entry| entry.origin == Origin::Config)
+            && !self.unused.iter().any(|unused| unused.name == name && unused.entry.is_none());
+        match self.overrides.get(name) {
+            Some(Override::Keys(keys)) if has_effect => keys.keys().cloned().collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Returns what the next process is to know.
+    pub fn kept(&self) -> Kept {
+        let kept = self.added.iter().filter(|(_, entry)| entry.origin == Origin::Kept);
+        Kept {
+            added: kept.map(|(name, entry)| (name.clone(), entry.settings.clone())).collect(),
+            overrides: self.overrides.clone(),
+            unread: self.unread.clone(),
+        }
     }
 
     /// The entry of one name.
@@ -200,7 +297,19 @@ impl Desired {
 
     /// Where a port comes from; a client added one of an unknown name.
     pub fn origin(&self, name: &str) -> Origin {
-        self.get(name).map_or(Origin::Runtime, |entry| entry.origin)
+        self.get(name).map_or(Origin::Transient, |entry| entry.origin)
+    }
+
+    /// Where a static address of a port comes from.
+    pub fn origin_of_address(&self, mac: MacAddr, name: &str) -> Origin {
+        let base = self.configured(name).map(|entry| &entry.settings.mac);
+        match self.origin(name) {
+            Origin::Config if !base.is_some_and(|macs| macs.contains(&mac)) => match self.keeps {
+                true => Origin::Kept,
+                false => Origin::Transient,
+            },
+            origin => origin,
+        }
     }
 
     /// Inserts an entry in place of the one of its name.
@@ -209,39 +318,17 @@ impl Desired {
         self.remove(&name);
         let claims = entry.claims();
         self.owners.extend(claims.iter().map(|claim| (claim.clone(), name.clone())));
-        // An address of the settings need not be kept beside them.
-        for mac in &entry.settings.mac {
-            self.assigned.remove(&(*mac, name.clone()));
-        }
-        self.rehome(&name, entry.settings.home());
         self.claims.insert(name.clone(), claims);
         self.entries.insert(name, entry);
     }
 
-    /// The static addresses of each port: those of its settings and those it was given.
+    /// The static addresses of each port.
     pub fn addresses(&self) -> HashMap<&str, BTreeSet<MacAddr>> {
-        let mut all: HashMap<&str, BTreeSet<MacAddr>> = HashMap::new();
-        for (name, entry) in &self.entries {
-            all.entry(name).or_default().extend(&entry.settings.mac);
-        }
-        for (mac, name) in self.assigned() {
-            all.entry(name).or_default().insert(mac);
-        }
-        all
+        let macs = |entry: &Entry| entry.settings.mac.iter().copied().collect();
+        self.entries.iter().map(|(name, entry)| (name.as_str(), macs(entry))).collect()
     }
 
-    /// Moves the addresses that a port was given to the bridge and VLAN that it is in now.
-    fn rehome(&mut self, name: &str, home: PathBuf) {
-        let all =
-            self.assigned.iter_mut().filter(|((_, port), there)| port == name && **there != home);
-        for ((mac, _), there) in all {
-            self.owners.remove(&claim(there, *mac));
-            self.owners.insert(claim(&home, *mac), name.to_owned());
-            there.clone_from(&home);
-        }
-    }
-
-    /// Removes an entry; the addresses that it was given stay.
+    /// Removes an entry.
     pub fn remove(&mut self, name: &str) -> Option<Entry> {
         let entry = self.entries.remove(name)?;
         for claim in self.claims.remove(name).unwrap_or_default() {
@@ -254,9 +341,7 @@ impl Desired {
 
     /// An error if another entry has something of this one.
     pub fn check(&self, entry: &Entry) -> Result<(), Clash> {
-        let home = entry.settings.home();
-        let given = self.assigned_to(&entry.settings.name).map(|mac| claim(&home, mac));
-        let clash = entry.claims().into_iter().chain(given).find_map(|(what, place)| {
+        let clash = entry.claims().into_iter().find_map(|(what, place)| {
             let owner = self.owners.get(&(what, place.clone()))?;
             (*owner != entry.settings.name).then(|| Clash { what, place, owner: owner.clone() })
         });
@@ -270,6 +355,119 @@ impl Desired {
         Ok(())
     }
 
+    /// Adds a port of a client, or of a socket in the plug directory.
+    pub fn add(&mut self, entry: Entry) -> Result<(), Clash> {
+        let name = entry.settings.name.clone();
+        self.enter(entry.clone())?;
+        self.unused.retain(|unused| unused.name != name);
+        if entry.origin == Origin::Kept {
+            self.unread.retain(|unread| unread.name.as_ref() != Some(&name));
+        }
+        self.added.insert(name, entry);
+        Ok(())
+    }
+
+    /// True if clients added a port of this name, in force or not.
+    pub fn is_added(&self, name: &str) -> bool {
+        self.added.contains_key(name)
+    }
+
+    /// Changes the settings of a port for good: its own, or beside those of the configuration.
+    pub fn set(&mut self, settings: Settings) -> Result<(), Clash> {
+        let name = settings.name.clone();
+        let Some(there) = self.get(&name) else { return Ok(()) };
+        // The socket is where it was.
+        let entry = Entry { settings, ..there.clone() };
+        self.enter(entry.clone())?;
+        let base = self.configured.get(&name).filter(|_| entry.origin == Origin::Config);
+        let Some(base) = base else {
+            self.added.insert(name, entry);
+            return Ok(());
+        };
+        let keys = base.settings.changed_keys(&entry.settings);
+        match keys.is_empty() {
+            true => drop(self.overrides.remove(&name)),
+            false => drop(self.overrides.insert(name.clone(), Override::Keys(keys))),
+        }
+        self.unused.retain(|unused| unused.name != name || unused.entry.is_some());
+        Ok(())
+    }
+
+    /// Deletes a port for good, with all that is kept of it.
+    pub fn delete(&mut self, name: &str) -> Option<Entry> {
+        let entry = self.remove(name)?;
+        if entry.origin.plugged_by().is_some() {
+            self.added.remove(name);
+            return Some(entry);
+        }
+        self.forget(name);
+        if self.configured.contains_key(name) {
+            self.overrides.insert(name.to_owned(), Override::Deleted);
+        }
+        Some(entry)
+    }
+
+    /// Ends what is kept of a name beside the configuration, or without effect; false if there is
+    /// nothing of that kind.
+    pub fn reset(&mut self, name: &str) -> bool {
+        let stays = self.get(name).is_some() && !self.configured.contains_key(name);
+        let added = self.added.get(name).filter(|_| stays).cloned();
+        let before = (self.added.len(), self.overrides.len(), self.unread.len());
+        self.forget(name);
+        self.added.extend(added.map(|entry| (name.to_owned(), entry)));
+        let is_reset = before != (self.added.len(), self.overrides.len(), self.unread.len());
+        self.build();
+        is_reset
+    }
+
+    /// Forgets what clients added and changed by a name.
+    fn forget(&mut self, name: &str) {
+        self.added.remove(name);
+        self.overrides.remove(name);
+        self.unread.retain(|unread| unread.name.as_deref() != Some(name));
+        self.unused.retain(|unused| unused.name != name);
+    }
+
+    /// Forgets what the configuration says by now in the same words: that is the configuration's.
+    pub fn forget_the_configured(&mut self) {
+        let configured = &self.configured;
+        let same = |name: &str, entry: &Entry| {
+            configured.get(name).is_some_and(|base| base.settings == entry.settings)
+        };
+        let overrides = &self.overrides;
+        let is_there = |name: &str| overrides.get(name) != Some(&Override::Deleted);
+        self.added.retain(|name, entry| !(same(name, entry) && is_there(name)));
+        self.overrides.retain(|name, change| match (change, configured.get(name)) {
+            (Override::Deleted, base) => base.is_some(),
+            (Override::Keys(keys), Some(base)) => {
+                let words: BTreeMap<&str, Vec<String>> =
+                    base.settings.words().into_iter().collect();
+                keys.retain(|key, values| words.get(key.as_str()) != Some(values));
+                !keys.is_empty()
+            }
+            (Override::Keys(_), None) => true,
+        });
+    }
+
+    /// Returns why the ports of `before` that clients added cannot stay beside this configuration,
+    /// a line each. A name that the configuration has is no reason.
+    pub fn refusals(&self, before: &Desired) -> Vec<String> {
+        let refusal = |Unused { name, entry, why }: &Unused| {
+            let was_there = before.get(name).is_some_and(|was| was.origin != Origin::Config);
+            let entry = entry.as_ref().filter(|_| was_there)?;
+            match why {
+                NoEffect::Named(_) | NoEffect::NoPort(_) => None,
+                NoEffect::Settings(text) => Some(format!("{} {name}: {text}", entry.settings.kind)),
+                NoEffect::Clash(clash) => {
+                    let kind = self.get(&clash.owner).map_or(Kind::Port, |one| one.settings.kind);
+                    let other = Clash { owner: name.clone(), ..clash.clone() };
+                    Some(format!("{kind} {}: {other}", clash.owner))
+                }
+            }
+        };
+        self.unused.iter().filter_map(refusal).collect()
+    }
+
     /// The mirrors that are wanted, by name.
     pub fn mirrors(&self) -> impl Iterator<Item = Mirror> {
         self.entries.values().filter_map(|entry| entry.settings.mirror())
@@ -278,16 +476,14 @@ impl Desired {
     /// Why a mirror cannot be beside the others, if it is one.
     pub fn check_mirror(&self, settings: &Settings) -> Result<(), String> {
         let Some(mirror) = settings.mirror() else { return Ok(()) };
-        let others: Vec<Mirror> = self.mirrors().collect();
-        if others.iter().filter(|other| other.name != mirror.name).count() >= MAX_MIRRORS {
+        let others: Vec<Mirror> =
+            self.mirrors().filter(|other| other.name != mirror.name).collect();
+        if others.len() >= MAX_MIRRORS {
             return Err(format!("there are {MAX_MIRRORS} mirrors already"));
         }
         let observer = self.get(&mirror.to);
         if observer.is_some_and(|entry| entry.origin.plugged_by().is_some()) {
-            return Err(format!(
-                "port '{}' is by plug: whoever makes its socket anew would get the copies",
-                mirror.to
-            ));
+            return Err(by_plug(&mirror.to));
         }
         conflict(&mirror, &others).map_or(Ok(()), Err)
     }
@@ -297,21 +493,6 @@ impl Desired {
         self.mirrors().find(|mirror| mirror.to == name).map(|mirror| mirror.name)
     }
 
-    /// Static addresses that ports were given while the switch runs.
-    pub fn assigned(&self) -> impl Iterator<Item = (MacAddr, &str)> {
-        self.assigned.keys().map(|(mac, name)| (*mac, name.as_str()))
-    }
-
-    /// Returns the static addresses that a port was given while the switch runs.
-    pub fn assigned_to(&self, name: &str) -> impl Iterator<Item = MacAddr> {
-        self.assigned().filter(move |(_, port)| *port == name).map(|(mac, _)| mac)
-    }
-
-    /// Whether a port was given this address while the switch runs.
-    pub fn is_assigned(&self, mac: MacAddr, name: &str) -> bool {
-        self.assigned.contains_key(&(mac, name.to_owned()))
-    }
-
     /// The ports that have an address, one in each bridge and VLAN.
     pub fn owners(&self, mac: MacAddr) -> Vec<&str> {
         let (word, all) = (mac.to_string(), self.owners.iter());
@@ -319,145 +500,29 @@ impl Desired {
         of.map(|(_, owner)| owner.as_str()).collect()
     }
 
-    /// The port that has an address where the settings would have theirs.
-    pub fn owner(&self, mac: MacAddr, settings: &Settings) -> Option<&str> {
-        self.owners.get(&claim(&settings.home(), mac)).map(String::as_str)
-    }
-
-    /// Gives an address to a port.
+    /// Gives a static address to a port, among its settings.
     pub fn assign(&mut self, mac: MacAddr, name: &str) -> Result<(), NotAssigned> {
-        let entry = self.get(name).ok_or(NotAssigned::NoSuchPort)?;
-        let home = entry.settings.home();
-        match self.owner(mac, &entry.settings) {
+        let mut settings = self.get(name).ok_or(NotAssigned::NoSuchPort)?.settings.clone();
+        match self.owners.get(&claim(&settings.home(), mac)) {
             Some(owner) if owner == name => return Ok(()),
-            Some(owner) => return Err(NotAssigned::Taken(mac, owner.to_owned())),
+            Some(owner) => return Err(NotAssigned::Taken(mac, owner.clone())),
             None => {}
         }
-        if entry.settings.mac.len() + self.assigned_to(name).count() >= MAX_STATIC_MACS {
+        if settings.mac.len() >= MAX_STATIC_MACS {
             return Err(NotAssigned::Many(name.to_owned()));
         }
-        self.owners.insert(claim(&home, mac), name.to_owned());
-        self.assigned.insert((mac, name.to_owned()), home);
-        Ok(())
+        settings.mac.push(mac);
+        self.set(settings).map_err(|clash| NotAssigned::Taken(mac, clash.owner))
     }
 
-    /// Takes an address away that a port was given; false if it was not.
+    /// Takes a static address from a port; false if the port does not have it.
     pub fn unassign(&mut self, mac: MacAddr, name: &str) -> bool {
-        let home = self.assigned.remove(&(mac, name.to_owned()));
-        home.inspect(|home| drop(self.owners.remove(&claim(home, mac)))).is_some()
-    }
-
-    /// Takes all addresses away that a port was given.
-    pub fn unassign_all(&mut self, name: &str) {
-        let all: Vec<MacAddr> = self.assigned_to(name).collect();
-        for mac in all {
-            self.unassign(mac, name);
-        }
-    }
-
-    /// Keeps of the given addresses only those that `now` has not.
-    pub fn keep_unassigned(&mut self, now: &Desired) {
-        self.assigned.retain(|given, _| !now.assigned.contains_key(given));
-    }
-
-    /// Returns the entries after going back to these from `now`. Ports that clients have added
-    /// stay, ports that they have deleted stay away, settings of the command line's ports stay.
-    pub fn after_going_back(&self, now: &Desired) -> Desired {
-        let (configured, template) = (self.configured.clone(), self.template.clone());
-        let mut back = Desired { configured, template, ..Desired::default() };
-        let reserved = self.owners.iter().filter(|(_, owner)| *owner == CONTROL);
-        back.owners = reserved.map(|(claim, owner)| (claim.clone(), owner.clone())).collect();
-        let is_back = |entry: &&Entry| match entry.origin {
-            Origin::File => true,
-            Origin::Runtime => now.get(entry.settings.name.as_str()).is_some(),
-            Origin::Cli | Origin::Plug(_) => false,
-        };
-        let stays = |entry: &&Entry| match entry.origin {
-            Origin::File => false,
-            // A port of the command line may have been deleted and added again meanwhile.
-            Origin::Runtime => {
-                let before = self.get(entry.settings.name.as_str());
-                before.is_none_or(|before| before.origin == Origin::Cli)
-            }
-            Origin::Cli => true,
-            // Whose socket is there comes again by itself, but for a name that is taken.
-            Origin::Plug(_) => {
-                let before = self.get(entry.settings.name.as_str());
-                before.is_none_or(|before| before.origin.plugged_by().is_some())
-            }
-        };
-        let before = self.entries.values().filter(is_back);
-        for entry in before.chain(now.entries.values().filter(stays)) {
-            // But what another one has by now.
-            let _ = back.enter(entry.clone());
-        }
-        for (mac, name) in self.assigned().chain(now.assigned()) {
-            // The port may be gone, or another one have it by its settings.
-            let _ = back.assign(mac, name);
-        }
-        back
-    }
-
-    /// Keeps the control socket's path from being a port's.
-    fn reserve(&mut self, path: &Path) {
-        self.owners.insert((Shared::Socket, place(path)), CONTROL.to_owned());
+        let Some(entry) = self.get(name) else { return false };
+        let mut settings = entry.settings.clone();
+        settings.forget(mac);
+        settings != entry.settings && self.set(settings).is_ok()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use api::config::{Kind, Value};
-
-    fn mac(last: u8) -> MacAddr {
-        MacAddr([2, 0, 0, 0, 0, last])
-    }
-
-    fn settings(name: &str, macs: &[u8]) -> Settings {
-        let mut given = vec![
-            ("name".to_owned(), Value::Word(name.to_owned())),
-            ("socket".to_owned(), Value::Word(format!("/run/{name}"))),
-        ];
-        given.extend(macs.iter().map(|&n| ("mac".to_owned(), Value::Word(mac(n).to_string()))));
-        Settings::parse(Kind::Port, given).unwrap()
-    }
-
-    fn enter(desired: &mut Desired, name: &str, macs: &[u8]) {
-        desired.insert(Entry::new(settings(name, macs), Origin::File));
-    }
-
-    #[test]
-    fn an_address_is_one_ports_and_outlives_its_settings() {
-        let mut desired = Desired::default();
-        enter(&mut desired, "a", &[1]);
-        enter(&mut desired, "b", &[]);
-        desired.assign(mac(1), "a").unwrap();
-        assert!(desired.assigned().next().is_none(), "its settings have it");
-        desired.assign(mac(2), "a").unwrap();
-        assert!(desired.assign(mac(2), "b").is_err() && desired.assign(mac(1), "b").is_err());
-        assert!(desired.assign(mac(3), "c").is_err());
-        assert!(desired.check(&Entry::new(settings("b", &[2]), Origin::File)).is_err());
-        // Other settings, and for a moment none.
-        enter(&mut desired, "a", &[]);
-        assert_eq!((desired.owners(mac(1)), desired.owners(mac(2))), (vec![], vec!["a"]));
-        desired.remove("a");
-        assert_eq!(desired.owners(mac(2)), ["a"]);
-        enter(&mut desired, "a", &[2]);
-        assert!(desired.assigned().next().is_none() && desired.owners(mac(2)) == ["a"]);
-        assert!(!desired.unassign(mac(2), "a"));
-        desired.assign(mac(4), "a").unwrap();
-        desired.assign(mac(5), "b").unwrap();
-        desired.unassign_all("a");
-        assert_eq!(desired.assigned_to("b").collect::<Vec<_>>(), [mac(5)]);
-        assert!(desired.unassign(mac(5), "b") && desired.owners(mac(5)).is_empty());
-    }
-
-    #[test]
-    fn a_port_has_no_more_than_a_configuration_may_give_it() {
-        let mut desired = Desired::default();
-        enter(&mut desired, "a", &[0, 1]);
-        (2..MAX_STATIC_MACS).for_each(|n| desired.assign(mac(n as u8), "a").unwrap());
-        assert!(matches!(desired.assign(mac(200), "a"), Err(NotAssigned::Many(_))));
-        desired.assign(mac(0), "a").unwrap();
-    }
-}
+mod tests;

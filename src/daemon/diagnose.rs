@@ -6,12 +6,12 @@ use std::cell::LazyCell;
 use std::collections::HashSet;
 use std::ops::Deref;
 
-use super::desired::Changed;
+use super::desired::Unused;
 use super::sampler::Seen;
 use super::{Daemon, View};
-use api::config::{Between, Entry, Oddity, Origin, Settings, between};
+use api::config::{Between, Oddity, Settings, Unread, between};
 use api::diagnosis::facts::{
-    self, Condition, Degraded, Facts, Link, LinkState, NotKept, Odd, Offloads, Refused,
+    self, Condition, Degraded, Facts, Link, LinkState, Odd, Offloads, Refused,
 };
 use api::diagnosis::history::{LATELY, MINUTE, MOMENT};
 use api::diagnosis::{self, Finding};
@@ -40,27 +40,42 @@ impl Daemon {
         let code = diagnosis::DEGRADED.name;
         let degraded = self.degradations().into_iter();
         let degraded = degraded.map(|one| Degraded { code, port: one.subject, why: one.text });
-        let not_kept = match self.state_dir() {
-            None => self.desired().changes().iter().map(not_kept).collect(),
-            Some(_) => Vec::new(),
-        };
         Condition {
             degraded: degraded.collect(),
-            not_kept,
-            file: None,
+            unused: self.unused(),
             odd: self.odd(),
             refused_calls: sandbox::forbidden(),
             user: group::own_user(),
         }
     }
 
+    /// Parts of the kept file that have no effect.
+    pub(super) fn unused(&self) -> Vec<Odd> {
+        let unused = |Unused { name, entry, why }: &Unused| {
+            let what = if entry.is_some() { "port" } else { "a change at port" };
+            let cause = format!("{what} '{name}' is kept in ports.toml without effect: {why}");
+            let (with, port) = (Vec::new(), name.clone());
+            Odd { cause, with, command: format!("vioswitchctl port reset {name}"), port }
+        };
+        let unread = |Unread { name, why, .. }: &Unread| {
+            let cause = format!("ports.toml has a part without effect: {why}");
+            let command = match name {
+                Some(name) => format!("vioswitchctl port reset {name}"),
+                None => "journalctl -u vioswitchd -p warning".to_owned(),
+            };
+            let (with, port) = (Vec::new(), name.clone().unwrap_or_default());
+            Odd { cause, with, command, port }
+        };
+        let desired = self.desired();
+        desired.unused().map(unused).chain(desired.unread().iter().map(unread)).collect()
+    }
+
     /// Combinations of ports' settings that do not do what the settings say.
     fn odd(&self) -> Vec<Odd> {
         let desired = self.desired();
-        let tied: HashSet<&str> = desired.assigned().map(|(_, port)| port).collect();
         let has_snooping = self.ports().snooping().is_some();
         let of_port = |settings: &Settings| {
-            let odd = settings.oddities(has_snooping, tied.contains(settings.name.as_str()));
+            let odd = settings.oddities(has_snooping);
             let port = settings.name.clone();
             odd.into_iter().map(move |Oddity { cause, command }| {
                 let (port, with) = (port.clone(), Vec::new());
@@ -74,16 +89,6 @@ impl Daemon {
             Some(Odd { port: ports.pop()?, with, cause, command })
         });
         all().flat_map(of_port).chain(several).collect()
-    }
-}
-
-/// A change that the next start does not have.
-fn not_kept(changed: &Changed<'_>) -> NotKept {
-    let is_cli = |entry: &Entry| entry.origin == Origin::Cli;
-    NotKept {
-        port: changed.name().to_owned(),
-        what: changed.summary(),
-        is_argument: changed.configured.is_some_and(is_cli),
     }
 }
 

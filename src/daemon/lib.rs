@@ -49,11 +49,11 @@ mod retry;
 mod running_port;
 mod sampler;
 mod sandbox;
-mod saved_changes;
 mod serving;
 mod state;
 mod state_store;
 mod stream;
+mod upgrade;
 mod uplink;
 
 use std::collections::BTreeSet;
@@ -68,6 +68,7 @@ use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
 
 use api::config::{self, Config, Entry, Kind, Origin, Texts};
+use api::diagnosis::facts::Odd;
 use base::limits::{
     COARSE_CLOCK_TICK, MAX_PORTS, REMOVE_STEP, SNOOPING_SWEEP_PAUSE, SOCKET_OPENS, STOP_TIMEOUT,
     TAP_CLOSE_MILLIS,
@@ -79,7 +80,6 @@ use datapath::guard::{BlockedWriterWatch, sigbus};
 use datapath::port::{Port, PortTable, Ports};
 use datapath::vhost_user::session::{Context, Ledger};
 use datapath::worker::{Shared, Workers};
-use degraded::Code;
 use desired::Desired;
 pub use diff::{Step, summary};
 use handover::{Handover, Received};
@@ -87,7 +87,7 @@ pub use latency::start_latency;
 use missing::Missing;
 pub use opening::{Permit, add};
 pub use plug::start_plug;
-pub use ports::PortError;
+pub use ports::{NewPort, PortError};
 pub use reload::{Busy, Confirm, Reloader};
 pub use removing::Removal;
 use removing::Removing;
@@ -197,23 +197,21 @@ impl Daemon {
         Daemon::start_keeping(config, StateStore::default())
     }
 
-    /// Starts everything, with the changes that were kept of an earlier process; when this returns
-    /// all sockets exist, but for those of [`Daemon::degradations`].
+    /// Starts everything, with what clients of earlier processes added and changed; when this
+    /// returns all sockets exist, but for those of [`Daemon::degradations`].
     pub fn start_keeping(configured: &Config, mut store: StateStore) -> Result<Daemon, StartError> {
         let mut config = configured.clone();
-        let (mut desired, left_out) = saved_changes::apply(&mut config, &store.changes());
-        for text in left_out {
-            store.trouble(Code::KeptChangeLeftOut, text);
-        }
-        desired.configure(configured);
+        let kept = store.kept(configured);
+        let desired = Desired::new(configured, kept, store.keeps());
+        config.ports = desired.in_order(configured);
+        config.sort();
         let mut daemon = Daemon::start_all(&config, desired, store)?;
-        // What was not taken over is forgotten.
-        if daemon.store.path().is_some() {
-            let Daemon { store, desired, .. } = &mut daemon;
-            store
-                .keep(desired)
-                .unwrap_or_else(|error| log::error!("the changes of before {error}"));
+        for Odd { cause, command, .. } in daemon.unused() {
+            log::warn!("{cause}: {command}");
         }
+        let Daemon { store, desired, .. } = &mut daemon;
+        let kept = store.keep(desired);
+        kept.unwrap_or_else(|error| log::error!("what was kept before {error}"));
         Ok(daemon)
     }
 
@@ -336,7 +334,7 @@ impl Daemon {
     ) -> Result<(), StartError> {
         let error = StartError::of(port, error);
         self.miss(port, error.to_string()).map_err(StartError::port(&port.name))?;
-        if self.desired.origin(&port.name) != Origin::Runtime {
+        if self.desired.origin(&port.name) == Origin::Config {
             first.get_or_insert(error);
         }
         Ok(())
@@ -380,9 +378,9 @@ impl Daemon {
         Ok(())
     }
 
-    /// The files of the configuration that is in force.
+    /// The files of the configuration that is in force for good.
     pub fn keep_files(&mut self, texts: &Texts) {
-        if let Err(error) = self.store.keep_files(texts) {
+        if let Err(error) = self.confirm(texts) {
             log::error!("the configuration {error}");
         }
     }
@@ -392,10 +390,12 @@ impl Daemon {
         self.store.is_unconfirmed()
     }
 
-    /// Keeps the configuration that was reloaded from these files, in the next process too.
+    /// Keeps the configuration of these files, in the next process too. What clients changed, and
+    /// the files say by now, is the configuration's.
     fn confirm(&mut self, texts: &Texts) -> Result<(), NotSaved> {
         self.store.stay();
         let files = self.store.keep_files(texts);
+        self.desired.forget_the_configured();
         self.store.keep(&self.desired).and(files)
     }
 
@@ -404,6 +404,12 @@ impl Daemon {
         let all = || self.desired.entries().values();
         let count = |kind| all().filter(|entry| entry.settings.kind == kind).count();
         config::summary(Kind::PORTS.map(count))
+    }
+
+    /// Returns the keys of the configuration outside of entries, with their values.
+    pub fn global_keys(&self) -> Vec<(&'static str, Vec<String>)> {
+        let words = self.started.words.iter();
+        words.map(|(key, word)| (*key, word.iter().cloned().collect())).collect()
     }
 
     /// Where changes are kept that are made while it runs.

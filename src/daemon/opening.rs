@@ -16,8 +16,9 @@ use super::check::found_at;
 use super::diff::Step;
 use super::front_end::Acceptor;
 use super::handover::Received;
+use super::ports::NewPort;
 use super::{Daemon, PortError};
-use api::config::{Entry, Origin, Settings, place};
+use api::config::{Entry, Origin, place};
 use base::limits::SOCKET_OPEN_TIMEOUT;
 use datapath::vhost_user::socket::SocketError;
 use switch::PortId;
@@ -63,13 +64,10 @@ impl PortError {
 
 /// Adds a port that a client requests while the switch runs, as [`Daemon::add`] does, and waits
 /// for its file system without the daemon.
-pub fn add(
-    daemon: &Mutex<Daemon>,
-    settings: &Settings,
-    permit: &Permit,
-) -> Result<PortId, PortError> {
-    let entry = Entry::new(settings.clone(), Origin::Runtime);
-    let path = settings.socket.clone().unwrap_or_default();
+pub fn add(daemon: &Mutex<Daemon>, new: &NewPort, permit: &Permit) -> Result<PortId, PortError> {
+    let origin = lock(daemon).origin_of(new);
+    let entry = new.entry(origin);
+    let path = entry.settings.socket.clone().unwrap_or_default();
     // What is opened in vain would be reported as a socket that is in use.
     lock(daemon).check_new(&entry)?;
     let mut socket = open(&entry)?;
@@ -111,7 +109,7 @@ impl Opens {
     pub(super) fn misplaced(&self, steps: &[Step]) -> Vec<String> {
         let mut wrong = Vec::new();
         for step in steps {
-            let Step::Add(Entry { settings, origin: Origin::File, .. }) = step else { continue };
+            let Step::Add(Entry { settings, origin: Origin::Config, .. }) = step else { continue };
             let Some((endpoint, path)) = settings.endpoint().zip(settings.socket.as_ref()) else {
                 continue;
             };

@@ -157,7 +157,7 @@ mod tests {
         given.push(("mtu", mtu.to_owned()));
         given.extend(macs.iter().map(|number| ("mac", mac(*number).to_string())));
         let given = given.into_iter().map(|(key, word)| (key.to_owned(), Value::Word(word)));
-        Entry::new(Settings::parse(Kind::Port, given.collect()).unwrap(), Origin::Runtime)
+        Entry::new(Settings::parse(Kind::Port, given.collect()).unwrap(), Origin::Kept)
     }
 
     /// Every entry that a history may want, made once: reading settings takes longer than a plan.
@@ -249,8 +249,7 @@ mod tests {
         let name = NAMES[random.below(NAMES.len())];
         match random.below(8) {
             0 | 1 => {
-                desired.remove(name);
-                desired.unassign_all(name);
+                desired.delete(name);
             }
             2 => _ = desired.assign(mac(random.below(5)), name),
             3 => _ = desired.unassign(mac(random.below(5)), name),

@@ -71,16 +71,19 @@ impl Daemon {
         let connector = Connector::to_file(&path.join(name), file.identity)?;
         let trouble = connector.trouble();
         let id = self.check_name(name)?;
+        if self.desired.is_added(name) {
+            return Err(PortError::Exists);
+        }
         if let Some(mirror) = self.desired.mirror_to(name) {
             return Err(PortError::Observer((*name).to_owned(), mirror));
         }
         let origin = Origin::Plug(*uid);
         let entry = Entry { settings: settings.clone(), origin, place: Some(place) };
         self.is_clear(&entry)?;
-        self.desired.enter(entry)?;
+        self.desired.add(entry)?;
         let acceptor = Acceptor::Connector(connector);
         let port = self.put(id, &settings, Some(acceptor));
-        let port = port.inspect_err(|_| drop(self.desired.remove(name)))?;
+        let port = port.inspect_err(|_| drop(self.desired.delete(name)))?;
         port.events.tell_surely(&port.name, What::PortPlugged { uid: *uid });
         Ok(trouble)
     }

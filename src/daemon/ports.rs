@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::desired::{Clash, NotAssigned};
+use super::desired::{Clash, Desired, NotAssigned};
 use super::front_end::Acceptor;
 use super::handover::Received;
 use super::opening;
@@ -95,12 +95,12 @@ pub enum PortError {
     /// A setting cannot be changed.
     #[error(transparent)]
     Change(#[from] ChangeError),
-    /// There is no room to keep the change.
-    #[error(transparent)]
+    /// The change cannot be kept, and was not made.
+    #[error("nothing was changed: it {0}")]
     NotSaved(#[from] NotSaved),
-    /// It is done, and the next process will not know.
-    #[error("done, but it {0}")]
-    Forgotten(NotSaved),
+    /// Nothing of the port is kept beside the configuration.
+    #[error("nothing is kept of port '{0}' beside the configuration: {1}")]
+    NothingToReset(String, String),
     /// A mirror that cannot be beside the others.
     #[error("{0}")]
     Mirror(String),
@@ -129,25 +129,75 @@ impl PortError {
     }
 }
 
+/// A port that a client requests.
+#[derive(Debug, Clone)]
+pub enum NewPort {
+    /// A port of these settings, which is kept.
+    Kept(Settings),
+    /// A port of these settings, which goes with the process.
+    Transient(Settings),
+    /// A port of the configuration, which a client deleted.
+    Configured(Box<Entry>),
+}
+
+impl NewPort {
+    /// Returns the port's settings.
+    pub fn settings(&self) -> &Settings {
+        match self {
+            NewPort::Kept(settings) | NewPort::Transient(settings) => settings,
+            NewPort::Configured(entry) => &entry.settings,
+        }
+    }
+
+    /// Returns the entry, after a look at its socket's directory.
+    pub(super) fn entry(&self, origin: Origin) -> Entry {
+        match self {
+            NewPort::Kept(settings) | NewPort::Transient(settings) => {
+                Entry::new(settings.clone(), origin)
+            }
+            NewPort::Configured(entry) => (**entry).clone(),
+        }
+    }
+}
+
+/// Adds an entry of a client, or one of the configuration that a client deleted.
+fn add_to(desired: &mut Desired, entry: &Entry) -> Result<(), Clash> {
+    if entry.origin == Origin::Config {
+        desired.check(entry)?;
+        desired.reset(&entry.settings.name);
+        return Ok(());
+    }
+    desired.add(entry.clone())
+}
+
 impl Daemon {
     /// Adds what a client requests while the switch runs: a port, whose socket exists when this
     /// returns, or a TAP, of which frames pass then.
-    pub fn add(&mut self, settings: &Settings) -> Result<PortId, PortError> {
-        let entry = Entry::new(settings.clone(), Origin::Runtime);
+    pub fn add(&mut self, new: &NewPort) -> Result<PortId, PortError> {
+        let entry = new.entry(self.origin_of(new));
         self.check_new(&entry)?;
         let mut socket = opening::open(&entry)?;
         self.add_opened(entry, &mut socket)
     }
 
-    /// Adds a mirror.
-    pub fn add_mirror(&mut self, settings: &Settings) -> Result<(), PortError> {
-        let name = &settings.name;
+    /// Returns the origin of a port that a client adds.
+    pub(super) fn origin_of(&self, new: &NewPort) -> Origin {
+        match new {
+            NewPort::Kept(_) if self.store.keeps() => Origin::Kept,
+            NewPort::Kept(_) | NewPort::Transient(_) => Origin::Transient,
+            NewPort::Configured(_) => Origin::Config,
+        }
+    }
+
+    /// Adds a mirror, or restores one of the configuration.
+    pub fn add_mirror(&mut self, new: &NewPort) -> Result<(), PortError> {
+        let entry = new.entry(self.origin_of(new));
+        let (settings, name) = (&entry.settings, &entry.settings.name);
         if self.desired.get(name).is_some() || self.view.ports.present().named(name).is_some() {
             return Err(PortError::Exists);
         }
         self.desired.check_mirror(settings).map_err(PortError::Mirror)?;
-        let entry = Entry { settings: settings.clone(), origin: Origin::Runtime, place: None };
-        self.edit(|desired| desired.enter(entry), |daemon| daemon.reconcile_port(name))
+        self.edit(|desired| add_to(desired, &entry), |daemon| daemon.reconcile_port(name))
     }
 
     /// Adds a port whose socket, if it has one, is open. Leaves the socket in `socket` if the port
@@ -158,12 +208,15 @@ impl Daemon {
         socket: &mut Option<Acceptor>,
     ) -> Result<PortId, PortError> {
         self.check_new(&entry)?;
-        self.edit(|desired| desired.enter(entry.clone()), |daemon| daemon.create(&entry, socket))
+        self.edit(|desired| add_to(desired, &entry), |daemon| daemon.create(&entry, socket))
     }
 
     /// A number for a new port or TAP, if there may be one like this.
     pub(super) fn check_new(&mut self, entry: &Entry) -> Result<PortId, PortError> {
         let id = self.check_name(&entry.settings.name)?;
+        if entry.origin == Origin::Transient && self.desired.is_added(&entry.settings.name) {
+            return Err(PortError::Exists);
+        }
         self.is_clear(entry)?;
         self.desired.check(entry)?;
         Ok(id)
@@ -201,11 +254,6 @@ impl Daemon {
         let published = self.publish(id, &entry.settings).map_err(PortError::from);
         // If that fails the next plan has the entry again.
         let _ = published.and_then(|port| self.miss(&port, why.to_owned()));
-    }
-
-    /// Keeps what is wanted for the next process.
-    pub(super) fn keep(&mut self) -> Result<(), PortError> {
-        self.store.keep(&self.desired).map_err(PortError::Forgotten)
     }
 
     /// A new port in the table, with its addresses. Before it is served: an event of its own must
@@ -251,8 +299,7 @@ impl Daemon {
     fn enter_addresses(&self, port: &Port, settings: &Settings) -> Result<(), StaticError> {
         let fdb = &self.context.fdb;
         fdb.set_port_cap(port.id, build::cap(settings));
-        let mut macs = settings.mac.iter().copied().chain(self.desired.assigned_to(&port.name));
-        let entered = macs.try_for_each(|mac| port.enter_address(mac, fdb));
+        let entered = settings.mac.iter().try_for_each(|mac| port.enter_address(*mac, fdb));
         if entered.is_err() {
             fdb.close_port(port.id);
         }
@@ -289,10 +336,37 @@ impl Daemon {
         if let Some(fixed) = changes.iter().find(|change| change.effect == Effect::Reopen) {
             return Err(PortError::Fixed { key: fixed.key, wanted: Box::new(wanted.clone()) });
         }
-        // Its socket is where it was.
-        let entry = Entry { settings: wanted.clone(), ..entry };
-        self.edit(|desired| desired.enter(entry), |daemon| daemon.reconcile_port(name))?;
+        self.edit(|desired| desired.set(wanted.clone()), |daemon| daemon.reconcile_port(name))?;
         Ok(changes)
+    }
+
+    /// Ends what clients changed at a port of the configuration, or added without effect; what
+    /// changes, and when. `None`: the port is to be added with [`NewPort::Configured`].
+    pub fn reset(&mut self, name: &str) -> Result<Option<Vec<Difference>>, PortError> {
+        let before = self.desired.get(name).map(|entry| entry.settings.clone());
+        let mut after = self.desired.clone();
+        if !after.reset(name) {
+            let does = match (&before, self.desired.configured(name)) {
+                (Some(Settings { kind, .. }), None) => format!("vioswitchctl {kind} del {name}"),
+                _ => "vioswitchctl config show shows what is kept".to_owned(),
+            };
+            return Err(PortError::NothingToReset(name.to_owned(), does));
+        }
+        let reset = |desired: &mut Desired| -> Result<(), PortError> {
+            desired.reset(name);
+            Ok(())
+        };
+        let Some(now) = after.get(name).map(|entry| entry.settings.clone()) else {
+            self.edit(reset, |_| Ok(()))?;
+            return Ok(Some(Vec::new()));
+        };
+        let Some(before) = before else { return Ok(None) };
+        let changes = before.differences(&now);
+        if let Some(fixed) = changes.iter().find(|change| change.effect == Effect::Reopen) {
+            return Err(PortError::Fixed { key: fixed.key, wanted: Box::new(now) });
+        }
+        self.edit(reset, |daemon| daemon.reconcile_port(name))?;
+        Ok(Some(changes))
     }
 
     /// Returns the changes of a port or TAP that wait for the next front-end.

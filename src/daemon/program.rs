@@ -188,7 +188,7 @@ fn before_unconfirmed(
     }
     match store.last_files().and_then(|last| request.lay_over(&last).ok()) {
         Some(before) => {
-            store.go_back();
+            store.not_confirmed();
             (before, None)
         }
         None => (config, texts),

@@ -93,7 +93,7 @@ impl Daemon {
     }
 
     /// Makes one change of what is wanted, with `carry_out` after it, or none of it. The change is
-    /// ready to be kept before it is carried out, so that want of room is an error of the change.
+    /// kept before `carry_out` runs, so a change that cannot be kept is not made.
     pub(super) fn edit<T, E: Into<PortError>>(
         &mut self,
         edit: impl FnOnce(&mut Desired) -> Result<(), E>,
@@ -102,19 +102,13 @@ impl Daemon {
         let before = self.desired.clone();
         let edited = edit(&mut self.desired)
             .map_err(Into::into)
-            .and_then(|()| Ok(self.store.prepare(&self.desired)?))
-            .and_then(|prepared| Ok((carry_out(self)?, prepared)));
-        match edited {
-            Ok((done, prepared)) => {
-                self.store.commit(prepared).map_err(PortError::Forgotten)?;
-                Ok(done)
-            }
-            Err(error) => {
-                self.desired = before;
-                self.reconcile().errors().iter().for_each(|error| log::error!("{error}"));
-                Err(error)
-            }
-        }
+            .and_then(|()| Ok(self.store.keep(&self.desired)?))
+            .and_then(|()| carry_out(self));
+        edited.inspect_err(|_| {
+            self.desired = before;
+            self.reconcile().errors().iter().for_each(|error| log::error!("{error}"));
+            self.store.undo(&self.desired);
+        })
     }
 
     /// Carries out a change of one port that runs, for [`Daemon::edit`].

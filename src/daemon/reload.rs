@@ -16,7 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::desired::Desired;
-use super::diff::{Step, apply, diff, summary};
+use super::diff::{Step, diff, summary};
 use super::opening::{Opens, Places};
 use super::reconcile::{Next, Reconciled};
 use super::state_store::NotSaved;
@@ -122,7 +122,7 @@ impl Reloader {
         let read = read.map_err(|error| error.lines);
         let (config, texts) = silent.map_or(read, |error| Err(vec![error.to_string()]))?;
         let daemon = self.daemon();
-        let steps = diff(&daemon.desired, &daemon.started, &config);
+        let (steps, _) = diff(&daemon.desired, &daemon.started, &config);
         Ok((texts, config, steps))
     }
 
@@ -134,12 +134,6 @@ impl Reloader {
     /// The file that the switch was started with, if there was one; those of conf.d are beside it.
     pub fn file(&self) -> Option<&Path> {
         self.request.file()
-    }
-
-    /// Whether it is settled what the configuration is: no reload is under way, and none waits to
-    /// be confirmed.
-    pub fn check_settled(&self) -> Result<(), Busy> {
-        if self.state().busy { Err(Busy::Busy) } else { Ok(()) }
     }
 
     /// Returns the steps of a reload, or why a reload would do nothing.
@@ -282,21 +276,17 @@ impl Reloader {
         // What clients have changed since is part of what is compared.
         let (steps, before, reconciled) = {
             let mut daemon = self.daemon();
-            let steps = diff(&daemon.desired, &daemon.started, &config);
-            let mut desired = daemon.desired.clone();
-            let mut wrong = apply(&mut desired, &steps);
+            let (steps, desired) = diff(&daemon.desired, &daemon.started, &config);
+            let mut wrong = desired.refusals(&daemon.desired);
             wrong.extend(misplaced);
             wrong.extend(without_worker(&config, daemon.context.workers.handles().len()));
             if !wrong.is_empty() {
                 return Err(wrong);
             }
-            desired.configure(&config);
-            let mut before = daemon.desired.clone();
-            before.keep_unassigned(&desired);
+            let before = daemon.desired.clone();
             if to_confirm {
                 let kept = daemon.store.keep_unconfirmed(&texts);
                 kept.map_err(|error| vec![format!("that it is to be confirmed {error}")])?;
-                daemon.store.go_back_to(before.clone());
             }
             let reconciled = daemon.want(desired);
             (steps, before, reconciled)
@@ -309,9 +299,6 @@ impl Reloader {
             errors.extend(self.go_back(&before));
             return Err(errors);
         }
-        if let Err(error) = self.daemon().keep() {
-            log::error!("reload: {error}");
-        }
         Ok(Applied { steps, texts, before })
     }
 
@@ -319,19 +306,14 @@ impl Reloader {
     fn go_back(&self, before: &Desired) -> Vec<String> {
         let reconciled = {
             let mut daemon = self.daemon();
-            let back = before.after_going_back(&daemon.desired);
+            let back = daemon.desired.back_to(before);
             daemon.want(back)
         };
         let mut errors = reconciled.errors();
         let left_out = self.settle(reconciled, true);
         errors.extend(left_out.iter().map(|why| format!("{why}; it is left out and tried again")));
-        let mut errors: Vec<_> = errors.iter().map(|why| format!("going back: {why}")).collect();
-        let mut daemon = self.daemon();
-        daemon.store.stay();
-        if let Err(error) = daemon.keep() {
-            errors.push(error.to_string());
-        }
-        errors
+        self.daemon().store.stay();
+        errors.iter().map(|why| format!("going back: {why}")).collect()
     }
 
     /// Waits for the ports that were stopped, and makes those that come; what could not be made.

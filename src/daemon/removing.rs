@@ -2,7 +2,7 @@
 //!
 //! A port is removed in the order of what depends on what:
 //!
-//! 1. its entry is removed, and that is written down; its addresses are free, its thread is to end;
+//! 1. that its entry is removed is written down; its addresses are free, its thread is to end;
 //! 2. the thread ends, with the rings quiet, and the socket goes, or the interface;
 //! 3. a table of ports without it is published ([`datapath::port::table`]);
 //! 4. all workers go by that table: no frame of a burst goes there any more, nothing is owed to it,
@@ -19,10 +19,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::degraded::{Code, Degradation};
+use super::desired::Desired;
 use super::plan::waits_for;
 use super::running_port::RunningPort;
 use super::serving::Serving;
-use super::state_store::NotSaved;
 use super::{Daemon, PortError, uplink};
 use api::config::{Entry, Origin};
 use base::limits::{REMOVE_STEP, REMOVE_TIMEOUT};
@@ -80,14 +80,12 @@ pub struct Removal {
     running: Option<Arc<RunningPort>>,
     /// When it is waited for no longer.
     end: Instant,
-    /// Whether the next process will know.
-    kept: Result<(), NotSaved>,
 }
 
 impl Removal {
     /// Of a port that has been stopped, or none.
     pub(super) fn of(running: Option<Arc<RunningPort>>, limit: Duration) -> Removal {
-        Removal { running, end: Instant::now() + limit, kept: Ok(()) }
+        Removal { running, end: Instant::now() + limit }
     }
 }
 
@@ -105,20 +103,19 @@ impl Daemon {
     /// Removes a port or TAP, and waits for nothing: it goes on by itself. One that is being
     /// removed already is as good.
     pub fn begin_removal(&mut self, name: &str) -> Result<Removal, PortError> {
-        let Some(entry) = self.desired.remove(name) else {
+        if self.desired.get(name).is_none() {
             let removing = self.removing.iter().find(|removing| removing.name() == name);
             let removing = removing.ok_or(PortError::NoSuchPort)?;
             let limit = if removing.is_late() { Duration::ZERO } else { REMOVE_TIMEOUT };
             return Ok(Removal::of(Some(Arc::clone(removing.serving.running())), limit));
-        };
-        self.desired.unassign_all(name);
-        let stopped = self.reconcile().stopped.into_iter().find(|running| running.name() == name);
-        let mut removal = Removal::of(stopped, REMOVE_TIMEOUT);
-        // Of one that came by itself nothing was written down.
-        if entry.origin.plugged_by().is_none() {
-            removal.kept = self.store.keep(&self.desired);
         }
-        Ok(removal)
+        let delete = |desired: &mut Desired| {
+            desired.delete(name);
+            Ok::<_, PortError>(())
+        };
+        let stopped = self.edit(delete, |daemon| Ok(daemon.reconcile().stopped))?;
+        let stopped = stopped.into_iter().find(|running| running.name() == name);
+        Ok(Removal::of(stopped, REMOVE_TIMEOUT))
     }
 
     /// Tells the thread of a port to end.
@@ -155,7 +152,6 @@ impl Daemon {
         if !gone && Instant::now() < removal.end {
             return Ok(false);
         }
-        std::mem::replace(&mut removal.kept, Ok(())).map_err(PortError::Forgotten)?;
         match &removal.running {
             Some(running) if !gone => Err(PortError::BeingRemoved(running.name().to_owned())),
             _ => Ok(true),

@@ -244,9 +244,8 @@ impl Daemon {
     /// A port of an entry, and the addresses that it was given with.
     fn served(&self, port: &Arc<Port>) -> Result<Serving, PortError> {
         let entry = self.desired.get(&port.name).ok_or(PortError::NoSuchPort)?.clone();
-        let given = entry.settings.mac.iter().copied().chain(self.desired.assigned_to(&port.name));
         let is_here = |mac: &MacAddr| port.has_address(*mac, &self.context.fdb);
-        let addresses = given.filter(is_here).collect();
+        let addresses = entry.settings.mac.iter().copied().filter(is_here).collect();
         let running =
             RunningPort::new(port, entry.settings.clone(), &self.view.ports, &self.view.events);
         Ok(Serving { running: Arc::new(running), entry, addresses, thread: None, file: None })

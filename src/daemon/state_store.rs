@@ -1,14 +1,12 @@
-//! Where changes are kept that were made while the switch runs.
+//! The state directory: what clients added and changed, and the configuration's files in force.
 //!
-//! The file is written whole before a change is acknowledged ([`StateDir`]). What fails for want
-//! of room fails before anything was changed. Without a directory nothing is kept, and without one
-//! that can be used the switch serves as ever, and says so. The files of the configuration are kept
-//! there too when they are in force, for a start that finds errors in them.
+//! `ports.toml` is written whole before a change takes effect ([`StateDir`]): a change that cannot
+//! be written is not made. Without a directory, or with a file that cannot be read, nothing is
+//! kept; the switch serves and reports that. The files of the configuration are kept when they are
+//! in force, for a start that finds errors in them.
 //!
 //! A reload that waits to be confirmed is undone by the next process. So its files stand beside
-//! those that were in force before anything is done of them, and while it waits each change is
-//! written down twice: as it differs from the new configuration, and as it will from the old one.
-//! Of the two a start takes that for the configuration which it runs.
+//! those that were in force before anything is done of them.
 
 use std::path::Path;
 
@@ -16,13 +14,13 @@ use serde::{Deserialize, Serialize};
 
 use super::degraded::{Code, Degradation};
 use super::desired::Desired;
-use super::saved_changes::{self, Differences};
-use api::config::{Text, Texts};
+use super::upgrade;
+use api::config::{Config, Kept, Text, Texts};
 use base::limits::MAX_STATE_BYTES;
-use sys::state_dir::{self, Prepared, StateDir, Unreadable};
+use sys::state_dir::{Prepared, StateDir, Unreadable};
 
-/// The file of changes.
-const CHANGES: &str = "runtime.json";
+/// The file of what clients added and changed.
+const PORTS: &str = "ports.toml";
 
 /// The configuration's files that are in force.
 const FILES: &str = "applied.json";
@@ -31,18 +29,20 @@ const FILES: &str = "applied.json";
 #[derive(Debug, Default)]
 pub struct StateStore {
     dir: Option<StateDir>,
-    /// The machine's present start.
-    boot: String,
+    /// Content of [`PORTS`]; none if that is unknown, or the file does not exist.
+    written: Option<String>,
+    /// The file exists and cannot be read: nothing may take its place.
+    is_unreadable: bool,
+    /// The file of an earlier version was read, and goes when [`PORTS`] is written.
+    is_upgraded: bool,
     /// Degradations found at the start.
     found: Vec<Degradation>,
     /// Errors of the configuration, in whose place an earlier one runs.
     refused: Vec<Degradation>,
     /// Why the last change is not kept.
     failed: Option<Degradation>,
-    /// Entries before a reload that waits to be confirmed.
-    before: Option<Desired>,
-    /// The configuration before one that was not confirmed runs.
-    went_back: bool,
+    /// A reload waits to be confirmed.
+    is_unconfirmed: bool,
 }
 
 /// Why something is not kept.
@@ -55,9 +55,8 @@ impl StateStore {
     pub fn open(path: Option<&Path>) -> StateStore {
         let mut store = StateStore::default();
         let Some(path) = path else { return store };
-        let opened = state_dir::boot_id().and_then(|boot| Ok((boot, StateDir::open(path)?)));
-        match opened {
-            Ok((boot, dir)) => (store.boot, store.dir) = (boot, Some(dir)),
+        match StateDir::open(path) {
+            Ok(dir) => store.dir = Some(dir),
             Err(error) => {
                 let text = format!("changes are not kept: {path:?}: {error}");
                 store.trouble(Code::ChangesNotKept, text);
@@ -71,8 +70,13 @@ impl StateStore {
         self.dir.as_ref().map(StateDir::path)
     }
 
+    /// True if changes of clients are kept.
+    pub fn keeps(&self) -> bool {
+        self.dir.is_some() && !self.is_unreadable
+    }
+
     /// Something is wrong that the administrator should know.
-    pub fn trouble(&mut self, code: Code, text: String) {
+    fn trouble(&mut self, code: Code, text: String) {
         log::error!("{text}");
         self.found.push(Degradation::new(code, None, text));
     }
@@ -82,24 +86,37 @@ impl StateStore {
         self.refused.iter().chain(&self.found).chain(&self.failed)
     }
 
-    /// Returns the changes of earlier processes since the machine was started. A file that cannot
-    /// be read is put aside.
-    pub fn changes(&mut self) -> Differences {
-        let Some(bytes) = self.read(CHANGES) else { return Differences::default() };
-        match saved_changes::read(&bytes, &self.boot) {
-            Ok(Some(kept)) if self.went_back => return kept.before(),
-            Ok(Some(kept)) => return kept.now(),
-            Ok(None) => {
-                log::info!("changes from before the machine was started are forgotten");
-                let removed = self.dir.as_ref().map_or(Ok(()), |dir| dir.remove(CHANGES));
-                if let Err(error) = removed {
-                    let text = format!("{CHANGES} cannot be removed: {error}");
-                    self.trouble(Code::ChangesNotKept, text);
+    /// Returns what clients of earlier processes added and changed. A damaged file is put aside.
+    pub fn kept(&mut self, config: &Config) -> Kept {
+        match self.read(PORTS) {
+            Ok(Some(bytes)) => {
+                let read = String::from_utf8(bytes).map_err(|error| error.to_string());
+                match read.and_then(|text| Ok((Kept::read(&text)?, text))) {
+                    Ok((kept, text)) => {
+                        self.written = Some(text);
+                        return kept;
+                    }
+                    Err(why) => self.put_aside(PORTS, &why),
                 }
+                Kept::default()
             }
-            Err(why) => self.put_aside(CHANGES, &why),
+            Ok(None) => self.kept_by_earlier_versions(config),
+            Err(()) => {
+                self.is_unreadable = true;
+                Kept::default()
+            }
         }
-        Differences::default()
+    }
+
+    /// Reads the file of versions without [`PORTS`].
+    fn kept_by_earlier_versions(&mut self, config: &Config) -> Kept {
+        let Ok(Some(bytes)) = self.read(upgrade::FILE) else { return Kept::default() };
+        self.is_upgraded = true;
+        let read = upgrade::read(&bytes, config);
+        read.unwrap_or_else(|why| {
+            self.put_aside(upgrade::FILE, &why);
+            Kept::default()
+        })
     }
 
     /// The files of the configuration that was last in force.
@@ -115,19 +132,13 @@ impl StateStore {
 
     /// Returns the kept texts of the configuration's files.
     fn files(&mut self) -> Option<Applied> {
-        let bytes = self.read(FILES)?;
+        let bytes = self.read(FILES).ok()??;
         match serde_json::from_slice(&bytes) {
             Ok(kept @ Applied { version: 1, .. }) => return Some(kept),
             Ok(_) => self.put_aside(FILES, "it is of another version"),
             Err(error) => self.put_aside(FILES, &error.to_string()),
         }
         None
-    }
-
-    /// The configuration was not confirmed, and the one before runs since the start.
-    pub fn go_back(&mut self) {
-        self.not_confirmed();
-        self.went_back = true;
     }
 
     /// The configuration was not confirmed, and the one before runs.
@@ -141,7 +152,6 @@ impl StateStore {
     /// The configuration has errors; the last one runs in its place. If a reload waits to be
     /// confirmed that is the one before the reload.
     pub fn refuse(&mut self, errors: &[String]) {
-        self.went_back = self.files().is_some_and(|kept| kept.unconfirmed.is_some());
         let text = "the configuration has errors, and the one that was last in force runs";
         let lines = std::iter::once(text).chain(errors.iter().map(String::as_str));
         lines.clone().for_each(|line| log::error!("{line}"));
@@ -157,12 +167,13 @@ impl StateStore {
 
     /// These files are about to be in force, and wait to be confirmed.
     pub fn keep_unconfirmed(&mut self, texts: &Texts) -> Result<(), NotSaved> {
-        if self.dir.is_none() || texts.files.is_empty() {
-            return Ok(());
+        if self.dir.is_some() && !texts.files.is_empty() {
+            let none = || std::io::Error::other("what runs was not kept");
+            let kept = self.files().ok_or_else(none)?;
+            self.write_files(&Applied { unconfirmed: Some(listed(texts)), ..kept })?;
         }
-        let none = || std::io::Error::other("what runs was not kept");
-        let kept = self.files().ok_or_else(none)?;
-        self.write_files(&Applied { unconfirmed: Some(listed(texts)), ..kept })
+        self.is_unconfirmed = true;
+        Ok(())
     }
 
     fn write_files(&self, applied: &Applied) -> Result<(), NotSaved> {
@@ -173,33 +184,29 @@ impl StateStore {
         Ok(dir.prepare(FILES, &text).and_then(Prepared::commit)?)
     }
 
-    /// The next process is to go back to this, until [`StateStore::stay`].
-    pub fn go_back_to(&mut self, before: Desired) {
-        self.before = Some(before);
-    }
-
-    /// True if the next process is to go back.
+    /// True if a reload waits to be confirmed.
     pub fn is_unconfirmed(&self) -> bool {
-        self.before.is_some()
+        self.is_unconfirmed
     }
 
-    /// Keeps the configuration in force.
+    /// The configuration in force is the last one.
     pub fn stay(&mut self) {
-        self.before = None;
+        self.is_unconfirmed = false;
     }
 
-    /// A whole file of the directory.
-    fn read(&mut self, name: &str) -> Option<Vec<u8>> {
-        match self.dir.as_ref()?.read(name, MAX_STATE_BYTES) {
-            Ok(bytes) => bytes,
+    /// A whole file of the directory; an error if the file exists and cannot be read.
+    fn read(&mut self, name: &str) -> Result<Option<Vec<u8>>, ()> {
+        let Some(dir) = &self.dir else { return Ok(None) };
+        match dir.read(name, MAX_STATE_BYTES) {
+            Ok(bytes) => Ok(bytes),
             Err(Unreadable::Foreign(why)) => {
                 self.put_aside(name, why);
-                None
+                Ok(None)
             }
             Err(Unreadable::Io(error)) => {
                 let text = format!("{name} cannot be read: {error}");
                 self.trouble(Code::StateFileDamaged, text);
-                None
+                Err(())
             }
         }
     }
@@ -211,36 +218,51 @@ impl StateStore {
             Ok(to) => {
                 format!("{} is damaged and now called {}: {why}", file.display(), to.display())
             }
-            Err(error) => format!("{} is damaged: {why}; and stays: {error}", file.display()),
+            Err(error) => {
+                self.is_unreadable |= name == PORTS;
+                format!("{} is damaged: {why}; and stays: {error}", file.display())
+            }
         };
         self.trouble(Code::StateFileDamaged, text);
     }
 
-    /// Gets ready to keep the changes; nothing is kept before that is committed.
-    pub fn prepare(&self, desired: &Desired) -> Result<Option<Prepared>, NotSaved> {
-        let Some(dir) = &self.dir else { return Ok(None) };
-        let back = self.before.as_ref().map(|before| before.after_going_back(desired));
-        Ok(Some(dir.prepare(CHANGES, &saved_changes::write(desired, back.as_ref(), &self.boot))?))
-    }
-
-    /// Keeps what is ready to be kept.
-    pub fn commit(&mut self, prepared: Option<Prepared>) -> Result<(), NotSaved> {
-        let kept = prepared.map_or(Ok(()), Prepared::commit).map_err(NotSaved::from);
-        self.tell(kept)
-    }
-
-    /// Keeps the changes.
+    /// Writes what clients added and changed, unless the file says the same already.
     pub fn keep(&mut self, desired: &Desired) -> Result<(), NotSaved> {
-        match self.prepare(desired) {
-            Ok(prepared) => self.commit(prepared),
-            Err(error) => self.tell(Err(error)),
+        if !self.keeps() {
+            return Ok(());
         }
+        let kept = desired.kept();
+        let is_new = self.written.is_none() && kept != Kept::default();
+        let text = kept.text();
+        if !is_new && self.written.as_ref().is_none_or(|written| *written == text) {
+            return Ok(());
+        }
+        let done = self.write_ports(text);
+        let why = done.as_ref().err().map(|error| format!("the last change {error}"));
+        self.failed = why.map(|text| Degradation::new(Code::ChangesNotKept, None, text));
+        done
     }
 
-    fn tell(&mut self, kept: Result<(), NotSaved>) -> Result<(), NotSaved> {
-        let text = kept.as_ref().err().map(|error| format!("the last change {error}"));
-        self.failed = text.map(|text| Degradation::new(Code::ChangesNotKept, None, text));
-        kept
+    /// Writes what was kept before a change that was not made.
+    pub fn undo(&mut self, desired: &Desired) {
+        let failed = self.failed.take();
+        let kept = self.keep(desired);
+        kept.unwrap_or_else(|error| log::error!("that a change was undone {error}"));
+        self.failed = self.failed.take().or(failed);
+    }
+
+    fn write_ports(&mut self, text: String) -> Result<(), NotSaved> {
+        let Some(dir) = &self.dir else { return Ok(()) };
+        let prepared = dir.prepare(PORTS, text.as_bytes())?;
+        // What stands there is unknown if this fails.
+        self.written = Some(String::new());
+        prepared.commit()?;
+        if self.is_upgraded {
+            dir.remove(upgrade::FILE)?;
+            self.is_upgraded = false;
+        }
+        self.written = Some(text);
+        Ok(())
     }
 }
 

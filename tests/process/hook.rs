@@ -66,9 +66,9 @@ fn it_adds_what_is_missing_and_takes_away_what_it_added() {
         interface("/run/vioswitch/d.sock", "client", ""),
     ];
     let calls = run(dir.path(), &all.concat(), "prepare start started stopped release release");
-    let wanted = "port add a queues=4 socket-group=kvm
-port add there queues=1 socket-group=kvm
-port add d queues=1 socket-group=kvm
+    let wanted = "port add a queues=4 socket-group=kvm --transient
+port add there queues=1 socket-group=kvm --transient
+port add d queues=1 socket-group=kvm --transient
 port del a
 port del d
 ";

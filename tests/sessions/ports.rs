@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::migration::{BEGINNING, Log};
 use api::config::{Asked, Config, Machine, Request, Settings, Texts};
 use base::frame::MacAddr;
-use daemon::{Daemon, PortError};
+use daemon::{Daemon, NewPort, PortError};
 use switch::PortId;
 use testkit::Rng;
 use testkit::bystanders::Bystanders;
@@ -76,7 +76,7 @@ impl Lab {
     }
 
     fn add(&mut self, id: u8) -> PortId {
-        self.daemon.add(&self.settings(id, "")).expect("add")
+        self.daemon.add(&NewPort::Kept(self.settings(id, ""))).expect("add")
     }
 
     fn connect(&self, id: u8) -> Vm {
@@ -341,7 +341,7 @@ fn what_cannot_be_added_leaves_nothing() {
         let mut lab = Lab::new(&[0, 1], 1);
         let mac = |last: u8| format!("02:00:00:00:00:{last:02x}");
         let owner = lab.settings(4, &format!(",mac={}", mac(4)));
-        lab.daemon.add(&owner).expect("add");
+        lab.daemon.add(&NewPort::Kept(owner)).expect("add");
         let _other = UnixListener::bind(lab.dir.path().join("other")).expect("bind");
         // A worker keeps a file open from its first spin on, which frames make it do.
         let (mut from, mut to) = (lab.connect(0), lab.connect(1));
@@ -357,7 +357,7 @@ fn what_cannot_be_added_leaves_nothing() {
         let names = lab.names();
         let path = lab.dir.path().to_owned();
         let mut refused = |settings: Settings, expected: fn(&PortError) -> bool, words: &str| {
-            let error = lab.daemon.add(&settings).expect_err(words);
+            let error = lab.daemon.add(&NewPort::Kept(settings)).expect_err(words);
             assert!(expected(&error) && error.to_string().contains(words), "{error:?}");
         };
         let settings = |name: &str, file: &str, more: &str| {
@@ -382,11 +382,14 @@ fn what_cannot_be_added_leaves_nothing() {
         let address = MacAddr([2, 0, 0, 0, 0, 5]);
         assert_eq!(lab.daemon.fdb().lookup(address), None);
         // What the refused one asked for is free, and what the other had is when that is gone.
-        let id = lab.daemon.add(&settings("x", "x", &format!(",mac={}", mac(5)))).expect("add");
+        let id = lab
+            .daemon
+            .add(&NewPort::Kept(settings("x", "x", &format!(",mac={}", mac(5)))))
+            .expect("add");
         assert_eq!(lab.daemon.fdb().lookup(address), Some(id));
         lab.remove(4);
         let again = settings("y", "y", &format!(",mac={}", mac(4)));
-        assert!(lab.daemon.add(&again).is_ok());
+        assert!(lab.daemon.add(&NewPort::Kept(again.clone())).is_ok());
         assert_eq!(lab.names(), ["vm0", "vm1", "y", "x"].map(String::from));
     });
 }
@@ -423,8 +426,8 @@ fn taps_come_and_go() {
         let mut guest = lab.connect(0);
         let tap = config(&["--tap=up,ifname=vsw0,queues=2".to_owned()]).ports.remove(0).settings;
         for round in 0..rounds(5u8, 20, 50) {
-            let id = lab.daemon.add(&tap).expect("add");
-            assert!(matches!(lab.daemon.add(&tap), Err(PortError::Exists)));
+            let id = lab.daemon.add(&NewPort::Kept(tap.clone())).expect("add");
+            assert!(matches!(lab.daemon.add(&NewPort::Kept(tap.clone())), Err(PortError::Exists)));
             let host = Host::open("vsw0");
             let from_host =
                 [&[0xff; 6][..], &[2, 0, 0, 0, 1, round], &[0x88, 0xb5], &[7; 46]].concat();
@@ -471,7 +474,10 @@ fn a_removal_means_one_port_and_holds_up_no_end() {
     lab.daemon.stop();
     println!("stopped in {:?}", start.elapsed());
     assert!(guest.fe.closed_within(LOST) && !lab.socket(GUEST).exists());
-    assert!(matches!(lab.daemon.add(&lab.settings(GUEST, "")), Err(PortError::Ending)));
+    assert!(matches!(
+        lab.daemon.add(&NewPort::Kept(lab.settings(GUEST, ""))),
+        Err(PortError::Ending)
+    ));
     drop(third);
 }
 

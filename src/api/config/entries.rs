@@ -186,10 +186,9 @@ fn missing_workers(all: &Validated) -> impl Iterator<Item = Complaint> {
 
 /// Returns the configuration, with defaults for missing values.
 fn config(scalars: Scalars, entries: Vec<Checked>, places: Places<'_>) -> Config {
-    let entry = |Checked { at, settings, .. }: Checked| {
-        let origin = if let Place::Line(..) = at { Origin::File } else { Origin::Cli };
+    let entry = |Checked { settings, .. }: Checked| {
         let place = settings.socket.as_deref().map(places);
-        Entry { settings, origin, place }
+        Entry { settings, origin: Origin::Config, place }
     };
     let scalars = scalars.complete();
     let mut config = Config {

@@ -275,7 +275,7 @@ impl Lowering {
 }
 
 /// Returns a value that is no list and no table.
-fn plain(value: &Spanned<DeValue<'_>>) -> Value {
+pub(super) fn plain(value: &Spanned<DeValue<'_>>) -> Value {
     match value.get_ref() {
         DeValue::String(text) => Value::Text(text.to_string()),
         DeValue::Boolean(truth) => Value::Boolean(*truth),

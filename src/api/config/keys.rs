@@ -304,7 +304,7 @@ port_keys! { |kind|
     "queues" queues: u16 = limits::DEFAULT_QUEUES, QUEUES, QUEUED, Reconnect, "1",
         "Queue pairs offered to a VM, or queues of the interface; an XDP uplink uses the first \
          queues.";
-    "mac" mac: Vec<MacAddr> = Vec::new(), MAC, SOCKETS, Now, "[\"52:54:00:00:00:01\"]",
+    "mac" mac: Vec<MacAddr> = Vec::new(), MAC, PORTS, Now, "[\"52:54:00:00:00:01\"]",
         "A static address, which other ports cannot learn.";
     "offload" offload: Offload = Offload::ON, OFFLOAD, OFFLOADED, Reconnect, "\"on\"",
         "Offloads: checksums and segmentation (`on`), both only for frames that the VM sends \

@@ -22,12 +22,11 @@ pub struct Oddity {
 
 impl Settings {
     /// Returns the port's oddities. `has_snooping`: the switch follows multicast groups.
-    /// `has_tied`: the port has static addresses beside those of its settings.
-    pub fn oddities(&self, has_snooping: bool, has_tied: bool) -> Vec<Oddity> {
+    pub fn oddities(&self, has_snooping: bool) -> Vec<Oddity> {
         let mut found = Oddities { settings: self, found: Vec::new() };
         found.of_guard();
         found.of_rates();
-        found.of_addresses(has_tied);
+        found.of_addresses();
         found.odd(
             self.multicast_router.is_some() && !has_snooping,
             "multicast-router has no effect without --multicast-snooping of vioswitchd",
@@ -109,7 +108,7 @@ impl Oddities<'_> {
         }
     }
 
-    fn of_addresses(&mut self, has_tied: bool) {
+    fn of_addresses(&mut self) {
         let settings = self.settings;
         self.odd(
             !settings.learn && settings.max_addresses.is_some(),
@@ -117,7 +116,7 @@ impl Oddities<'_> {
             "max-addresses=",
         );
         self.odd(
-            !settings.learn && !settings.flood && settings.mac.is_empty() && !has_tied,
+            !settings.learn && !settings.flood && settings.mac.is_empty(),
             "flood=off and learn=off, and the port has no static address: no frame for a single \
              station reaches it",
             "flood=on",
@@ -145,7 +144,7 @@ mod tests {
     }
 
     fn causes(keys: &str) -> Vec<String> {
-        let found = settings(keys).oddities(false, false).into_iter();
+        let found = settings(keys).oddities(false).into_iter();
         found.map(|Oddity { cause, command }| format!("{cause} | {command}")).collect()
     }
 
@@ -196,7 +195,6 @@ mod tests {
 
     #[test]
     fn what_the_switch_has_beside_the_settings_counts() {
-        assert_eq!(settings("multicast-router=on").oddities(true, false), []);
-        assert_eq!(settings("learn=off flood=off").oddities(false, true), []);
+        assert_eq!(settings("multicast-router=on").oddities(true), []);
     }
 }

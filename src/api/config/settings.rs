@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::Endpoint;
 use super::entries::{Shared, conflicts, place};
+use super::kept::Keys;
 use super::keys::{Effect, KEYS, Key, Kind, Settings};
 use super::raw::{Complaint, Place, Section, Setting, Value, shell_word};
 use super::types::{Admin, AllowedMac, Guard, Mode, Server};
@@ -16,12 +17,12 @@ use switch::{Bridge, FloodLimits, Limit, Membership, PortPolicy, PortSecurity, R
 /// Who gave a port its settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
-    /// A configuration file.
-    File,
-    /// The command line.
-    Cli,
-    /// A client, while the switch ran.
-    Runtime,
+    /// The configuration: its files and the command line.
+    Config,
+    /// A client; the port stays until a client deletes it.
+    Kept,
+    /// A client; the port goes with the process.
+    Transient,
     /// A socket in the directory of ports by plug, of this user.
     Plug(u32),
 }
@@ -32,12 +33,12 @@ impl Origin {
         if let Origin::Plug(uid) = self { Some(uid) } else { None }
     }
 
-    /// Returns the name for lists and files.
+    /// Returns the name for clients.
     pub fn name(self) -> &'static str {
         match self {
-            Origin::File => "file",
-            Origin::Cli => "cli",
-            Origin::Runtime => "runtime",
+            Origin::Config => "config",
+            Origin::Kept => "kept",
+            Origin::Transient => "transient",
             Origin::Plug(_) => "plug",
         }
     }
@@ -215,7 +216,7 @@ impl Settings {
     /// Returns warnings about settings that may be a mistake, one line each, for the log.
     pub fn warnings(&self) -> Vec<String> {
         // Settings that are not known here may remove some oddities.
-        let odd = self.oddities(true, true).into_iter().map(|oddity| oddity.cause);
+        let odd = self.oddities(true).into_iter().map(|oddity| oddity.cause);
         let mut said: Vec<String> = odd.collect();
         let has_v6 = self.allowed_ips.iter().any(|prefix| prefix.v6().is_some());
         if self.guard != Guard::Off && !self.allowed_ips.is_empty() && !has_v6 {
@@ -295,6 +296,25 @@ impl Settings {
             _ => key.kinds.contains(&self.kind),
         };
         KEYS.iter().filter(|key| has(key)).map(|key| (key.name, (key.words)(self))).collect()
+    }
+
+    /// Returns these settings with other words for some keys; no words for a key that is not set.
+    pub fn with(&self, keys: &Keys) -> Result<Settings, Wrong> {
+        let mut given = vec![("name".to_owned(), Value::Word(self.name.clone()))];
+        let own = self.words().into_iter().map(|(key, words)| (key.to_owned(), words));
+        let own = own.filter(|(key, _)| !keys.contains_key(key));
+        let others = keys.iter().map(|(key, words)| (key.clone(), words.clone()));
+        for (key, words) in own.chain(others) {
+            given.extend(words.into_iter().map(|word| (key.clone(), Value::Word(word))));
+        }
+        Settings::parse(self.kind, given)
+    }
+
+    /// Returns the keys whose words are other ones in `changed`, with those words.
+    pub fn changed_keys(&self, changed: &Settings) -> Keys {
+        let before = self.words();
+        let differ = changed.words().into_iter().filter(|word| !before.contains(word));
+        differ.map(|(key, words)| (key.to_owned(), words)).collect()
     }
 
     /// Returns the keys whose values are not the defaults, with these values.

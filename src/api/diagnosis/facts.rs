@@ -22,10 +22,8 @@ pub struct Facts {
 pub struct Condition {
     /// Services and ports that the operator wants and that do not work.
     pub degraded: Vec<Degraded>,
-    /// Changes made while the switch runs, which the next start undoes.
-    pub not_kept: Vec<NotKept>,
-    /// File of `--config`, if there is one.
-    pub file: Option<String>,
+    /// Added ports and changes that are kept and have no effect.
+    pub unused: Vec<Odd>,
     /// Combinations of settings that do not do what the settings say.
     pub odd: Vec<Odd>,
     /// System calls that the sandbox refused, with counts.
@@ -34,7 +32,7 @@ pub struct Condition {
     pub user: u32,
 }
 
-/// A combination of settings of ports that does not do what the settings say.
+/// Settings of a port, or a combination of settings, that do not do what the settings say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Odd {
     /// The port's name.
@@ -45,17 +43,6 @@ pub struct Odd {
     pub cause: String,
     /// Command that removes the combination.
     pub command: String,
-}
-
-/// A change of a port that the next start undoes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NotKept {
-    /// The port's name.
-    pub port: String,
-    /// The port's name and its change: `vm3 added`.
-    pub what: String,
-    /// The command line has the port: no file can keep the change.
-    pub is_argument: bool,
 }
 
 /// A configured port or service that is missing.

@@ -59,7 +59,7 @@ macro_rules! codes {
 
 codes! {
     DEGRADED "degraded" Fail;
-    NOT_KEPT "not-kept" Warn;
+    KEPT_WITHOUT_EFFECT "kept-without-effect" Warn;
     SANDBOX_REFUSED "sandbox-refused" Warn;
     SETTINGS_AT_ODDS "settings-at-odds" Warn;
     PORT_DISABLED "port-disabled" Warn;

@@ -1,7 +1,7 @@
 //! Each fault of a healthy switch is found by its own code, and by no other code.
 
 use super::facts::{
-    Bridge, Degraded, Link, LinkState, NotKept, Odd, Offloads, Port, Refused, Segment, Sender,
+    Bridge, Degraded, Link, LinkState, Odd, Offloads, Port, Refused, Segment, Sender,
 };
 use super::history::Counts;
 use super::*;
@@ -46,10 +46,6 @@ fn vlan(is_shared: bool, is_cut_off: bool) -> Segment {
     Segment { name: "VLAN 10 of bridge 'blue'".to_owned(), is_shared, is_cut_off }
 }
 
-fn not_kept(port: &str, is_argument: bool) -> NotKept {
-    NotKept { port: port.to_owned(), what: format!("{port} changed"), is_argument }
-}
-
 type Fault = (&'static str, fn(&mut Facts));
 
 const FAULTS: [Fault; 27] = [
@@ -58,7 +54,11 @@ const FAULTS: [Fault; 27] = [
         let port = Some("vm2".to_owned());
         facts.condition.degraded.push(Degraded { code: "degraded", port, why });
     }),
-    ("not-kept", |facts| facts.condition.not_kept.push(not_kept("vm2", false))),
+    ("kept-without-effect", |facts| {
+        let [port, cause] = ["vm2", "no effect"].map(str::to_owned);
+        let command = "vioswitchctl port reset vm2".to_owned();
+        facts.condition.unused.push(Odd { port, with: Vec::new(), cause, command });
+    }),
     ("ring-broken", |facts| facts.ports[0].broken = vec![0, 3]),
     ("receiver-overloaded", |facts| facts.ports[0].moment.no_room = 6_000),
     ("receiver-overloaded", |facts| facts.ports[2].moment.no_room = 6_000),
@@ -256,28 +256,4 @@ fn the_worst_comes_first_and_there_is_an_end() {
         facts.ports[299].broken = vec![1];
     });
     assert_eq!((all[0].code, all[1].code, all.len()), ("ring-broken", "frames-too-long", 256));
-}
-
-/// `config save` keeps a change of a file's port only, and needs a file.
-#[test]
-fn what_keeps_a_change_depends_on_where_the_port_stands() {
-    let command = |ports: &[(&str, bool)], file: Option<&str>| {
-        let mut facts = healthy();
-        let all = ports.iter().map(|(port, is_argument)| not_kept(port, *is_argument));
-        facts.condition.not_kept = all.collect();
-        facts.condition.file = file.map(str::to_owned);
-        judge(&facts).remove(0).command
-    };
-    let usual = Some("/etc/vioswitch/vioswitch.toml");
-    let by_hand = "vioswitchctl config show, for vioswitchd's arguments for up";
-    assert_eq!(command(&[("vm1", false)], usual), "vioswitchctl config save");
-    assert_eq!(
-        command(&[("vm1", false)], Some("/a b/it's.toml")),
-        "vioswitchctl config save --config '/a b/it'\\''s.toml'"
-    );
-    assert_eq!(command(&[("up", true)], usual), by_hand);
-    let both = [("vm1", false), ("up", true)];
-    assert_eq!(command(&both, usual), format!("vioswitchctl config save; {by_hand}"));
-    let new = "vioswitchctl config show > FILE; then start vioswitchd with --config FILE";
-    assert!(command(&both, None).starts_with(new));
 }

@@ -14,8 +14,8 @@ use super::interface::{methods, structs};
 use super::tests::{Fields, Varlink, body, item, lines, method, named};
 use super::types::{
     Address, Change, Clients, ConfigEntry, ConfigKey, Degradation, DropReason, EntryKeys, Event,
-    Finding, GroupPort, Instruction, LiveKeys, Mirror, Packet, Plug, Port, Ring, RuntimeChange,
-    Sandbox, Session, Socket, Step, TapWrites, Unconfirmed, Worker,
+    Finding, GroupPort, Instruction, LiveKeys, Mirror, Packet, Plug, Port, Ring, Sandbox, Session,
+    Socket, Step, TapWrites, Unconfirmed, Worker,
 };
 
 /// Description of a method.
@@ -56,7 +56,7 @@ methods! {
     /// The switch as a whole. events: the number of the last one. degraded: texts of what is
     /// configured and not served; empty if all is. degradations: the first of them with codes.
     /// plug: the directory of ports by plug. config: the file of --config. state_dir: the directory
-    /// of kept changes; without it changes end with the process. latency: as configured.
+    /// of kept changes; without it all changes are transient. latency: as configured.
     /// sandbox: null if it is off.
     GetStatus {} -> Status {
         version: String, pid: u32, uptime: u64, workers: usize, ports: usize, taps: usize,
@@ -90,21 +90,27 @@ methods! {
     /// parameters are the keys of vioswitchd's --port, --tap, --stream or --mirror. Without socket
     /// that of a port or stream is NAME.sock beside the control socket. A path begins with "/".
     /// may_exist accepts an existing entry with the same settings. The answer has the path of the
-    /// socket, unless that is an inherited descriptor, and no number of a mirror. With a state_dir
-    /// the entry lasts until the machine is restarted, else as long as the process. A mirror copies
-    /// frames of port from to port to, which takes part in no forwarding from then on.
-    [admin] Add { kind?: String as EntryKind, may_exist?: bool, #[serde(flatten)] keys: EntryKeys }
-        -> Added { number?: u16, socket?: String }
+    /// socket, unless that is an inherited descriptor, and no number of a mirror. The entry stays
+    /// until Delete. A transient entry, and each entry without a state_dir, ends with the process.
+    /// A mirror copies frames of port from to port to, which then takes part in no forwarding.
+    [admin] Add {
+        kind?: String as EntryKind, may_exist?: bool, transient?: bool,
+        #[serde(flatten)] keys: EntryKeys,
+    } -> Added { number?: u16, socket?: String }
     /// Changes settings of a port, TAP or stream, all or none: the given settings, and the keys in
     /// unset, which get their defaults. Answers the changes, and when each change takes effect. A
-    /// socket cannot be changed. mtu is set on the interface of a TAP.
+    /// socket cannot be changed. mtu is set on the interface of a TAP. At a port of the
+    /// configuration the change stays until Reset, beside later configurations too.
     [admin] Set {
         kind?: String as EntryKind, unset?: Vec<String>, #[serde(flatten)] keys: LiveKeys,
     } -> Changed { changes: Vec<Change> }
+    /// Ends what Set, Delete and AddAddress changed at an entry of the configuration, and forgets
+    /// an added entry of the name that the configuration has too.
+    [admin] Reset { name: String } -> WasReset { changes: Vec<Change> }
     /// Deletes a port, TAP or stream: its front-end is disconnected, its socket or interface
     /// removed, its addresses forgotten. With a kind an entry of another one is refused; a mirror
-    /// is deleted only with its kind. The deletion of an entry of the configuration lasts as long
-    /// as an added one. in_progress: what served the port did not end within 2 s; the removal
+    /// is deleted only with its kind. The deletion of an entry of the configuration lasts until
+    /// Reset. in_progress: what served the port did not end within 2 s; the removal
     /// continues, and the port is listed until it is gone.
     [admin] Delete { name: String, kind?: String as EntryKind } -> Deleted { in_progress?: bool }
     /// All mirrors, by name.
@@ -149,14 +155,13 @@ methods! {
     [captor more] Capture {
         ports?: Vec<String>, drops?: bool, filter?: Vec<Instruction>, snaplen?: Number,
     } -> Packets { packets: Vec<Packet>, lost: u64 }
-    /// Makes an address static on a port: other ports cannot learn it. An address that the port has
-    /// is accepted; another port's is refused. It lasts as long as an added port, until its port is
-    /// deleted, and through changes of the port's settings; a file that gives it to another port
-    /// takes precedence.
+    /// Makes an address static on a port: other ports cannot learn it. The address becomes one of
+    /// the port's setting mac, as by Set. An address that the port has is accepted; another port's
+    /// is refused.
     [admin] AddAddress { mac: String, port: String } -> Tied {}
-    /// Deletes a static address and answers the address's port; the address can be learned again.
-    /// An address of the port's settings is removed from the settings, as by Set. port: needed if
-    /// several ports have the address, each in a bridge or VLAN of its own.
+    /// Deletes a static address from the setting mac of the address's port, and answers the port;
+    /// the address can be learned again. port: needed if several ports have the address, each in a
+    /// bridge or VLAN of its own.
     [admin] DeleteAddress { mac: String, port?: String } -> Untied { port: String }
     /// Explains the way of a frame of len bytes, 98 by default, that enters by a port, with the tag
     /// of vlan if vlan is given: each step in a sentence, and the verdict. ip: the frame's source
@@ -174,13 +179,12 @@ methods! {
     /// Counters and states in the text format of Prometheus, a part in each reply: call the method
     /// with "more".
     [more] GetMetrics {} -> Metrics { text: String }
-    /// All ports as configured, some in each reply: call the method with "more".
-    [more] GetConfig {} -> ConfigEntries { entries: Vec<ConfigEntry> }
-    /// Changes while the switch runs, as differences from the command line and the files in force,
-    /// some in each reply: call it with "more". The caller must be allowed to change the switch.
-    /// Ports of origin plug are left out. Refused during a reload, and while one waits for
-    /// ConfirmConfig.
-    [admin more] GetChanges {} -> RuntimeChanges { changes: Vec<RuntimeChange> }
+    /// The running configuration, some entries in each reply: call the method with "more". switch:
+    /// the keys outside of entries; template: the keys of ports by plug that are set. The first
+    /// reply has both.
+    [more] GetConfig {} -> ConfigEntries {
+        entries: Vec<ConfigEntry>, switch?: Vec<ConfigKey>, template?: Vec<ConfigKey>,
+    }
     /// The steps of a ReloadConfig now, some in each reply: call the method with "more". The caller
     /// must be allowed to change the switch.
     [admin more] DiffConfig {} -> Steps { steps: Vec<Step> }

@@ -168,9 +168,9 @@ fn description() -> String {
         Kind = Kind::PORTS.map(Kind::word);
         /// Kind of an entry: a port of a kind, or a mirror.
         EntryKind = Kind::NAMED.map(Kind::word);
-        /// Where a port's settings come from: a configuration file, the command line, a change
-        /// while the switch runs, or a socket in the directory of ports by plug.
-        Origin = ["file", "cli", "runtime", "plug"];
+        /// Origin of a port: the configuration, which is files and the command line; Add, to stay
+        /// or for as long as the process; or a socket in the directory of ports by plug.
+        Origin = ["config", "kept", "transient", "plug"];
         /// When a change takes effect: at once; when the front-end connects again; with a new
         /// socket or interface; at the next start of the switch; for later ports.
         Effect = Effect::ALL.map(Effect::name);

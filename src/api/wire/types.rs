@@ -186,23 +186,14 @@ structs! { answered [serde(default)]
     }
     /// A key of the configuration with its value, or with its values if the key may be repeated.
     ConfigKey { key: String, values: Vec<String> }
-    /// A port in force, with the keys of the configuration. addresses: static ones of AddAddress.
+    /// A port, with the keys of the configuration. overridden: keys of a port of the configuration
+    /// that Set changed. unused: why the entry is not in force, if that is so.
     ConfigEntry {
         kind: String, name: String, origin: String as Origin, keys: Vec<ConfigKey>,
-        addresses: Vec<String>,
-    }
-    /// A change of a port while the switch runs: "+" it was added, "-" deleted, "~" its settings
-    /// differ from the configuration, or it has static addresses of AddAddress. origin: of the
-    /// port in the configuration, if it has one of this name and kind. before, now: the keys that
-    /// differ, with their values; now of an added port has the keys that are not their defaults.
-    /// addresses: those of AddAddress.
-    RuntimeChange {
-        sign: String, kind: String, name: String, origin: String as Origin,
-        before: Vec<ConfigKey>, now: Vec<ConfigKey>, addresses: Vec<String>,
+        overridden: Vec<String>, unused?: String,
     }
     /// A step of a reload: "+" adds a port, "-" deletes a port, "~" changes a port, or, without
-    /// kind and name, the switch. An address of AddAddress changes ("~", kind "address") if a file
-    /// gives the address to another port. detaches: the process that is disconnected.
+    /// kind and name, the switch. detaches: the process that is disconnected.
     Step {
         sign: String, kind?: String, name?: String, origin?: String as Origin,
         changes: Vec<Change>, detaches?: i32,

@@ -38,7 +38,7 @@ fn read<T: serde::de::DeserializeOwned>(value: Value) -> T {
 
 fn guest() -> Port {
     let shown = json!({
-        "name": "vm1", "kind": "vm", "origin": "file", "state": "attached", "queues": 2,
+        "name": "vm1", "kind": "vm", "origin": "config", "state": "attached", "queues": 2,
         "mtu": 1500, "front_end": {"pid": 4711, "uid": 64055}, "learn_refused": 0,
         "in": {"frames": 10, "drops": {}}, "out": {"frames": 10, "drops": {"no_buffer": 1}},
     });
@@ -69,7 +69,7 @@ fn guest() -> Port {
 
 fn uplink() -> Port {
     let shown = json!({
-        "name": "up", "kind": "tap", "origin": "file", "state": "attached", "interface": "vio0",
+        "name": "up", "kind": "tap", "origin": "config", "state": "attached", "interface": "vio0",
         "out": {"frames": 0, "drops": {}}, "in": {"frames": 0, "drops": {}},
     });
     Port { details: read(json!({"port": shown, "rings": []})), ..Port::default() }
@@ -437,6 +437,7 @@ fn every_code_has_a_fault_that_is_made() {
         include_str!("../../../tests/process/control/doctor.rs"),
         include_str!("../../../tests/process/control/doctor_peers.rs"),
         include_str!("../../../tests/process/control/findings.rs"),
+        include_str!("../../../tests/process/control/kept.rs"),
         include_str!("../../../tests/process/control/tenants.rs"),
         include_str!("../../../tests/process/control/unconfirmed.rs"),
         include_str!("../../../tests/process/control/why.rs"),

@@ -82,7 +82,7 @@ impl Run {
 
     /// Sees that there is the port, and no front-end on it; true if it was made.
     fn claim(&self, client: &mut Client) -> Result<bool, Failure> {
-        let new = |may_exist| new_port(Kind::Port, &self.name, &self.settings, may_exist);
+        let new = |may_exist| new_port(Kind::Port, &self.name, &self.settings, may_exist, true);
         match client.call(&new(false)?) {
             Ok(_) => return Ok(true),
             Err(failure) if failure.is("PortExists") => {}
@@ -98,7 +98,7 @@ impl Run {
             return Err(Failure::refused(format!("{text}: each machine needs a port of its own")));
         }
         // It may have been left behind.
-        if port.origin == "runtime" {
+        if ["kept", "transient"].contains(&port.origin.as_str()) {
             say(&format!(
                 "port '{name}' was there already and stays: vioswitchctl port del {name}"
             ));

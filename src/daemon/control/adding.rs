@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use super::methods::Switch;
 use super::parts::{Part, found};
-use crate::{Permit, PortError, add};
+use crate::{NewPort, Permit, PortError, add};
 use api::config::Settings;
-use api::wire::Fault;
+use api::wire::{Fault, WasReset};
 use base::limits::{CONTROL_WAIT_STEP, SOCKET_OPEN_TIMEOUT};
 use switch::PortId;
 use sys::blocking::{NotBegun, Task};
@@ -18,7 +18,7 @@ use sys::blocking::{NotBegun, Task};
 /// A port that a client wants.
 #[derive(Debug)]
 pub struct Wanted {
-    pub(super) settings: Settings,
+    pub(super) new: NewPort,
     /// A port of the same settings that is there already is as good.
     pub(super) may_exist: bool,
     /// No socket was asked for, so that it may be anywhere.
@@ -46,10 +46,10 @@ impl AddWait {
     }
 
     fn begin(&mut self, switch: &Switch) {
-        let settings = self.wanted.settings.clone();
-        let Some(path) = settings.socket.clone() else { return };
+        let new = self.wanted.new.clone();
+        let Some(path) = new.settings().socket.clone() else { return };
         let (daemon, permit) = (switch.shared_daemon(), self.permit.clone());
-        let work = move || add(&daemon, &settings, &permit);
+        let work = move || add(&daemon, &new, &permit);
         self.begun = switch.view.opens.begin(&path, &switch.news, work);
     }
 
@@ -59,7 +59,11 @@ impl AddWait {
             self.begin(switch);
         }
         if let Some(added) = found(&self.begun)? {
-            return Ok(Part::reply(&switch.added(&self.wanted, added.map(Some))?, false));
+            let added = switch.added(&self.wanted, added.map(Some))?;
+            return Ok(match self.wanted.new {
+                NewPort::Configured(_) => Part::reply(&WasReset::default(), false),
+                _ => Part::reply(&added, false),
+            });
         }
         let now = Instant::now();
         if now < self.end {
@@ -70,7 +74,7 @@ impl AddWait {
             return Ok(Part::Later(Some(now + CONTROL_WAIT_STEP)));
         }
         let begun = std::mem::replace(&mut self.begun, Err(NotBegun::Busy));
-        let Settings { name, socket, .. } = &self.wanted.settings;
+        let Settings { name, socket, .. } = self.wanted.new.settings();
         let why = begun.err().unwrap_or(NotBegun::Busy);
         let error = PortError::unanswered(socket.clone().unwrap_or_default(), why);
         Err(switch.fault(name, &error))

@@ -4,16 +4,16 @@ use super::adding::{AddWait, Wanted};
 use super::connection::Caller;
 use super::methods::{Answer, Switch};
 use super::parameters::{Values, settings, wrong};
-use crate::PortError;
+use crate::{NewPort, PortError};
 use api::config::{self, Difference, Entry, Kind, Settings, Wrong};
-use api::wire::{self, Added, Change, Changed, Delete, Fault, clip};
+use api::wire::{self, Added, Change, Changed, Delete, Fault, WasReset, clip};
 use switch::PortId;
 
 impl Switch {
     /// `Add`.
     pub(super) fn add(
         &self,
-        wire::Add { kind, may_exist, keys }: wire::Add,
+        wire::Add { kind, may_exist, transient, keys }: wire::Add,
         caller: Caller,
     ) -> Result<Answer, Fault> {
         let (kind, may_exist) = (named(kind)?, may_exist.unwrap_or(false));
@@ -28,25 +28,30 @@ impl Switch {
         check_endpoint(&wanted, &values)?;
         self.check_worker(&wanted, &values)?;
         self.tell("adds", &name, caller);
-        if let Some(mirror) = wanted.mirror() {
+        let (mirror, has_socket) = (wanted.mirror(), wanted.socket.is_some());
+        let new = match transient {
+            Some(true) => NewPort::Transient(wanted),
+            _ => NewPort::Kept(wanted),
+        };
+        if let Some(mirror) = mirror {
             let exists = self.daemon().desired().get(&name).is_some();
             if !exists {
                 self.named(&mirror.from)?;
                 self.named(&mirror.to)?;
             }
-            let added = self.daemon().add_mirror(&wanted).map(|()| None);
-            let wanted = Wanted { settings: wanted, may_exist, any_socket: false };
+            let added = self.daemon().add_mirror(&new).map(|()| None);
+            let wanted = Wanted { new, may_exist, any_socket: false };
             return self.added(&wanted, added).map(|added| Answer::reply(&added));
         }
-        let wanted = Wanted { settings: wanted, may_exist, any_socket: default };
+        let wanted = Wanted { new, may_exist, any_socket: default };
         // What is there already is answered without a look at a path.
         let mut added = self.daemon().check_name(&name);
         if added.is_ok() {
-            if wanted.settings.socket.is_some() {
+            if has_socket {
                 let mut wait = AddWait::new(wanted, self);
                 return Ok(Answer::parts(move |switch| wait.part(switch)));
             }
-            added = self.daemon().add(&wanted.settings);
+            added = self.daemon().add(&wanted.new);
             added = added.map_err(PortError::with_holder);
         }
         self.added(&wanted, added.map(Some)).map(|added| Answer::reply(&added))
@@ -55,9 +60,10 @@ impl Switch {
     /// The answer to `Add`: the number of the port, which a mirror lacks.
     pub(super) fn added(
         &self,
-        Wanted { settings, may_exist, any_socket }: &Wanted,
+        Wanted { new, may_exist, any_socket }: &Wanted,
         added: Result<Option<PortId>, PortError>,
     ) -> Result<Added, Fault> {
+        let settings = new.settings();
         match added {
             Ok(number) => Ok(reply(number, settings)),
             Err(PortError::Exists) if *may_exist => {
@@ -111,6 +117,49 @@ impl Switch {
             Ok(changes) => Ok(Changed { changes: changes.iter().map(change).collect() }),
             Err(error) => Err(self.fault(&name, &error)),
         }
+    }
+
+    /// `Reset`: the port of the configuration is what the configuration says.
+    pub(super) fn reset(
+        &self,
+        wire::Reset { name }: wire::Reset,
+        caller: Caller,
+    ) -> Result<Answer, Fault> {
+        self.tell("resets", &name, caller);
+        let mut daemon = self.daemon();
+        let reset = daemon.reset(&name).map_err(|error| (daemon, error));
+        let changes = match reset {
+            Ok(changes) => changes,
+            Err((daemon, error)) => {
+                drop(daemon);
+                return Err(self.fault(&name, &error));
+            }
+        };
+        if let Some(changes) = changes {
+            let changes = changes.iter().map(change).collect();
+            return Ok(Answer::reply(&WasReset { changes }));
+        }
+        self.restore(&name)
+    }
+
+    /// Adds a port of the configuration that a client deleted.
+    fn restore(&self, name: &str) -> Result<Answer, Fault> {
+        let entry = self.daemon().desired().configured(name).cloned();
+        let entry = entry.ok_or_else(|| self.fault(name, &PortError::NoSuchPort))?;
+        let (is_mirror, has_socket) =
+            (entry.settings.kind == Kind::Mirror, entry.settings.socket.is_some());
+        let new = NewPort::Configured(Box::new(entry));
+        if has_socket {
+            let wanted = Wanted { new, may_exist: false, any_socket: false };
+            let mut wait = AddWait::new(wanted, self);
+            return Ok(Answer::parts(move |switch| wait.part(switch)));
+        }
+        let restored = match is_mirror {
+            true => self.daemon().add_mirror(&new),
+            false => self.daemon().add(&new).map(drop).map_err(PortError::with_holder),
+        };
+        restored.map_err(|error| self.fault(name, &error))?;
+        Ok(Answer::reply(&WasReset::default()))
     }
 
     /// Whether there is the worker that a port asks for.

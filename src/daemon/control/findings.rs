@@ -4,7 +4,7 @@ use super::methods::{Answer, Switch};
 use super::parts::{Part, list};
 use crate::metrics::{Health, Scrape};
 use api::diagnosis;
-use api::diagnosis::facts::{Condition, Sender};
+use api::diagnosis::facts::Sender;
 use api::wire;
 use base::limits::{CONTROL_PORTS_A_REPLY, METRICS_PART_BYTES, SENDERS_TOLD};
 
@@ -23,8 +23,7 @@ impl Switch {
 
     /// `GetFindings`.
     pub(super) fn findings(&self) -> Answer {
-        let file = self.config_file();
-        let condition = Condition { file, ..self.daemon().condition() };
+        let condition = self.daemon().condition();
         let found = self.view.diagnose(condition).into_iter().map(finding).collect();
         let answer = |_: &Switch, findings| wire::Findings { findings };
         Answer::Stream(list(found, CONTROL_PORTS_A_REPLY, answer))

@@ -198,7 +198,6 @@ impl Switch {
             }
             Request::GetFindings(_) => self.findings(),
             Request::GetConfig(_) => self.config(),
-            Request::GetChanges(_) => self.changed()?,
             Request::DiffConfig(_) => self.diff()?,
             Request::Capture(given) => {
                 let mut frames = Frames::new(given, &self.view)?;
@@ -207,6 +206,7 @@ impl Switch {
             }
             Request::Add(given) => self.add(given, caller)?,
             Request::Set(given) => Answer::reply(&self.set(given, caller)?),
+            Request::Reset(given) => self.reset(given, caller)?,
             Request::Delete(given) => self.delete(given, caller)?,
             Request::ListMirrors(_) => Answer::reply(&self.mirrors()),
             Request::AddAddress(given) => Answer::reply(&self.add_address(&given, caller)?),

@@ -19,7 +19,7 @@ pub type Stream = Box<dyn FnMut(&Switch) -> Result<Part, Fault>>;
 pub fn list<T: 'static, A: Serialize>(
     items: Vec<T>,
     most: usize,
-    answer: impl Fn(&Switch, Vec<T>) -> A + 'static,
+    mut answer: impl FnMut(&Switch, Vec<T>) -> A + 'static,
 ) -> Stream {
     let mut left = items.into_iter();
     Box::new(move |switch| {

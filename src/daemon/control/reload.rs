@@ -1,6 +1,5 @@
 //! The configuration: what is in force, and what reading it again would change.
 
-use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,12 +11,11 @@ use super::connection::Caller;
 use super::methods::{Answer, Switch};
 use super::parameters::number;
 use super::parts::{Part, Stream, found, list};
-use crate::desired::Changed;
 use crate::{Busy, Confirm, Step, summary};
-use api::config::{Difference, Effect, Entry, Origin};
+use api::config::{Entry, Origin};
 use api::wire::{
     self, Change, ConfigEntries, ConfigEntry, ConfigKey, Confirmed, Fault, ReloadConfig, Reloaded,
-    RuntimeChange, RuntimeChanges, Steps, Unconfirmed,
+    Steps, Unconfirmed,
 };
 use base::limits::{
     CONTROL_CHANGES_BYTES, CONTROL_CONFIRM_SECONDS, CONTROL_PORTS_A_REPLY, CONTROL_SHOWN_CHANGES,
@@ -43,74 +41,44 @@ pub(super) fn keys(words: impl IntoIterator<Item = (&'static str, Vec<String>)>)
     set.map(|(key, values)| ConfigKey { key: key.to_owned(), values }).collect()
 }
 
-/// Returns a port's changes since the start. A port whose kind has changed was deleted, and another
-/// one of the name was added.
-fn differences(Changed { configured, now, tied }: &Changed<'_>) -> Vec<RuntimeChange> {
-    let tell = |sign: &str, entry: &Entry, before: Vec<ConfigKey>, now: Vec<ConfigKey>| {
-        let Entry { settings, origin, .. } = entry;
-        let (kind, name) = (settings.kind.word().to_owned(), settings.name.clone());
-        let (sign, origin) = (sign.to_owned(), origin.name().to_owned());
-        RuntimeChange { sign, kind, name, origin, before, now, addresses: Vec::new() }
-    };
-    let mut told = match (configured, now) {
-        (Some(was), Some(is)) if was.settings.kind == is.settings.kind => {
-            let (before, after) = (was.settings.words(), is.settings.words());
-            // Only what differs, either way.
-            let other = |all: &[(&str, Vec<String>)], than: &[(&'static str, Vec<String>)]| {
-                keys(than.iter().filter(|word| !all.contains(word)).cloned())
-            };
-            vec![tell("~", was, other(&after, &before), other(&before, &after))]
-        }
-        _ => {
-            let deleted = configured.map(|was| tell("-", was, Vec::new(), Vec::new()));
-            let added = now.map(|is| tell("+", is, Vec::new(), keys(is.settings.given())));
-            deleted.into_iter().chain(added).collect()
-        }
-    };
-    if let Some(last) = told.last_mut() {
-        last.addresses = tied.iter().map(ToString::to_string).collect();
-    }
-    told
-}
-
 fn busy(busy: Busy) -> Fault {
     Fault::refused(&busy.to_string())
 }
 
 impl Switch {
-    /// `GetConfig`: what is in force.
+    /// `GetConfig`: what is in force, and what is kept without effect.
     pub(super) fn config(&self) -> Answer {
         let daemon = self.daemon();
         let desired = daemon.desired();
-        let mut tied: HashMap<&str, Vec<String>> = HashMap::new();
-        for (mac, name) in desired.assigned() {
-            tied.entry(name).or_default().push(mac.to_string());
-        }
-        let entries =
-            desired.entries().iter().map(|(name, Entry { settings, origin, .. })| ConfigEntry {
-                kind: settings.kind.word().to_owned(),
-                name: settings.name.clone(),
-                origin: origin.name().to_owned(),
-                keys: keys(settings.words()),
-                addresses: tied.remove(name.as_str()).unwrap_or_default(),
-            });
-        let answer = |_: &Switch, entries| ConfigEntries { entries };
-        Answer::Stream(list(entries.collect(), CONTROL_PORTS_A_REPLY, answer))
+        let told = |entry: &Entry, overridden: Vec<String>, unused: Option<String>| {
+            let Entry { settings, origin, .. } = entry;
+            let (kind, name) = (settings.kind.word().to_owned(), settings.name.clone());
+            let (origin, keys) = (origin.name().to_owned(), keys(settings.words()));
+            ConfigEntry { kind, name, origin, keys, overridden, unused }
+        };
+        let entries = desired.entries().iter();
+        let entries = entries.map(|(name, entry)| told(entry, desired.overridden(name), None));
+        let deleted = desired.deleted().filter(|entry| {
+            desired.get(&entry.settings.name).is_none_or(|there| there.origin != Origin::Config)
+        });
+        let deleted = deleted.map(|entry| told(entry, Vec::new(), Some("deleted".to_owned())));
+        let unused = desired.unused().filter_map(|unused| {
+            Some(told(unused.entry.as_ref()?, Vec::new(), Some(unused.why.to_string())))
+        });
+        let switch = daemon.global_keys();
+        let mut switch = Some((keys(switch), desired.template().map(|all| keys(all.given()))));
+        let answer = move |_: &Switch, entries| {
+            let (switch, template) = switch.take().unzip();
+            ConfigEntries { entries, switch, template: template.flatten() }
+        };
+        let all = entries.chain(deleted).chain(unused).collect();
+        Answer::Stream(list(all, CONTROL_PORTS_A_REPLY, answer))
     }
 
     /// The file that the switch was started with, wherever the client stands.
     pub(super) fn config_file(&self) -> Option<String> {
         let path = std::path::absolute(self.reloader.file()?).ok()?;
         Some(path.to_string_lossy().into_owned())
-    }
-
-    /// `GetChanges`: how what is in force differs from what the configuration says.
-    pub(super) fn changed(&self) -> Result<Answer, Fault> {
-        self.reloader.check_settled().map_err(busy)?;
-        let daemon = self.daemon();
-        let changes = daemon.desired().changes().iter().flat_map(differences).collect();
-        let answer = |_: &Switch, changes| RuntimeChanges { changes };
-        Ok(Answer::Stream(list(changes, CONTROL_PORTS_A_REPLY, answer)))
     }
 
     /// `DiffConfig`: what files say is read and compared by a thread of its own.
@@ -185,17 +153,9 @@ impl Switch {
             Step::Scalar(difference) | Step::Template(difference) => {
                 ("~", vec![change(difference)])
             }
-            Step::Address { from, to, .. } => {
-                let (from, to) = (Some(from.clone()), Some(to.clone()));
-                let effect = Effect::Now;
-                ("~", vec![change(&Difference { key: "port", from, to, effect })])
-            }
         };
         let (kind, name, origin) = match step {
             Step::Template(_) => (Some("template"), Some("plug".to_owned()), None),
-            Step::Address { mac, .. } => {
-                (Some("address"), Some(mac.to_string()), Some(Origin::Runtime))
-            }
             _ => match step.entry() {
                 Some(Entry { settings, origin, .. }) => {
                     (Some(settings.kind.word()), Some(settings.name.clone()), Some(*origin))

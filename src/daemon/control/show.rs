@@ -8,7 +8,6 @@ use serde_json::Value;
 use crate::Samples;
 use crate::degraded::Degradation;
 use crate::desired::Desired;
-use api::config::Origin;
 use api::wire::{self, State};
 use base::frame::offload::Offloads;
 use base::limits::CONTROL_SHOWN_REASONS;
@@ -192,8 +191,7 @@ pub fn address(entry: &Entry, ports: &PortTable, desired: &Desired) -> Option<wi
     let port = ports.get(entry.port)?.name.clone();
     let (idle, origin) = match entry.age {
         EntryAge::Static => {
-            let tied = desired.is_assigned(entry.station.mac, &port);
-            let origin = if tied { Origin::Runtime } else { desired.origin(&port) };
+            let origin = desired.origin_of_address(entry.station.mac, &port);
             (None, Some(origin.name().to_owned()))
         }
         EntryAge::Idle(idle) => (Some(idle.into()), None),

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use api::config::{Asked, Config, Machine, Request, Settings, Texts};
 use daemon::control::ControlSocket;
-use daemon::{Daemon, Reloader};
+use daemon::{Daemon, NewPort, Reloader};
 use serde_json::{Map, Value, json};
 use sys::service::Service;
 
@@ -164,7 +164,7 @@ impl World {
             let _ = daemon.remove_port(name);
         }
         for port in self.ports.iter().filter(|port| !names.contains(&port.name)) {
-            daemon.add(port).expect("added again");
+            daemon.add(&NewPort::Kept(port.clone())).expect("added again");
         }
         let left = fs::read_dir(&self.directory).expect("directory").flatten();
         let left: Vec<_> = left.map(|entry| entry.file_name()).collect();

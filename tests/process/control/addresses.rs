@@ -1,5 +1,5 @@
-//! Static addresses that change at run time: they outlive the process and the settings of their
-//! port, go with the port, and a file that names one wins.
+//! Static addresses that change at run time: each is one of its port's `mac`, outlives the process,
+//! and goes with the port.
 
 use serde_json::Value;
 use testkit::proc::{Dir, wait_for};
@@ -33,30 +33,26 @@ pub(super) fn mac(last: u8) -> String {
 }
 
 #[test]
-fn they_outlive_the_process_and_the_settings_of_their_port() {
+fn they_outlive_the_process_and_go_with_their_port() {
     let mut kept = Kept::new(2, &[]);
     kept.lab.done(&["port", "add", "r1"]);
     kept.lab.done(&["port", "add", "r2", "mac=02:00:00:00:00:03", "mac=02:00:00:00:00:04"]);
     for (last, port) in [(1, "p0"), (2, "r1"), (5, "r2")] {
         kept.lab.done(&["fdb", "add", &mac(last), port]);
     }
-    // One of the settings is a setting: without it these are others.
     kept.lab.done(&["fdb", "del", &mac(4)]);
-    let expected = tied(&[
-        (1, "p0", "runtime"),
-        (2, "r1", "runtime"),
-        (3, "r2", "runtime"),
-        (5, "r2", "runtime"),
-    ]);
+    let expected =
+        tied(&[(1, "p0", "kept"), (2, "r1", "kept"), (3, "r2", "kept"), (5, "r2", "kept")]);
     assert_eq!(statics(&kept.lab), expected);
     kept.crash();
     assert_eq!((statics(&kept.lab), kept.degraded()), (expected.clone(), "[]".to_owned()));
     kept.stop_and_start();
     assert_eq!((statics(&kept.lab), kept.degraded()), (expected, "[]".to_owned()));
     let shown = kept.lab.done(&["config", "show"]);
-    assert!(shown.contains("# origin runtime: mac = \"02:00:00:00:00:01\"\n"), "{shown}");
+    let words = "# origin config; until vioswitchctl port reset p0: mac\n[[port]]\nname = \"p0\"\n";
+    assert!(shown.contains(words) && shown.contains("mac = \"02:00:00:00:00:01\"\n"), "{shown}");
     // Other settings leave them alone, and other ports cannot have them.
-    kept.lab.done(&["port", "set", "r2", "mtu=1400", "mac="]);
+    kept.lab.done(&["port", "set", "r2", "mtu=1400"]);
     let (status, line) = kept.lab.fails(&["port", "set", "p1", "mac=02:00:00:00:00:01"]);
     assert_eq!(
         (status, line.as_str()),
@@ -67,63 +63,76 @@ fn they_outlive_the_process_and_the_settings_of_their_port() {
     kept.lab.done(&["fdb", "del", &mac(1)]);
     kept.lab.done(&["port", "del", "r1"]);
     kept.lab.done(&["port", "add", "r1"]);
-    let expected = tied(&[(5, "r2", "runtime")]);
+    let expected = tied(&[(3, "r2", "kept"), (5, "r2", "kept")]);
     assert_eq!(statics(&kept.lab), expected);
     kept.crash();
     assert_eq!((statics(&kept.lab), kept.degraded()), (expected, "[]".to_owned()));
+    kept.lab.done(&["port", "set", "r2", "mac="]);
+    assert_eq!(statics(&kept.lab), []);
     kept.lab.d.stop();
 }
 
+/// A reload leaves them alone. A file that names one is told whose it is, and changes nothing.
 #[test]
-fn a_reload_leaves_them_alone_and_a_file_wins() {
+fn a_reload_leaves_them_alone() {
     let filed = Filed::new(1, &[("f1", ""), ("f2", ""), ("old", "")], &[]);
     let lab = &filed.lab;
     for (last, port) in [(1, "f1"), (2, "f2"), (3, "old"), (4, "p0"), (5, "f1")] {
         lab.done(&["fdb", "add", &mac(last), port]);
     }
     assert_eq!(lab.done(&["config", "diff"]), "");
-    // One gets other settings, one another socket; one goes, and one address is another port's.
+    // One gets other settings, one another socket, and one goes.
     let own = "mtu = 9000\nmac = \"02:00:00:00:00:05\"";
-    let taken = "mac = \"02:00:00:00:00:01\"";
-    filed.write(&[("f1", own), ("f2", "socket-mode = \"0600\""), ("f3", taken)]);
-    let diff = lab.done(&["config", "diff"]);
-    let line = "~ address 02:00:00:00:00:01  port f1 -> f3";
-    assert!(diff.lines().any(|told| told.starts_with(line) && told.ends_with("  now")), "{diff}");
+    filed.write(&[("f1", own), ("f2", "socket-mode = \"0600\"")]);
     lab.done(&["config", "reload"]);
-    let expected =
-        tied(&[(1, "f3", "file"), (2, "f2", "runtime"), (4, "p0", "runtime"), (5, "f1", "file")]);
+    let of = "transient";
+    let expected = tied(&[(1, "f1", of), (2, "f2", of), (4, "p0", of), (5, "f1", "config")]);
     assert_eq!(statics(lab), expected);
     assert_eq!(lab.done(&["config", "diff"]), "");
-    // What cannot be done as a whole gives back what it took.
-    let taken = "mac = [\"02:00:00:00:00:02\", \"02:00:00:00:00:04\"]";
+    assert_eq!(lab.json(&["port", "show", "f1"])["port"]["mtu"], 9000);
+    // What cannot be done as a whole gives back what it took, and so does what nobody confirms.
     let busy = std::os::unix::net::UnixListener::bind(filed.etc.path().join("busy"));
-    filed.write(&[("f1", own), ("busy", ""), ("f3", taken)]);
+    filed.write(&[("f1", own), ("busy", "")]);
     let (_, line) = lab.fails(&["config", "reload"]);
     assert!(line.contains("is in use by "), "{line}");
     assert_eq!(statics(lab), expected);
     drop(busy);
-    // So does what nobody confirms.
-    filed.write(&[("f1", own), ("f2", ""), ("f3", taken)]);
+    filed.write(&[("f1", own)]);
     lab.done(&["config", "reload", "--confirm=1"]);
     assert!(wait_for(LOST, || statics(lab) == expected), "{:?}\n{}", statics(lab), lab.d.log());
 }
 
+/// The files have an address of a change, which has no effect then; the change is not lost.
 #[test]
-fn a_file_wins_at_a_start_too() {
+fn a_file_wins_at_a_start_and_at_a_reload() {
     let state = Dir::new();
     let dir = format!("--state-dir={}", state.path().display());
     let mut filed = Filed::new(1, &[("f1", ""), ("f2", ""), ("f3", "")], &[&dir]);
     for (last, port) in [(1, "f1"), (2, "f2"), (3, "f3")] {
         filed.lab.done(&["fdb", "add", &mac(last), port]);
     }
+    let before = statics(&filed.lab);
     filed.lab.d.kill();
-    filed.write(&[("f1", "mac = \"02:00:00:00:00:01\""), ("f3", "mac = \"02:00:00:00:00:02\"")]);
+    let files =
+        [("f1", "mac = \"02:00:00:00:00:01\""), ("f2", ""), ("f4", "mac = \"02:00:00:00:00:02\"")];
+    filed.write(&files);
     filed.lab.d.restart();
     let up = wait_for(LOST, || filed.lab.ctl(&["status"]).status.success());
     assert!(up, "{}", filed.lab.d.log());
-    let expected = tied(&[(1, "f1", "file"), (2, "f3", "file"), (3, "f3", "runtime")]);
+    let expected = tied(&[(1, "f1", "config"), (2, "f4", "config")]);
+    assert_eq!((statics(&filed.lab), filed.degraded()), (expected.clone(), "[]".to_owned()));
+    let told = filed.lab.json(&["doctor"])["findings"].to_string();
+    for words in [
+        "mac 02:00:00:00:00:02 is already used by f4: see vioswitchctl port show f4",
+        "a change at port 'f3' is kept in ports.toml without effect: the configuration has no port",
+    ] {
+        assert!(told.contains(words), "{words}: {told}");
+    }
+    filed.write(&[("f1", ""), ("f2", ""), ("f3", "")]);
+    filed.lab.done(&["config", "reload"]);
+    // What the file had in the meantime is the file's, and gone with it.
+    assert_eq!(statics(&filed.lab), before[1..]);
+    filed.write(&files);
+    filed.lab.done(&["config", "reload"]);
     assert_eq!(statics(&filed.lab), expected);
-    let degraded = filed.degraded();
-    let told = "address 02:00:00:00:00:02 of port f2 is left out: there is no such port";
-    assert!(degraded.contains(told) && !degraded.contains(":01"), "{degraded}");
 }

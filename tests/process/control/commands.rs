@@ -97,8 +97,8 @@ fn an_empty_switch_gets_its_ports_later() {
     let table = lab.done(&["port", "list"]);
     let rows: Vec<Vec<&str>> =
         table.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!(rows[1], ["b", "vm", "runtime", "listening", "2", "-", "0", "-"]);
-    assert_eq!(rows[2], ["a", "vm", "runtime", "listening", "1", "9000", "0", "-"]);
+    assert_eq!(rows[1], ["b", "vm", "transient", "listening", "2", "-", "0", "-"]);
+    assert_eq!(rows[2], ["a", "vm", "transient", "listening", "1", "9000", "0", "-"]);
     assert!(lab.done(&["status"]).contains("\nhealth:     healthy\n"));
     assert!(lab.done(&["stats"]).contains("WORKER  FRAMES"));
     let socket = lab.socket("b.sock");
@@ -113,8 +113,8 @@ fn what_is_not_done_is_told_in_one_line_with_a_status() {
     lab.done(&["port", "add", "vm1"]);
     let inside = lab.d.log();
     for (args, status, words) in [
-        (&["port", "add", "vm1"][..], 1, "port 'vm1' exists (origin runtime); --may-exist"),
-        (&["port", "add", "p0"], 1, "port 'p0' exists (origin cli); --may-exist accepts it"),
+        (&["port", "add", "vm1"][..], 1, "port 'vm1' exists (origin transient); --may-exist"),
+        (&["port", "add", "p0"], 1, "port 'p0' exists (origin config); --may-exist accepts it"),
         (&["port", "del", "vm11"], 1, "there is no port 'vm11', did you mean 'vm1'?"),
         (&["port", "show", "uplink"], 1, "there is no port 'uplink'; see vioswitchctl port list"),
         (&["fdb", "show", "--port", "vm11"], 1, "did you mean 'vm1'?"),

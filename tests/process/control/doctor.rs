@@ -154,8 +154,6 @@ fn want_huge_pages(vm: &mut Vm) -> bool {
 /// What is found of guests; some of it where there are disks and huge pages alone.
 fn of_guests(has_disk: bool, has_huge: bool) -> Codes {
     let mut expected = codes(&[
-        // A port is added to a switch without a directory for it.
-        ("", "not-kept"),
         // A process names the socket that another one is attached to.
         ("p0", "socket-shared"),
         // 4,200 source addresses.

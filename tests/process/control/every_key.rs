@@ -58,9 +58,15 @@ fn ports(kind: Kind) -> [Vec<(&'static str, &'static str)>; 2] {
     let (own, other): (&[Keys], &[Keys]) = match kind {
         Kind::Port => (&[VM, SOCKET, GUARD, LISTS], &[&[("mode", "client")]]),
         Kind::Stream => (&[SOCKET, GUARD, LISTS], &[&[("mode", "client")]]),
-        Kind::Tap => (&[TAP, &[("ifname", "ektap0")]], &[&[("ifname", "ektap1")]]),
+        Kind::Tap => (
+            &[TAP, &[("ifname", "ektap0"), ("mac", "02:00:00:00:00:02")]],
+            &[&[("ifname", "ektap1")]],
+        ),
         _ => (
-            &[&[("queues", "2"), ("mode", "generic"), ("ifname", "ekxdp0")]],
+            &[
+                &[("queues", "2"), ("mode", "generic"), ("ifname", "ekxdp0")],
+                &[("mac", "02:00:00:00:00:03")],
+            ],
             &[&[("ifname", "ekxdp1")]],
         ),
     };

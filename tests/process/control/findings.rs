@@ -11,10 +11,10 @@ use testkit::skip;
 use super::commands::talk;
 use super::*;
 
-/// Port and code of what a doctor finds, but for a busy machine, and changes that the test makes.
+/// Port and code of what a doctor finds, but for a busy machine.
 pub fn found(lab: &Lab) -> Vec<(String, String)> {
     let all = found_of_all(lab).into_iter();
-    all.filter(|(_, code)| !["worker-starved", "not-kept"].contains(&code.as_str())).collect()
+    all.filter(|(_, code)| code != "worker-starved").collect()
 }
 
 /// All findings of a doctor, with what each test has and what depends on the machine.

@@ -235,7 +235,7 @@ fn what_is_not_kept_and_what_runs_in_the_place_of_bad_files_is_counted() {
 
     let mut kept = Kept::new(1, &[]);
     assert!(is_healthy(&kept.lab));
-    let in_the_way = kept.state.path().join("runtime.json.new");
+    let in_the_way = kept.state.path().join("ports.toml.new");
     kept.lab.done(&["port", "add", "r1"]);
     fs::create_dir(&in_the_way).expect("mkdir");
     assert_eq!(kept.lab.fails(&["port", "del", "r1"]).0, 1);
@@ -244,7 +244,7 @@ fn what_is_not_kept_and_what_runs_in_the_place_of_bad_files_is_counted() {
     kept.lab.done(&["port", "add", "r2"]);
     assert!(is_healthy(&kept.lab));
     kept.lab.d.kill();
-    fs::write(kept.file(), "{}").expect("write");
+    fs::write(kept.file(), "{").expect("write");
     kept.start();
     assert_eq!(count(&kept.lab, "state-file-damaged"), 1);
     kept.lab.d.stop();

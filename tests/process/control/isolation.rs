@@ -121,7 +121,7 @@ fn learning_ends_and_is_limited_while_a_port_serves() {
     assert_eq!(addresses(&lab), 1);
     teach(&mut vms, 20..25);
     assert!(has(&trace(24), "is not learned here (learn=off)"), "{}", trace(24));
-    lab.done(&["port", "set", "p2", "mac=02:00:00:00:00:09"]);
+    lab.done(&["port", "set", "p2", "mac=02:00:00:00:00:08", "mac=02:00:00:00:00:09"]);
     assert_eq!(addresses(&lab), 2);
     lab.done(&["port", "set", "p2", "learn=on"]);
     teach(&mut vms, 20..22);

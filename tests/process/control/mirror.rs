@@ -42,7 +42,7 @@ fn a_mirror_is_added_shown_and_deleted() {
     assert!(copies(&mut vms));
     let table = lab.done(&["mirror", "list"]);
     let row: Vec<&str> = table.lines().nth(1).expect("a row").split_whitespace().collect();
-    assert_eq!(row, ["m", "p0", "both", "-", "p2", "-", "1", "0", "active", "runtime"]);
+    assert_eq!(row, ["m", "p0", "both", "-", "p2", "-", "1", "0", "active", "transient"]);
     for (port, words) in [("p0", "watched by: "), ("p2", "observes: ")] {
         let told = lab.done(&["port", "show", port]);
         let line = told.lines().find(|line| line.starts_with(words)).expect(words);
@@ -162,10 +162,10 @@ fn a_mirror_outlives_its_ports() {
 #[test]
 fn mirrors_outlive_the_process_however_it_ends() {
     let mut kept = Kept::new(3, &["--mirror=c,from=p0,to=p2"]);
-    assert_eq!(listed(&kept.lab), [("c".to_owned(), "cli".to_owned(), true)]);
+    assert_eq!(listed(&kept.lab), [("c".to_owned(), "config".to_owned(), true)]);
     kept.lab.done(&["mirror", "add", "r", "from=p1", "to=p2", "snaplen=64"]);
     kept.crash();
-    let both = [("c", "cli"), ("r", "runtime")].map(|(n, o)| (n.to_owned(), o.to_owned(), true));
+    let both = [("c", "config"), ("r", "kept")].map(|(n, o)| (n.to_owned(), o.to_owned(), true));
     assert_eq!(listed(&kept.lab), both);
     kept.lab.done(&["mirror", "del", "c"]);
     kept.stop_and_start();
@@ -191,7 +191,7 @@ fn a_reload_has_mirrors() {
     assert!(diff.starts_with("+ mirror m"), "{diff}");
     let done = filed.lab.done(&["config", "reload"]);
     assert!(done.ends_with("1 added, 0 changed, 0 deleted\n"), "{done}");
-    assert_eq!(listed(&filed.lab), [("m".to_owned(), "file".to_owned(), true)]);
+    assert_eq!(listed(&filed.lab), [("m".to_owned(), "config".to_owned(), true)]);
     write(&mirror("m", "p0", "p2", "dir = \"in\"\nsnaplen = 96\nvlan = 3"));
     let done = filed.lab.done(&["config", "reload"]);
     assert!(done.ends_with("0 added, 1 changed, 0 deleted\n"), "{done}");

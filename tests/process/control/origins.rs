@@ -1,11 +1,12 @@
-//! The origin of a port: a file, the command line, or a command while the switch runs; and what a
-//! port of another origin cannot have.
+//! The origin of a port: the configuration, or a command while the switch runs; and what a port of
+//! another origin cannot have.
 
 use std::fs;
 
 use testkit::proc::Dir;
 
 use super::Lab;
+use super::reload::Filed;
 
 #[test]
 fn each_port_says_who_gave_it() {
@@ -16,7 +17,7 @@ fn each_port_says_who_gave_it() {
     fs::write(&file, text).expect("write");
     let lab = Lab::new(1, &[&format!("--config={}", file.display())]);
     lab.done(&["port", "add", "r1"]);
-    for (name, origin) in [("f1", "file"), ("p0", "cli"), ("r1", "runtime")] {
+    for (name, origin) in [("f1", "config"), ("p0", "config"), ("r1", "transient")] {
         assert_eq!(lab.json(&["port", "show", name])["port"]["origin"], origin);
         let told = lab.done(&["port", "show", name]);
         assert!(told.lines().any(|line| line.split_whitespace().eq(["origin:", origin])), "{told}");
@@ -27,68 +28,31 @@ fn each_port_says_who_gave_it() {
     lab.d.stop();
 }
 
-/// A port of the command line that a client deletes and adds again is the client's, and what a
-/// restart would undo is found: whatever was done, and to a port of whatever origin.
+/// A port of the command line that a client deletes and adds again is the client's, for a reload
+/// too, until a client deletes it and restores the other one.
 #[test]
-fn a_port_that_is_added_again_is_the_clients_and_every_change_is_found() {
-    let etc = Dir::new();
-    let file = etc.path().join("vioswitch.toml");
-    let socket = etc.path().join("f1.sock");
-    let text = format!("[[port]]\nname = \"f1\"\nsocket = \"{}\"\n", socket.display());
-    fs::write(&file, text).expect("write");
-    let lab = Lab::new(2, &[&format!("--config={}", file.display())]);
+fn a_port_that_is_added_again_is_the_clients() {
+    let filed = Filed::new(2, &[("f1", "")], &[]);
+    let lab = &filed.lab;
     let origin = |name: &str| lab.json(&["port", "show", name])["port"]["origin"].clone();
-    let not_kept = || {
-        let told = lab.json(&["doctor"]);
-        let all = told["findings"].as_array().expect("findings").clone();
-        all.into_iter().find(|one| one["code"] == "not-kept")
-    };
-    let cause = |words: &str| {
-        let finding = not_kept().expect("not-kept");
-        assert!(finding["cause"].as_str().expect("a cause").contains(words), "{finding}");
-        finding["command"].as_str().expect("a command").to_owned()
-    };
-    assert_eq!((not_kept(), origin("p1")), (None, "cli".into()));
-    // The same again: a restart undoes nothing.
     let own = lab.json(&["port", "show", "p1"])["socket"]["path"].clone();
     let own = format!("socket={}", own.as_str().expect("a path"));
-    lab.done(&["port", "del", "p1"]);
-    let by_hand = "vioswitchctl config show, for vioswitchd's arguments for p1";
-    assert_eq!(cause(": p1 deleted"), by_hand);
-    lab.done(&["port", "add", "p1", &own]);
-    assert_eq!((not_kept(), origin("p1")), (None, "runtime".into()));
+    assert_eq!(origin("p1"), "config");
     lab.done(&["port", "del", "p1"]);
     lab.done(&["port", "add", "p1", &own, "mtu=1400"]);
-    assert_eq!((cause(": p1 changed"), origin("p1")), (by_hand.to_owned(), "runtime".into()));
-    // A reload leaves it, and no file can have it.
+    assert_eq!(origin("p1"), "transient");
     assert_eq!(lab.done(&["config", "diff"]), "");
     lab.done(&["config", "reload"]);
-    let option = format!("--config={}", file.display());
-    let (_, line) = lab.fails(&["config", "save", &option]);
-    let left = "not saved: port p1 is the command line's, and is changed there";
-    assert_eq!(line, left);
+    assert_eq!(origin("p1"), "transient");
     // So is one that a client adds there of another kind.
     lab.done(&["port", "del", "p1"]);
     lab.done(&["stream", "add", "p1", &own]);
-    let (_, line) = lab.fails(&["config", "save", &option]);
-    assert_eq!(line, left);
+    lab.done(&["config", "reload"]);
+    assert_eq!(lab.json(&["stream", "list"])["ports"][0]["origin"], "transient");
     lab.done(&["stream", "del", "p1"]);
-    lab.done(&["port", "add", "p1", &own]);
-    for (change, back, words) in [
-        (&["port", "set", "p0", "mtu=9000"][..], &["port", "set", "p0", "mtu="][..], "p0 changed"),
-        (&["port", "set", "f1", "mtu=9000"], &["port", "set", "f1", "mtu="], "f1 changed"),
-        (&["fdb", "add", "02:00:00:00:00:01", "p0"], &["fdb", "del", "02:00:00:00:00:01"], "p0 ch"),
-        (&["port", "add", "r1"], &["port", "del", "r1"], "r1 added"),
-    ] {
-        lab.done(change);
-        let command = cause(&format!(": {words}"));
-        let is_file = words.starts_with(['f', 'r']);
-        let save = format!("vioswitchctl config save --config {}", file.display());
-        assert_eq!(command == save, is_file, "{command}");
-        lab.done(back);
-        assert_eq!(not_kept(), None, "{back:?}");
-    }
-    lab.d.stop();
+    lab.done(&["port", "reset", "p1"]);
+    assert_eq!((origin("p1"), lab.done(&["config", "diff"])), ("config".into(), String::new()));
+    drop(filed.lab.d);
 }
 
 #[test]
@@ -101,11 +65,11 @@ fn one_that_may_exist_must_be_the_same() {
         lab.done(&add(&["queues=2", "mac=02:00:00:00:00:01"]));
     }
     let (status, line) = lab.fails(&add(&["mtu=9000"]));
-    let wanted = "port 'vm1' exists (origin runtime) with other settings: queues is 2, not 1, \
+    let wanted = "port 'vm1' exists (origin transient) with other settings: queues is 2, not 1, \
                   mac is 02:00:00:00:00:01, not none, mtu is none, not 9000";
     assert_eq!((status, line.as_str()), (1, wanted));
     let (status, line) = lab.fails(&["tap", "add", "vm1", "ifname=t", "--may-exist"]);
-    assert_eq!((status, line.as_str()), (1, "\"vm1\" is a port (origin runtime)"));
+    assert_eq!((status, line.as_str()), (1, "\"vm1\" is a port (origin transient)"));
     lab.d.stop();
 }
 
@@ -120,8 +84,8 @@ fn a_mirror_that_may_exist_must_be_the_same() {
         lab.done(&add(&["to=p2", "dir=in"]));
     }
     let (status, line) = lab.fails(&add(&["to=p1"]));
-    let wanted = "mirror 'm' exists (origin runtime) with other settings: to is p2, not p1, dir is \
-                  in, not both";
+    let wanted = "mirror 'm' exists (origin transient) with other settings: to is p2, not p1, dir \
+                  is in, not both";
     assert_eq!((status, line.as_str()), (1, wanted));
     let (_, line) = lab.fails(&["mirror", "add", "m", "from=p0", "to=p2", "dir=in"]);
     assert!(line.contains("--may-exist"), "{line}");
@@ -129,7 +93,7 @@ fn a_mirror_that_may_exist_must_be_the_same() {
     lab.done(&["port", "del", "p0"]);
     lab.done(&add(&["to=p2", "dir=in"]));
     let (_, line) = lab.fails(&["port", "add", "m", "--may-exist"]);
-    assert_eq!(line, "\"m\" is a mirror (origin runtime)");
+    assert_eq!(line, "\"m\" is a mirror (origin transient)");
     let add = serde_json::json!({"kind": "mirror", "may_exist": true, "name": "m", "from": "p0",
         "to": "p2", "dir": "in"});
     let answer = lab.client().call("Add", add);

@@ -100,7 +100,6 @@ fn changes(lab: &Lab) -> Vec<Case> {
     let of = |method, all: Vec<Value>| Case(method, For::Changing, all);
     let mac = "02:00:00:00:00:55";
     vec![
-        of("GetChanges", vec![json!({}), json!({"name": "p0"})]),
         of("DiffConfig", vec![json!({}), json!({"name": "p0"})]),
         of(
             "Add",
@@ -124,6 +123,7 @@ fn changes(lab: &Lab) -> Vec<Case> {
                 json!({"name": "p0"}),
             ],
         ),
+        of("Reset", vec![json!({"name": "p1"}), json!({"name": "p0"}), json!({"name": "m"})]),
         of("AddAddress", vec![json!({"mac": mac, "port": "p1"}), json!({"mac": "x", "port": "p"})]),
         of("DeleteAddress", vec![json!({"mac": mac}), json!({"mac": mac, "port": "p0"})]),
         of("FlushAddresses", vec![json!({}), json!({"port": "p0"}), json!({"vlan": 0})]),

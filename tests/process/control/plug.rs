@@ -166,7 +166,7 @@ fn what_is_no_socket_or_has_a_name_that_is_taken_is_refused() {
         target.accept().expect_err("the link was followed").kind(),
         std::io::ErrorKind::WouldBlock
     );
-    assert_eq!(p.lab.json(&["port", "show", "p0"])["port"]["origin"], "cli");
+    assert_eq!(p.lab.json(&["port", "show", "p0"])["port"]["origin"], "config");
     // The name is free, and whose socket waited for it has the port.
     p.lab.done(&["port", "del", "p0"]);
     p.comes_to(&["good", "p0"]);
@@ -286,7 +286,7 @@ fn a_template_holds_for_ports_that_come_later() {
     assert!(diff.contains("~ switch") && diff.contains("with a restart"), "{diff}");
     p.lab.done(&["config", "reload"]);
     p.comes_to(&["vm2"]);
-    assert_eq!(p.lab.json(&["port", "show", "vm1"])["port"]["origin"], "file");
+    assert_eq!(p.lab.json(&["port", "show", "vm1"])["port"]["origin"], "config");
     let _third = p.listen("vm3");
     p.comes_to(&["vm2", "vm3"]);
     // It is there with the next start, and nothing of the old one's ports.

@@ -9,11 +9,8 @@
 mod qemu;
 mod sources;
 
-use std::fs;
-
 use testkit::host::{in_namespace, ip};
 
-use super::reload::Filed;
 use super::transcripts::{Desk, Part, parts, proposes};
 use super::*;
 use sources::{commands, literals};
@@ -145,11 +142,8 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("vioswitchctl fdb add {mac} NAME, where", "control::findings"),
     ("vioswitchd --cpus LIST", "parsed only: CPUs of its own are the host's"),
     ("vioswitchctl --control {other} doctor", "another switch of this user, whose path is any"),
-    // Changes that are not kept: `what_keeps_changes_does_so_as_printed`.
-    ("=vioswitchctl config save", "the default file, which is the host's"),
-    ("does not read {own}: vioswitchctl config save", "below"),
-    ("vioswitchctl config save --config {}", "below"),
-    ("vioswitchctl config show > FILE; then start", "below"),
+    ("vioswitchctl port reset {name}", "control::kept"),
+    ("vioswitchctl config show shows what is kept", "control::kept"),
     ("systemctl restart vioswitchd; and report", "process::sandbox::told"),
     // Errors that need another host, another version, or a moment.
     ("is of another version, see vioswitchctl status", "parsed only: an older switch"),
@@ -317,7 +311,7 @@ pub fn mend(lab: &Lab, remedy: &str, values: &[(&str, &str)]) {
     let mut count = 0;
     for command in commands {
         let line = values.iter().fold(command, |line, (word, value)| line.replace(word, value));
-        let output = run(lab, &line);
+        let output = run_at(&lab.path, &line);
         assert!(output.status.success(), "{line}: {output:?}");
         count += 1;
     }
@@ -343,78 +337,9 @@ pub fn check(control: &Path, about: &str, remedy: &str) {
     }
 }
 
-/// The command of a finding of this switch.
-fn command(lab: &Lab, code: &str) -> Option<String> {
-    let told = lab.json(&["doctor"]);
-    let findings = told["findings"].as_array().expect("findings");
-    let one = findings.iter().find(|one| one["code"] == code)?;
-    Some(one["command"].as_str().expect("a command").to_owned())
-}
-
-/// Runs a command as it is printed, by the switch's own control socket.
-fn run(lab: &Lab, line: &str) -> Output {
-    run_at(&lab.path, line)
-}
-
 fn run_at(control: &Path, line: &str) -> Output {
     let program = env!("CARGO_BIN_EXE_vioswitchctl");
     let script = line.replace("vioswitchctl", program);
     let mut command = Command::new("sh");
     command.args(["-c", &script]).env("VIOSWITCH_CONTROL", control).output().expect("sh")
-}
-
-/// What a switch without a directory for its changes says of them, beside a file and without one.
-#[test]
-fn what_keeps_changes_does_so_as_printed() {
-    // A file in another place than the usual one, of which `config save` says how to name it.
-    let filed = Filed::new(0, &[("f1", "")], &[]);
-    let lab = &filed.lab;
-    lab.done(&["port", "set", "f1", "mtu=9000"]);
-    let (_, refused) = lab.fails(&["config", "save"]);
-    let (_, printed) = refused.split_once(": ").expect("a command");
-    let told = command(lab, "not-kept").expect("not-kept");
-    assert_eq!(printed, told);
-    let output = run(lab, &told);
-    assert!(output.status.success(), "{output:?}");
-    assert_eq!(command(lab, "not-kept"), None);
-    drop(filed.lab.d);
-
-    // As README starts it.
-    let lab = Lab::new(2, &[]);
-    let socket = format!("socket={}", lab.socket("r1.sock").display());
-    lab.done(&["port", "add", "r1", &socket, "queues=2", "mac=02:00:00:00:00:01"]);
-    lab.done(&["fdb", "add", "02:00:00:00:00:02", "r1"]);
-    lab.done(&["fdb", "add", "02:00:00:00:00:03", "p0"]);
-    lab.done(&["port", "set", "p0", "label=it's \"7\"", "mtu=9000"]);
-    lab.done(&["port", "del", "p1"]);
-    lab.done(&["mirror", "add", "m1", "from=p0", "to=r1"]);
-    let told = command(&lab, "not-kept").expect("not-kept");
-    let (show, start) = told.split_once("; ").expect("two steps");
-    assert!(
-        start.starts_with("then start vioswitchd with --config FILE in place of --port"),
-        "{told}"
-    );
-    let (_, refused) = lab.fails(&["config", "save"]);
-    assert!(refused.contains(show), "{refused} and {show}");
-    let etc = Dir::new();
-    let file = etc.path().join("new.toml");
-    let output = run(&lab, &show.replace("FILE", &file.display().to_string()));
-    assert!(output.status.success(), "{output:?}");
-    let in_force = |lab: &Lab| {
-        let told = lab.done(&["config", "show"]);
-        let lines = told.lines().filter(|line| !line.starts_with('#')).map(str::to_owned);
-        lines.collect::<Vec<String>>()
-    };
-    let before = in_force(&lab);
-    // The directory of this switch's sockets goes with the switch.
-    let sockets = lab.d.dir().display().to_string();
-    let moved = |text: &str| text.replace(&sockets, &etc.path().display().to_string());
-    lab.d.stop();
-    let written = fs::read_to_string(&file).expect("read");
-    fs::write(&file, moved(&written)).expect("write");
-    let lab = Lab::new(0, &[&format!("--config={}", file.display())]);
-    let before: Vec<String> = before.iter().map(|line| moved(line)).collect();
-    assert_eq!(in_force(&lab), before, "{written}");
-    assert_eq!(command(&lab, "not-kept"), None);
-    lab.d.stop();
 }

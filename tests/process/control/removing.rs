@@ -88,7 +88,7 @@ fn a_removal_that_lasts_goes_on_by_itself() {
         let health = String::from_utf8(lab.ctl(&["health"]).stdout).expect("UTF-8");
         assert!(health.contains("port x is being removed"), "{health}");
         // What is written down is what is to be.
-        let file = fs::read_to_string(state_dir.path().join("runtime.json")).expect("read");
+        let file = fs::read_to_string(state_dir.path().join("ports.toml")).expect("read");
         assert!(!file.contains("\"x\""), "{file}");
         // Its name is not free, and that is said with a name for programs. Its address is.
         let other = format!("socket={}", lab.socket("other").display());
@@ -152,9 +152,6 @@ fn a_reload_goes_on_without_a_thread_that_hangs() {
         assert!(shown.contains(MAC) && shown.contains("third"), "{shown}");
         // What is in force is what the files say.
         assert_eq!(lab.done(&["config", "diff"]), "");
-        let call = json!({"method": format!("{INTERFACE}.GetChanges"), "more": true});
-        let changes = lab.client().try_call(&call).expect("an answer");
-        assert_eq!(changes["parameters"]["changes"], json!([]), "{changes}");
         trap.let_go();
         assert!(wait_for(LOST, || anew.exists() && third.exists()), "{}", lab.d.log());
         assert!(wait_for(LOST, || codes(lab).is_empty()), "{:?}", codes(lab));
@@ -199,7 +196,7 @@ fn clients_change_the_switch_while_a_reload_waits() {
         assert!(told.get("error").is_none(), "{told}");
         assert_eq!(filed.names(), ["f2", "p0", "z"]);
         assert!(lab.done(&["fdb", "show", "z"]).contains(MAC));
-        assert_eq!(lab.done(&["config", "diff"]).matches("f1").count(), 1);
+        assert_eq!(lab.done(&["config", "diff"]), "", "what clients changed stays changed");
         filed.lab.d.stop();
     });
 }

@@ -302,17 +302,13 @@ fn json_of_the_configuration_is_as_described() {
         schema.named(method, &lab.json(args), &args.join(" "));
     }
     // What is made of it for people is text.
-    lab.done(&["port", "add", "y", "mtu=1400"]);
     lab.done(&["port", "set", "x", "mtu=1400"]);
-    lab.done(&["fdb", "add", "02:00:00:00:00:01", "x"]);
+    lab.done(&["port", "set", "p0", "mtu=1400"]);
+    schema.named("GetConfig", &lab.json(&["config", "show"]), "config show");
+    schema.named("Reset", &lab.json(&["port", "reset", "p0"]), "port reset");
     lab.done(&["port", "del", "p0"]);
-    let mut client = lab.client();
-    let method = format!("{}.GetChanges", super::INTERFACE);
-    client.ask(&serde_json::json!({"method": method, "more": true}));
-    let told = client.answer().expect("an answer")["parameters"].take();
-    schema.named("GetChanges", &told, "GetChanges");
-    let signs = told["changes"].as_array().expect("changes").iter().map(|one| &one["sign"]);
-    assert_eq!(signs.collect::<Vec<_>>(), ["~", "+", "-"], "{told}");
+    schema.named("GetConfig", &lab.json(&["config", "show"]), "config show");
+    schema.named("Reset", &lab.json(&["port", "reset", "p0"]), "port reset");
     lab.d.stop();
 }
 

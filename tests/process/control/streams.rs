@@ -58,7 +58,7 @@ fn streams_come_and_go_by_the_client() {
             table.lines().nth(1).expect("a row").split_whitespace().map(str::to_owned).collect()
         };
         let shown: Vec<String> = row(&lab);
-        assert_eq!(shown, ["net", "stream", "runtime", "listening", "1", "9000", "0", "-"]);
+        assert_eq!(shown, ["net", "stream", "transient", "listening", "1", "9000", "0", "-"]);
         let why = String::from_utf8(lab.ctl(&["why", "p0", "net"]).stdout).expect("UTF-8");
         assert!(why.contains("not to 'net': no process is connected to it"), "{why}");
         let (_, line) = lab.fails(&["attach", "net", "--qemu"]);
@@ -186,7 +186,7 @@ fn a_stream_that_was_added_is_there_after_a_restart() {
     lab.d.restart();
     let mut peer = Peer::accept(&listener);
     assert!(wait_for(LOST, || lab.ctl(&["status"]).status.success()), "{}", lab.d.log());
-    assert_eq!(attached(&lab, "net")["port"]["origin"], "runtime");
+    assert_eq!(attached(&lab, "net")["port"]["origin"], "kept");
     let mut vm = Vm::connect(&lab.d.socket(0), VmConfig::new(0));
     meet(&mut vm, &mut peer);
     lab.d.stop();

@@ -56,7 +56,7 @@ fn uplinks_come_and_go_by_the_client() {
             lab.done(&["xdp", "add", "up", "ifname=wire", "mtu=1400", "mode=generic"]);
             let table = lab.done(&["xdp", "list"]);
             let row: Vec<&str> = table.lines().nth(1).expect("a row").split_whitespace().collect();
-            assert_eq!(row[..6], ["up", "xdp", "runtime", "attached", "1", "1500"]);
+            assert_eq!(row[..6], ["up", "xdp", "transient", "attached", "1", "1500"]);
             meet(&mut vm, &Host::open("wirep"));
             let port = shown(&lab, "up");
             assert_eq!((&port["in"]["frames"], &port["out"]["frames"]), (&json!(1), &json!(1)));

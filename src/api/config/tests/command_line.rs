@@ -267,7 +267,7 @@ fn bad_taps_on_the_command_line() {
         &["--tap=up,ifname=t,offload="],
         "--tap up,ifname=t,offload=: offload must be on, csum or off, not ''",
     );
-    assert!(complaint(&["--tap=up,ifname=t,mac=x"]).contains("'mac' is a key of "));
+    assert!(complaint(&["--tap=up,ifname=t,guard=on"]).contains("'guard' is a key of "));
     assert_complaint(
         &["--tap=a,ifname=t", "--tap=b,ifname=t"],
         "--tap b,ifname=t: interface 't' is already used by --tap a,ifname=t",

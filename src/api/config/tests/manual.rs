@@ -46,7 +46,8 @@ The configuration of the service.
 Sockets of ports, and the control socket.
 .TP
 .I /var/lib/vioswitch
-Changes made while the switch runs, and the configuration that was last in force.
+.I ports.toml
+with added ports and changes, and the configuration that was last in force.
 ";
 
 /// Last section of the manual page.

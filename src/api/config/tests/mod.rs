@@ -46,7 +46,7 @@ fn run(args: &[&str]) -> Result<Action, UsageError> {
 
 fn config(args: &[&str]) -> Config {
     match run(args) {
-        Ok(Action::Run(config)) => without_origins(config),
+        Ok(Action::Run(config)) => config,
         other => panic!("{args:?}: {other:?}"),
     }
 }
@@ -97,15 +97,9 @@ fn with_file(content: &str, args: &[&str]) -> Result<Action, UsageError> {
 
 fn good_file(content: &str, args: &[&str]) -> Config {
     match with_file(content, args) {
-        Ok(Action::Run(config)) => without_origins(config),
+        Ok(Action::Run(config)) => config,
         other => panic!("{content}: {other:?}"),
     }
-}
-
-/// Returns a configuration without the places of its settings: arguments and a file compare.
-fn without_origins(mut config: Config) -> Config {
-    config.ports.iter_mut().for_each(|entry| entry.origin = Origin::Cli);
-    config
 }
 
 /// Returns the settings of all ports.

@@ -1,0 +1,170 @@
+//! Configuration, added ports and overrides beside each other.
+
+use super::*;
+use api::config::Value;
+
+fn mac(last: u8) -> MacAddr {
+    MacAddr([2, 0, 0, 0, 0, last])
+}
+
+fn settings(name: &str, keys: &[(&str, &str)]) -> Settings {
+    let word = |(key, word): &(&str, &str)| (key.to_string(), Value::Word(word.to_string()));
+    let socket = format!("/run/{name}");
+    let has_socket = keys.iter().any(|(key, _)| *key == "socket");
+    let own = [("name", name), ("socket", socket.as_str())];
+    let own = own.iter().filter(|(key, _)| *key == "name" || !has_socket);
+    Settings::parse(Kind::Port, own.chain(keys).map(word).collect()).unwrap()
+}
+
+fn entry(name: &str, keys: &[(&str, &str)], origin: Origin) -> Entry {
+    Entry::new(settings(name, keys), origin)
+}
+
+/// The ports of a configuration, as a reload has them.
+fn configured(desired: &Desired, all: &[(&str, &[(&str, &str)])]) -> Desired {
+    let entries =
+        all.iter().map(|(name, keys)| ((*name).to_owned(), entry(name, keys, Origin::Config)));
+    let mut desired = Desired { configured: entries.collect(), ..desired.clone() };
+    desired.build();
+    desired
+}
+
+fn mtu(desired: &Desired, name: &str) -> Option<u16> {
+    desired.get(name).and_then(|entry| entry.settings.mtu)
+}
+
+fn names(desired: &Desired) -> Vec<&str> {
+    desired.entries().keys().map(String::as_str).collect()
+}
+
+fn why(desired: &Desired) -> Vec<String> {
+    desired.unused().map(|unused| format!("{}: {}", unused.name, unused.why)).collect()
+}
+
+#[test]
+fn an_address_is_one_ports_and_among_its_settings() {
+    let mut desired = configured(&Desired::default(), &[("a", &[]), ("b", &[])]);
+    desired.assign(mac(1), "a").unwrap();
+    desired.assign(mac(1), "a").unwrap();
+    assert!(desired.assign(mac(1), "b").is_err() && desired.assign(mac(3), "c").is_err());
+    assert!(desired.check(&entry("b", &[("mac", "02:00:00:00:00:01")], Origin::Config)).is_err());
+    assert_eq!(
+        (desired.owners(mac(1)), desired.overridden("a")),
+        (vec!["a"], vec!["mac".to_owned()])
+    );
+    assert!(desired.unassign(mac(1), "a") && !desired.unassign(mac(1), "a"));
+    assert_eq!((desired.owners(mac(1)), desired.kept()), (vec![], Kept::default()));
+    (0..MAX_STATIC_MACS).for_each(|n| desired.assign(mac(n as u8), "a").unwrap());
+    assert!(matches!(desired.assign(mac(200), "a"), Err(NotAssigned::Many(_))));
+}
+
+/// What a client sets at a port of the configuration stays through other configurations, and no
+/// other key of the port does.
+#[test]
+fn an_override_stays_until_it_is_reset() {
+    let mut desired = configured(&Desired::default(), &[("a", &[("mtu", "1500")]), ("b", &[])]);
+    desired.set(settings("a", &[("mtu", "1400")])).unwrap();
+    desired.set(settings("a", &[("mtu", "1400"), ("label", "x")])).unwrap();
+    desired.set(settings("a", &[("mtu", "1400")])).unwrap();
+    let mut after = configured(&desired, &[("a", &[("mtu", "9000"), ("queues", "2")])]);
+    assert_eq!((mtu(&after, "a"), after.get("a").unwrap().settings.queues), (Some(1400), 2));
+    assert_eq!(after.back_to(&desired).get("a"), desired.get("a"));
+    assert!(after.reset("a") && !after.reset("a"));
+    assert_eq!((mtu(&after, "a"), after.kept()), (Some(9000), Kept::default()));
+    // Without its port it has no effect, and is not lost.
+    let gone = configured(&desired, &[("b", &[])]);
+    assert_eq!(why(&gone), ["a: the configuration has no port 'a'"]);
+    let again = configured(&gone, &[("a", &[]), ("b", &[])]);
+    assert_eq!((mtu(&again, "a"), why(&again)), (Some(1400), vec![]));
+    // So it is beside a key that does not go with it.
+    desired.set(settings("a", &[("mtu", "1500"), ("vlan", "10")])).unwrap();
+    let trunk = configured(&desired, &[("a", &[("trunk", "20")])]);
+    assert!(why(&trunk)[0].starts_with("a: vlan does not go with trunk"), "{:?}", why(&trunk));
+    assert_eq!(trunk.overridden("a"), Vec::<String>::new());
+}
+
+/// A port of the configuration that a client deletes stays away; one of the name that the client
+/// adds is the client's.
+#[test]
+fn a_deletion_stays_until_it_is_reset() {
+    let desired = configured(&Desired::default(), &[("a", &[]), ("b", &[])]);
+    let mut deleted = desired.clone();
+    deleted.delete("a").unwrap();
+    let after = configured(&deleted, &[("a", &[("mtu", "1400")]), ("b", &[])]);
+    assert_eq!((names(&after), why(&after)), (vec!["b"], vec![]));
+    let mut added = after.clone();
+    added.add(entry("a", &[("mtu", "1300")], Origin::Kept)).unwrap();
+    let mut added = configured(&added, &[("a", &[]), ("b", &[])]);
+    assert_eq!((mtu(&added, "a"), added.origin("a")), (Some(1300), Origin::Kept));
+    added.delete("a").unwrap();
+    assert_eq!(added.kept(), deleted.kept());
+    assert!(added.reset("a"));
+    assert_eq!((added.origin("a"), added.kept()), (Origin::Config, Kept::default()));
+    // A socket of the name may come and go.
+    let mut plugged = deleted.clone();
+    plugged.add(entry("a", &[("mode", "client")], Origin::Plug(7))).unwrap();
+    assert_eq!(plugged.kept(), deleted.kept());
+    plugged.delete("a").unwrap();
+    assert_eq!(plugged.kept(), deleted.kept());
+}
+
+#[test]
+fn the_configuration_wins_over_what_was_added() {
+    let mut desired = configured(&Desired::default(), &[("f", &[])]);
+    for (name, keys) in
+        [("x", &[("socket", "/run/x1")][..]), ("y", &[("mac", "02:00:00:00:00:01")])]
+    {
+        desired.add(entry(name, keys, Origin::Kept)).unwrap();
+    }
+    desired.add(entry("z", &[], Origin::Transient)).unwrap();
+    desired.add(entry("p", &[("mode", "client")], Origin::Plug(7))).unwrap();
+    let kept = desired.kept();
+    let all = [
+        ("f", &[("socket", "/run/x1")][..]),
+        ("g", &[("mac", "02:00:00:00:00:01")]),
+        ("p", &[]),
+        ("z", &[("mtu", "1400")]),
+    ];
+    let mut after = configured(&desired, &all);
+    assert_eq!(names(&after), ["f", "g", "p", "z"]);
+    assert!(after.entries().values().all(|entry| entry.origin == Origin::Config));
+    assert_eq!(
+        why(&after),
+        [
+            "x: socket /run/x1 is already used by f: see vioswitchctl port show f",
+            "y: mac 02:00:00:00:00:01 is already used by g: see vioswitchctl port show g",
+        ]
+    );
+    // A reload refuses what would disconnect a port by its socket or address.
+    assert_eq!(
+        after.refusals(&desired),
+        [
+            "port f: socket /run/x1 is already used by x: see vioswitchctl port show x",
+            "port g: mac 02:00:00:00:00:01 is already used by y: see vioswitchctl port show y",
+        ]
+    );
+    assert_eq!(after.kept(), kept, "nothing of it is lost");
+    let back = after.back_to(&desired);
+    assert_eq!(names(&back), ["f", "x", "y", "z"], "a socket of the plug directory is found again");
+    assert!(after.reset("x") && after.reset("z"), "also what goes with the process");
+    assert_eq!((names(&after), after.kept().added.len()), (vec!["f", "g", "p", "z"], 1));
+    assert!(!desired.reset("y"), "what is in force is deleted, and not reset");
+    assert_eq!(desired.kept(), kept);
+}
+
+/// What the configuration says in the same words is the configuration's.
+#[test]
+fn what_the_configuration_has_is_not_kept_beside_it() {
+    let mut desired = configured(&Desired::default(), &[("a", &[]), ("b", &[]), ("c", &[])]);
+    desired.set(settings("a", &[("mtu", "1400"), ("label", "x")])).unwrap();
+    desired.delete("c").unwrap();
+    desired.add(entry("r", &[("mtu", "1300")], Origin::Kept)).unwrap();
+    let all = [("a", &[("mtu", "1400")][..]), ("b", &[]), ("r", &[("mtu", "1300")])];
+    let mut after = configured(&desired, &all);
+    assert_eq!((why(&after), after.origin("r")), (vec![], Origin::Config));
+    after.forget_the_configured();
+    let Kept { added, overrides, .. } = after.kept();
+    assert!(added.is_empty());
+    let label = [("label".to_owned(), vec!["x".to_owned()])];
+    assert_eq!(overrides, [("a".to_owned(), Override::Keys(label.into()))].into());
+}
