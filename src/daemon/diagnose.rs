@@ -119,14 +119,15 @@ impl View {
         now: u32,
     ) -> facts::Port {
         let name = |id| ports.get(id).map(|port| port.name.clone());
-        let foreign = port.last_seen.foreign().and_then(|mac| {
+        let foreign = port.observed.last_seen.foreign().and_then(|mac| {
             let segment = ports.policy(port.id).untagged()?;
             let (owner, is_static) = self.fdb.whose(Station::new(segment, mac))?;
             Some((mac, name(owner).filter(|_| is_static && owner != port.id)?))
         });
-        let last = port.last_seen.held();
+        let last = port.observed.last_seen.held();
         let held = last.and_then(|(mac, at)| Some((mac, name(at)?, held.contains(&(mac, at)))));
-        let moved = port.last_seen.moved().and_then(|(mac, from)| Some((mac, name(from)?)));
+        let moved =
+            port.observed.last_seen.moved().and_then(|(mac, from)| Some((mac, name(from)?)));
         let over = |seen: &Seen| [MOMENT, MINUTE, LATELY].map(|seconds| seen.over(seconds, now));
         let seen = self.samples.of(port, |seen| {
             let dropped: Vec<(DropReason, u64)> = seen.drops.lately(now).collect();
@@ -211,7 +212,7 @@ fn guest_memory(port: &Port, dropped: &[(DropReason, u64)]) -> facts::Memory {
 fn refused(port: &Port, dropped: &[(DropReason, u64)]) -> Option<Refused> {
     let refusals = dropped.iter().filter(|(reason, _)| REFUSALS.contains(reason));
     let &(reason, frames) = refusals.max_by_key(|(_, frames)| *frames)?;
-    let violation = port.last_seen.violation().filter(|_| reason == DropReason::Guard);
+    let violation = port.observed.last_seen.violation().filter(|_| reason == DropReason::Guard);
     let address = violation.map(|last| last.address.to_string());
     Some(Refused {
         reason: reason.name(),

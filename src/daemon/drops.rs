@@ -92,7 +92,7 @@ impl Drops {
                 let Running { direction, reason, before, .. } = *one;
                 let frames = counts[direction as usize][reason as usize].wrapping_sub(before);
                 let ended = What::DropsEnded { direction, reason, frames };
-                port.events.tell_surely(&port.name, ended);
+                port.reports.events.tell_surely(&port.name, ended);
             }
             lasts
         });
@@ -129,7 +129,7 @@ impl Drops {
             return;
         }
         let began = What::DropsBegan { direction, reason };
-        let told = port.events.tell_and_log(&port.name, began);
+        let told = port.reports.events.tell_and_log(&port.name, began);
         self.running.push(Running { direction, reason, before, last: now, told });
     }
 }

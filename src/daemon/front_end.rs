@@ -172,7 +172,7 @@ fn converse(
 ) -> Option<End> {
     let PortThread { running, account, context, stop } = thread;
     let port = &running.renew(&context.workers, || is_readable(stop.as_raw_fd()));
-    if port.log.allow() {
+    if port.reports.log.allow() {
         log::info!("port {}: front-end connected ({peer})", port.name);
     }
     let talk = || {

@@ -36,22 +36,22 @@ impl Reports {
         let name = |id| ports.get(id).map(|port| port.name.clone());
         let ([moved, held, broken], counts) = (&mut self.0, counted(port));
         let moves = moved.due(counts[0], now, MOVES_TOLD_SECONDS);
-        if let (Some(moves), Some((mac, from))) = (moves, port.last_seen.moved()) {
+        if let (Some(moves), Some((mac, from))) = (moves, port.observed.last_seen.moved()) {
             let what = What::MacMoved { mac, from: name(from), moves };
-            port.events.tell_and_log(&port.name, what);
+            port.reports.events.tell_and_log(&port.name, what);
         }
         let frames = held.due(counts[1], now, MOVES_TOLD_SECONDS);
-        if let (Some(frames), Some((mac, at))) = (frames, port.last_seen.held()) {
+        if let (Some(frames), Some((mac, at))) = (frames, port.observed.last_seen.held()) {
             let what = What::MacHeld { mac, at: name(at), frames };
-            port.events.tell_and_log(&port.name, what);
+            port.reports.events.tell_and_log(&port.name, what);
         }
         let frames = broken.due(counts[2], now, VIOLATIONS_TOLD_SECONDS);
-        if let (Some(frames), Some(violation)) = (frames, port.last_seen.violation()) {
+        if let (Some(frames), Some(violation)) = (frames, port.observed.last_seen.violation()) {
             let (rule, address) = (violation.rule.name(), violation.address);
             let address = (address != Address::None).then(|| address.to_string());
             let dropped = port.policy.get().security.as_ref().is_some_and(|rules| rules.enforced);
             let what = What::GuardViolation { rule, address, dropped, frames };
-            port.events.tell_and_log(&port.name, what);
+            port.reports.events.tell_and_log(&port.name, what);
         }
     }
 }
@@ -111,7 +111,7 @@ mod tests {
         reports.look(port, &ports, 0);
         for now in [1, 1, 1, 2, 9, 11, 12, 30] {
             port.stats.mac_moves.add_shared(1);
-            port.last_seen.note_moved(mac, 1);
+            port.observed.last_seen.note_moved(mac, 1);
             reports.look(port, &ports, now);
             if now == 9 {
                 assert!(!reports.are_over(port));
@@ -132,7 +132,7 @@ mod tests {
         let mut reports = Reports::new(Some([0; 3]));
         for now in [1, 1, 2, 9, 11, 30] {
             ports[0].stats.learn_held.add_shared(1);
-            ports[0].last_seen.note_held(mac, 1);
+            ports[0].observed.last_seen.note_held(mac, 1);
             reports.look(&ports[0], &ports, now);
         }
         assert!(reports.are_over(&ports[0]));
@@ -151,7 +151,7 @@ mod tests {
         for now in [1, 1, 1, 2, 4, 5, 6, 30] {
             port.stats.guard.ip.add_shared(1);
             let address = Address::Ip([10, 0, 0, now as u8].into());
-            port.last_seen.note_violation(Violation { rule: Rule::Ip, address });
+            port.observed.last_seen.note_violation(Violation { rule: Rule::Ip, address });
             reports.look(&port, &none, now);
             if now == 4 {
                 assert!(!reports.are_over(&port));

@@ -84,7 +84,7 @@ impl Daemon {
         let acceptor = Acceptor::Connector(connector);
         let port = self.put(id, &settings, Some(acceptor));
         let port = port.inspect_err(|_| drop(self.desired.delete(name)))?;
-        port.events.tell_surely(&port.name, What::PortPlugged { uid: *uid });
+        port.reports.events.tell_surely(&port.name, What::PortPlugged { uid: *uid });
         Ok(trouble)
     }
 }

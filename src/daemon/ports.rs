@@ -244,7 +244,7 @@ impl Daemon {
         }
         drop(ports);
         let port = self.put(id, settings, socket.take())?;
-        port.events.tell_surely(&port.name, What::PortAdded);
+        port.reports.events.tell_surely(&port.name, What::PortAdded);
         Ok(id)
     }
 

@@ -165,7 +165,7 @@ impl Daemon {
             if removing.is_late() && !std::mem::replace(&mut removing.told, true) {
                 let why = "its removal continues: its thread has not ended yet".to_owned();
                 let port = removing.serving.running().port();
-                port.events.tell_surely(&port.name, What::Degraded { why });
+                port.reports.events.tell_surely(&port.name, What::Degraded { why });
             }
         }
         if !self.stopping.load(Ordering::Acquire) {
@@ -219,7 +219,7 @@ impl Daemon {
         let serial = self.withdraw(port.id);
         self.view.samples.forget(&port);
         self.missing.forget_port(&port.name);
-        port.events.tell_surely(&port.name, What::PortDeleted);
+        port.reports.events.tell_surely(&port.name, What::PortDeleted);
         // Wakes them, and waits for nothing.
         self.context.workers.wait_adopted(serial, Instant::now());
         serial

@@ -59,7 +59,7 @@ fn say_counter(line: &mut String, name: &str, counter: &Counter) {
 fn log_port(port: &Port, fdb: &Fdb) {
     let mut line = format!("port {} addresses {}", port.name, fdb.port_len(port.id));
     port.stats.each(&mut |name, counter| say_counter(&mut line, name, counter));
-    say(&mut line, "log_suppressed", port.log.suppressed.get());
+    say(&mut line, "log_suppressed", port.reports.log.suppressed.get());
     log::info!("{line}");
     log_queue(port, "announced", 0, &port.stats.announced);
     port.each_queue(&mut |direction, index, stats| {

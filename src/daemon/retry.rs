@@ -133,7 +133,7 @@ impl Daemon {
         let Some(missed) = self.missing.take(code, port, Instant::now()) else { return };
         let event = What::Recovered { code: code.name(), seconds: missed.as_secs() };
         match self.view.ports.present().named(port.unwrap_or_default()) {
-            Some(port) => port.events.tell_surely(&port.name, event),
+            Some(port) => port.reports.events.tell_surely(&port.name, event),
             None => self.view.events.tell(event),
         }
     }

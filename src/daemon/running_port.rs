@@ -75,7 +75,7 @@ impl RunningPort {
 
     /// It is on its way out.
     pub fn leave(&self) {
-        self.state().port.leaving.store(true, Ordering::Relaxed);
+        self.state().port.life.leaving.store(true, Ordering::Relaxed);
     }
 
     /// Returns the changes that wait for the next front-end.

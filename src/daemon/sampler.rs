@@ -80,7 +80,7 @@ impl Samples {
     pub fn begin(&self, ports: &PortTable, now: u32) {
         let mut ledger = self.ledger();
         for port in ports.iter() {
-            let traffic = port.line.is_whole().then(|| port.traffic());
+            let traffic = port.life.lineage.is_whole().then(|| port.traffic());
             let before = traffic.as_ref().map(|traffic| (traffic, counted(port)));
             let mut seen = Seen::new(port, before, now);
             seen.look_at_rings(None);
@@ -94,14 +94,18 @@ impl Samples {
         ledger.looks += 1;
         let looks = ledger.looks;
         for port in ports.iter() {
-            if ledger.ports.get(&port.name).is_none_or(|seen| !port.line.is(&seen.port.line)) {
+            if ledger
+                .ports
+                .get(&port.name)
+                .is_none_or(|seen| !port.life.lineage.is(&seen.port.life.lineage))
+            {
                 let new = Seen::new(port, Some((&Default::default(), [0; 3])), now);
                 ledger.ports.insert(port.name.clone(), new);
             }
             let Some(seen) = ledger.ports.get_mut(&port.name) else { continue };
             seen.look = looks;
             // What is carried over was counted, and reported, before.
-            if port.line.is_whole() {
+            if port.life.lineage.is_whole() {
                 let other = std::mem::replace(&mut seen.port, Arc::clone(port));
                 // What was carried over is no use of the rings.
                 seen.look_at_rings(Arc::ptr_eq(&other, port).then_some(now));
@@ -114,7 +118,11 @@ impl Samples {
     /// Forgets a port that is gone, as the thread may sleep for as long as the workers do.
     pub fn forget(&self, port: &Port) {
         let mut ledger = self.ledger();
-        if ledger.ports.get(&port.name).is_some_and(|seen| port.line.is(&seen.port.line)) {
+        if ledger
+            .ports
+            .get(&port.name)
+            .is_some_and(|seen| port.life.lineage.is(&seen.port.life.lineage))
+        {
             ledger.ports.remove(&port.name);
         }
     }
@@ -168,7 +176,11 @@ impl Samples {
     /// Asks what was seen of a port, if it was looked at.
     pub fn of<T>(&self, port: &Port, ask: impl FnOnce(&Seen) -> T) -> Option<T> {
         let ledger = self.ledger();
-        ledger.ports.get(&port.name).filter(|seen| port.line.is(&seen.port.line)).map(ask)
+        ledger
+            .ports
+            .get(&port.name)
+            .filter(|seen| port.life.lineage.is(&seen.port.life.lineage))
+            .map(ask)
     }
 
     /// True if no port was seen.
@@ -215,7 +227,7 @@ impl Seen {
         let counts = counts(port, &traffic);
         history.get_or_insert_with(|| History::new(now, counts)).note(now, counts);
         let mut more = Vec::new();
-        port.dropped_from.take(|from, frames| {
+        port.observed.dropped_from.take(|from, frames| {
             // Of one that is gone meanwhile there is nothing to report.
             more.extend(
                 ports
@@ -314,7 +326,7 @@ mod tests {
         let (samples, ports) = (Samples::default(), table(&[&a, &b]));
         samples.begin(&ports, 100);
         no_buffer(&a, 7);
-        a.dropped_from.add(1, 7);
+        a.observed.dropped_from.add(1, 7);
         samples.look(&ports, 101);
         let no_room = |port: &Port, now| samples.of(port, |seen| seen.over(MOMENT, now).no_room);
         assert_eq!((no_room(&a, 101), no_room(&b, 101)), (Some(7), Some(0)));

@@ -214,7 +214,7 @@ impl Daemon {
     /// A port that is wanted for which nothing could be opened.
     pub(super) fn serve_without(&mut self, port: &Arc<Port>) -> Result<(), PortError> {
         let serving = self.served(port)?;
-        port.left_out.store(true, Ordering::Relaxed);
+        port.life.left_out.store(true, Ordering::Relaxed);
         self.serving.push(serving);
         Ok(())
     }
@@ -237,7 +237,7 @@ impl Daemon {
         let serving = all.find(|serving| Arc::ptr_eq(&serving.running, running));
         let serving = serving.ok_or(PortError::NoSuchPort)?;
         (serving.thread, serving.file) = (Some(thread), file);
-        running.port().left_out.store(false, Ordering::Relaxed);
+        running.port().life.left_out.store(false, Ordering::Relaxed);
         Ok(())
     }
 

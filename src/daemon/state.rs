@@ -128,13 +128,13 @@ pub fn carry(before: &Port, after: &Port) {
     };
     add(true);
     add(false);
-    after.line.complete();
+    after.life.lineage.complete();
 }
 
 /// Every counter of a port, by the part of the port it belongs to and its name.
 fn each_counter(port: &Port, visit: &mut dyn FnMut(&str, &str, &Counter)) {
     port.stats.each(&mut |name, counter| visit("port", name, counter));
-    visit("port", "log_suppressed", &port.log.suppressed);
+    visit("port", "log_suppressed", &port.reports.log.suppressed);
     port.stats.announced.each(&mut |name, counter| visit("announced", name, counter));
     port.each_queue(&mut |direction, index, stats| {
         let part = format!("{}.{index}", direction.name());

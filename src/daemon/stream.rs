@@ -66,7 +66,7 @@ fn converse(
     let connection = Arc::new(Connection::new(socket, Arc::clone(&device.cost)));
     let (worker, token) = (workers.for_device(port, 0), Token::Device(port.id, 0));
     if let Err(error) = worker.watch_both(connection.as_raw_fd(), token) {
-        if port.log.allow() {
+        if port.reports.log.allow() {
             log::warn!("port {}: cannot watch the socket: {error}", port.name);
         }
         return Some(ACCEPT_RETRY_MAX);

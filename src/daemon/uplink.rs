@@ -184,7 +184,7 @@ pub fn keep(
         match why {
             Lost::Gone => {
                 log::warn!("{kind} {}: interface {ifname} is gone, waiting for it", port.name);
-                port.events.tell(&port.name, What::InterfaceGone, false);
+                port.reports.events.tell(&port.name, What::InterfaceGone, false);
             }
             Lost::Outgrown => {
                 log::info!("{kind} {}: the MTU of {ifname} has grown, opening it anew", port.name);
@@ -203,7 +203,7 @@ pub fn keep(
                 Ok(()) => {
                     log::info!("{kind} {}: attached to interface {} again", port.name, ifname);
                     if why == Lost::Gone {
-                        port.events.tell(&port.name, What::InterfaceBack, false);
+                        port.reports.events.tell(&port.name, What::InterfaceBack, false);
                     }
                     // Queues whose loss no worker had noticed yet.
                     uplink.close_lost();

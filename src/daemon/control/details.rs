@@ -163,7 +163,7 @@ fn details(
         learn_static: port.stats.learn_static.get(),
         learn_held: port.stats.learn_held.get(),
         rate_waits: port.stats.rate_waits.get(),
-        log_suppressed: port.log.suppressed.get(),
+        log_suppressed: port.reports.log.suppressed.get(),
         lists: Vec::new(),
         settings: Vec::new(),
         violations: show::happened(rules.map(|(rule, counter)| (rule, counter.get()))),

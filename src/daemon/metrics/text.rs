@@ -48,7 +48,7 @@ const DROPS: usize = METRICS_SERIES_A_PORT - ALWAYS - GuardStats::TABLE.len();
 impl Figures {
     fn of(port: &Port, addresses: u64, health: &Health) -> Figures {
         let counted = port.stats.counters().map(|(_, counter)| counter.get());
-        let whole = counted.chain([port.log.suppressed.get()]).collect();
+        let whole = counted.chain([port.reports.log.suppressed.get()]).collect();
         let guard = port.stats.guard.counters().map(|(_, counter)| counter.get()).collect();
         let (name, is_up) = (port.name.clone(), port.is_up());
         let info = health.info.get(&name).cloned().unwrap_or_default();

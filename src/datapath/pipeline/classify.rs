@@ -17,7 +17,7 @@ use super::plan::{Plan, Scope};
 use super::screen::{Passage, admit};
 use crate::port::guest::Receivers;
 use crate::port::mtu::NO_LIMIT;
-use crate::port::{Endpoint, Port, PortTable};
+use crate::port::{Endpoint, Observed, Port, PortTable};
 use crate::ring::Frame;
 use base::frame::ethernet::{self, Addresses, TagBytes};
 use base::frame::{MacAddr, flow_hash};
@@ -172,7 +172,7 @@ impl<'a> Classifier<'a> {
 
     /// Counts a source address that was not learned, or that moved from another port.
     fn count(&self, from: MacAddr, learn: Learn) {
-        let Port { stats, last_seen, .. } = self.arrival.port;
+        let Port { stats, observed: Observed { last_seen, .. }, .. } = self.arrival.port;
         match learn {
             Learn::Static => {
                 stats.learn_static.add_shared(1);

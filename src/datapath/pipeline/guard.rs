@@ -38,7 +38,7 @@ impl Violations {
     #[inline(never)]
     pub fn find(&mut self, burst: &mut Burst, rules: &PortSecurity, port: &Port, now: Tick) -> u64 {
         let now = now.second();
-        let clients = |identifier: &[&[u8]]| port.dhcp_clients.note(identifier, now);
+        let clients = |identifier: &[&[u8]]| port.observed.dhcp_clients.note(identifier, now);
         let mut refused = 0;
         for index in 0..burst.frames().len() {
             if let Err(violation) = check(burst, index, rules, &clients) {
@@ -56,7 +56,7 @@ impl Violations {
         for (_, violation) in self.0.drain(..).filter(|(at, _)| usize::from(*at) < frames) {
             counter(&port.stats.guard, violation.rule).add_shared(1);
             if violation.rule != Rule::Version {
-                port.last_seen.note_violation(violation);
+                port.observed.last_seen.note_violation(violation);
             }
         }
     }
@@ -286,6 +286,6 @@ mod tests {
         assert!(violations.is_empty());
         assert_eq!((port.stats.guard.dhcp.get(), port.stats.guard.told()), (1, 1));
         let violation = Violation { rule: Rule::Dhcp, address: Address::Mac(OTHER) };
-        assert_eq!(port.last_seen.violation(), Some(violation));
+        assert_eq!(port.observed.last_seen.violation(), Some(violation));
     }
 }

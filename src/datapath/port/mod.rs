@@ -12,6 +12,7 @@
 //! * [`rate`] the rates of a port;
 //! * [`guest`] a VM: two rings for each queue pair, attached and detached by its session;
 //! * [`inspect`] the state that a session reports for diagnosis;
+//! * [`life`] whether a port can be used, since when, and in place of which port;
 //! * [`last_seen`] source addresses that may explain a fault;
 //! * [`dropped_from`] frames without room, by sender;
 //! * [`steering`] the receive queue that a guest wants for a flow;
@@ -30,6 +31,7 @@ pub mod gate;
 pub mod guest;
 pub mod inspect;
 pub mod last_seen;
+pub mod life;
 pub mod moderation;
 pub mod mtu;
 pub mod quantum;
@@ -41,7 +43,7 @@ pub mod steering;
 pub mod table;
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::capture::outcomes::Outcomes;
@@ -62,6 +64,7 @@ pub use gate::Discard;
 pub use guest::{Eviction, FrontEnd, GuestPort};
 pub use inspect::{RegionFacts, RingFacts, SessionFacts};
 pub use last_seen::LastSeen;
+pub use life::Life;
 pub use mtu::Mtu;
 pub use queue::{Awaited, Next, Queue, QueueRef, Rx, RxState, Tx, TxState, Vring};
 pub use rate::Rates;
@@ -121,31 +124,18 @@ pub struct Port {
     pub policy: LivePolicy,
     /// Rates of the port's frames.
     pub rates: Rates,
-    /// The port has no socket or interface yet, and cannot be used.
-    pub left_out: AtomicBool,
-    /// The port is being removed.
-    pub leaving: AtomicBool,
+    /// Whether the port can be used, since when, and in place of which port.
+    pub life: Life,
     /// The worker that an operator chose for the port's rings, if one is chosen.
     pub worker: FixedWorker,
-    /// Coarse second before which another peer may have been behind the port, or the port may have
-    /// been in another bridge or VLAN.
-    pub since: AtomicU32,
-    /// Lineage of the port: the ports that it replaced.
-    pub line: Line,
     /// MTU of the port.
     pub mtu: Mtu,
     /// Counters of the port as a whole.
     pub stats: PortStats,
-    /// Frames that found no room at this port, by sender.
-    pub dropped_from: DroppedFrom,
-    /// Source addresses that may explain a fault.
-    pub last_seen: LastSeen,
-    /// DHCP clients behind a port with port security.
-    pub dhcp_clients: DhcpClients,
-    /// Limit of the log lines that the port's peer can cause.
-    pub log: LogLimit,
-    /// Reporter of the port's events.
-    pub events: PortEvents,
+    /// State that workers observe in frames of the port.
+    pub observed: Observed,
+    /// Reports about the port: events and log lines.
+    pub reports: Reports,
 }
 
 impl Port {
@@ -167,18 +157,12 @@ impl Port {
             config: PortConfig::default(),
             policy: LivePolicy::new(PortPolicy::PLAIN),
             rates: Rates::default(),
-            left_out: AtomicBool::new(false),
-            leaving: AtomicBool::new(false),
+            life: Life::default(),
             worker: FixedWorker::default(),
-            since: AtomicU32::new(clock::coarse_seconds() + 1),
-            line: Line::default(),
             mtu: Mtu::new(None),
             stats: PortStats::default(),
-            dropped_from: DroppedFrom::default(),
-            last_seen: LastSeen::default(),
-            dhcp_clients: DhcpClients::default(),
-            log: LogLimit::default(),
-            events: PortEvents::new(None),
+            observed: Observed::default(),
+            reports: Reports::new(None),
         }
     }
 
@@ -213,8 +197,8 @@ impl Port {
     /// Makes this port the successor of port `before`: in the same lineage, with the costs of its
     /// front-ends.
     pub fn succeed(&mut self, before: &Port) {
-        self.line = before.line.next();
-        self.leaving.store(before.is_leaving(), Ordering::Relaxed);
+        self.life.lineage = before.life.lineage.next();
+        self.life.leaving.store(before.is_leaving(), Ordering::Relaxed);
         if let (Endpoint::Guest(guest), Some(before)) = (&mut self.endpoint, before.as_guest()) {
             guest.succeed(before);
         }
@@ -222,12 +206,12 @@ impl Port {
 
     /// Returns the port with a reporter to `events`.
     pub fn telling(self, events: &Arc<Events>) -> Port {
-        Port { events: PortEvents::new(Some(events)), ..self }
+        Port { reports: Reports::new(Some(events)), ..self }
     }
 
     /// Reports an event, with a log line if the port's log limit permits.
     pub fn tell(&self, what: What) {
-        self.events.tell(&self.name, what, self.log.allow());
+        self.reports.events.tell(&self.name, what, self.reports.log.allow());
     }
 
     /// Returns the VM behind this port, if the port is a VM's.
@@ -322,12 +306,12 @@ impl Port {
 
     /// True if the port has no socket or interface yet.
     pub fn is_left_out(&self) -> bool {
-        self.left_out.load(Ordering::Relaxed)
+        self.life.left_out.load(Ordering::Relaxed)
     }
 
     /// True if the port is being removed.
     pub fn is_leaving(&self) -> bool {
-        self.leaving.load(Ordering::Relaxed)
+        self.life.leaving.load(Ordering::Relaxed)
     }
 
     /// Counts copies of frames that came `from` another port as dropped, at `at` (this port or one
@@ -341,7 +325,7 @@ impl Port {
     ) {
         at.add_shared(reason, frames.len() as u64);
         if reason.is_want_of_room() {
-            self.dropped_from.add(from, frames.len());
+            self.observed.dropped_from.add(from, frames.len());
         }
         outcomes.dropped(frames, self.id, reason);
     }
@@ -349,7 +333,7 @@ impl Port {
     /// Records that the peer behind the port, or its bridge and VLAN, changed. Workers may see the
     /// change a moment later.
     pub fn begin(&self) {
-        self.since.store(clock::coarse_seconds() + 1, Ordering::Relaxed);
+        self.life.since.store(clock::coarse_seconds() + 1, Ordering::Relaxed);
     }
 
     /// Returns the port's kind, for the switch's policy.
@@ -358,37 +342,6 @@ impl Port {
             Endpoint::Guest(_) => PortKind::Guest,
             Endpoint::Device(device) => device.kind(),
         }
-    }
-}
-
-/// Lineage of ports that replaced one another with new settings, and whose counters continue. The
-/// counts of the old port are added while the new port already counts, and one counter after
-/// another.
-#[derive(Debug, Default)]
-pub struct Line {
-    id: Arc<()>,
-    behind: AtomicBool,
-}
-
-impl Line {
-    fn next(&self) -> Line {
-        Line { id: Arc::clone(&self.id), behind: AtomicBool::new(true) }
-    }
-
-    /// True if both ports have one lineage.
-    pub fn is(&self, other: &Line) -> bool {
-        Arc::ptr_eq(&self.id, &other.id)
-    }
-
-    /// True if the port's counters include the counts of the ports before.
-    pub fn is_whole(&self) -> bool {
-        // Acquire: a thread that reads false sees the added counts.
-        !self.behind.load(Ordering::Acquire)
-    }
-
-    /// Records that the counters include the counts of the ports before.
-    pub fn complete(&self) {
-        self.behind.store(false, Ordering::Release);
     }
 }
 
@@ -441,6 +394,32 @@ impl LivePolicy {
     fn lock(&self) -> MutexGuard<'_, Arc<PortPolicy>> {
         // A poisoned lock is harmless: the policy is replaced in one step.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// State that workers observe in frames of a port.
+#[derive(Debug, Default)]
+pub struct Observed {
+    /// Frames that found no room at the port, by sender.
+    pub dropped_from: DroppedFrom,
+    /// Source addresses that may explain a fault.
+    pub last_seen: LastSeen,
+    /// DHCP clients behind a port with port security.
+    pub dhcp_clients: DhcpClients,
+}
+
+/// Reports about a port.
+#[derive(Debug)]
+pub struct Reports {
+    /// Limit of the log lines that the port's peer can cause.
+    pub log: LogLimit,
+    /// Reporter of the port's events.
+    pub events: PortEvents,
+}
+
+impl Reports {
+    fn new(events: Option<&Arc<Events>>) -> Reports {
+        Reports { log: LogLimit::default(), events: PortEvents::new(events) }
     }
 }
 

@@ -166,7 +166,7 @@ impl PortTable {
     /// Keeps the ports that get frames of a limited group.
     fn keep_members(&self, of: Limited, ports: &mut Vec<PortId>) {
         let Some(snooping) = self.snooping() else { return };
-        let since = |id: PortId| self[id].since.load(Ordering::Relaxed);
+        let since = |id: PortId| self[id].life.since.load(Ordering::Relaxed);
         // A port that the querier does not reach cannot answer the querier.
         let hears = |id: PortId| self.policy(of.querier).reaches(self.policy(id));
         let takes = |id: PortId| snooping.takes(of, id, since(id));

@@ -122,7 +122,7 @@ impl<'a> Session<'a> {
         loop {
             match self.connection.receive()? {
                 Incoming::Message(message) => self.handle(message)?,
-                Incoming::OtherFrontEnd if self.port.log.allow() => log::info!(
+                Incoming::OtherFrontEnd if self.port.reports.log.allow() => log::info!(
                     "port {}: another front-end has connected to its socket and waits: one \
                      front-end is served at a time",
                     self.port.name
@@ -156,7 +156,7 @@ impl<'a> Session<'a> {
     }
 
     fn warn(&self, text: &str) {
-        if self.port.log.allow() {
+        if self.port.reports.log.allow() {
             log::warn!("port {}: {text}", self.port.name);
         }
     }
@@ -213,7 +213,7 @@ impl<'a> Session<'a> {
         let who = self.port.as_guest().and_then(GuestPort::front_end);
         let (pid, uid) = who.map_or((0, u32::MAX), |who| (who.pid, who.uid));
         let attached = What::Attached { pid, uid, features: self.features };
-        self.port.events.tell_and_log(&self.port.name, attached);
+        self.port.reports.events.tell_and_log(&self.port.name, attached);
     }
 
     fn acknowledge(&mut self, head: Head, done: bool) -> Result<(), SessionError> {

@@ -136,7 +136,7 @@ fn never_moves(state: &mut RxState) -> bool {
 
 /// Logs that a guest's memory seems not to be shared. Not called with a ring's lock held.
 fn complain(port: &Port) {
-    if port.log.allow() {
+    if port.reports.log.allow() {
         log::warn!(
             "port {}: the guest kicks but its available ring never moves: is its memory shared \
              (QEMU: memory-backend-memfd with share=on)?",

@@ -124,7 +124,7 @@ impl Reserves {
             if suspended.iter().any(|before| Arc::ptr_eq(&before.port, port)) {
                 continue;
             }
-            if port.log.allow() {
+            if port.reports.log.allow() {
                 log::warn!("port {}: {whose} makes worker {worker} wait", port.name);
             }
             guest.queues().for_each(|queue| queue.suspend());

@@ -405,7 +405,7 @@ impl Worker {
             // An announcement, a flood, or the kick of a receive ring.
             _ => Next::Gone,
         };
-        if port.log.allow() {
+        if port.reports.log.allow() {
             log::error!("port {}: a worker panicked at its frames", port.name);
         }
         after

@@ -4,7 +4,7 @@ use std::iter::once;
 
 use super::{BurstContext, Pipeline};
 use crate::capture::outcomes::Outcome;
-use crate::capture::{Capture, Packet};
+use crate::capture::{Capture, Leaving, Packet};
 use crate::pipeline::plan::Plan;
 use crate::port::PortTable;
 use crate::ring::Burst;
@@ -73,18 +73,25 @@ impl Pipeline {
                     wanted.for_each(|packet| leaving.leave(packet, &bytes[..read]));
                 }
             }
-            // Rejected chains have no bytes to show.
-            for reason in burst.rejected().filter(|_| !flood.is_continued) {
-                let dropped = Some(reason);
-                if !capture.wants(from, dropped) {
-                    continue;
-                }
-                if !leaving.may_look() {
-                    leaving.lose(1);
-                } else if leaving.accepts(&[], 0) {
-                    leaving.leave(Packet { time, port: from, direction, dropped, len: 0 }, &[]);
-                }
+            if !flood.is_continued {
+                let chain = Packet { time, port: from, direction, dropped: None, len: 0 };
+                leave_rejected(capture, &mut leaving, burst, chain);
             }
+        }
+    }
+}
+
+/// Leaves the rejected chains of a burst with a capture: packets like `chain`, without bytes.
+fn leave_rejected(capture: &Capture, leaving: &mut Leaving<'_>, burst: &Burst, chain: Packet) {
+    for reason in burst.rejected() {
+        let dropped = Some(reason);
+        if !capture.wants(chain.port, dropped) {
+            continue;
+        }
+        if !leaving.may_look() {
+            leaving.lose(1);
+        } else if leaving.accepts(&[], 0) {
+            leaving.leave(Packet { dropped, ..chain }, &[]);
         }
     }
 }

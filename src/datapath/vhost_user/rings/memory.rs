@@ -109,7 +109,7 @@ impl Rings<'_> {
                 stand.push(index);
             }
         }
-        if !stand.is_empty() && self.port.log.allow() {
+        if !stand.is_empty() && self.port.reports.log.allow() {
             stand.sort_unstable();
             log::info!("port {}: the memory of rings {stand:?} is taken away", self.port.name);
         }
@@ -132,7 +132,7 @@ impl Rings<'_> {
             }
         }
         let after = self.standing();
-        if after < before && self.port.log.allow() {
+        if after < before && self.port.reports.log.allow() {
             let resumed = before - after;
             log::info!(
                 "port {}: rings that go on: {resumed}, still without memory: {after}",
