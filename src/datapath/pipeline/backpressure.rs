@@ -21,7 +21,7 @@ use super::rate_out;
 use super::stalls::At;
 use crate::port::gate::Waiting;
 use crate::port::{Next, PortTable, Queue, Rx, RxState, Tx, TxState};
-use crate::ring::SplitRing;
+use crate::ring::{Burst, SplitRing};
 use base::limits::LOCK_WAIT_NANOS;
 use switch::PortId;
 use sys::clock;
@@ -150,10 +150,24 @@ impl<'a> Backpressure<'a> {
     /// Removes the frames from a run that stay in their ring behind the first frame that waits.
     /// True if no frame is left.
     #[inline(always)]
-    pub fn keeps_back(&self, run: &mut Run) -> bool {
+    pub fn keeps_back(&self, burst: &Burst, run: &mut Run) -> bool {
         let Some((at, _)) = self.left else { return false };
+        if self.ports.is_limited() {
+            rate_out::refund_run(self.ports, burst, run, at);
+        }
         run.truncate(at);
         run.left().is_empty()
+    }
+
+    /// Records the frames that rates of their receivers have dropped.
+    pub fn note_limited(&mut self, plan: &Plan) {
+        self.settled_end = plan.settled_end();
+    }
+
+    /// True if the ring lately sent to several receivers.
+    #[inline(always)]
+    pub fn is_shared(&self) -> bool {
+        self.only.is_none()
     }
 
     /// True if no frame behind the first frame left of a run is settled, and the ring is not

@@ -361,7 +361,9 @@ impl Pipeline {
         backpressure.begin(&context.plan);
         if ports.is_limited() {
             let BurstContext { burst, plan, outcomes, .. } = &mut *context;
-            if let Some(at) = backpressure.limit(burst, plan, outcomes) {
+            let waits = backpressure.limit(burst, plan, outcomes);
+            backpressure.note_limited(plan);
+            if let Some(at) = waits {
                 context.give_back(at);
             }
         }

@@ -121,7 +121,7 @@ impl Delivery<'_> {
     pub fn deliver(&mut self, burst: &mut Burst, plan: &mut Plan) {
         let mut settled = true;
         for run in plan.runs() {
-            if self.backpressure.keeps_back(run) {
+            if self.backpressure.keeps_back(burst, run) {
                 continue;
             }
             settled &= self.first_try(burst, run);
@@ -181,7 +181,7 @@ impl Delivery<'_> {
     #[inline(never)]
     fn last_tries(&mut self, burst: &mut Burst, runs: &mut [Run]) {
         for run in runs {
-            if self.backpressure.keeps_back(run) || run.left().is_empty() {
+            if self.backpressure.keeps_back(burst, run) || run.left().is_empty() {
                 continue;
             }
             let port = &self.backpressure.ports[run.port];
@@ -317,7 +317,7 @@ impl Delivery<'_> {
         let base = ring.base();
         let done = ring.deliver(burst, &frames[..admitted], &mut self.room.scratch, cut);
         let taken = ring.base().wrapping_sub(base);
-        let has_room = ring.known_left() > ring.size() / 2;
+        let has_room = self.backpressure.is_shared() && ring.offered() > ring.size() / 2;
         admission.record(from, (done.frames, done.bytes), taken, done.settled < admitted);
         self.count(to, frames, &done, burst.needs_offloads());
         if done.frames + done.bad_buffers > 0 {

@@ -79,9 +79,15 @@ impl Run {
         self.done = self.len.min(self.done + count as u8);
     }
 
-    /// Removes the frames from index `end` on.
+    /// Removes the frames left from index `end` on.
     pub fn truncate(&mut self, end: u8) {
-        self.len = self.frames[..usize::from(self.len)].partition_point(|&frame| frame < end) as u8;
+        self.len = self.done + self.left().partition_point(|&frame| frame < end) as u8;
+    }
+
+    /// Returns the frames left from index `at` on.
+    pub fn left_from(&self, at: u8) -> &[u8] {
+        let left = self.left();
+        &left[left.partition_point(|&frame| frame < at)..]
     }
 }
 

@@ -135,12 +135,15 @@ pub fn look(ports: &PortTable, waiting: &mut Waiting, now: u64) -> Option<Next> 
 /// in their ring.
 #[cold]
 pub fn refund(ports: &PortTable, burst: &Burst, plan: &mut Plan, at: u8) {
-    for run in plan.runs() {
-        let output = &ports[run.port].rates.output;
-        let first = run.left().partition_point(|&frame| frame < at);
-        if output.is_on() {
-            output.refund(loads(burst, &run.left()[first..]).sum());
-        }
+    plan.runs().iter().for_each(|run| refund_run(ports, burst, run, at));
+}
+
+/// Returns the load of a run's frames from `at` on to the rate of the run's port.
+#[cold]
+pub fn refund_run(ports: &PortTable, burst: &Burst, run: &Run, at: u8) {
+    let output = &ports[run.port].rates.output;
+    if output.is_on() {
+        output.refund(loads(burst, run.left_from(at)).sum());
     }
 }
 

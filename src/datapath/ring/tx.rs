@@ -63,12 +63,6 @@ impl SplitRing {
         self.indices.avail_seen != self.indices.next_avail
     }
 
-    /// Returns the number of heads seen at the last read of avail.idx and not taken yet.
-    #[inline(always)]
-    pub fn known_left(&self) -> u16 {
-        self.indices.avail_seen.wrapping_sub(self.indices.next_avail)
-    }
-
     /// True if avail.idx, read now, is ahead of the next head to take.
     #[inline(always)]
     pub fn has_work(&self) -> bool {

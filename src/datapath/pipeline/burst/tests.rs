@@ -38,7 +38,7 @@ struct Lab {
     pipeline: Pipeline,
     ports: PortTable,
     stats: WorkerStats,
-    memory: [Guest; 2],
+    memory: [Guest; 3],
     cycle: u64,
     _watch: BlockedWriterWatch,
 }
@@ -50,19 +50,27 @@ impl Lab {
 
     /// Creates a lab with the rate `input` for frames from the sender.
     fn limited(input: Limit) -> Lab {
-        let fdb = fdb(2);
+        Lab::with(input, Limit::default())
+    }
+
+    /// Creates a lab with the rate `input` for frames from the sender and the rate `output` for
+    /// frames to port 2, which gets no frame and has no ring at first.
+    fn with(input: Limit, output: Limit) -> Lab {
+        let fdb = fdb(3);
         let [from, to] = [[2, 0, 0, 0, 0, 0], [2, 0, 0, 0, 0, 1]];
         fdb.insert_static(MacAddr(to), 1).unwrap();
+        fdb.insert_static(MacAddr([2, 0, 0, 0, 0, 2]), 2).unwrap();
         let watch = BlockedWriterWatch::start().unwrap();
         let pipeline = Pipeline::new(0, Arc::new(fdb), Rules::default(), watch.register());
-        let limits = [[input, Limit::default()], [Limit::default(); 2]];
+        let none = Limit::default();
+        let limits = [[input, none], [none; 2], [none, output]];
         let port = |id: PortId| {
             let port = Port::guest(id, &id.to_string(), 1);
             port.rates.set(limits[usize::from(id)], FloodLimits::default());
             Arc::new(port)
         };
-        let ports: PortTable = (0..2).map(port).collect();
-        let memory = [Guest::new(), Guest::new()];
+        let ports: PortTable = (0..3).map(port).collect();
+        let memory = std::array::from_fn(|_| Guest::new());
         let [sender, receiver] = [0, 1].map(|id| ports[id].as_guest().unwrap());
         let queue = memory[0].queue();
         for head in 0..64 {
@@ -106,14 +114,33 @@ impl Lab {
 }
 
 impl Lab {
-    /// Makes the receiver's buffers `all` in number.
+    /// Makes the buffers of port 1 `all` in number.
     fn offer_buffers(&self, all: u16) {
-        let queue = self.memory[1].queue();
+        self.offer_buffers_of(1, all);
+    }
+
+    /// Makes the buffers of port `id` `all` in number.
+    fn offer_buffers_of(&self, id: usize, all: u16) {
+        let queue = self.memory[id].queue();
         let heads: Vec<u16> = (0..all).collect();
         for &head in &heads {
             describe(&queue, head, &[desc(DATA + 128 * u64::from(head), 128, WRITE, 0)]);
         }
         offer(&queue, &heads);
+    }
+
+    /// Sends all frames but the first to port 2, and starts a receive ring with 64 buffers there.
+    fn send_to_another(&self) {
+        for head in 1..64 {
+            self.memory[0].write(DATA + 128 * head + 12, &[2, 0, 0, 0, 0, 2]);
+        }
+        let receiver = self.ports[2].as_guest().unwrap();
+        let mut state = receiver.rx[0].lock();
+        state.vring.ring = Some(self.memory[2].start(&self.memory[2].queue()));
+        state.vring.enabled = true;
+        drop(state);
+        receiver.set_active(0, true);
+        self.offer_buffers_of(2, 64);
     }
 
     /// Makes the last `bad_of_four` of every four chains of the sender too short to be frames.
@@ -245,6 +272,30 @@ fn frames_that_go_back_to_their_ring_are_not_charged() {
             assert_eq!(received, u64::from(all.min(64 - 16 * bad_of_four)));
         }
         assert_eq!(lab.sent(), (64, 16 * u64::from(bad_of_four)));
+    }
+}
+
+/// A frame waits for a receiver without buffers in front of frames for a receiver with a rate. If
+/// the rate drops frames at the end of the burst, no frame waits, and each frame is counted once;
+/// if the rate admits all frames, the frames that wait cost no rate.
+#[test]
+fn a_frame_in_front_of_frames_for_a_rate_is_counted_once() {
+    for packets in [10, 63] {
+        let rate = Rate { bits: 0, packets: 1 };
+        let output = Limit { rate, burst: Size { bytes: 0, packets } };
+        let mut lab = Lab::with(Limit::default(), output);
+        lab.send_to_another();
+        lab.ports[0].as_guest().unwrap().tx[0].lock().side.gate.last.note(None, lab.cycle);
+        let waits = matches!(lab.turn(), Next::Receiver(_));
+        assert_eq!(waits, packets == 63);
+        lab.cycle += clock::cycles_in(2 * BACKPRESSURE_NANOS);
+        for _ in 0..3 {
+            lab.turn();
+        }
+        let got = |id: PortId| lab.ports[id].as_guest().unwrap().rx[0].stats.frames.get();
+        let lost = lab.ports[2].stats.drops.get(DropReason::Rate);
+        assert_eq!((got(1), got(2), lost, no_buffer(&lab)), (0, packets, 63 - packets, 1));
+        assert_eq!(lab.sent(), (64, 0));
     }
 }
 
