@@ -1,5 +1,5 @@
-//! All that is known of a switch and its host when they are judged. Reading it is `gather`'s and
-//! its neighbours', saying what is wrong with it is for `of_switch`, `of_guest` and `of_uplink`.
+//! All facts about a switch and its host that the doctor judges. `gather` and its neighbours
+//! read the facts; `of_switch`, `of_guest` and `of_uplink` find the faults.
 
 use std::collections::BTreeMap;
 
@@ -11,15 +11,15 @@ use crate::qemu::Item;
 /// Facts that the doctor found out. A missing fact could not be read, and `skipped` says why.
 #[derive(Debug, Default)]
 pub struct Facts {
-    /// Of this program.
+    /// Version of this program.
     pub client_version: String,
-    /// `GetStatus`
+    /// Answer of `GetStatus`.
     pub status: Status,
     /// Ports, TAPs and streams.
     pub ports: Vec<Port>,
     /// Findings of the switch itself.
     pub findings: Vec<Finding>,
-    /// Steps of a reload; or why the files cannot be read.
+    /// Steps of a reload, or the reason why the files cannot be read.
     pub reload: Option<Result<Vec<wire::Step>, String>>,
     pub daemon: Daemon,
     pub host: Host,
@@ -30,39 +30,40 @@ pub struct Facts {
 /// A port, TAP or stream.
 #[derive(Debug, Default)]
 pub struct Port {
-    /// `GetPortDetails`
+    /// Answer of `GetPortDetails`.
     pub details: PortDetails,
-    /// Its keys, as a file would have them.
+    /// Keys of the port, as a file would have them.
     pub keys: BTreeMap<String, String>,
-    /// Who is connected.
+    /// Process that is connected.
     pub front_end: Option<Process>,
-    /// Processes that have its socket in their command line, of users whom it is for; and a user
-    /// that is to connect there.
+    /// Processes that have the port's socket in their command line, of users for whom the socket
+    /// is; and a user who is to connect to the socket.
     pub others: Vec<Process>,
-    /// Bytes on huge pages that its front-end has, of those that its guest may use; none if it
-    /// cannot be looked at.
+    /// Bytes on huge pages that the front-end has, of the bytes that the guest may use; none if the
+    /// doctor cannot look at the front-end.
     pub huge: Option<u64>,
-    /// From the root to the socket's directory, and the socket.
+    /// Directories from the root to the socket's directory, and the socket.
     pub path: Vec<Step>,
 }
 
-/// A process that is a front-end, or wants to be one.
+/// A process that is a front-end, or wants to be a front-end.
 #[derive(Debug, Default, Clone)]
 pub struct Process {
-    /// 0 if only its user is known.
+    /// Number of the process; 0 if only the user is known.
     pub pid: i64,
     pub name: String,
     pub uid: u32,
     pub groups: Vec<u32>,
-    /// Of its command line what is about this port, and about KVM.
+    /// Options of the command line that are about the port, and about KVM.
     pub items: Vec<Item>,
-    /// Bytes of memory that others can map; none if its mappings cannot be read.
+    /// Bytes of memory that other processes can map; none if the mappings cannot be read.
     pub shared: Option<u64>,
-    /// From its root to the port's socket, as it sees it; empty if it sees what the switch does.
+    /// Directories from the process's root to the port's socket, and the socket, as the process
+    /// sees them; empty if the process sees the same files as the switch.
     pub way: Vec<Step>,
 }
 
-/// A directory or a socket, and who may what with it.
+/// A directory or a socket, with its mode and owners.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
     pub path: String,
@@ -74,56 +75,56 @@ pub struct Step {
 /// The switch's process.
 #[derive(Debug, Default)]
 pub struct Daemon {
-    /// Its program was replaced since it was started.
+    /// True if the switch's program was replaced since the switch was started.
     pub replaced: bool,
     pub unit: Option<Unit>,
-    /// How long threads were looked at, in nanoseconds.
+    /// Time for which the doctor watched the threads, in nanoseconds.
     pub looked: u64,
-    /// Name of each worker, and how long it was ready and had no CPU meanwhile.
+    /// Name of each worker, and for how long the worker was ready and had no CPU during `looked`.
     pub waits: Vec<(String, u64)>,
 }
 
-/// A unit of systemd's.
+/// A unit of systemd.
 #[derive(Debug, Default)]
 pub struct Unit {
     pub name: String,
-    /// Files that change what the packaged one sets, with what that is.
+    /// Files that change settings of the packaged unit, each with the settings.
     pub overrides: Vec<String>,
-    /// They have changed since systemd read them.
+    /// True if the unit's files have changed since systemd read them.
     pub stale: bool,
 }
 
-/// A unit whose switch does not answer; empty if there is none.
+/// A unit whose switch does not answer; `unit` is empty if no unit exists.
 #[derive(Debug, Default)]
 pub struct Ended {
     pub unit: String,
-    /// Such as `failed (failed)`.
+    /// State of the unit, such as `failed (failed)`.
     pub state: String,
-    /// Such as `exit-code`.
+    /// Result of the unit, such as `exit-code`.
     pub result: String,
     /// The exit status, or the signal.
     pub status: String,
-    /// The last lines of its log.
+    /// Last lines of the unit's log.
     pub said: Vec<String>,
-    /// Control sockets of switches that run.
+    /// Control sockets of running switches.
     pub others: Vec<String>,
 }
 
-/// The machine.
+/// Facts about the machine.
 #[derive(Debug, Default)]
 pub struct Host {
-    /// Interfaces, as `ip -json -details address` tells of them.
+    /// Interfaces, as `ip -json -details address` lists interfaces.
     pub links: Vec<Link>,
-    /// Queueing disciplines of the interfaces that matter, as `tc -json qdisc` does.
+    /// Queueing disciplines of the interfaces that matter, as `tc -json qdisc` lists them.
     pub qdiscs: BTreeMap<String, Vec<Qdisc>>,
-    /// Interfaces that spread frames over CPUs, and by what.
+    /// Interfaces that spread frames over CPUs, each with the mechanism.
     pub spread: BTreeMap<String, &'static str>,
-    /// The other ends of veth pairs, by the interface on this side.
+    /// Ends of veth pairs, by the interface on this side.
     pub peers: BTreeMap<String, Peer>,
-    /// Frames on bridges are shown to the firewall of IP.
+    /// True if the kernel shows frames on bridges to the IP firewall.
     pub bridge_filtered: bool,
     pub forward: Option<Forward>,
-    /// Free pages, by their size in bytes.
+    /// Number of free huge pages, by their size in bytes.
     pub free_huge: BTreeMap<u64, u64>,
 }
 
@@ -132,26 +133,26 @@ pub struct Host {
 pub struct Peer {
     /// The words in front of a command that runs the command in the namespace of this end.
     pub enter: Vec<String>,
-    /// This side passes frames on whose checksums are not finished.
+    /// True if this side passes on frames whose checksums are not finished.
     pub leaves_sums: bool,
     /// Name of the other end.
     pub peer: String,
     /// The words in front of a command that runs the command in the namespace of the other end.
     pub enter_peer: Vec<String>,
-    /// It passes such frames on to this side.
+    /// True if the other end passes on frames whose checksums are not finished to this side.
     pub peer_leaves_sums: bool,
-    /// A program of XDP takes its frames.
+    /// True if an XDP program takes the frames of the other end.
     pub peer_has_program: bool,
 }
 
 /// Verdict of the firewall on frames that are forwarded.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Forward {
-    /// The firewall drops what no rule accepts.
+    /// True if the firewall drops frames that no rule accepts.
     pub drops: bool,
-    /// Docker's chain for rules of others.
+    /// True if Docker's chain for the rules of others exists.
     pub docker: bool,
-    /// Interfaces that a rule accepts; "*" for all of a bridge.
+    /// Interfaces that a rule accepts; "*" stands for all interfaces of bridges.
     pub accepts: Vec<String>,
 }
 
@@ -169,44 +170,45 @@ impl Port {
         self.shown().kind == "tap"
     }
 
-    /// An interface of the host is behind it, and no socket.
+    /// True if an interface of the host, and no socket, is behind the port.
     pub fn is_uplink(&self) -> bool {
         self.is_tap() || self.shown().kind == "xdp"
     }
 
-    /// The process that the switch says is connected.
+    /// Returns the process that the switch names as connected.
     pub fn pid(&self) -> Option<i32> {
         self.shown().front_end.as_ref().map(|who| who.pid)
     }
 
-    /// The path of its socket; empty if it has none.
+    /// Returns the path of the port's socket; empty if the port has no socket.
     pub fn socket(&self) -> &str {
         self.details.socket.as_ref().map_or("", |socket| &socket.path)
     }
 
-    /// The file system of its socket did not answer the switch, or could not be asked as the switch
-    /// waits for others: it is not asked again.
+    /// True if the file system of the port's socket did not answer the switch, or could not be
+    /// asked because the switch waits for other file systems. The doctor does not ask the file
+    /// system again.
     pub fn is_silent(&self) -> bool {
         let socket = self.details.socket.as_ref();
         socket.is_some_and(|socket| socket.answers == Some(false)) || !self.is_looked_at()
     }
 
-    /// False if the switch did not look at its socket.
+    /// True unless the switch says that the switch did not look at the port's socket.
     pub fn is_looked_at(&self) -> bool {
         self.details.socket.as_ref().is_none_or(|socket| socket.looked_at != Some(false))
     }
 
-    /// The switch connects and the front-end listens.
+    /// True if the switch connects and the front-end listens.
     pub fn is_client(&self) -> bool {
         self.keys.get("mode").is_some_and(|mode| mode == "client")
     }
 
-    /// The number of a key.
+    /// Returns the number of a key.
     pub fn number(&self, key: &str) -> Option<u64> {
         self.keys.get(key)?.parse().ok()
     }
 
-    /// The regions of its guest's memory in files of this kind.
+    /// Returns the regions of the guest's memory in files of this kind.
     pub fn memory(&self, backing: &str) -> impl Iterator<Item = &wire::Region> {
         self.regions().iter().filter(move |region| region.backing == backing)
     }
@@ -217,7 +219,7 @@ impl Port {
 }
 
 impl Facts {
-    /// The command that starts the switch again.
+    /// Returns the command that starts the switch again.
     pub fn restart(&self) -> String {
         match &self.daemon.unit {
             Some(unit) => format!("systemctl restart {}", unit.name),
@@ -227,12 +229,12 @@ impl Facts {
 }
 
 impl Host {
-    /// An interface by its name.
+    /// Returns the interface of this name.
     pub fn link(&self, name: &str) -> Option<&Link> {
         links::named(&self.links, name)
     }
 
-    /// The interfaces in a bridge.
+    /// Returns the interfaces in a bridge.
     pub fn members(&self, bridge: &str) -> impl Iterator<Item = &Link> {
         self.links.iter().filter(move |link| link.master.as_deref() == Some(bridge))
     }

@@ -1,21 +1,23 @@
-//! Reads the host's firewall, which may drop frames that pass a bridge: where `br_netfilter` shows
-//! it these frames, a policy of DROP for what is forwarded, as Docker sets it, meets them too.
+//! Reads the host's firewall, which may drop frames that pass a bridge. If `br_netfilter` shows the
+//! firewall these frames, a policy of DROP for forwarded packets, as Docker sets the policy,
+//! applies to these frames too.
 
 use super::facts::{Facts, Forward};
 use crate::tool;
 
 const BRIDGE_FILTER: &str = "/proc/sys/net/bridge/bridge-nf-call-iptables";
-/// All interfaces of bridges.
+/// Name for all interfaces of bridges.
 const ALL: &str = "*";
 
-/// `namespace` runs a program in the switch's network, if that is another one.
+/// Reads the firewall. `namespace` runs a program in the switch's network; `namespace` is empty if
+/// this program is in the switch's network.
 pub fn look(namespace: &[String], facts: &mut Facts) {
     let ask = |words: &[&str]| {
         let words: Vec<&str> =
             namespace.iter().map(String::as_str).chain(words.iter().copied()).collect();
         tool::output(&words)
     };
-    // Without the module there is no such file.
+    // The file exists only if the kernel has loaded `br_netfilter`.
     let filtered = match namespace {
         [] => std::fs::read_to_string(BRIDGE_FILTER).ok(),
         _ => ask(&["cat", BRIDGE_FILTER]),
@@ -77,7 +79,7 @@ pub fn of_nft(rules: &str) -> Forward {
 }
 
 impl Forward {
-    /// True if no frame gets through a bridge.
+    /// True if no frame gets through the bridge.
     pub fn stops(&self, bridge: &str) -> bool {
         self.drops && !self.accepts.iter().any(|name| name == ALL || name == bridge)
     }

@@ -1,4 +1,5 @@
-//! Reads all that is judged: asks the switch, and looks at the machine as far as the caller may.
+//! Reads all facts that the doctor judges: asks the switch, and looks at the machine as far as the
+//! caller may.
 
 use api::wire::{DiffConfig, Finding, GetConfig, GetPortDetails, GetStatus};
 
@@ -8,7 +9,7 @@ use crate::client::Client;
 use crate::failure::Failure;
 use crate::look;
 
-/// Everything; of ports only the one that is named, if one is.
+/// Returns all facts; with `only`, of all ports only the facts of the port `only`.
 pub fn all(client: &mut Client, only: Option<&str>, user: Option<&str>) -> Result<Facts, Failure> {
     let mut facts = Facts {
         client_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -45,7 +46,7 @@ fn ask_switch(client: &mut Client, only: Option<&str>, facts: &mut Facts) -> Res
     for name in names {
         let details = match client.call(&GetPortDetails { name: name.clone() }) {
             Ok(details) => details,
-            // Gone meanwhile: nothing of it is wrong any more.
+            // A port that is gone meanwhile has no fault any more.
             Err(_) if only.is_none() => continue,
             Err(failure) => return Err(failure),
         };
@@ -62,7 +63,7 @@ fn ask_switch(client: &mut Client, only: Option<&str>, facts: &mut Facts) -> Res
     facts.reload = match client.list(&DiffConfig {}, |part| part.steps) {
         Ok(steps) => Some(Ok(steps)),
         Err(failure) if failure.is("BadConfig") => Some(Err(failure.text)),
-        // Without files there is nothing to read again.
+        // A switch without files has no files to read again.
         Err(_) => None,
     };
     Ok(())

@@ -1,5 +1,5 @@
-//! Interfaces and their queueing disciplines, as ip(8) and tc(8) tell of them in the switch's
-//! network, and what sysfs has of how frames spread over CPUs.
+//! Reads interfaces and their queueing disciplines from ip(8) and tc(8) in the switch's network,
+//! and reads from sysfs how frames spread over CPUs.
 
 use std::fs;
 use std::path::Path;
@@ -7,14 +7,15 @@ use std::path::Path;
 use super::facts::Facts;
 use crate::links;
 
-/// Where the kernel describes interfaces.
+/// Directory in which the kernel describes interfaces.
 const SYSFS: &str = "/sys/class/net";
-/// Interfaces beside an uplink in its bridge that are looked at.
+/// Most interfaces of an uplink's bridge that the doctor looks at.
 const MAX_NEIGHBOURS: usize = 256;
-/// Receive queues of one interface that are looked at; large NICs have 128.
+/// Most receive queues of one interface that the doctor looks at; large NICs have 128.
 const MAX_RX_QUEUES: usize = 1024;
 
-/// `namespace` runs a program in the switch's network, if that is another one.
+/// Reads the interfaces. `namespace` runs a program in the switch's network; `namespace` is empty
+/// if this program is in the switch's network.
 pub fn look(namespace: &[String], facts: &mut Facts) {
     let inside = |words: &[&'static str]| -> Vec<&str> {
         namespace.iter().map(String::as_str).chain(words.iter().copied()).collect()
@@ -43,7 +44,7 @@ pub fn look(namespace: &[String], facts: &mut Facts) {
     }
 }
 
-/// The uplinks and what is beside them in their bridges.
+/// Returns the uplinks, and the interfaces beside the uplinks in their bridges.
 fn interesting(facts: &Facts) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for uplink in facts.ports.iter().filter_map(|port| port.shown().interface.as_ref()) {
@@ -54,13 +55,13 @@ fn interesting(facts: &Facts) -> Vec<String> {
     }
     names.sort();
     names.dedup();
-    // A name may have come from a client of the switch, and an option is none.
+    // A name may have come from a client of the switch, and must not be an option.
     names.retain(|name| !name.starts_with('-') && facts.host.link(name).is_some());
     names
 }
 
-/// Returns what spreads received frames over CPUs: receive packet steering, in software, or
-/// several receive queues of a NIC.
+/// Returns the mechanism that spreads received frames over CPUs: receive packet steering, in
+/// software, or several receive queues of a NIC.
 fn spread(sysfs: &Path, name: &str) -> Option<&'static str> {
     let interface = sysfs.join(name);
     let queues = interface.join("queues");
@@ -76,7 +77,7 @@ fn spread(sysfs: &Path, name: &str) -> Option<&'static str> {
     if receive.iter().any(steered) {
         return Some("RPS");
     }
-    // Only hardware has a device; the queues of a virtual interface are filled by the sender.
+    // Only hardware has a device; the sender fills the queues of a virtual interface.
     (receive.len() > 1 && interface.join("device").exists()).then_some("RSS")
 }
 

@@ -1,10 +1,10 @@
-//! `vioswitchctl doctor`: what is wrong with a switch, its guests and its host, why, and the
-//! command that mends it.
+//! `vioswitchctl doctor`: finds the faults of a switch, its guests and its host, with the cause and
+//! the command that removes the fault.
 //!
-//! What the switch can know itself it finds itself (`GetFindings`); here that is joined with what
-//! can be seen on its host alone. `gather` and its neighbours read, and change nothing;
-//! `of_switch`, `of_guest` and `of_uplink` judge what was read and read nothing. A finding has a
-//! code, which stays the same in later versions.
+//! The switch itself finds the faults that the switch can know (`GetFindings`); the doctor adds the
+//! faults that only the host shows. `gather` and its neighbours read facts, and change nothing;
+//! `of_switch`, `of_guest` and `of_uplink` judge the facts, and read nothing. A finding has a code,
+//! which does not change in later versions.
 
 mod facts;
 mod firewall;
@@ -54,24 +54,24 @@ pub struct Doctor {
     watch: Option<Duration>,
 }
 
-/// True for a finding of this port.
+/// True if a finding is about the port `name`.
 pub fn is_about(finding: &Finding, name: &str) -> bool {
     finding.port.iter().chain(&finding.with).any(|port| port == name)
 }
 
-/// Level, code and cause, in a line.
+/// Returns level, code, port and cause of a finding, in a line.
 fn headline(finding: &Finding) -> String {
     let Finding { level, code, port, cause, .. } = finding;
     let about = port.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
     line(&format!("{}  {code}  {about}{cause}", word(*level)))
 }
 
-/// A finding, and what mends it in a second line.
+/// Returns a finding, and in a second line the command that removes the fault.
 pub fn finding_lines(finding: &Finding) -> String {
     headline(finding) + &line(&format!("      {}", finding.command))
 }
 
-/// Returns a finding as JSON; without `with` where it is about one port alone.
+/// Returns a finding as JSON, without `with` if the finding is about one port alone.
 fn shown(finding: &Finding) -> Value {
     let mut told = wire::json(finding);
     if let (Value::Object(told), true) = (&mut told, finding.with.is_empty()) {
@@ -80,7 +80,7 @@ fn shown(finding: &Finding) -> Value {
     told
 }
 
-/// Findings as they come.
+/// Findings in the order in which the doctor makes them.
 #[derive(Debug, Default)]
 pub struct Findings(Vec<Finding>);
 
@@ -91,7 +91,7 @@ impl Findings {
         self.0.push(Finding { level, code, port, with: Vec::new(), cause, command });
     }
 
-    /// `port` is empty for the switch and the host.
+    /// Adds a warning; `port` is empty for the switch and the host.
     pub fn warn(&mut self, code: &'static str, port: &str, cause: String, command: &str) {
         self.add(Level::Warn, code, port, cause, command);
     }
@@ -101,7 +101,8 @@ impl Findings {
     }
 }
 
-/// All that is wrong, the worst first: what the switch finds itself, and what can be seen here.
+/// Returns all findings, the worst first: the switch's own findings, and the findings from the
+/// host.
 fn judge(facts: &Facts) -> Vec<Finding> {
     let mut findings = Findings(facts.findings.clone());
     of_switch::judge(facts, &mut findings);
@@ -121,7 +122,7 @@ fn judge(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-/// Why no switch answers.
+/// Returns the reason why no switch answers, as a finding.
 fn judge_ended(failure: &Failure, ended: &Ended, control: &Path) -> Vec<Finding> {
     let mut findings = Findings::default();
     let mut cause = failure.text.split(": ").next().unwrap_or_default().to_owned();
@@ -150,7 +151,8 @@ fn judge_ended(failure: &Failure, ended: &Ended, control: &Path) -> Vec<Finding>
 }
 
 impl Doctor {
-    /// The answer, unless it was printed as it came, and the exit status.
+    /// Runs the doctor. Returns the exit status, and the answer unless `--watch` has printed the
+    /// findings.
     pub fn run(&self, control: &Path, as_json: bool) -> Result<(Option<Told>, u8), Failure> {
         if let Some(every) = self.watch {
             watch::run(every, as_json, || Ok(self.look(control)?.1))?;
@@ -180,7 +182,7 @@ impl Doctor {
     }
 }
 
-/// The subjects that nothing is wrong with.
+/// Returns the subjects without a finding: the ports, and an empty name for the switch.
 fn healthy<'a>(facts: &'a Facts, findings: &'a [Finding]) -> impl Iterator<Item = &'a str> {
     let of_switch = findings.iter().filter(|one| one.port.is_none()).map(|_| "");
     let of_ports = findings.iter().filter(|one| one.port.is_some());
@@ -194,7 +196,8 @@ fn word(level: Level) -> String {
     level.name().to_uppercase()
 }
 
-/// Names of processes and lines of logs may hold anything, but are no lines of this one's.
+/// Returns a line without control characters, because a process's name or a log's line must not
+/// forge a line of the doctor.
 fn line(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).chain(['\n']).collect()
 }

@@ -9,7 +9,7 @@ use crate::attach::forms;
 use crate::qemu;
 use crate::show::maybe;
 
-/// A finding of the switch, too, once the driver has begun.
+/// Code of a finding that the switch makes too, once the driver has begun.
 const NOT_SHARED: &str = "memory-not-shared";
 /// Less shared memory than any guest has.
 const LEAST_SHARED: u64 = 4 << 20;
@@ -26,12 +26,12 @@ pub fn judge(port: &Port, facts: &Facts, findings: &mut Findings) {
     }
 }
 
-/// A stream has a socket, and no guest whose memory or rings could be wrong.
+/// Finds faults of a stream, which has a socket, and no guest whose memory or rings could be wrong.
 pub fn judge_stream(port: &Port, facts: &Facts, findings: &mut Findings) {
     socket(port, facts, findings);
 }
 
-/// True if a process may do this with what has these permissions: 1 to enter, 2 to write.
+/// True if a process has the right `wanted` to a directory or socket: 1 to enter, 2 to write.
 fn may(process: &Process, step: &super::facts::Step, wanted: u32) -> bool {
     let shift = match () {
         () if process.uid == 0 => return true,
@@ -62,7 +62,7 @@ fn socket(port: &Port, facts: &Facts, findings: &mut Findings) {
     for process in port.others.iter().filter(|_| complete) {
         let way = if process.way.is_empty() { &port.path } else { &process.way };
         let Some((socket, directories)) = way.split_last() else { continue };
-        // A user is asked about by root; what a process says of itself proves less.
+        // The caller names the user of `--user`; a process's own command line proves less.
         let (who, level) = match process.pid {
             0 => (process.name.clone(), Level::Fail),
             pid => (format!("{} (pid {pid}, uid {})", process.name, process.uid), Level::Warn),
@@ -96,7 +96,8 @@ fn second(port: &Port, who: &str, findings: &mut Findings) {
     findings.warn("socket-shared", port.name(), cause, command);
 }
 
-/// False if no driver can be served. Once the driver has begun, the switch finds that itself.
+/// Finds memory that the switch cannot map. Returns false if no driver can be served. Once the
+/// driver has begun, the switch makes the finding itself.
 fn memory(port: &Port, facts: &Facts, findings: &mut Findings) -> bool {
     let is_found =
         |one: &Finding| one.code == NOT_SHARED && one.port.as_deref() == Some(port.name());
@@ -115,13 +116,14 @@ fn memory(port: &Port, facts: &Facts, findings: &mut Findings) -> bool {
     shares
 }
 
-/// Pages that the guest has not touched yet must be free when it, or a frame, gets to them.
+/// Finds a lack of huge pages: a page that the guest has not touched yet must be free when the
+/// guest, or a frame, gets to the page.
 fn huge_pages(port: &Port, facts: &Facts, findings: &mut Findings) {
     let huge = || port.memory("hugetlb");
     let all: u64 = huge().map(|region| region.bytes).sum();
-    // Where that cannot be seen nothing is said: all of them may be there.
+    // Without the number of touched bytes the doctor makes no finding: all pages may be there.
     let missing = port.huge.map_or(0, |there| all.saturating_sub(there));
-    // One size for a guest, as a rule; the smallest tells the least.
+    // A guest has one size of pages, as a rule; the smallest size tells the least.
     let page = huge().map(|region| region.page).filter(|page| *page > 0).min();
     let Some(page) = page.filter(|_| missing > 0) else { return };
     let free = facts.host.free_huge.get(&page).copied().unwrap_or(0).saturating_mul(page);
@@ -176,7 +178,7 @@ fn command_line(port: &Port, process: &Process, findings: &mut Findings) {
         findings.warn("queues-unused", name, cause, &attach);
     }
     let vectors: Option<u64> = count(device, "vectors");
-    // Without MSI-X on purpose: QEMU 7 without KVM must do so.
+    // vectors=0 turns MSI-X off on purpose: QEMU 7 without KVM must do so.
     let on_purpose = vectors == Some(0) && !process.items.iter().any(says_kvm);
     if let Some(vectors) = vectors.filter(|vectors| *vectors < 2 * pairs + 2 && !on_purpose) {
         let cause = format!(
@@ -188,7 +190,7 @@ fn command_line(port: &Port, process: &Process, findings: &mut Findings) {
     }
 }
 
-/// Finds cloud-hypervisor as a client: it tries for a minute to connect again, and then never.
+/// Finds cloud-hypervisor as a client, which tries to connect again for a minute and then gives up.
 fn cloud_hypervisor(port: &Port, process: &Process, findings: &mut Findings) {
     let net = process.items.iter().find(|item| item.option == "net");
     if net.is_none_or(|net| net.get("vhost_mode") == Some("server")) {

@@ -6,9 +6,9 @@ use super::Findings;
 use super::facts::Facts;
 use crate::show;
 
-/// The share of the time that a worker may be ready without a CPU, in percent.
+/// Share of the time that a worker may be ready without a CPU, in percent.
 const MOST_WAITING: u64 = 20;
-/// Names that are listed of several.
+/// Most names that a finding lists.
 const MOST_NAMED: usize = 3;
 
 pub fn judge(facts: &Facts, findings: &mut Findings) {
@@ -53,7 +53,7 @@ fn configuration(facts: &Facts, findings: &mut Findings) {
     }
 }
 
-/// False if a port runs as the files have it: a reload changes who gave it, and nothing else.
+/// True if a step of a reload changes more than the origin of a port that runs as the files say.
 fn differs(step: &Step) -> bool {
     step.sign != "~" || !step.changes.is_empty()
 }

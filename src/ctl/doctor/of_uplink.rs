@@ -10,9 +10,9 @@
 //!   lockless itself (LLTX).
 //! - `pfifo_fast` is lockless (TCQ_F_NOLOCK) since Linux 4.16. Every other kind is entered under
 //!   the lock of its root.
-//! - `mq` and `mqprio` have no lock but one child per transmit queue, each with its own. tun
-//!   chooses the queue by flow, not by CPU, so several CPUs still meet at one child. A NIC
-//!   chooses it by CPU (XPS), so there children hardly see more than one.
+//! - `mq` and `mqprio` have no lock but one child per transmit queue, each child with its own lock.
+//!   tun chooses the queue by flow, not by CPU, so several CPUs still meet at one child. A NIC
+//!   chooses the queue by CPU (XPS), so a child of a NIC hardly sees more than one CPU.
 //! - RPS is on where a receive queue's `rps_cpus` is not zero. Frames that came in through one
 //!   port of a bridge leave through another, so the uplink's neighbours in its bridge count too.
 
@@ -22,15 +22,16 @@ use super::Findings;
 use super::facts::{Facts, Host, Port};
 use crate::links::{Link, Qdisc};
 
-/// Frames come unfinished to somebody who cannot finish them.
+/// Code of the finding that frames come with unfinished checksums to a receiver that cannot finish
+/// them.
 const UNFINISHED: &str = "checksums-unfinished";
 
 pub fn judge(port: &Port, facts: &Facts, findings: &mut Findings) {
-    // What has its name may be another's.
+    // An interface of the name may belong to another owner meanwhile.
     if matches!(port.shown().state, State::Gone | State::LeftOut) {
         return;
     }
-    // Renamed, or not to be had.
+    // The interface may be renamed, or not be found.
     let interface = port.shown().interface.as_deref().unwrap_or_default();
     let Some(link) = facts.host.link(interface) else { return };
     chain(port, link, facts, findings);
@@ -39,7 +40,8 @@ pub fn judge(port: &Port, facts: &Facts, findings: &mut Findings) {
     unfinished_there(port, link, &facts.host, findings);
 }
 
-/// An uplink past the host's network stack: the other end of a veth pair may leave checksums to it.
+/// Finds faults of an uplink past the host's network stack: the other end of a veth pair may leave
+/// checksums to the uplink.
 pub fn judge_xdp(port: &Port, facts: &Facts, findings: &mut Findings) {
     let interface = port.shown().interface.as_deref().unwrap_or_default();
     let Some(ends) = facts.host.peers.get(interface) else { return };
@@ -54,7 +56,8 @@ pub fn judge_xdp(port: &Port, facts: &Facts, findings: &mut Findings) {
     }
 }
 
-/// Beside a TAP in its bridge: what guests leave unfinished gets to a program of XDP so.
+/// Finds an interface beside a TAP in its bridge that passes unfinished frames of guests to an XDP
+/// program.
 fn unfinished_there(port: &Port, link: &Link, host: &Host, findings: &mut Findings) {
     let Some(bridge) = link.master.as_deref() else { return };
     for member in host.members(bridge) {
@@ -77,7 +80,7 @@ fn finish(enter: &[String], interface: &str) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// The interface, its bridge, what is beside it there, and the guests before it.
+/// Checks the interface, its bridge, the other interfaces of the bridge, and the guests' MTUs.
 fn chain(port: &Port, link: &Link, facts: &Facts, findings: &mut Findings) {
     let (name, interface) = (port.name(), &link.ifname);
     let bridge = link.master.as_deref().unwrap_or_default();
@@ -141,7 +144,7 @@ fn queues(port: &Port, link: &Link, host: &Host, findings: &mut Findings) {
     }
 }
 
-/// The locking queueing discipline of an interface, if it has one: the root, or for an uplink a
+/// Returns the locking queueing discipline of an interface, if any: the root, or with `children` a
 /// child of `mq`.
 fn locking(qdiscs: &[Qdisc], children: bool) -> Option<&str> {
     let root = qdiscs.iter().find(|qdisc| qdisc.root)?;
@@ -149,7 +152,8 @@ fn locking(qdiscs: &[Qdisc], children: bool) -> Option<&str> {
     if !(matches!(kind, "mq" | "mqprio") && children) {
         return locks(kind).then_some(kind);
     }
-    // "8001:", and "" for those that the kernel attached by itself, which are number 0.
+    // Returns the part before the colon: "8001" of "8001:", and "" for a discipline that the kernel
+    // attached by itself, whose number is 0.
     let major = |number: &str| number.split(':').next().unwrap_or_default().to_owned();
     let number = Some(major(&root.handle)).filter(|major| major != "0").unwrap_or_default();
     let inside = |qdisc: &&Qdisc| {
@@ -159,7 +163,7 @@ fn locking(qdiscs: &[Qdisc], children: bool) -> Option<&str> {
     qdiscs.iter().filter(inside).map(|qdisc| qdisc.kind.as_str()).find(|kind| locks(kind))
 }
 
-/// Whether senders take a lock of this kind of queueing discipline.
+/// True if senders take a lock of this kind of queueing discipline.
 fn locks(kind: &str) -> bool {
     !matches!(kind, "" | "noqueue" | "noop" | "pfifo_fast" | "mq" | "mqprio")
 }
@@ -174,7 +178,7 @@ fn filter(port: &Port, link: &Link, host: &Host, findings: &mut Findings) {
              frames that pass {bridge}"
         );
         let chain = if forward.docker { "DOCKER-USER" } else { "FORWARD" };
-        // The unit is there after a restart of the host, and of Docker, too.
+        // The unit still works after a restart of the host, and of Docker.
         let command = format!(
             "systemctl enable --now vioswitch-forward@{bridge}, or where there is no such unit: \
              iptables -I {chain} -i {bridge} -o {bridge} -j ACCEPT"
@@ -196,7 +200,7 @@ mod tests {
         let child = |kind: &str, parent: &str| qdisc(json!({"kind": kind, "parent": parent}));
         let mut all = vec![root, child("pfifo_fast", "8001:1")];
         assert_eq!(locking(&all, true), None);
-        // A grandchild is behind its parent's lock and says nothing; ingress is no sender's.
+        // A grandchild is behind its parent's lock and does not count; senders do not use ingress.
         all.push(child("ingress", "ffff:fff1"));
         assert_eq!(locking(&all, true), None);
         all.push(child("fq_codel", "8001:2"));

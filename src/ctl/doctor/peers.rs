@@ -1,7 +1,8 @@
-//! The other ends of veth pairs, and who finishes the checksums of what passes there.
+//! Finds the other ends of veth pairs, and which end finishes the checksums of passing frames.
 //!
-//! A veth pair carries frames between stacks of one kernel, which leave checksums to the receiver:
-//! what takes frames by XDP gets them unfinished. The end that sends can finish them.
+//! A veth pair carries frames between stacks of one kernel, which leave checksums to the receiver.
+//! An XDP program gets the frames with unfinished checksums. The sending end can finish the
+//! checksums.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,9 +13,9 @@ use super::facts::{Facts, Peer};
 use super::proc::Reader;
 use crate::links::{self, Link};
 
-/// Where ip(8) keeps namespaces that have names.
+/// Directory in which ip(8) keeps named namespaces.
 const NAMED: &str = "/run/netns";
-/// Network namespaces that are looked into for the other end of a pair.
+/// Most network namespaces that the doctor searches for the other end of a pair.
 const MAX_NAMESPACES: usize = 64;
 
 /// Features of an interface, as `ethtool --json -k` prints them.
@@ -29,8 +30,8 @@ struct Feature {
     active: bool,
 }
 
-/// Looks at the pairs of uplinks past the host's network stack, and at those that share a bridge
-/// with a TAP. `namespace` runs a program in the switch's network.
+/// Looks at the veth pairs of uplinks past the host's network stack, and at the veth pairs that
+/// share a bridge with a TAP. `namespace` runs a program in the switch's network.
 pub fn look(namespace: &[String], facts: &mut Facts) {
     let mut wanted: Vec<Link> = Vec::new();
     for port in facts.ports.iter().filter(|port| port.is_uplink()) {
@@ -70,14 +71,16 @@ pub fn look(namespace: &[String], facts: &mut Facts) {
     }
 }
 
-/// Whether an interface gets frames whose checksums are not finished, to pass them on so.
+/// Returns whether an interface gets and passes on frames whose checksums are not finished; `None`
+/// if ethtool(8) does not answer.
 fn leaves_sums(namespace: &[String], name: &str) -> Option<bool> {
     let mut words: Vec<&str> = namespace.iter().map(String::as_str).collect();
     words.extend(["ethtool", "--json", "-k", name]);
     Some(links::ask::<Features>(&words)?.first()?.sums.active)
 }
 
-/// The other end of a pair, in another network namespace, and what enters that.
+/// Returns the other end of a pair in another network namespace, with the command that enters the
+/// namespace.
 fn elsewhere(link: &Link, namespaces: &[Vec<String>]) -> Option<(Vec<String>, Link)> {
     let index = link.link_index?;
     namespaces.iter().find_map(|enter| {
@@ -94,7 +97,8 @@ fn elsewhere(link: &Link, namespaces: &[Vec<String>]) -> Option<(Vec<String>, Li
 /// Returns the commands that enter each network namespace other than the switch's.
 fn namespaces(switch: &[String]) -> Vec<Vec<String>> {
     let mut all = Vec::new();
-    // This program's own, if the switch has another one.
+    // An empty command stands for this program's own namespace, if the switch has another
+    // namespace.
     if !switch.is_empty() {
         all.push(Vec::new());
     }

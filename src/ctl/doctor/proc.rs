@@ -1,5 +1,5 @@
-//! Files of `/proc`, each read up to a bound, and all of them together up to another one: what they
-//! say is up to the processes, which may be hostile.
+//! Reads files of `/proc`, each up to a bound, and all files together up to another bound, because
+//! the content is up to the processes, which may be hostile.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,23 +10,23 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, fstat, open, openat2};
 
 use super::facts::Step;
 
-/// Most of one command line that is read. QEMU's under libvirt has some 10 KiB.
+/// Most bytes of one command line that are read. QEMU's command line under libvirt has some 10 KiB.
 const MAX_COMMAND_LINE: u64 = 128 << 10;
-/// Words of it, and the longest that counts.
+/// Most words of a command line that are read, and the longest word that counts.
 const MAX_WORDS: usize = 1024;
 const MAX_WORD: usize = 4096;
-/// Most that is read of a file that the kernel writes: about 40,000 mappings.
+/// Most bytes that are read of a file that the kernel writes: about 40,000 mappings.
 const MAX_FILE: u64 = 4 << 20;
-/// Most that is read of all processes.
+/// Most bytes that are read of all processes.
 const MAX_ALL: u64 = 64 << 20;
-/// Most processes that are looked at.
+/// Most processes that the reader lists.
 const MAX_PROCESSES: usize = 16_384;
 
-/// Reads until all that it may read is read.
+/// Reads files until the reader has read `MAX_ALL` bytes.
 #[derive(Debug)]
 pub struct Reader {
     left: u64,
-    /// Why not everything was read.
+    /// Reason why the reader did not read everything.
     pub missed: Option<&'static str>,
 }
 
@@ -42,12 +42,12 @@ impl Reader {
         Reader { left: MAX_ALL, missed: None }
     }
 
-    /// The beginning of a file, and whether that is all of it.
+    /// Returns the beginning of a file, and true if the beginning is the whole file.
     fn beginning(&mut self, pid: i64, name: &str, most: u64) -> Option<(Vec<u8>, bool)> {
         let file = File::open(format!("/proc/{pid}/{name}")).ok()?;
         let most = most.min(self.left);
         let mut bytes = Vec::new();
-        // One byte more tells whether there is more.
+        // One byte more tells whether the file is longer.
         file.take(most + 1).read_to_end(&mut bytes).ok()?;
         let whole = bytes.len() as u64 <= most;
         bytes.truncate(usize::try_from(most).unwrap_or(usize::MAX));
@@ -58,13 +58,13 @@ impl Reader {
         Some((bytes, whole))
     }
 
-    /// A file that says no more than it may; none if it says more.
+    /// Returns a file of at most `MAX_FILE` bytes; `None` for a longer file.
     pub fn whole(&mut self, pid: i64, name: &str) -> Option<String> {
         let (bytes, whole) = self.beginning(pid, name, MAX_FILE)?;
         whole.then(|| String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The first words of a command line.
+    /// Returns the first words of a command line.
     pub fn words(&mut self, pid: i64) -> Vec<String> {
         let (bytes, _) = self.beginning(pid, "cmdline", MAX_COMMAND_LINE).unwrap_or_default();
         let words = bytes.split(|byte| *byte == 0).take(MAX_WORDS);
@@ -72,12 +72,12 @@ impl Reader {
         words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
     }
 
-    /// The user of a process.
+    /// Returns the user of a process.
     pub fn user(&mut self, pid: i64) -> Option<User> {
         User::parse(&self.whole(pid, "status")?)
     }
 
-    /// The numbers of all processes.
+    /// Returns the numbers of all processes, up to `MAX_PROCESSES`.
     pub fn processes(&mut self) -> Vec<i64> {
         let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let mut all = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -88,10 +88,10 @@ impl Reader {
         found
     }
 
-    /// The process that started this one.
+    /// Returns the parent of a process.
     pub fn parent(&mut self, pid: i64) -> Option<i64> {
         let stat = self.whole(pid, "stat")?;
-        // The name before may hold anything.
+        // The process's name, which stands before, may hold anything.
         stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()
     }
 }
@@ -110,7 +110,7 @@ impl User {
     }
 }
 
-/// Files as a process sees them: by its mounts and its root.
+/// Files as a process sees them, through the process's mounts and root.
 #[derive(Debug)]
 pub struct View(OwnedFd);
 
@@ -118,27 +118,28 @@ pub struct View(OwnedFd);
 pub type Identity = (u64, u64);
 
 impl View {
-    /// That of a process; none if this one may not look.
+    /// Returns the view of a process; none if this process may not look.
     pub fn of(pid: i64) -> Option<View> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = open(format!("/proc/{pid}/root"), flags, Mode::empty());
         root.ok().map(View)
     }
 
-    /// This process's own.
+    /// Returns this process's own view.
     pub fn own() -> Option<View> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         open("/", flags, Mode::empty()).ok().map(View)
     }
 
-    /// Returns the file that a path leads to there. No link of the path leads out of that root.
+    /// Returns the file that a path leads to in the view. No link of the path leads out of the
+    /// view's root.
     fn stat(&self, path: &Path) -> Option<rustix::fs::Stat> {
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         fstat(openat2(&self.0, path, flags, Mode::empty(), resolve).ok()?).ok()
     }
 
-    /// Which file is at a path.
+    /// Returns the identity of the file at a path.
     pub fn identity(&self, path: &Path) -> Option<Identity> {
         self.stat(path).map(|found| (found.st_dev, found.st_ino))
     }

@@ -11,24 +11,24 @@ use super::unit;
 use crate::qemu::{self, Item};
 use crate::tool;
 
-/// For how long the workers are watched.
+/// Time for which the doctor watches the workers.
 const LOOK: Duration = Duration::from_millis(300);
 /// Beginning of the name of the switch's process.
 const SWITCH: &str = "vioswitch";
-/// Names of the data path's threads begin so.
+/// Beginning of the names of the data path's threads.
 const WORKER: &str = "worker-";
-/// Processes between a front-end and the first one of all that are looked at.
+/// Most processes in the line from a front-end to the first process that the doctor looks at.
 const MAX_GENERATIONS: usize = 64;
-/// Most processes that are listed as others for a port.
+/// Most processes that the doctor lists as others for a port.
 const MAX_OTHERS: usize = 8;
-/// Most words about KVM that are kept of a command line.
+/// Most options about KVM that the doctor keeps of a command line.
 const MAX_ACCELERATORS: usize = 8;
-/// Most switches that are named where none answers.
+/// Most running switches that the doctor names if no switch answers.
 const MAX_SWITCHES: usize = 4;
-/// Mappings of devices, which are no memory of a guest.
+/// Beginnings of the mappings of devices, which are no memory of a guest.
 const DEVICES: [&str; 3] = ["/dev/", "anon_inode:", "/SYSV"];
-/// The switch's process by its own number, if that is its number here too; else 0, which no process
-/// has.
+/// Returns `said`, the number that the switch gives for its own process, if the number names the
+/// switch here too; otherwise 0, which no process has.
 pub fn of_switch(said: i64, skipped: &mut Vec<String>) -> i64 {
     if fs::read_to_string(format!("/proc/{said}/comm")).is_ok_and(|name| name.starts_with(SWITCH)) {
         return said;
@@ -44,7 +44,7 @@ pub fn ended() -> Ended {
     let mut others = Vec::new();
     for pid in reader.processes() {
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        // Anybody may call a program so.
+        // Any user may give a program this name.
         let own = [0, rustix::process::geteuid().as_raw()];
         let is_own = |user: User| own.contains(&user.uid);
         if name.starts_with(SWITCH)
@@ -57,7 +57,7 @@ pub fn ended() -> Ended {
     Ended { others, ..unit::ended() }
 }
 
-/// The control socket that a command line of the switch names, if there is one.
+/// Returns the control socket that a command line of the switch names, if the socket exists.
 fn control_socket(words: &[String]) -> Option<String> {
     let after = |word: &&[String]| word[0] == "--control";
     let apart = words.windows(2).find(after).map(|pair| pair[1].clone());
@@ -89,7 +89,8 @@ pub fn daemon(pid: i64, skipped: &mut Vec<String>) -> Daemon {
     Daemon { replaced, unit, looked, waits: waits.collect() }
 }
 
-/// Name of each worker by its number, and how long it was ready and had no CPU, in nanoseconds.
+/// Returns the name of each worker by the thread's number, and for how long the worker was ready
+/// and had no CPU, in nanoseconds.
 fn run_queue(pid: i64) -> BTreeMap<String, (String, u64)> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let known = tasks.filter_map(|task| {
@@ -102,10 +103,11 @@ fn run_queue(pid: i64) -> BTreeMap<String, (String, u64)> {
     known.collect()
 }
 
-/// The front-end of each port, who else wants to be it, and what is in their way.
+/// Finds the front-end of each port, other processes that want to be the front-end, and the
+/// directories on their way to the socket.
 pub fn front_ends(daemon: i64, facts: &mut Facts) {
     let mut reader = Reader::new();
-    // Where it may not be looked at, its view is taken for this program's.
+    // If the doctor may not look at the daemon's view, this program's view stands in.
     let view = View::of(daemon).or_else(View::own);
     for port in facts.ports.iter_mut().filter(|port| !port.is_uplink()) {
         let path = port.socket().to_owned();
@@ -135,13 +137,13 @@ pub fn front_ends(daemon: i64, facts: &mut Facts) {
         let socket = view.as_ref().and_then(|view| view.identity(path));
         let line = ancestors(pid, &mut reader);
         let mut others = Vec::new();
-        // Who started it, with the same words, is no second one.
+        // An ancestor that started the front-end, with the same words, is no second front-end.
         for other in wanting.iter().filter(|other| !line.contains(other)) {
             let Some(theirs) = View::of(*other) else {
                 unseen = true;
                 continue;
             };
-            // The same path may lead to another socket there, as in a container.
+            // The path may lead to another socket in the view of the process, as in a container.
             if socket.is_some() && theirs.identity(path) == socket {
                 let found = process(*other, port.socket(), &mut reader);
                 others.extend(found.map(|found| Process { way: theirs.steps(path), ..found }));
@@ -158,9 +160,9 @@ pub fn front_ends(daemon: i64, facts: &mut Facts) {
     facts.skipped.extend(reader.missed.map(str::to_owned));
 }
 
-/// The processes that have a port's socket in their command line, by the port's index, without
-/// this one and the switch. Any user may write anything there, so only those of users whom the
-/// socket is for count: its owner, its group, and root.
+/// Returns the processes that have a port's socket in their command line, by the port's index,
+/// without this process and the switch. Any user may write any path in a command line, so only the
+/// processes of users for whom the socket is count: its owner, its group, and root.
 fn wanting(daemon: i64, ports: &[Port], reader: &mut Reader) -> BTreeMap<usize, Vec<i64>> {
     let of_port = |port: &Port| {
         let path = port.socket();
@@ -197,7 +199,7 @@ fn wanting(daemon: i64, ports: &[Port], reader: &mut Reader) -> BTreeMap<usize, 
     found
 }
 
-/// The sockets that a word of a front-end's says it is to connect to.
+/// Returns the sockets that a word of a front-end's command line names.
 fn sockets_named(word: &str) -> Vec<String> {
     let keys = ["path=", "socket=", "\"path\":\""];
     let all = keys.iter().flat_map(|key| word.match_indices(key));
@@ -205,7 +207,7 @@ fn sockets_named(word: &str) -> Vec<String> {
     values.map(|value| value.split([',', '"']).next().unwrap_or_default().to_owned()).collect()
 }
 
-/// A process and those that it descends from.
+/// Returns a process and its ancestors.
 fn ancestors(pid: i64, reader: &mut Reader) -> Vec<i64> {
     let line = std::iter::successors(Some(pid).filter(|pid| *pid > 0), |pid| reader.parent(*pid));
     line.take(MAX_GENERATIONS).collect()
@@ -245,7 +247,7 @@ fn of_cloud_hypervisor(words: &[String], socket: &str) -> Vec<Item> {
     net.filter(is_it).take(1).collect()
 }
 
-/// Bytes that a process maps writable and others can map too.
+/// Returns the bytes that a process maps writable and that other processes can map too.
 fn shared_bytes(maps: &str) -> u64 {
     let length = |line: &str| -> Option<u64> {
         let mut fields = line.split_whitespace();
@@ -262,8 +264,8 @@ fn shared_bytes(maps: &str) -> u64 {
     maps.lines().filter_map(length).sum()
 }
 
-/// Bytes on huge pages that a process has touched, by its `smaps_rollup`; none if that does not
-/// tell.
+/// Returns the bytes on huge pages that a process has touched, from the process's `smaps_rollup`;
+/// `None` if `smaps_rollup` does not tell.
 fn huge_bytes(smaps: &str) -> Option<u64> {
     let kib = |line: &str| -> Option<u64> {
         let (key, rest) = line.split_once(':')?;
@@ -275,7 +277,7 @@ fn huge_bytes(smaps: &str) -> Option<u64> {
     Some(found.sum::<u64>() << 10)
 }
 
-/// A user as one who is to connect.
+/// Returns a process that stands for a user who is to connect.
 pub fn of_user(user: &str) -> Option<Process> {
     if user.starts_with('-') {
         return None;
@@ -286,7 +288,7 @@ pub fn of_user(user: &str) -> Option<Process> {
     Some(Process { name: user.to_owned(), uid, groups, ..Process::default() })
 }
 
-/// Free huge pages, by their size in bytes.
+/// Returns the number of free huge pages, by their size in bytes.
 pub fn free_huge_pages() -> BTreeMap<u64, u64> {
     let sizes = fs::read_dir("/sys/kernel/mm/hugepages").into_iter().flatten().flatten();
     let known = sizes.filter_map(|size| {
@@ -298,7 +300,8 @@ pub fn free_huge_pages() -> BTreeMap<u64, u64> {
     known.collect()
 }
 
-/// Returns the command that enters the switch's network, where this program has another one.
+/// Returns the command that enters the switch's network; empty if this program is in the switch's
+/// network.
 pub fn other_network(pid: i64) -> Vec<String> {
     let network = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
     match (network(&pid.to_string()), network("self")) {

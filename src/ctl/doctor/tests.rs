@@ -1,4 +1,4 @@
-//! Each fault of a healthy host is found by its own code, and by no other one.
+//! The doctor finds each fault of a healthy host by the fault's own code, and by no other code.
 
 use api::diagnosis;
 use api::wire::{Region, State, Status};
@@ -82,7 +82,7 @@ fn link(name: &str, master: Option<&str>) -> Link {
     }))
 }
 
-/// All is well, as far as it goes on a host where something might be wrong.
+/// Returns the facts of a host without a fault, on which faults are possible.
 fn healthy() -> Facts {
     Facts {
         client_version: "1.0".to_owned(),
@@ -229,16 +229,16 @@ fn each_fault_is_found_by_its_own_code() {
     }
 }
 
-/// A state that looks like a fault and is none has no finding.
+/// A state that only looks like a fault has no finding.
 #[test]
 fn what_is_meant_so_is_no_finding() {
     let harmless: [fn(&mut Facts); 10] = [
-        // All huge pages are taken, and this guest has all of its own.
+        // No huge page is free, and the guest has all of its huge pages.
         |facts| {
             facts.host.free_huge.clear();
             facts.ports[0].huge = Some(1 << 30);
         },
-        // There are as many as it may yet want.
+        // As many huge pages are free as the guest may yet want.
         |facts| {
             facts.host.free_huge.insert(2 << 20, 256);
             facts.ports[0].huge = Some(1 << 29);
@@ -262,17 +262,17 @@ fn what_is_meant_so_is_no_finding() {
             port.details.rings = read(json!([{"index": 0}]));
             port.front_end.as_mut().expect("a process").shared = Some(0);
         },
-        // QEMU listens: nobody connects again.
+        // QEMU listens, so QEMU need not connect again.
         |facts| {
             facts.ports[0].front_end = Some(qemu(",server=on,wait=off", ",queues=2", ",mq=on"));
         },
-        // Nobody is there yet.
+        // No front-end is connected yet.
         |facts| {
             facts.ports[0].front_end = None;
             facts.ports[0].details.port.front_end = None;
             facts.ports[0].details.port.state = State::Listening;
         },
-        // Root passes all doors.
+        // Root may enter every directory.
         |facts| {
             facts.ports[0].path[1].mode = 0o40700;
             facts.ports[0].others.push(Process::default());
@@ -282,7 +282,7 @@ fn what_is_meant_so_is_no_finding() {
             facts.host.links[0] = link("vio0", None);
             facts.host.links[0].addr_info = read(json!([{"scope": "global"}]));
         },
-        // Another program than QEMU, of which less is known.
+        // The front-end is another program than QEMU, so the doctor knows less of the front-end.
         |facts| facts.ports[0].front_end.as_mut().expect("a process").items.clear(),
     ];
     for change in harmless {
@@ -292,8 +292,8 @@ fn what_is_meant_so_is_no_finding() {
     }
 }
 
-/// A finding of the switch about a guest's memory is not said twice, and explains that no ring is
-/// started.
+/// The doctor does not repeat the switch's finding about a guest's memory. The finding also
+/// explains that no ring is started.
 #[test]
 fn memory_that_the_switch_misses_is_told_once() {
     let mut facts = healthy();
@@ -309,7 +309,7 @@ fn memory_that_the_switch_misses_is_told_once() {
     assert_eq!(codes(&facts), ["memory-not-shared"]);
 }
 
-/// Findings of the switch itself are among the rest, as the switch tells them.
+/// The doctor lists the switch's own findings among the rest, as the switch tells them.
 #[test]
 fn findings_of_the_switch_are_among_the_rest() {
     let mut facts = healthy();
@@ -357,13 +357,13 @@ fn a_process_that_names_a_socket_fails_nothing() {
         assert_eq!((&*findings[0].code, findings[0].level, findings.len()), (code, Level::Warn, 1));
         assert!(!findings[0].command.contains("chmod"), "{findings:?}");
     }
-    // Its name is no line of the doctor's.
+    // The name of a process is no line of the doctor.
     facts.ports[0].others[0].name = "x\nFAIL  degraded  all is lost".to_owned();
     let text = lines(&facts, &judge(&facts));
     assert!(text.lines().all(|line| !line.starts_with("FAIL")), "{text}");
 }
 
-/// Where no switch answers it is told how its unit ended.
+/// If no switch answers, the finding tells how the switch's unit ended.
 #[test]
 fn a_switch_that_ended_is_told_of_with_its_end() {
     let failure = Failure::connect(Path::new("/x"), &std::io::ErrorKind::NotFound.into());
@@ -385,14 +385,16 @@ fn a_switch_that_ended_is_told_of_with_its_end() {
     assert!(told(&active).command.contains("--control PATH"));
     let inactive = Ended { state: "inactive (dead)".to_owned(), ..active };
     assert_eq!(told(&inactive).command, "systemctl start vioswitchd.service");
-    // Without a unit: a switch by hand, or the one that runs with another socket.
+    // Without a unit the command is a start by hand, or names the switch that runs with another
+    // socket.
     assert_eq!(told(&Ended::default()).command, "vioswitchd --control /x");
     let others = vec!["/run/other".to_owned()];
     let elsewhere = Ended { others, ..Ended::default() };
     assert_eq!(told(&elsewhere).command, "vioswitchctl --control /run/other doctor");
 }
 
-/// The codes that the tables of a page begin their rows with, from a heading on, and what is next.
+/// Returns the codes in the first column of a page's tables, from a heading on, and the first word
+/// of the second column.
 fn first_column<'p>(page: &'p str, from: &str) -> Vec<(&'p str, String)> {
     let part = &page[page.find(from).expect("a heading")..];
     let rows = part.lines().filter_map(|line| line.strip_prefix('`')?.split_once("` | "));
@@ -403,7 +405,7 @@ fn first_column<'p>(page: &'p str, from: &str) -> Vec<(&'p str, String)> {
     told
 }
 
-/// All codes with their levels.
+/// Returns all codes with their levels.
 fn all_codes() -> Vec<(&'static str, String)> {
     let all = OF_SWITCH.into_iter().chain(OF_GUEST).chain(OF_UPLINK);
     let found = all.map(|(code, fault)| {
@@ -411,9 +413,9 @@ fn all_codes() -> Vec<(&'static str, String)> {
         fault(&mut facts);
         (code, word(judge(&facts)[0].level))
     });
-    // Where there is a switch to ask it is not this one's.
+    // The finding `switch-absent` needs no facts of a switch.
     let found = found.chain([("switch-absent", "FAIL".to_owned())]);
-    // What the switch finds itself.
+    // The switch itself makes the findings with these codes.
     let own = diagnosis::CODES.iter().map(|code| (code.name, word(code.level)));
     let mut found: Vec<_> = found.chain(own).collect();
     found.sort_unstable();
@@ -421,8 +423,8 @@ fn all_codes() -> Vec<(&'static str, String)> {
     found
 }
 
-/// The page that programs and people rely on has all codes, and no other ones. One that a guest and
-/// an uplink may both have stands there once.
+/// The page that programs and people rely on has all codes, and no other codes. The page has a code
+/// once, even if both a guest and an uplink may have the code.
 #[test]
 fn every_code_is_documented() {
     let page = include_str!("../../../docs/doctor.md");
@@ -430,7 +432,7 @@ fn every_code_is_documented() {
     assert_eq!(told, all_codes());
 }
 
-/// A fault of each code is made for real, by a test that expects it.
+/// A test makes a fault of each code for real, and expects the code.
 #[test]
 fn every_code_has_a_fault_that_is_made() {
     let tests = [

@@ -7,18 +7,18 @@ use std::path::Path;
 use super::facts::{Ended, Unit};
 use crate::tool;
 
-/// The packaged unit.
+/// Name of the packaged unit.
 const NAME: &str = "vioswitchd.service";
-/// Where units are that packages install.
+/// Directories of units that packages install.
 const PACKAGED: [&str; 2] = ["/usr/lib/systemd/", "/lib/systemd/"];
-/// The drop-ins that docs/network.md has people install, who need them: to take one away would cut
-/// the host off.
+/// Drop-ins that docs/network.md tells people to install who need the drop-ins; removing a drop-in
+/// would cut the host off.
 const MAKE_TAPS: &str = include_str!("../../../scripts/systemd/make-taps.conf");
 const XDP: &str = include_str!("../../../scripts/systemd/xdp.conf");
-/// Last lines of the journal that are shown.
+/// Option for the number of the journal's last lines that are shown.
 const LINES: &str = "--lines=5";
 
-/// Properties of a unit; none if systemd does not answer.
+/// Returns properties of a unit; `None` if systemd does not answer.
 fn properties(name: &str, wanted: &[&str]) -> Option<BTreeMap<String, String>> {
     let wanted: Vec<String> = wanted.iter().map(|key| format!("--property={key}")).collect();
     let mut words = vec!["systemctl", "show", name];
@@ -28,7 +28,7 @@ fn properties(name: &str, wanted: &[&str]) -> Option<BTreeMap<String, String>> {
     Some(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect())
 }
 
-/// The unit that a process belongs to, and what was made of it.
+/// Returns the unit whose main process is `pid`, with the files that change the unit.
 pub fn of(pid: i64) -> Option<Unit> {
     let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     let name = cgroup.trim_end().rsplit('/').next()?;
@@ -37,7 +37,7 @@ pub fn of(pid: i64) -> Option<Unit> {
     }
     let told = properties(name, &["FragmentPath", "DropInPaths", "NeedDaemonReload", "MainPID"])?;
     let value = |key: &str| told.get(key).map(String::as_str).unwrap_or_default();
-    // One who was started by a service is not the service.
+    // A process that a service started is not the service.
     if value("MainPID") != pid.to_string() {
         return None;
     }
@@ -57,23 +57,23 @@ pub fn of(pid: i64) -> Option<Unit> {
     Some(Unit { name: name.to_owned(), overrides, stale })
 }
 
-/// A drop-in with the settings in which it differs from the installed unit, if there are any. What
-/// that does not set is the site's.
+/// Returns a drop-in with the settings in which the drop-in differs from the installed unit, if
+/// any. A setting that the installed unit lacks is the site's business.
 fn of_drop_in(path: &str, installed: &str) -> Option<String> {
     let text = fs::read_to_string(path).unwrap_or_default();
     let keys = changed(&text, installed);
     (!keys.is_empty()).then(|| format!("{path} changes {}", keys.join(", ")))
 }
 
-/// The settings of a text, without its comments and sections.
+/// Returns the settings of a text, without comments and sections.
 fn settings(text: &str) -> Vec<(&str, &str)> {
     let lines = text.lines().map(str::trim).filter(|line| !line.starts_with(['#', ';', '[']));
     let pairs = lines.filter_map(|line| line.split_once('='));
     pairs.map(|(key, value)| (key.trim(), value.trim())).collect()
 }
 
-/// The keys that are set in an installed unit, and otherwise in a drop-in; none for the documented
-/// ones.
+/// Returns the keys that the installed unit sets and the drop-in sets to other values, without the
+/// values of the documented drop-ins.
 fn changed<'t>(drop_in: &'t str, installed: &str) -> Vec<&'t str> {
     let (own, installed) = (settings(drop_in), settings(installed));
     let documented = [settings(MAKE_TAPS), settings(XDP)].concat();
@@ -88,7 +88,8 @@ fn changed<'t>(drop_in: &'t str, installed: &str) -> Vec<&'t str> {
     keys
 }
 
-/// The state of the installed unit, and what it said last, where no switch answers.
+/// Returns the state of the installed unit, and the last lines of the unit's log, for a switch that
+/// does not answer.
 pub fn ended() -> Ended {
     let wanted = ["LoadState", "ActiveState", "SubState", "Result", "ExecMainStatus"];
     let told = properties(NAME, &wanted).unwrap_or_default();
@@ -123,7 +124,7 @@ mod tests {
             (XDP, &[]),
             (by_hand, &[]),
             ("", &[]),
-            // The site's own business, and what is installed anyway.
+            // The settings are the site's own business, or equal the installed unit's.
             ("[Service]\nCPUAffinity=2 3\nUser=vioswitch\n# User=root\n", &[]),
             ("[Service]\nUser=root\nUser = root\nLimitNOFILE=5\n", &["User", "LimitNOFILE"]),
             ("[Service]\nAmbientCapabilities=CAP_SYS_ADMIN\n", &["AmbientCapabilities"]),

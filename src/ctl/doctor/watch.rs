@@ -1,4 +1,4 @@
-//! `doctor --watch`: findings as they come and go, a line for each.
+//! `doctor --watch`: prints a line for each finding that appears or disappears.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -12,10 +12,10 @@ use crate::events;
 use crate::failure::Failure;
 use crate::say;
 
-/// Key of a finding: figures in its cause may differ.
+/// Key of a finding, without the cause, because figures in the cause may differ.
 type Key = (String, Option<String>, Vec<String>);
 
-/// Looks again and again until its reader is gone.
+/// Examines the switch again and again until the reader of standard output is gone.
 pub fn run(
     every: Duration,
     as_json: bool,
@@ -33,7 +33,8 @@ pub fn run(
     }
 }
 
-/// Findings that came, and those that are gone, which are shown with their last cause.
+/// Returns the findings that appeared (true), and the findings that disappeared (false) with their
+/// last cause.
 fn changes(known: &mut BTreeMap<Key, Finding>, found: Vec<Finding>) -> Vec<(bool, Finding)> {
     let key = |one: &Finding| (one.code.clone(), one.port.clone(), one.with.clone());
     let now: BTreeMap<Key, Finding> = found.into_iter().map(|one| (key(&one), one)).collect();
