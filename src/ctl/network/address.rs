@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// An address of the host and the network that it is in, such as 10.77.0.1/24.
+/// Address of the host, with the length of its network's prefix, such as 10.77.0.1/24.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cidr {
     pub address: IpAddr,
@@ -16,13 +16,14 @@ impl fmt::Display for Cidr {
     }
 }
 
-/// Prefixes of IPv4 that a network may have: 2 to 65,534 hosts. DHCP servers keep books of all.
+/// Lengths of IPv4 prefixes that a network may have: 2 to 65,534 hosts. DHCP servers keep a record
+/// of each host.
 const IPV4_LENGTHS: std::ops::RangeInclusive<u8> = 16..=30;
-/// The one that hosts configure themselves in (RFC 4862).
+/// Length of IPv6 prefixes in which hosts configure themselves (RFC 4862).
 const IPV6_LENGTH: u8 = 64;
 
 impl Cidr {
-    /// Reads `ADDRESS/LENGTH`, whatever it is good for.
+    /// Reads `ADDRESS/LENGTH`, with any address.
     pub fn parse(text: &str) -> Option<Cidr> {
         let (address, len) = text.split_once('/')?;
         let address: IpAddr = address.parse().ok()?;
@@ -34,7 +35,7 @@ impl Cidr {
         self.address.is_ipv4()
     }
 
-    /// The address as a number, its first bit as the first of 128.
+    /// Returns the address as a number of 128 bits that begins with the first bit of the address.
     fn number(self) -> u128 {
         match self.address {
             IpAddr::V4(address) => u128::from(address.to_bits()) << 96,
@@ -42,7 +43,7 @@ impl Cidr {
         }
     }
 
-    /// True if all addresses of `other` are of this network too.
+    /// True if all addresses of `other` are in this network too.
     pub fn covers(self, other: Cidr) -> bool {
         let shift = 128 - u32::from(self.len);
         let same = |number: u128| number.checked_shr(shift).unwrap_or(0);
@@ -55,7 +56,7 @@ impl Cidr {
         self.covers(other) || other.covers(self)
     }
 
-    /// The network, with its first address.
+    /// Returns the network: its first address, with the length of the prefix.
     pub fn network(self) -> Cidr {
         let host = u128::MAX.checked_shr(u32::from(self.len)).unwrap_or(0);
         self.with(self.number() & !host)
@@ -69,7 +70,7 @@ impl Cidr {
         Cidr { address, len: self.len }
     }
 
-    /// The first and the last address that a host may have. Only asked of IPv4.
+    /// Returns the first and the last address that a host may have. Callers ask for IPv4 only.
     pub fn hosts(self) -> (IpAddr, IpAddr) {
         let first = self.network().number();
         let all = u128::MAX.checked_shr(u32::from(self.len)).unwrap_or(0);
@@ -77,13 +78,13 @@ impl Cidr {
         (self.with(first + one).address, self.with((first | all) - one).address)
     }
 
-    /// The prefix as a mask. Only asked of IPv4.
+    /// Returns the prefix as a mask. Callers ask for IPv4 only.
     pub fn mask(self) -> IpAddr {
         let mask = !u128::MAX.checked_shr(u32::from(self.len)).unwrap_or(0);
         self.with(mask).address
     }
 
-    /// True for addresses that no host outside a site has.
+    /// True if the address is in a range whose addresses no host outside a site has.
     pub fn is_private(self) -> bool {
         match self.address {
             IpAddr::V4(address) => {
@@ -99,7 +100,7 @@ fn bits(address: IpAddr) -> u8 {
     if address.is_ipv4() { 32 } else { 128 }
 }
 
-/// An address that a host may have in a network of guests.
+/// Reads an address that a host may have in a network of guests.
 pub fn of_host(text: &str) -> Result<Cidr, String> {
     let wanted = || "an address with its prefix such as 10.77.0.1/24, or fd77::1/64".to_owned();
     let cidr = Cidr::parse(text).ok_or_else(wanted)?;

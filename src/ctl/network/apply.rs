@@ -1,4 +1,4 @@
-//! Carrying a network out on the host, and taking it away.
+//! Applies a network to the host, and removes a network.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -18,7 +18,7 @@ use crate::failure::Failure;
 use crate::say;
 use crate::show::text;
 
-/// Longest networkd takes to make an interface.
+/// Longest time that systemd-networkd takes to make an interface.
 const INTERFACE: Duration = Duration::from_secs(10);
 const STEP: Duration = Duration::from_millis(50);
 
@@ -33,7 +33,7 @@ pub fn commands(plan: &Plan) -> Vec<String> {
     commands
 }
 
-/// Writes the files and, for a live host, has them read.
+/// Writes the files and, on a live host, has the services and the switch read the files.
 pub fn put(
     store: &Store,
     plan: &Plan,
@@ -42,7 +42,7 @@ pub fn put(
 ) -> Result<Told, Failure> {
     let mut client = live.map(Client::connect).transpose().or_else(not_running)?;
     if live.is_some() {
-        // Before anything is written.
+        // All checks run before the first write.
         store.check(&plan.name, files)?;
         ready(plan)?;
         if let Some(client) = client.as_mut() {
@@ -50,7 +50,7 @@ pub fn put(
         }
     }
     let written = store.write(&plan.name, files)?;
-    // What it was made of before and is not any more.
+    // Stops the units that an earlier form of the network had and that the plan lacks.
     if live.is_some() {
         let wanted = plan.units();
         stop(units(&plan.name).iter().filter(|unit| !wanted.contains(unit)))?;
@@ -82,7 +82,8 @@ fn words(paths: &[PathBuf]) -> Vec<String> {
     paths.iter().map(|path| path.display().to_string()).collect()
 }
 
-/// Without a switch its files are all that there is to do.
+/// Returns no client if no switch runs, because then only files change; other failures stay
+/// failures.
 fn not_running(failure: Failure) -> Result<Option<Client>, Failure> {
     if failure.is_absence() { Ok(None) } else { Err(failure) }
 }
@@ -105,7 +106,7 @@ fn ready(plan: &Plan) -> Result<(), Failure> {
     }
 }
 
-/// Sees that no other port has the name, and none the interface.
+/// Fails if another entry of the switch has the network's name or interface.
 fn free(client: &mut Client, plan: &Plan) -> Result<(), Failure> {
     for entry in client.list(&GetConfig {}, |part| part.entries)? {
         let same = value(&entry.keys, "ifname") == Some(&plan.interface());
@@ -138,7 +139,8 @@ fn start(plan: &Plan, there: bool) -> Result<(), Failure> {
     run(&words)
 }
 
-/// The switch would refuse a TAP that it would have to make.
+/// Waits until networkd has made the interface, because the switch would refuse a TAP that the
+/// switch would have to make.
 fn wait_for(interface: &str) -> Result<(), Failure> {
     let end = Instant::now() + INTERFACE;
     let there = Path::new("/sys/class/net").join(interface);
@@ -157,7 +159,7 @@ fn reload(client: &mut Client) -> Result<(), Failure> {
     client.call(&ReloadConfig::default()).map(|_| ())
 }
 
-/// Has the switch read its file, and sees that it was the one that it reads.
+/// Has the switch reload its files, and fails if the switch did not read the network's file.
 fn serve(client: &mut Client, name: &str) -> Result<(), Failure> {
     reload(client)?;
     let found = client.call(&GetPort { name: name.to_owned() });
@@ -169,7 +171,7 @@ fn serve(client: &mut Client, name: &str) -> Result<(), Failure> {
     })
 }
 
-/// Runs a program; what it says of its failure is the reason.
+/// Runs a program. The first line that a failing program writes to standard error is the reason.
 fn run(words: &[&str]) -> Result<(), Failure> {
     let line = words.join(" ");
     let refused = |why: &str| {
@@ -187,8 +189,8 @@ fn run(words: &[&str]) -> Result<(), Failure> {
     if output.status.success() { Ok(()) } else { Err(refused(first)) }
 }
 
-/// Takes a network away: what runs first, then the files. Until all has stopped there are files by
-/// which the next try finds it.
+/// Removes a network: first the running parts, then the files. Until all parts have stopped, files
+/// remain by which the next attempt finds the network.
 pub fn remove(store: &Store, name: &str, live: Option<&Path>) -> Result<Told, Failure> {
     let files = plan::possible(name);
     let (ours, left) = store.ours(name, &files)?;
@@ -221,7 +223,8 @@ pub fn remove(store: &Store, name: &str, live: Option<&Path>) -> Result<Told, Fa
     Ok(Told { text, value: json!({"removed": paths, "left": left}), ..Told::default() })
 }
 
-/// The units that a network may have: those for guests, and the last one for the interface.
+/// Returns the units that a network may have: the units for guests, and last the unit for the
+/// interface.
 fn units(name: &str) -> [String; 3] {
     let interface = plan::interface(name);
     [
@@ -231,7 +234,7 @@ fn units(name: &str) -> [String; 3] {
     ]
 }
 
-/// Stops units, of which each may not be there.
+/// Stops units. A unit need not exist.
 fn stop<'u>(units: impl IntoIterator<Item = &'u String>) -> Result<(), Failure> {
     for unit in units {
         if let Err(failure) = run(&["systemctl", "stop", unit])
@@ -243,8 +246,9 @@ fn stop<'u>(units: impl IntoIterator<Item = &'u String>) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Stops what runs for a network, and has the switch let go of it; the switch's file, which that
-/// takes. Each of it may not be there, or be gone already.
+/// Stops the running parts of a network, and removes the switch's file, so that the switch lets go
+/// of the interface. Returns the path of the removed file. Each part may be missing, or be gone
+/// already.
 fn take_down(store: &Store, name: &str, control: &Path) -> Result<Vec<PathBuf>, Failure> {
     let mut client = Client::connect(control).map(Some).or_else(not_running)?;
     let units = units(name);
@@ -255,7 +259,8 @@ fn take_down(store: &Store, name: &str, control: &Path) -> Result<Vec<PathBuf>, 
     client.as_mut().map_or(Ok(()), reload)?;
     stop(&units[2..])?;
     let interface = plan::interface(name);
-    // Before networkd forgets it, which takes its NAT away with its address.
+    // The interface goes before networkd forgets the network, so that networkd removes the NAT
+    // together with the address.
     if let Err(failure) = run(&["ip", "link", "delete", &interface])
         && Path::new("/sys/class/net").join(&interface).exists()
     {

@@ -1,8 +1,9 @@
-//! A bridge with one of the host's network cards and the switch's TAP: printed, never carried out.
+//! Prints a bridge with one of the host's network cards and the switch's TAP; never carries the
+//! commands out.
 //!
-//! The card's addresses move to the bridge, and a user who came in by it is cut off when anything
-//! of that goes wrong. That is for an administrator with a console, so what is printed begins with
-//! a way back that goes by itself.
+//! The card's addresses move to the bridge, and a user who came in through the card is cut off when
+//! a step goes wrong. The steps are for an administrator with a console, so the printed commands
+//! begin with an undo that runs by itself.
 
 use std::fmt::Write;
 
@@ -11,21 +12,23 @@ use super::host::Net;
 use super::plan::{Content, File, Manager, interface, of_switch};
 use crate::failure::Failure;
 
-/// After so long it goes back, unless that is called off. A script, as systemd 252 forgets what a
-/// `;` is in an argument when it reads its files anew.
+/// Command that undoes the bridge after five minutes unless the user stops the timer. The undo is a
+/// script, because systemd 252 forgets the meaning of a `;` in an argument when systemd reloads its
+/// files.
 const UNDO: &str = "systemd-run --unit=vioswitch-undo --on-active=5min sh";
 
-/// A bridge to be.
+/// Plan of a bridge.
 #[derive(Debug)]
 pub struct Bridge {
     pub name: String,
     pub nic: String,
     pub manager: Manager,
-    /// The card's hardware address, so that the network goes on knowing the host by it.
+    /// Hardware address of the card, which the bridge takes so that the network still knows the
+    /// host.
     mac: String,
-    /// Its addresses and router, if they are not leased.
+    /// Addresses and router of the card, if the addresses are known and not leased.
     fixed: Option<(Vec<Cidr>, Option<String>)>,
-    /// It has no address, so that it is not known whether they are leased.
+    /// True if the card has no address, so that nobody knows whether the addresses are leased.
     bare: bool,
 }
 
@@ -64,7 +67,7 @@ impl Bridge {
         Ok(Bridge { name, nic, manager, mac: link.address.clone(), fixed, bare })
     }
 
-    /// The interface of the bridge.
+    /// Returns the interface of the bridge.
     fn bridge(&self) -> String {
         format!("br-{}", self.name)
     }
@@ -127,7 +130,7 @@ impl Bridge {
         for address in addresses {
             let family = if address.is_ipv4() { "inet" } else { "inet6" };
             let _ = writeln!(text, "iface {bridge} {family} static\n    address {address}");
-            // Said once of an interface.
+            // The ports and the router stand once for an interface.
             if let Some(ports) = ports.take() {
                 text += &ports;
                 router.iter().for_each(|router| text += &format!("    gateway {router}\n"));
@@ -208,7 +211,7 @@ impl Bridge {
         format!("/etc/vioswitch/undo-{}", self.name)
     }
 
-    /// Goes back: without the files and the bridge, and with what was there before.
+    /// Returns the script that removes the files and the bridge, and restores the earlier state.
     fn undo(&self, files: &[File]) -> String {
         let (nic, bridge, tap) = (&self.nic, self.bridge(), interface(&self.name));
         let mut text = "rm -f".to_owned();
@@ -227,8 +230,9 @@ impl Bridge {
                 let _ = writeln!(text, "ifdown --force {nic}\nifup {nic}");
             }
             _ => {
-                // It must have forgotten the bridge before that goes, or it puts the card back
-                // there and gives it up; and have seen all of it before it begins anew.
+                // networkd must forget the bridge before the bridge goes; otherwise networkd puts
+                // the card back into the bridge and gives the card up. networkd must also have seen
+                // all changes before networkd configures the card anew.
                 let _ = writeln!(text, "networkctl reload\n{delete}sleep 1");
                 let _ = writeln!(text, "networkctl reconfigure {nic}");
             }
@@ -240,7 +244,7 @@ impl Bridge {
         text + "vioswitchctl config reload\n"
     }
 
-    /// Why nothing was done, and what was guessed.
+    /// Returns why no file was written, and which settings are guesses.
     pub fn notes(&self) -> Vec<String> {
         let nic = &self.nic;
         let mut notes = vec![format!(
@@ -255,7 +259,7 @@ impl Bridge {
     }
 }
 
-/// True for addresses that an interface has by itself.
+/// True if the address is link-local, which an interface has by itself.
 fn of_link(cidr: &Cidr) -> bool {
     Cidr::parse("fe80::/10").is_some_and(|local| local.covers(*cidr))
 }
@@ -316,7 +320,7 @@ mod tests {
             assert!(fixed.iter().all(|line| text.contains(line)), "{text}");
             assert_eq!(bridge(manager, false).notes().len(), 1);
             assert!(!text.contains("fe80") && !text.contains("DHCP=yes"), "{text}");
-            // --remove must not take it for its own.
+            // `--remove` must not treat the file as a file of vioswitchctl.
             assert!(!text.contains(&super::super::plan::mark("lan")), "{text}");
         }
     }

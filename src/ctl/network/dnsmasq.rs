@@ -18,12 +18,12 @@ pub fn files(plan: &Plan) -> Vec<File> {
     files
 }
 
-/// Where dnsmasq keeps what it gave to whom.
+/// Returns the path of the file in which dnsmasq keeps its leases.
 pub fn leases(name: &str) -> String {
     format!("/var/lib/vioswitch-network/{name}.leases")
 }
 
-/// Added to what the unit of the package does.
+/// Returns the drop-in that adds addresses, forwarding and NAT to the package's unit.
 fn service(plan: &Plan) -> String {
     let (name, interface) = (&plan.name, plan.interface());
     let mut text = "[Service]\n".to_owned();
@@ -51,7 +51,8 @@ fn nft(plan: &Plan) -> String {
     for cidr in &plan.addresses {
         let family = if cidr.is_ipv4() { "ip" } else { "ip6" };
         let (table, network) = (format!("{family} vioswitch-{name}"), cidr.network());
-        // Of an earlier time, if there is one; nft reads the whole file before it does anything.
+        // Deletes the table of an earlier time, if any. nft reads the whole file before nft changes
+        // a table.
         let _ = writeln!(text, "table {table}\ndelete table {table}\ntable {table} {{");
         let _ = writeln!(text, "\tchain postrouting {{");
         let _ = writeln!(text, "\t\ttype nat hook postrouting priority srcnat; policy accept;");

@@ -1,4 +1,4 @@
-//! Reads the host: the manager of its network, and addresses and routes that are there.
+//! Reads the host: the manager of the network, and the addresses and routes.
 
 use std::fs;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use crate::links::{self, Link, Route};
 use crate::show::text;
 use crate::tool;
 
-/// Who should manage a network behind NAT here.
+/// Returns the manager for a network behind NAT on this host.
 pub fn manager() -> Result<Manager, Failure> {
     if is_active("systemd-networkd") {
         return Ok(Manager::Networkd);
@@ -26,7 +26,7 @@ pub fn manager() -> Result<Manager, Failure> {
     }
 }
 
-/// Who manages the host's network card.
+/// Returns the manager of the host's network card.
 pub fn bridge_manager() -> Manager {
     if is_active("NetworkManager") {
         Manager::Networkmanager
@@ -37,27 +37,27 @@ pub fn bridge_manager() -> Manager {
     }
 }
 
-/// True if a unit runs.
+/// True if a unit is active.
 pub fn is_active(unit: &str) -> bool {
     tool::output(&["systemctl", "is-active", unit]).is_some()
 }
 
-/// The first of the programs that is not installed.
+/// Returns the first of the programs that is not installed.
 pub fn missing<'a>(programs: &[&'a str]) -> Option<&'a str> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    // Where services look, which a user's PATH may lack.
+    // Services search these directories, which a user's PATH may lack.
     let system = ["/usr/local/sbin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
     let places: Vec<_> = std::env::split_paths(&path).chain(system.map(Into::into)).collect();
     let there = |program: &&str| places.iter().any(|place| place.join(program).is_file());
     programs.iter().find(|program| !there(program)).copied()
 }
 
-/// True if there is the user whom the TAP is to belong to.
+/// True if the user exists to whom the TAP is to belong.
 pub fn has_user() -> bool {
     tool::output(&["id", "-u", "vioswitch"]).is_some()
 }
 
-/// Returns the name servers that guests get where the server of their addresses knows none:
+/// Returns name servers for guests if the server of the guests' addresses knows no name servers:
 /// networkd asks systemd-resolved, which may not run.
 pub fn dns(root: &Path, manager: Manager) -> Vec<IpAddr> {
     let resolved = root.join("run/systemd/resolve/resolv.conf").exists();
@@ -68,7 +68,7 @@ pub fn dns(root: &Path, manager: Manager) -> Vec<IpAddr> {
     servers(&text)
 }
 
-/// Servers that others can ask too.
+/// Returns the name servers of a file that other hosts can ask too, at most three.
 fn servers(resolv_conf: &str) -> Vec<IpAddr> {
     let named = resolv_conf.lines().filter_map(|line| line.strip_prefix("nameserver"));
     let all = named.filter_map(|rest| rest.trim().parse::<IpAddr>().ok());
@@ -83,7 +83,7 @@ pub struct Net {
 }
 
 impl Net {
-    /// Reads the host's network; `None` if ip(8) does not answer.
+    /// Returns the host's network; `None` if ip(8) does not answer.
     pub fn look() -> Option<Net> {
         let links = links::ask(&["ip", "-json", "address", "show"])?;
         let mut routes: Vec<Route> = links::ask(&["ip", "-json", "-4", "route", "show"])?;
@@ -95,14 +95,14 @@ impl Net {
         links::named(&self.links, name)
     }
 
-    /// The addresses of a link.
+    /// Returns the addresses of a link.
     pub fn addresses(link: &Link) -> impl Iterator<Item = Cidr> {
         let texts = link.addr_info.iter().map(|info| format!("{}/{}", info.local, info.prefixlen));
         texts.filter_map(|text| Cidr::parse(&text))
     }
 
-    /// Notes on what is in the way of a plan, or why it cannot be. `ours`: the network is there
-    /// already and its interface is too.
+    /// Returns notes on the problems of a plan, or why the plan cannot be carried out. `ours` is
+    /// true if the network exists already, and its interface too.
     pub fn judge(&self, plan: &Plan, ours: bool) -> Result<Vec<String>, Failure> {
         let interface = plan.interface();
         if !ours && self.link(&interface).is_some() {
@@ -141,7 +141,7 @@ impl Net {
         for route in self.routes.iter().filter(|route| route.dev != interface) {
             let to = &route.dst;
             let bits = if wanted.is_ipv4() { 32 } else { 128 };
-            // One of a single host has no prefix, and the default route is in no network's way.
+            // A route to a single host has no prefix. The default route is in no network's way.
             let parsed = Cidr::parse(to).or_else(|| Cidr::parse(&format!("{to}/{bits}")));
             let Some(to) = parsed.filter(|to| to.overlaps(wanted)) else { continue };
             let via = text(&route.dev);
@@ -207,7 +207,7 @@ mod tests {
     fn others_are_taken_with_a_word_where_one_is_due() {
         let notes = |plan: &Plan, ours| net().judge(plan, ours).expect("taken");
         assert!(notes(&plan("x", "172.21.0.1/24"), false).is_empty());
-        // Our own addresses and routes are in no network's way, but for the wider route.
+        // The network's own addresses and routes are in no plan's way; the wider route gets a note.
         for address in ["10.77.0.1/24", "10.78.0.1/24"] {
             let notes = notes(&plan("lan", address), true);
             assert!(notes.len() == 1 && notes[0].contains("10.0.0.0/8 by tun0"), "{notes:?}");

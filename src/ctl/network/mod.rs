@@ -1,9 +1,9 @@
-//! `vioswitchctl network`: an interface of the host for the guests, with an address there, DHCP and
-//! NAT by what the host has for that. The switch does none of it: it gets a TAP.
+//! `vioswitchctl network`: gives the guests an interface of the host, with an address, DHCP and NAT
+//! by the host's own services. The switch only gets a TAP.
 //!
-//! `plan` and its neighbours say what files there are to be and look at nothing; `host` looks;
-//! `store` writes; this file carries out. Whatever a file's content was made of was checked when
-//! the command line was read, so nothing in them can be quoted out of.
+//! `plan` and its neighbours compute the files and look at nothing; `host` looks at the host;
+//! `store` writes files; this file carries out the command. The parser of the command line has
+//! checked each word in a file's content, so no word can break out of its quotes.
 
 mod address;
 mod apply;
@@ -84,7 +84,7 @@ pub struct Network {
     root: Option<PathBuf>,
 }
 
-/// A name that an interface may have.
+/// Checks that an interface may have this name.
 fn interface(text: &str) -> Result<String, String> {
     let good = |c: char| c.is_ascii_graphic() && !"/:%'\"`$\\;&|<>(){}*?[]~!#=".contains(c);
     let fits =
@@ -97,12 +97,12 @@ fn interface(text: &str) -> Result<String, String> {
 struct Told {
     text: String,
     value: Value,
-    /// Why it would not be done.
+    /// Reason why the host would refuse the steps that `--print` prints.
     refused: Option<Failure>,
 }
 
 impl Network {
-    /// The answer, and the exit status.
+    /// Runs the command. Returns the answer and the exit status.
     pub fn run(&self, control: &Path) -> Result<(crate::Told, u8), Failure> {
         let told = match &self.name {
             None => self.list(),
@@ -119,7 +119,8 @@ impl Network {
         Store { root: self.root.clone().unwrap_or_else(|| "/".into()) }
     }
 
-    /// The switch to reload, unless it is another machine's files that are written.
+    /// Returns the control socket of the switch to reload; `None` if the files are for another
+    /// machine.
     fn live<'a>(&self, control: &'a Path) -> Option<&'a Path> {
         self.root.is_none().then_some(control)
     }
@@ -171,7 +172,7 @@ impl Network {
         let before = store.wanted(name);
         let judged = self.judge(&plan, &store, before.is_some());
         if self.print {
-            // With --print it is a note, and the files are shown.
+            // With --print a refusal is a note, and the files are shown.
             let (notes, refused) = match judged {
                 Ok(notes) => (notes, None),
                 Err(failure) => (vec![failure.text.clone()], Some(failure)),
@@ -186,12 +187,12 @@ impl Network {
             return Err(Failure::refused(text + " first"));
         }
         notes.iter().for_each(|note| say(note));
-        // networkd and the switch, which are other users, read what is written.
+        // networkd and the switch run as other users, and read the written files.
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
         apply::put(&store, &plan, &files, self.live(control))
     }
 
-    /// Notes on what is in the way of a plan, or why it cannot be.
+    /// Returns notes on the problems of a plan, or why the plan cannot be carried out.
     fn judge(&self, plan: &Plan, store: &Store, ours: bool) -> Result<Vec<String>, Failure> {
         let others = store.networks().into_iter().filter(|(name, _)| *name != plan.name);
         let serving = others.filter(|(_, wanted)| word_of(wanted, "dhcp") == Some("yes"));
@@ -248,7 +249,7 @@ impl Network {
     }
 }
 
-/// Returns the value that was wanted of a key.
+/// Returns the value of a key in the recorded settings of a network.
 fn word_of<'w>(wanted: &'w str, key: &str) -> Option<&'w str> {
     let mut pairs = wanted.split_whitespace().filter_map(|word| word.split_once('='));
     pairs.find(|(known, _)| *known == key).map(|(_, value)| value)
@@ -258,7 +259,8 @@ fn no_ip() -> Failure {
     Failure::refused("ip(8) does not list the host's interfaces: apt install iproute2".to_owned())
 }
 
-/// Each file behind its path, and what would be run then.
+/// Returns each file below its path, and the commands that would run. Writes the notes to standard
+/// error.
 fn printed(files: &[File], commands: &[String], notes: &[String]) -> Told {
     notes.iter().for_each(|note| say(note));
     let mut text = String::new();

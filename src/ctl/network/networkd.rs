@@ -1,7 +1,7 @@
-//! A network whose interface, addresses, DHCP and NAT are systemd-networkd's.
+//! A network for which systemd-networkd provides the interface, addresses, DHCP and NAT.
 //!
-//! networkd keeps the TAP open so that it has a carrier before the switch is there
-//! (`KeepCarrier=`), with its queue detached, so that no frame goes there.
+//! networkd keeps the TAP open (`KeepCarrier=`), so that the TAP has a carrier before the switch
+//! runs. The queue of networkd is detached, so that no frame goes to networkd.
 
 use std::fmt::Write;
 
@@ -17,7 +17,7 @@ pub fn files(plan: &Plan) -> Vec<File> {
     ]
 }
 
-/// A persistent TAP that the switch attaches to without a capability.
+/// Returns the definition of a persistent TAP that the switch attaches to without a capability.
 pub fn netdev(interface: &str) -> String {
     format!(
         "[NetDev]\nName={interface}\nKind=tap\n\n[Tap]\nMultiQueue=yes\nVNetHeader=yes\n\
@@ -40,7 +40,7 @@ fn network(plan: &Plan) -> String {
         _ => "both",
     };
     let _ = writeln!(text, "IPMasquerade={masquerade}\nConfigureWithoutCarrier=yes");
-    // Guests must not tell the host where its router is, nor meet more of the host than they need.
+    // Guests must not tell the host where its router is, nor reach more of the host than needed.
     text += "IPv6AcceptRA=no\nLLMNR=no\nMulticastDNS=no\nLLDP=no\n";
     text += if ipv6.is_some() { "LinkLocalAddressing=ipv6\n" } else { "LinkLocalAddressing=no\n" };
     if plan.dhcp {

@@ -1,4 +1,4 @@
-//! A network, and the files that make it. Nothing here looks at the host.
+//! A network, and the files that make the network. No function here looks at the host.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -23,12 +23,12 @@ pub enum Manager {
     Ifupdown,
 }
 
-/// Where systemd looks for what starts with the machine.
+/// Directory of links to the units that systemd starts with the machine.
 const WANTS: &str = "/etc/systemd/system/multi-user.target.wants";
-/// Where the package puts units.
+/// Directory of the package's units.
 const UNITS: &str = "/usr/lib/systemd/system";
 
-/// A name that interfaces, units and files can be called after.
+/// Checks that interfaces, units and files can have this name.
 pub fn name(text: &str) -> Result<String, String> {
     let good = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     let fits = (1..=MAX_NAME).contains(&text.len()) && text.chars().all(good);
@@ -38,14 +38,14 @@ pub fn name(text: &str) -> Result<String, String> {
     }
 }
 
-/// So that `vio-NAME` is the name of an interface, 15 bytes at most.
+/// Longest name of a network: `vio-NAME` is the name of an interface, 15 bytes at most.
 const MAX_NAME: usize = 11;
 
 /// Content of a file or link.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Content {
     Text(String),
-    /// A symbolic link to there.
+    /// A symbolic link to this path.
     Link(String),
 }
 
@@ -60,26 +60,27 @@ pub struct File {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     pub name: String,
-    /// At most one of each version of IP.
+    /// At most one address for each version of IP.
     pub addresses: Vec<Cidr>,
     pub dhcp: bool,
-    /// Name servers of guests; empty: those of the host.
+    /// Name servers for guests; empty stands for the host's name servers.
     pub dns: Vec<IpAddr>,
     pub queues: u16,
     pub manager: Manager,
 }
 
-/// The interface of the network of this name.
+/// Returns the interface of the network of this name.
 pub fn interface(name: &str) -> String {
     format!("vio-{name}")
 }
 
-/// How each text begins that is written for a network: by it a file is known as ours.
+/// Returns the beginning of each text that is written for a network. The beginning marks a file as
+/// a file of vioswitchctl.
 pub fn mark(name: &str) -> String {
     format!("# Written by vioswitchctl network {name}; ")
 }
 
-/// Mark of the line that records how the network was wanted, in its file for the switch.
+/// Mark of the line that records the requested settings, in the network's file for the switch.
 pub const WANTED: &str = "# network: ";
 
 impl Plan {
@@ -95,17 +96,17 @@ impl Plan {
         self.addresses.iter().copied().find(|cidr| !cidr.is_ipv4())
     }
 
-    /// The head of a text.
+    /// Returns the head of a text.
     fn head(&self) -> String {
         format!("{}--remove takes it away.\n", mark(&self.name))
     }
 
-    /// A file with its head.
+    /// Returns a file whose text begins with the head.
     pub fn file(&self, path: &str, text: &str) -> File {
         File { path: path.into(), content: Content::Text(self.head() + text) }
     }
 
-    /// Has a unit of the package started with the machine.
+    /// Returns the link by which systemd starts a unit of the package with the machine.
     fn wanted(instance: &str) -> File {
         let template = instance.split('@').next().unwrap_or_default();
         File {
@@ -114,7 +115,7 @@ impl Plan {
         }
     }
 
-    /// The instances of the package's units, in the order to start them.
+    /// Returns the instances of the package's units, in the order to start them.
     pub fn units(&self) -> Vec<String> {
         let interface = self.interface();
         let mut units = Vec::new();
@@ -133,7 +134,8 @@ impl Plan {
         self.dhcp || self.ipv6().is_some()
     }
 
-    /// All files; that of the switch is the last, so that the others stand when it is there.
+    /// Returns all files. The switch's file is the last, so that the other files exist before the
+    /// switch's file.
     pub fn files(&self) -> Vec<File> {
         let mut files = match self.manager {
             Manager::Dnsmasq => dnsmasq::files(self),
@@ -154,7 +156,7 @@ impl Plan {
         text
     }
 
-    /// How it was wanted, for the list of networks.
+    /// Returns the requested settings, for the list of networks.
     fn words(&self) -> String {
         let addresses: Vec<String> = self.addresses.iter().map(Cidr::to_string).collect();
         let dhcp = if self.dhcp { "yes" } else { "no" };
@@ -162,12 +164,12 @@ impl Plan {
     }
 }
 
-/// The file that the switch reads.
+/// Returns the path of the network's file that the switch reads.
 pub fn of_switch(name: &str) -> String {
     format!("/etc/vioswitch/conf.d/{name}.toml")
 }
 
-/// All files that a network of this name may have, with any manager.
+/// Returns all files that a network of this name may have, with any manager.
 pub fn possible(name: &str) -> Vec<File> {
     let of = |manager| Plan {
         name: name.to_owned(),

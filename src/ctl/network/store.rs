@@ -1,6 +1,7 @@
-//! The files of networks: written whole or not at all, and never over another's.
+//! Writes the files of networks whole or not at all, and never over another author's file.
 //!
-//! A text is ours if its first line says so, for this network; a link, if it leads where ours does.
+//! A text belongs to a network if its first line has the network's mark. A link belongs to a
+//! network if the link has the target that vioswitchctl writes.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read};
@@ -11,10 +12,10 @@ use super::plan::{self, Content, File};
 use crate::failure::Failure;
 use crate::files::Replacement;
 
-/// Most of a file of a network that is looked at.
+/// Most bytes that are read of a network's file.
 const MAX_TEXT: u64 = 64 << 10;
 
-/// Below where all paths are: `/`, but for tests and for who makes images.
+/// Files below a root: `/`, except for tests and for makers of images.
 #[derive(Debug, Clone)]
 pub struct Store {
     pub root: PathBuf,
@@ -24,12 +25,12 @@ pub struct Store {
 #[derive(Debug, PartialEq, Eq)]
 enum Found {
     Nothing,
-    /// Written by us, with this content.
+    /// The file belongs to the network, with this content; a link has an empty content.
     Ours(Content),
     Others,
 }
 
-/// Paths of ours, and of others.
+/// Paths that belong to the network, and paths of others.
 type Both = (Vec<PathBuf>, Vec<PathBuf>);
 
 impl Store {
@@ -59,7 +60,7 @@ impl Store {
         Ok(if ours { Found::Ours(Content::Text(text)) } else { Found::Others })
     }
 
-    /// An error if one of these files was not written for this network.
+    /// Fails if one of the files exists and does not belong to the network.
     pub fn check(&self, name: &str, files: &[File]) -> Result<(), Failure> {
         match self.ours(name, files)?.1.first() {
             None => Ok(()),
@@ -71,7 +72,8 @@ impl Store {
         }
     }
 
-    /// Writes what differs; the paths of that. If one cannot be written, the new ones go again.
+    /// Writes the files that differ, and returns their paths. If a file cannot be written, the new
+    /// files are removed again.
     pub fn write(&self, name: &str, files: &[File]) -> Result<Vec<PathBuf>, Failure> {
         self.check(name, files)?;
         let (mut written, mut new) = (Vec::new(), Vec::new());
@@ -89,7 +91,7 @@ impl Store {
                 Ok(false) => {}
                 Err(error) => {
                     for path in new {
-                        // What stays is taken away by --remove.
+                        // `--remove` takes away a file that stays.
                         let _ = fs::remove_file(path);
                     }
                     return Err(self.failed("write", file, &error));
@@ -112,7 +114,7 @@ impl Store {
         }
     }
 
-    /// Returns which of these files are ours, and which are others'.
+    /// Returns the existing files that belong to the network, and the existing files of others.
     pub fn ours(&self, name: &str, files: &[File]) -> Result<Both, Failure> {
         let (mut ours, mut others) = (Vec::new(), Vec::new());
         for file in files {
@@ -127,12 +129,13 @@ impl Store {
         Ok((ours, others))
     }
 
-    /// Takes away what of these files is ours: the paths that went, and those of others.
+    /// Removes the files that belong to the network. Returns the removed paths, and the paths of
+    /// others.
     pub fn remove(&self, name: &str, files: &[File]) -> Result<Both, Failure> {
         let (ours, left) = self.ours(name, files)?;
         for path in &ours {
             fs::remove_file(path).map_err(|error| Failure::file("remove", path, &error))?;
-            // A directory of the unit alone; one with other files stays.
+            // The directory belongs to the unit alone; a directory with other files stays.
             if let Some(parent) = path.parent().filter(|at| at.extension() == Some("d".as_ref())) {
                 let _ = (!parent.ends_with("conf.d")).then(|| fs::remove_dir(parent));
             }
@@ -140,7 +143,7 @@ impl Store {
         Ok((ours, left))
     }
 
-    /// The networks that there are: the name of each and how it was wanted.
+    /// Returns the existing networks: the name and the requested settings of each.
     pub fn networks(&self) -> Vec<(String, String)> {
         let directory = self.at(Path::new(&plan::of_switch("x")));
         let entries = directory.parent().and_then(|path| fs::read_dir(path).ok());
@@ -154,7 +157,7 @@ impl Store {
         all
     }
 
-    /// How the network of this name was wanted, if there is one.
+    /// Returns the requested settings of the network of this name, if the network exists.
     pub fn wanted(&self, name: &str) -> Option<String> {
         let path = plan::of_switch(name).into();
         let file = File { path, content: Content::Text(String::new()) };
@@ -176,7 +179,7 @@ impl Store {
 mod tests {
     use super::*;
 
-    /// A directory of its own, which goes with it.
+    /// Store in a directory of its own, which is removed with the value.
     struct Root(Store);
 
     impl Root {
@@ -225,7 +228,7 @@ mod tests {
         ];
         assert_eq!(root.0.write("lan", &files).expect("written").len(), 3);
         assert_eq!(root.list().len(), 3, "no file beside them: {:?}", root.list());
-        // Nothing differs; then one does.
+        // No file differs; then one file differs.
         assert!(root.0.write("lan", &files).expect("written").is_empty());
         let changed = [text("/etc/a/b.toml", "lan", "z\n")];
         assert_eq!(root.0.write("lan", &changed).expect("written").len(), 1);

@@ -14,7 +14,7 @@ fn plan(manager: Manager, addresses: &[&str]) -> Plan {
     }
 }
 
-/// The text of the file whose path ends so.
+/// Returns the content of the file whose path ends with `end`.
 fn text(plan: &Plan, end: &str) -> String {
     let found = plan.files().into_iter().find(|file| file.path.to_string_lossy().ends_with(end));
     match found.unwrap_or_else(|| panic!("no {end}")).content {
@@ -117,7 +117,7 @@ fn without_networkd_units_do_the_same() {
     }
     let dnsmasq = text(&plan, "lan.dnsmasq");
     assert!(dnsmasq.contains("dhcp-range=10.77.0.1,10.77.0.254,255.255.255.0,1h\n"), "{dnsmasq}");
-    // Without DHCP nobody answers.
+    // Without DHCP no server answers the guests.
     let mut silent = plan.clone();
     silent.dhcp = false;
     assert_eq!(silent.files().len(), 5);
