@@ -1,4 +1,5 @@
-//! QEMU's command line, as it is written and as it is read: one by hand, or libvirt's with JSON.
+//! Reads and formats parts of QEMU's command line, as users write the options and as libvirt does
+//! with JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,9 +9,9 @@ use serde_json::Value;
 
 use crate::tool;
 
-/// Before it, MSI-X of a vhost-user network card under TCG ends QEMU.
+/// First version in which MSI-X of a vhost-user network card under TCG does not end QEMU.
 const MSIX_WITHOUT_KVM: Version = Version { major: 8, minor: 0 };
-/// The first that has `reconnect-ms`; 10.2 has `reconnect` no more.
+/// First version that has `reconnect-ms`; QEMU 10.2 has no `reconnect`.
 const RECONNECT_MS: Version = Version { major: 9, minor: 2 };
 
 /// A version of QEMU.
@@ -27,7 +28,7 @@ impl fmt::Display for Version {
 }
 
 impl Version {
-    /// `7.2`, `7.2.22`
+    /// Reads a version such as `7.2` or `7.2.22`.
     pub fn parse(text: &str) -> Option<Version> {
         let mut numbers = text.split('.');
         let major = numbers.next()?.parse().ok()?;
@@ -44,24 +45,24 @@ impl Version {
         Version::parse(said.split_once("QEMU emulator version ")?.1.split_whitespace().next()?)
     }
 
-    /// The QEMU that is installed.
+    /// Returns the version of the installed QEMU.
     pub fn installed() -> Option<Version> {
         let native = format!("qemu-system-{}", std::env::consts::ARCH);
         [native.as_str(), "kvm", "/usr/libexec/qemu-kvm"].into_iter().find_map(Version::of)
     }
 
-    /// How a character device is made to connect again.
+    /// Returns the key by which a character device connects again.
     pub fn reconnect(self) -> &'static str {
         if self >= RECONNECT_MS { "reconnect-ms=200" } else { "reconnect=1" }
     }
 
-    /// True if a network card must do without MSI-X when there is no KVM.
+    /// True if a network card must do without MSI-X when QEMU runs without KVM.
     pub fn fears_msix(self) -> bool {
         self < MSIX_WITHOUT_KVM
     }
 }
 
-/// A value in a list of options.
+/// Returns a value as a list of options has the value, with each comma doubled.
 pub fn escaped(value: &str) -> String {
     value.replace(',', ",,")
 }
@@ -72,22 +73,22 @@ pub fn escaped(value: &str) -> String {
 pub struct Item {
     /// The option without its dashes.
     pub option: String,
-    /// The keys; that of the first value, which needs none, is empty.
+    /// Values by their keys; the first value, which needs no key, has the empty key.
     keys: BTreeMap<String, String>,
-    /// The value as a whole.
+    /// Whole value of the option.
     pub value: String,
 }
 
-/// Keys that the first value may be given by.
+/// Keys by which a command line may give the first value.
 const FIRST: [&str; 5] = ["type", "backend", "driver", "qom-type", "size"];
 
 impl Item {
-    /// An option with this value.
+    /// Returns an option with this value.
     pub fn new(option: &str, value: &str) -> Item {
         Item { option: option.to_owned(), keys: keys(value), value: value.to_owned() }
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     pub fn get(&self, key: &str) -> Option<&str> {
         self.keys.get(key).map(String::as_str)
     }
@@ -98,13 +99,13 @@ impl Item {
         self.get("").or(named).unwrap_or_default()
     }
 
-    /// True if a key says so.
+    /// True if the value of the key is `on` or a word of equal meaning.
     pub fn is_on(&self, key: &str) -> bool {
         matches!(self.get(key), Some("on" | "yes" | "true" | "y"))
     }
 }
 
-/// The options of a command line.
+/// Returns the options of a command line.
 pub fn items(words: &[String]) -> Vec<Item> {
     let mut found = Vec::new();
     let mut words = words.iter().peekable();
@@ -123,7 +124,7 @@ pub fn items(words: &[String]) -> Vec<Item> {
 fn keys(value: &str) -> BTreeMap<String, String> {
     if value.starts_with('{') {
         let mut keys = BTreeMap::new();
-        // Of two keys with one name in different depths the outer one counts.
+        // A later key replaces an earlier key of one name, at any depth.
         if let Ok(value) = serde_json::from_str::<Value>(value) {
             flatten(&value, &mut keys);
         }
@@ -134,7 +135,7 @@ fn keys(value: &str) -> BTreeMap<String, String> {
         match part.split_once('=') {
             Some((key, word)) => keys.insert(key.to_owned(), word.to_owned()),
             None if at == 0 => keys.insert(String::new(), part),
-            // A key alone is a switch.
+            // A key without a value is a switch.
             None => keys.insert(part, "on".to_owned()),
         };
     }
@@ -151,21 +152,21 @@ fn flatten(value: &Value, keys: &mut BTreeMap<String, String>) {
     }
 }
 
-/// A connection of QEMU's with a port's socket, in a command line.
+/// Options of a command line that connect QEMU with a port's socket.
 pub struct Card<'a> {
     pub chardev: &'a Item,
     pub netdev: Option<&'a Item>,
     pub device: Option<&'a Item>,
 }
 
-/// The network card behind the socket at `path`, if there is one.
+/// Returns the network card behind the socket at `path`, if the command line has the card.
 pub fn card<'a>(items: &'a [Item], path: &str) -> Option<Card<'a>> {
     let option = |names: &'static [&str]| {
         items.iter().filter(move |item| names.contains(&item.option.as_str()))
     };
     let chardev = option(&["chardev"]).find(|item| item.get("path") == Some(path))?;
     let id = chardev.get("id")?;
-    // -nic is both in one.
+    // -nic is -netdev and -device in one.
     let netdev = option(&["netdev", "nic"]).find(|item| item.get("chardev") == Some(id));
     let device = netdev.and_then(|netdev| match netdev.option.as_str() {
         "nic" => Some(netdev),

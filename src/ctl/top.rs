@@ -1,7 +1,7 @@
-//! `top`: ports, workers and drops on a screen that renews itself.
+//! `vioswitchctl top`: shows ports, workers and drops on a screen that renews itself.
 //!
-//! * [`model`] what is known, from two looks at the switch;
-//! * [`view`] how that is drawn.
+//! * [`model`] computes rates from two readings of the switch;
+//! * [`view`] draws the model.
 
 mod model;
 mod view;
@@ -21,18 +21,18 @@ use crate::failure::Failure;
 use crate::{details, look};
 use model::{Model, Sort};
 
-/// How soon a signal is noticed.
+/// Longest time until a signal is noticed.
 const STEP: Duration = Duration::from_millis(200);
-/// How long a switch that restarts is waited for.
+/// Longest time that `top` waits for a restarting switch.
 const RESTART: Duration = Duration::from_secs(10);
 
-/// Runs until the user ends it, or the switch has ended and none takes its place.
+/// Runs until the user ends the program, or the switch has ended and no switch takes its place.
 pub fn run(path: &Path, every: Duration) -> Result<(), Failure> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         let text = "top needs a terminal; vioswitchctl stats --watch writes lines";
         return Err(Failure::usage(text.to_owned()));
     }
-    // Before the screen is taken, so that its error is a line.
+    // The connection comes before the screen, so that a failure to connect is a line.
     let mut client = Some(Client::connect(path)?);
     let mut model = Model::default();
     look_again(&mut client, path, &mut model);
@@ -41,7 +41,7 @@ pub fn run(path: &Path, every: Duration) -> Result<(), Failure> {
         let registered = signal_hook::flag::register(*signal, Arc::clone(&stop));
         registered.map_err(|error| cannot(&error))?;
     }
-    // It also gives the screen back if this panics.
+    // `try_init` also has the screen restored if the program panics.
     let mut terminal = ratatui::try_init().map_err(|error| cannot(&error))?;
     let ended = (|| {
         let mut next = Instant::now() + every;
@@ -81,7 +81,8 @@ pub fn run(path: &Path, every: Duration) -> Result<(), Failure> {
     }
 }
 
-/// True if the terminal is gone: with SIGHUP ignored, as after nohup(1), that ends nothing.
+/// True if the terminal is gone. With SIGHUP ignored, as after nohup(1), no signal ends the
+/// program.
 fn has_hung_up() -> bool {
     let stdin = io::stdin();
     let mut waits = [PollFd::new(&stdin, PollFlags::IN)];
@@ -94,7 +95,7 @@ fn cannot(error: &io::Error) -> Failure {
     Failure::refused(format!("the terminal cannot be used: {error}"))
 }
 
-/// Asks the switch for everything; one that has gone is looked for again.
+/// Asks the switch for all data of the screen. Connects again if the switch has gone.
 fn look_again(client: &mut Option<Client>, path: &Path, model: &mut Model) {
     if client.is_none() {
         *client = Client::connect(path).ok();
@@ -114,14 +115,14 @@ fn look_again(client: &mut Option<Client>, path: &Path, model: &mut Model) {
     }
 }
 
-/// Asks for what is known of the port that is shown alone.
+/// Asks for the details of the port that is shown alone.
 fn look_closely(client: &mut Option<Client>, model: &mut Model) {
     let (Some(client), Some(detail)) = (client.as_mut(), model.detail.as_mut()) else { return };
     let answer = look::port(client, &detail.name, false);
     detail.text = answer.map_or_else(|failure| failure.text, |answer| details::show(&answer));
 }
 
-/// Does what a key means; true if that is the end.
+/// Carries out the meaning of a key. Returns true if the key ends the program.
 fn press(model: &mut Model, key: KeyEvent) -> bool {
     if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
         return true;

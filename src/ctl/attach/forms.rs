@@ -1,18 +1,19 @@
-//! The arguments that each front-end takes: pure, but for what is asked of the machine at the end.
+//! The arguments that each front-end takes. All functions are pure, except `kvm` and
+//! `free_huge_mib`, which look at the machine.
 
 use super::{Port, Told, Wanted};
 use crate::qemu::{Version, escaped};
 
-/// The name of the memory that is shared.
+/// Identifier of the shared memory.
 const MEMORY: &str = "mem";
 
-/// `-object` of memory that the switch can map.
+/// Returns the value of `-object` for memory that the switch can map.
 pub fn memory(port: &Port, id: &str, size: &str) -> String {
     let prealloc = if port.prealloc { ",prealloc=on" } else { "" };
     format!("memory-backend-memfd,id={id},size={size},share=on{prealloc}")
 }
 
-/// `-chardev`
+/// Returns the value of `-chardev`.
 pub fn chardev(port: &Port, version: Version) -> String {
     let role = match port.front_end_listens {
         true => "server=on,wait=off",
@@ -21,7 +22,7 @@ pub fn chardev(port: &Port, version: Version) -> String {
     format!("socket,id={},path={},{role}", port.id(), escaped(&port.socket))
 }
 
-/// `-netdev`
+/// Returns the value of `-netdev`.
 pub fn netdev(port: &Port, chardev: &str, queues: u64) -> String {
     let queues = if queues > 1 { format!(",queues={queues}") } else { String::new() };
     format!("vhost-user,id={},chardev={chardev}{queues}", port.id())
@@ -31,13 +32,13 @@ pub fn netdev(port: &Port, chardev: &str, queues: u64) -> String {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bus {
     Pci,
-    /// Where MSI-X would end QEMU.
+    /// PCI without MSI-X, for a QEMU that MSI-X would end.
     PciWithoutMsix,
     /// A machine without PCI.
     Mmio,
 }
 
-/// `-device`
+/// Returns the value of `-device`.
 pub fn device(port: &Port, netdev: &str, queues: u64, bus: Bus) -> String {
     let driver = if bus == Bus::Mmio { "virtio-net-device" } else { "virtio-net-pci" };
     let mut device = format!("{driver},netdev={netdev},mac={}", port.card_mac);
@@ -53,14 +54,15 @@ pub fn device(port: &Port, netdev: &str, queues: u64, bus: Bus) -> String {
         device += &format!(",host_mtu={mtu}");
     }
     if port.platform {
-        // Without PCI Express a card is also one from before virtio 1.0, which knows no platform.
+        // Without PCI Express a card is also a card from before virtio 1.0, which knows no
+        // platform.
         device += if bus == Bus::Mmio { "" } else { ",disable-legacy=on" };
         device += ",iommu_platform=on";
     }
     device
 }
 
-/// Returns QEMU's arguments for the port, without those of memory.
+/// Returns QEMU's arguments for the port, without the arguments for memory.
 fn card(wanted: &Wanted) -> Vec<String> {
     let Wanted { port, version, emulated, .. } = wanted;
     let id = port.id();
@@ -89,7 +91,7 @@ fn notes(wanted: &Wanted) -> Vec<String> {
     notes
 }
 
-/// Options and values, a pair on each line: they go into a command line as they are.
+/// Returns QEMU's options and values, a pair on each line, ready for a command line.
 pub fn qemu(wanted: &Wanted) -> Told {
     let mem = wanted.mem.word();
     let object = memory(&wanted.port, MEMORY, &mem);
@@ -105,7 +107,7 @@ fn lines(arguments: &[String]) -> String {
     arguments.chunks(2).map(|pair| pair.join(" ") + "\n").collect()
 }
 
-/// Its `num_queues` counts rings, not pairs.
+/// Returns cloud-hypervisor's arguments, whose `num_queues` counts rings, not pairs.
 pub fn cloud_hypervisor(wanted: &Wanted) -> Told {
     let port = &wanted.port;
     let prealloc = if port.prealloc { ",prealloc=on" } else { "" };
@@ -130,7 +132,7 @@ pub fn cloud_hypervisor(wanted: &Wanted) -> Told {
     Told { text: lines(&arguments), arguments, notes }
 }
 
-/// Parts of a domain, each where it belongs.
+/// Returns the parts of a libvirt domain, each below a comment that names its place.
 pub fn libvirt(wanted: &Wanted) -> Told {
     let port = &wanted.port;
     let allocation = if port.prealloc { "\n  <allocation mode='immediate'/>" } else { "" };
@@ -179,7 +181,7 @@ fn xml(text: &str) -> String {
     text.replace('\'', "&apos;").replace('"', "&quot;")
 }
 
-/// virtio-user, on huge pages where there are enough.
+/// Returns DPDK's arguments for virtio-user, on huge pages if enough huge pages are free.
 pub fn dpdk(wanted: &Wanted) -> Told {
     let port = &wanted.port;
     let mib = wanted.mem.mib();
@@ -202,12 +204,12 @@ pub fn dpdk(wanted: &Wanted) -> Told {
     Told { text: arguments.join(" ") + "\n", arguments, notes }
 }
 
-/// True if guests may run under KVM here.
+/// True if guests may run under KVM on this machine.
 pub fn kvm() -> bool {
     std::fs::File::options().read(true).write(true).open("/dev/kvm").is_ok()
 }
 
-/// Huge pages of the default size that no process uses.
+/// Returns the MiB of huge pages of the default size that no process uses or has reserved.
 pub fn free_huge_mib() -> u64 {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let number = |key: &str| {

@@ -1,4 +1,4 @@
-//! `attach --mac`: whether frames from that address pass at the port.
+//! Checks for `attach --mac` whether frames from the address pass at the port.
 
 use api::wire::{ConfigEntry, ConfigKey, value, values};
 use base::frame::MacAddr;
@@ -6,7 +6,7 @@ use base::frame::MacAddr;
 /// Source addresses of virtual routers (RFC 9568), which `allowed-macs=vrrp` stands for.
 const VRRP: [&str; 2] = ["00:00:5e:00:01:", "00:00:5e:00:02:"];
 
-/// Reads the address of a station.
+/// Reads an address that one station can have.
 pub fn station(word: &str) -> Result<MacAddr, String> {
     let mac: MacAddr = word.parse().map_err(|error| format!("{error}"))?;
     match mac.is_group() || mac.is_zero() {
@@ -15,8 +15,8 @@ pub fn station(word: &str) -> Result<MacAddr, String> {
     }
 }
 
-/// Returns what a user has to know of an address at the port of this name, or why frames from the
-/// address would be lost.
+/// Returns a note for the user about an address at the port `name`, or why frames from the address
+/// would be lost.
 pub fn check(
     mac: MacAddr,
     name: &str,

@@ -1,4 +1,4 @@
-//! `vioswitchctl attach`: what a port's virtual machine is to be started with.
+//! `vioswitchctl attach`: prints the arguments with which a port's virtual machine starts.
 
 pub mod forms;
 mod mac;
@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::qemu::Version;
 use crate::say;
 
-/// File with an identifier of this machine; empty where there is none.
+/// File with the identifier of this machine; a missing file counts as an empty file.
 const MACHINE_ID: &str = "/etc/machine-id";
 
 /// Print the arguments that attach a virtual machine to a port
@@ -89,7 +89,7 @@ impl Size {
     }
 }
 
-/// `512M`, `4G`; a number alone is MiB, as QEMU's `-m` has it.
+/// Reads a size such as `512M` or `4G`; a number without a unit is MiB, as in QEMU's `-m`.
 pub fn size(text: &str) -> Result<Size, String> {
     let wanted = || "a size such as 512M or 4G".to_owned();
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -108,23 +108,23 @@ fn version(text: &str) -> Result<Version, String> {
     Version::parse(text).ok_or_else(|| "a version such as 7.2 or 10.0".to_owned())
 }
 
-/// A port, as the one who starts its virtual machine needs it.
+/// Settings of a port that the start of a virtual machine needs.
 #[derive(Debug, Clone)]
 pub struct Port {
     pub name: String,
     pub socket: String,
-    /// The front-end listens and the switch connects.
+    /// True if the front-end listens and the switch connects.
     pub front_end_listens: bool,
     pub queues: u64,
-    /// The first of its static addresses.
+    /// First of the port's static addresses.
     pub mac: Option<String>,
-    /// Address of the card. QEMU by itself has one address for all machines, and libvirt another
-    /// one each time that it is given the same domain.
+    /// Address of the card. QEMU's own default is one address for all machines, and libvirt chooses
+    /// another address each time that a user defines the domain without an address.
     pub card_mac: String,
     pub mtu: Option<u64>,
-    /// Its memory must be there from the beginning.
+    /// True if the guest's memory must be there from the beginning.
     pub prealloc: bool,
-    /// Its card says iommu_platform.
+    /// True if the card has `iommu_platform`.
     pub platform: bool,
 }
 
@@ -184,7 +184,7 @@ impl Port {
         }
     }
 
-    /// A name that QEMU takes for an object of its own.
+    /// Returns a name that QEMU accepts as the identifier of an object.
     pub fn id(&self) -> String {
         match self.name.starts_with(|c: char| c.is_ascii_alphabetic()) {
             true => self.name.clone(),
@@ -193,10 +193,11 @@ impl Port {
     }
 }
 
-/// An address for the card of a port that has none of its own: always the same for a name on a
-/// host, and another one than other names' and other hosts'. Locally administered, and like QEMU's.
+/// Returns an address for the card of a port without an address: always the same address for a name
+/// on a host, and not the address of another name or host. The address is locally administered, and
+/// like QEMU's addresses.
 fn own_address(host: &str, name: &str) -> String {
-    // FNV-1a, and what spreads the last letters' few bits.
+    // FNV-1a, and a mix that spreads the few bits of the last letters.
     let bytes = host.trim().bytes().chain([0]).chain(name.bytes());
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
@@ -210,15 +211,15 @@ fn own_address(host: &str, name: &str) -> String {
 pub struct Wanted {
     pub port: Port,
     pub mem: Size,
-    /// Of QEMU.
+    /// Version of QEMU.
     pub version: Version,
-    /// A guest of QEMU would run without KVM.
+    /// True if a guest of QEMU would run without KVM.
     pub emulated: bool,
     /// MiB of huge pages that no process uses.
     pub free_huge_mib: u64,
 }
 
-/// The answer: words of a command line, or a text.
+/// Answer of a form: words of a command line, or a text.
 pub struct Told {
     pub arguments: Vec<String>,
     pub text: String,
@@ -226,7 +227,7 @@ pub struct Told {
 }
 
 impl Attach {
-    /// Prints the arguments, as JSON or for people.
+    /// Returns the arguments, as JSON and for people. Prints notes unless `as_json` is true.
     pub fn run(&self, client: &mut Client, as_json: bool) -> Result<crate::Told, Failure> {
         let mut port = match self.plug {
             true => Port::to_come(client, &self.name)?,
@@ -282,7 +283,8 @@ impl Attach {
         Ok((answer, told.text))
     }
 
-    /// Returns a note about the address of `--mac`; an error if the switch would drop its frames.
+    /// Returns a note about the address of `--mac`; an error if the switch would drop frames from
+    /// the address.
     fn check(&self, mac: MacAddr, client: &mut Client) -> Result<Option<String>, Failure> {
         let entries = client.list(&GetConfig {}, |part| part.entries)?;
         let keys = match entries.iter().find(|entry| entry.name == self.name) {

@@ -1,15 +1,15 @@
-//! Completes QEMU's command line for a port. Pure, but for the question whether there is KVM.
+//! Completes QEMU's command line for a port. All functions are pure, except for the check for KVM.
 
 use crate::attach::Port;
 use crate::attach::forms::{self, Bus};
 use crate::qemu::{self, Item, Version};
 
-/// The name of memory that is put in.
+/// Identifier of the memory that the client adds.
 const MEMORY: &str = "vioswitch-mem";
 /// Memory that QEMU gives a machine without -m.
 const DEFAULT_MEMORY: &str = "128M";
 
-/// The words to be put behind those that are given; or why that cannot be done.
+/// Returns the words to append to the given words, or why the command line cannot be completed.
 pub fn missing(
     port: &Port,
     program: &str,
@@ -83,14 +83,15 @@ fn uses_kvm(items: &[Item], program: &str) -> bool {
     wanted && forms::kvm()
 }
 
-/// A name that nothing in the command line has.
+/// Returns an identifier that no option of the command line has.
 fn free_id(items: &[Item], wanted: &str) -> String {
     let taken = |id: &str| items.iter().any(|item| item.get("id") == Some(id));
     let more = (2..).map(|n| format!("{wanted}-{n}"));
     std::iter::once(wanted.to_owned()).chain(more).find(|id| !taken(id)).unwrap_or_default()
 }
 
-/// Has the guest's memory shared: by what is there, or by what is put in.
+/// Returns the words that make the guest's memory shared; no words if the given words do so
+/// already.
 fn memory(items: &[Item], port: &Port) -> Result<Vec<String>, String> {
     let backends: Vec<&Item> = items
         .iter()
@@ -117,7 +118,7 @@ fn memory(items: &[Item], port: &Port) -> Result<Vec<String>, String> {
     if nodes().any(|item| item.get("mem").is_some()) {
         return Err("-numa node,mem=: say memdev= and memory-backend-memfd instead".to_owned());
     }
-    // That of a DIMM or of other devices is not the machine's.
+    // Memory of a DIMM or of another device is not the machine's memory.
     let elsewhere = |id: &str| {
         items.iter().any(|item| item.option == "device" && item.get("memdev") == Some(id))
     };
@@ -132,7 +133,7 @@ fn memory(items: &[Item], port: &Port) -> Result<Vec<String>, String> {
     let given = items.iter().rev().filter(|item| item.option == "m");
     let given = given.filter_map(|item| item.get("").or(item.get("size"))).next();
     let size = match given {
-        // A number alone is MiB here, and bytes there.
+        // A number without a unit is MiB for `-m`, and bytes for `-object`.
         Some(size) if size.ends_with(|c: char| c.is_ascii_digit()) => format!("{size}M"),
         Some(size) => size.to_owned(),
         None => {
@@ -146,7 +147,7 @@ fn memory(items: &[Item], port: &Port) -> Result<Vec<String>, String> {
     Ok(words)
 }
 
-/// True if others can map it.
+/// True if other processes can map the memory.
 fn shares(backend: &Item) -> bool {
     backend.is_on("share") && backend.kind() != "memory-backend-ram"
 }
@@ -206,7 +207,7 @@ mod tests {
         let netdev = format!("{chardev} -netdev vhost-user,chardev=c,id=n,queues=4");
         assert_eq!(run(2, &netdev), Ok(format!("{device}=n{MAC},mq=on,vectors=10")));
         assert_eq!(run(2, &format!("{netdev} {device}=n")), Ok(String::new()));
-        // Other cards stay, and their names theirs.
+        // Other cards stay, and keep their names.
         let other = format!("{memory} -netdev user,id=vm1 {device}=vm1");
         assert_eq!(run(1, &other), Ok(CARD.replace("=vm1", "=vm1-2")));
     }

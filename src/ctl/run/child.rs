@@ -1,8 +1,8 @@
-//! A process that gets this one's signals, and whose status is this one's.
+//! A child process that gets this process's signals, and whose exit status becomes this process's.
 //!
-//! Both are in one process group, so a terminal sends its signals to both; those that another
-//! process sends are passed on. This process stops (SIGTSTP) when it has passed that on, and goes
-//! on with the shell's SIGCONT, which both get.
+//! Both processes are in one process group, so a terminal sends its signals to both. This process
+//! passes on the signals that other processes send. This process stops once SIGTSTP is passed on,
+//! and continues with the shell's SIGCONT, which both processes get.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command};
@@ -18,23 +18,23 @@ use signal_hook::low_level::siginfo::{Cause, Origin};
 
 use crate::failure::Failure;
 
-/// Signals that are passed on.
+/// Signals that this process passes on.
 const PASSED: [i32; 9] =
     [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGTSTP, SIGCONT];
-/// Signals that a terminal sends to the whole group in front of it.
+/// Signals that a terminal sends to the whole process group in its foreground.
 const OF_TERMINAL: [i32; 4] = [SIGINT, SIGQUIT, SIGTSTP, SIGWINCH];
-/// Signals that end a process which has not begun its work.
+/// Signals that end this process before the child starts.
 const ENDING: [i32; 4] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT];
-/// A shell's status for a process that a signal ended.
+/// Base of the exit status by which a shell reports the signal that ended a process.
 const BY_SIGNAL: i32 = 128;
 
-/// This process's signals, which from now on do nothing but wait to be passed on.
+/// Signals of this process, which wait to be passed on and have no other effect.
 pub struct Signals(SignalsInfo<WithOrigin>);
 
 impl Signals {
     pub fn catch() -> Result<Signals, Failure> {
         let ignored = ignored();
-        // What is ignored, as under nohup, is so for both.
+        // A signal that this process ignores, as under nohup, stays ignored by both processes.
         let heeded = |number: &i32| ignored & 1u64.wrapping_shl(*number as u32 - 1) == 0;
         let numbers = PASSED.into_iter().filter(heeded);
         let caught = SignalsInfo::new(numbers.chain([SIGCHLD]));
@@ -42,7 +42,8 @@ impl Signals {
         caught.map(Signals).map_err(cannot)
     }
 
-    /// Runs a program to its end: its exit status; or that of a signal which came before.
+    /// Runs a program to its end. Returns the exit status of the program, or the status for a
+    /// signal that came before the start.
     pub fn run<'a>(
         mut self,
         program: &str,
@@ -56,7 +57,7 @@ impl Signals {
             .args(words)
             .spawn()
             .map_err(|error| Failure::refused(format!("cannot start {program}: {error}")))?;
-        // A terminal may have sent these before there was a child.
+        // A terminal may have sent the pending signals before the child existed.
         self.0.pending().for_each(|origin| pass_on(&child, origin.signal));
         loop {
             let lost = |error| Failure::refused(format!("wait: {error}"));
@@ -78,11 +79,12 @@ fn status(number: i32) -> u8 {
     u8::try_from(number).unwrap_or(u8::MAX)
 }
 
-/// It was not waited for yet, so the number is its own.
+/// Sends a signal to the child. Nobody has waited for the child yet, so the number is still the
+/// child's.
 fn pass_on(child: &Child, number: i32) {
     let passed = PASSED.into_iter().find(|passed| *passed == number);
     let Some(signal) = passed.and_then(Signal::from_named_raw) else { return };
-    // One that has just ended needs none.
+    // A child that has just ended needs no signal.
     let _ = kill_process(Pid::from_child(child), signal);
     stop_if(number);
 }
@@ -93,7 +95,7 @@ fn stop_if(number: i32) {
     }
 }
 
-/// The signals that this process was started to ignore, a bit each.
+/// Returns the signals that this process was started to ignore, a bit for each signal.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,7 +1,7 @@
-//! `vioswitchctl run`: a port for as long as a QEMU runs.
+//! `vioswitchctl run`: keeps a port for as long as a QEMU runs.
 //!
-//! The port is there before QEMU starts and goes after it has ended, before this program ends. If
-//! this program is killed (SIGKILL) QEMU runs on, and the port stays for it.
+//! The port exists before QEMU starts. The port goes after QEMU has ended, and before this program
+//! ends. If this program is killed (SIGKILL), QEMU runs on, and the port stays for QEMU.
 
 mod arguments;
 mod child;
@@ -20,9 +20,9 @@ use crate::qemu::Version;
 use crate::{delete, new_port, say};
 use child::Signals;
 
-/// How long a switch that restarts is waited for to take the port away.
+/// Longest time that this program waits for a restarting switch to delete the port.
 const RESTART: Duration = Duration::from_secs(10);
-/// How often it is tried meanwhile.
+/// Pause between two attempts to delete the port.
 const STEP: Duration = Duration::from_millis(200);
 
 /// Add a port, run QEMU with it, and delete the port when QEMU ends
@@ -43,7 +43,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// QEMU's exit status.
+    /// Runs QEMU and returns QEMU's exit status.
     pub fn run(&self, control: &Path) -> Result<u8, Failure> {
         let Some((program, given)) = self.command.split_first() else {
             return Err(Failure::usage("QEMU's command line is missing behind --".to_owned()));
@@ -54,7 +54,8 @@ impl Run {
             Failure::usage(text)
         })?;
         let mut client = Client::connect(control)?;
-        // Before there is a port, which a signal would leave behind.
+        // The program catches signals before the port exists, because a signal would leave the port
+        // behind.
         let signals = Signals::catch()?;
         let made = self.claim(&mut client)?;
         let outcome = self.start(client, signals, program, version, given);
@@ -73,14 +74,15 @@ impl Run {
         given: &[String],
     ) -> Result<u8, Failure> {
         let port = Port::ask(&mut client, &self.name)?;
-        // Not held while QEMU runs: the switch has room for few clients.
+        // The connection ends before QEMU runs, because the switch has room for few clients.
         drop(client);
         let missing = arguments::missing(&port, program, version, given);
         let missing = missing.map_err(Failure::usage)?;
         signals.run(program, given.iter().chain(&missing))
     }
 
-    /// Sees that there is the port, and no front-end on it; true if it was made.
+    /// Adds the port, or accepts an existing port without a front-end. Returns true if the port was
+    /// added.
     fn claim(&self, client: &mut Client) -> Result<bool, Failure> {
         let new = |may_exist| new_port(Kind::Port, &self.name, &self.settings, may_exist, true);
         match client.call(&new(false)?) {
@@ -97,7 +99,7 @@ impl Run {
             let text = format!("port '{name}' has a front-end, pid {}", who.pid);
             return Err(Failure::refused(format!("{text}: each machine needs a port of its own")));
         }
-        // It may have been left behind.
+        // An earlier run may have left the port behind.
         if ["kept", "transient"].contains(&port.origin.as_str()) {
             say(&format!(
                 "port '{name}' was there already and stays: vioswitchctl port del {name}"

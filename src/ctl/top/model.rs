@@ -1,4 +1,4 @@
-//! Model of the screen: rates of ports and workers, from two looks at the switch.
+//! Model of the screen: rates of ports and workers, from two readings of the switch.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
@@ -7,9 +7,9 @@ use api::wire::{State, Status};
 
 use crate::look::{self, Rates, Stats};
 
-/// Rates that are remembered of each port, for its curve.
+/// Number of rates that the model remembers of each port, for the port's curve.
 pub const HISTORY: usize = 60;
-/// Characters of a filter.
+/// Most characters of a filter.
 const FILTER_CHARS: usize = 32;
 
 /// Order of rows.
@@ -23,7 +23,7 @@ pub enum Sort {
 }
 
 impl Sort {
-    /// The order that a key stands for.
+    /// Returns the order that a key selects.
     pub fn by_key(key: char) -> Option<Sort> {
         let keys = [('n', Sort::Name), ('i', Sort::In), ('o', Sort::Out), ('d', Sort::Drops)];
         keys.into_iter().find(|(known, _)| *known == key).map(|(_, sort)| sort)
@@ -36,14 +36,14 @@ pub struct Row {
     pub name: String,
     pub state: State,
     pub rates: Rates,
-    /// The reason of most drops.
+    /// Reason of most drops between the last two readings; empty without a drop.
     pub reason: String,
-    /// Frames a second, in both directions, the newest last.
+    /// Frames per second in both directions, the newest last.
     pub history: Vec<f64>,
 }
 
 impl Row {
-    /// Drops in a second, in both directions.
+    /// Returns the drops per second in both directions.
     pub fn drops(&self) -> f64 {
         self.rates.r#in.drops + self.rates.out.drops
     }
@@ -54,36 +54,36 @@ impl Row {
 pub struct Detail {
     pub name: String,
     pub text: String,
-    /// Lines that are above the screen.
+    /// Number of lines that are scrolled out above the screen.
     pub scroll: u16,
 }
 
-/// All that is drawn.
+/// State that the screen shows.
 #[derive(Debug, Default)]
 pub struct Model {
-    /// The last look, and when that was.
+    /// Last reading of the switch, and the time of the reading.
     last: Option<(Stats, Instant)>,
     all: Vec<Row>,
     histories: HashMap<String, VecDeque<f64>>,
     /// Status of the switch.
     pub status: Status,
-    /// The share of its time in which each worker found frames, from 0 to 1.
+    /// Share of time in which each worker found frames, from 0 to 1.
     pub workers: Vec<f64>,
     /// Rows that pass the filter, in order.
     pub rows: Vec<Row>,
     pub sort: Sort,
     pub filter: String,
-    /// The filter is being typed.
+    /// True while the user types the filter.
     pub typing: bool,
-    /// Index of the row that is chosen.
+    /// Index of the chosen row.
     pub chosen: usize,
     pub detail: Option<Detail>,
-    /// Why the switch could not be asked.
+    /// Reason why the last request to the switch failed.
     pub failure: Option<String>,
 }
 
 impl Model {
-    /// Takes a look at the switch of `now` over.
+    /// Takes over a reading of the switch made at `now`.
     pub fn update(&mut self, all: Stats, now: Instant) {
         let (before, seconds) = match &self.last {
             Some((before, then)) => (before, (now - *then).as_secs_f64().max(0.001)),
@@ -91,7 +91,7 @@ impl Model {
         };
         let mut rows = Vec::new();
         for port in &all.ports {
-            // One that came since has had no time to do anything.
+            // A port that came since the last reading has had no time to count frames.
             let known = before.ports.iter().find(|old| old.number == port.number).unwrap_or(port);
             let drops = [(&known.r#in, &port.r#in), (&known.out, &port.out)].into_iter();
             let drops = drops.flat_map(|(before, after)| {
@@ -118,7 +118,7 @@ impl Model {
         self.arrange();
     }
 
-    /// Filters and sorts again; what was chosen stays chosen.
+    /// Filters and sorts the rows again. A chosen port that stays in the rows stays chosen.
     pub fn arrange(&mut self) {
         let chosen = self.rows.get(self.chosen).map(|row| row.name.clone());
         self.rows =
@@ -134,7 +134,7 @@ impl Model {
         self.chosen = chosen.and_then(place).unwrap_or(0);
     }
 
-    /// Chooses a row below, or above; or scrolls what is shown alone.
+    /// Chooses a row below or above, or scrolls the port that is shown alone.
     pub fn step(&mut self, by: i16) {
         match &mut self.detail {
             Some(detail) => detail.scroll = detail.scroll.saturating_add_signed(by),
@@ -151,7 +151,7 @@ impl Model {
         self.detail = chosen.map(|name| Detail { name, text: String::new(), scroll: 0 });
     }
 
-    /// Adds to the filter.
+    /// Adds a character to the filter.
     pub fn type_in(&mut self, c: char) {
         if self.filter.chars().count() < FILTER_CHARS && !c.is_control() {
             self.filter.push(c);
@@ -159,13 +159,13 @@ impl Model {
         }
     }
 
-    /// Takes the filter's last character away.
+    /// Removes the filter's last character.
     pub fn erase(&mut self) {
         self.filter.pop();
         self.arrange();
     }
 
-    /// All ports again.
+    /// Clears the filter, so that all ports are shown.
     pub fn clear_filter(&mut self) {
         self.typing = false;
         self.filter.clear();
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!((vm2.rates.r#in.frames, vm2.rates.r#in.bytes), (1000.0, 100_000.0));
         assert_eq!((vm2.drops(), vm2.reason.as_str()), (2000.0, "no_buffer"));
         assert_eq!((&vm2.history[..], model.workers[0]), (&[0.0, 1000.0][..], 0.5));
-        // A switch that was restarted has counted less.
+        // A restarted switch has lower counters.
         model.update(look(10), start + Duration::from_secs(3));
         assert_eq!(model.rows[1].rates, Rates::default());
         for second in 0..100 {

@@ -1,5 +1,5 @@
-//! How it is drawn: a head, the ports, what the keys do. Columns are as wide as what is in them; a
-//! narrow screen has fewer of them, and curves get what a wide one has left.
+//! Draws the screen: a head, the ports, and the meaning of the keys. Each column is as wide as its
+//! widest cell. A narrow screen has fewer columns; the curves get the rest of a wide screen.
 
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout};
@@ -14,9 +14,9 @@ use super::model::{HISTORY, Model, Row, Sort};
 use crate::show::human;
 use crate::span::span;
 
-/// The height of a curve, by eighths.
+/// Heights of a bar of a curve, by eighths.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// A curve that is narrower is left out.
+/// Least width of a curve; the table leaves a narrower curve out.
 const MIN_CURVE: usize = 4;
 
 /// A column: its title, and how much room its cells may take.
@@ -25,7 +25,7 @@ struct Column {
     sort: Option<Sort>,
     /// Least and greatest width: the column is as wide as its widest cell.
     width: [usize; 2],
-    /// Columns with the lowest rank are left out first where there is no room.
+    /// Rank of the column: the table leaves out columns with the lowest rank first.
     rank: u8,
     align: Alignment,
     cell: fn(&Row) -> String,
@@ -59,7 +59,7 @@ fn rate(number: f64) -> String {
     if number > 0.0 { human(number) } else { "- ".to_owned() }
 }
 
-/// Draws all of it.
+/// Draws the whole screen.
 pub fn draw(frame: &mut Frame<'_>, model: &mut Model) {
     let area = frame.area();
     let (heading, keys) = (heading(model, area.width), keys(model, area.width));
@@ -74,7 +74,7 @@ pub fn draw(frame: &mut Frame<'_>, model: &mut Model) {
             let lines = detail.text.lines().count() as u16;
             let inside = body.height.saturating_sub(2);
             detail.scroll = detail.scroll.min(lines.saturating_sub(inside));
-            // Its text is as wide as the terminal.
+            // The block has no borders at its sides, because the text is as wide as the terminal.
             let block = Block::new().borders(Borders::TOP | Borders::BOTTOM);
             let block = block.title(format!(" {} ", detail.name));
             let text = Paragraph::new(detail.text.as_str()).block(block);
@@ -88,7 +88,7 @@ pub fn draw(frame: &mut Frame<'_>, model: &mut Model) {
     frame.render_widget(Paragraph::new(keys), foot);
 }
 
-/// Items with two blanks between them, in as few lines as they fit.
+/// Returns the items in as few lines as possible, with two blanks between two items.
 fn lines(items: impl IntoIterator<Item = String>, width: u16, style: Style) -> Vec<Line<'static>> {
     let mut lines: Vec<String> = Vec::new();
     for item in items {
@@ -102,7 +102,7 @@ fn lines(items: impl IntoIterator<Item = String>, width: u16, style: Style) -> V
     lines.into_iter().map(|line| Line::from(line).style(style)).collect()
 }
 
-/// The switch and its workers.
+/// Returns the lines about the switch and its workers.
 fn heading(model: &Model, width: u16) -> Vec<Line<'static>> {
     let status = &model.status;
     let mut first = vec![
@@ -131,7 +131,7 @@ fn heading(model: &Model, width: u16) -> Vec<Line<'static>> {
     told
 }
 
-/// The columns that there is room for, each with its width, and how much the curves have.
+/// Returns the columns that fit, each with its width, and the width that remains for the curves.
 fn fitting(rows: &[Row], width: usize) -> (Vec<(&'static Column, usize)>, usize) {
     let widths = COLUMNS.iter().map(|column| {
         let [least, most] = column.width;
@@ -179,7 +179,7 @@ fn cell(column: &Column, row: &Row) -> Cell<'static> {
     }
 }
 
-/// The last rates as bars, compared with the highest of all ports.
+/// Returns the last rates as bars, compared with `most`, the highest rate of all ports.
 fn curve(history: &[f64], most: f64, width: usize) -> String {
     let last = &history[history.len().saturating_sub(width)..];
     let bar = |rate: &f64| match most > 0.0 && *rate > 0.0 {
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(curve(&[1.0; 60], 1.0, 9).chars().count(), 9);
     }
 
-    /// A column is shown whole or not at all; the one that matters least goes first.
+    /// A column is shown whole or not at all; the column with the lowest rank goes first.
     #[test]
     fn columns_are_those_that_there_is_room_for() {
         let rows = [
