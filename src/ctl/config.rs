@@ -1,4 +1,4 @@
-//! The configuration for people.
+//! Formats the configuration, and changes to the configuration, as text for people.
 
 use std::fmt::Write;
 
@@ -7,12 +7,13 @@ use api::wire::{ConfigEntries, ConfigEntry, ConfigKey, Reloaded, Step};
 
 use crate::show::{arrow, maybe, table, text, when};
 
-/// The word of files and commands for a kind of the control socket.
+/// Returns the word in files and commands for a kind that the control socket names.
 pub fn file_word(kind: &str) -> String {
     Kind::of_word(kind).map_or_else(|| text(kind), |kind| kind.name().to_owned())
 }
 
-/// `config show`: as a file. What no file has, or has no effect, is a comment.
+/// Returns the text of `config show`: a configuration file. Entries by plug, and entries that are
+/// not in force, are comments.
 pub fn running(all: &ConfigEntries) -> String {
     let mut out = String::new();
     for ConfigKey { key, values } in all.switch.iter().flatten() {
@@ -26,7 +27,7 @@ pub fn running(all: &ConfigEntries) -> String {
     out
 }
 
-/// The line of a key outside of the entries.
+/// Returns the line of a key that stands outside the entries.
 fn global(key: &str, word: &str) -> String {
     let is_bare = word.parse::<u32>().is_ok() || ["true", "false"].contains(&word);
     match is_bare {
@@ -60,7 +61,7 @@ fn entry(ConfigEntry { kind, name, origin, keys, overridden, unused }: &ConfigEn
     out
 }
 
-/// `config diff`: a line for each change.
+/// Returns the text of `config diff`: a line for each change.
 pub fn steps(steps: &[Step]) -> String {
     let mut rows = Vec::new();
     for Step { sign, kind, name, origin, changes, detaches } in steps {
@@ -92,7 +93,7 @@ pub fn steps(steps: &[Step]) -> String {
     table(&[], rows)
 }
 
-/// `config reload`.
+/// Returns the text of `config reload`.
 pub fn reloaded(answer: &Reloaded) -> String {
     let mut out = steps(&answer.steps);
     if let Some(more) = answer.untold {

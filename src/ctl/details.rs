@@ -1,4 +1,4 @@
-//! `port show`: all that is known of one port, for people.
+//! Formats `port show`, all that the switch tells of one port, for people.
 
 use api::config::KEYS;
 use api::wire::{ConfigKey, Mirror, Ring, Socket};
@@ -7,7 +7,7 @@ use crate::look::{Details, Rate};
 use crate::show::{bits, human, listing, maybe, memory, pairs, port, text, words};
 use crate::span::span;
 
-/// The answer of `GetPortDetails`, with rates if they were measured.
+/// Returns the answer of `GetPortDetails` as text, with rates if rates were measured.
 pub fn show(Details { details, rates }: &Details) -> String {
     let mut told = port(&details.port);
     told.extend(details.socket.as_ref().map(|one| ("socket", text(&one.path) + &who(one))));
@@ -58,7 +58,7 @@ pub fn show(Details { details, rates }: &Details) -> String {
     told + "\n" + &rings(&details.rings)
 }
 
-/// Who may connect to a socket, or why that is not known.
+/// Returns who may connect to a socket, or why the switch does not know.
 fn who(socket: &Socket) -> String {
     match (&socket.mode, socket.answers, socket.looked_at) {
         (Some(mode), ..) => {
@@ -77,7 +77,7 @@ fn rate(rate: Rate) -> String {
     format!("{} frames/s, {}bit/s, {} drops/s", of(rate.frames), bits(rate.bytes), of(rate.drops))
 }
 
-/// Rings that are in use, or were.
+/// Returns a table of the rings that run or have carried frames.
 fn rings(all: &[Ring]) -> String {
     let used = |ring: &&Ring| ring.started == Some(true) || ring.frames != 0;
     listing(
@@ -113,7 +113,7 @@ fn state(ring: &Ring) -> String {
     if is(ring.polled) { format!("{words}, polled") } else { words.to_owned() }
 }
 
-/// The answer of `ListMirrors`.
+/// Returns the answer of `ListMirrors` as a table.
 pub fn mirrors(all: &[Mirror]) -> String {
     listing(
         all,

@@ -1,4 +1,4 @@
-//! `events`: what happened, and what happens.
+//! `vioswitchctl events`: prints past events and new events.
 
 use std::io::{self, Write};
 
@@ -11,10 +11,11 @@ use crate::client::Client;
 use crate::failure::Failure;
 use crate::show::text;
 
-/// Events that `--follow` begins with, as journalctl(1) does.
+/// Number of past events with which `--follow` begins, as in journalctl(1).
 const FIRST: u64 = 10;
 
-/// Prints events as they come; with `follow` until the switch ends or its reader is gone.
+/// Prints events. With `follow`, continues until the switch ends or the reader of standard output
+/// is gone.
 pub fn run(
     client: &mut Client,
     since: Option<u64>,
@@ -26,11 +27,11 @@ pub fn run(
         None if follow => client.call(&GetStatus {})?.events.saturating_sub(FIRST),
         None => 0,
     };
-    // Nothing may happen for days.
+    // A switch may have no event for days.
     client.be_patient(follow)?;
     let request = Events { since: Some(since.into()), follow: Some(follow) };
     client.parts(&request, |part| {
-        // Asking for all that is kept is no complaint about the rest.
+        // A user who asks for all kept events needs no note about events that are no longer kept.
         let lost = part.lost.filter(|lost| *lost > 0 && since > 0);
         // A closed pipe (`| head`) is the reader's choice, not an error.
         print(&part, lost, as_json).is_ok()
@@ -62,7 +63,7 @@ fn line(event: &Event) -> String {
     text(format!("{time} {sequence:>5}  {port}{}{untold}", event.text))
 }
 
-/// Microseconds since 1970 as date and time of UTC, to the millisecond.
+/// Returns microseconds since 1970 as date and time of UTC, to the millisecond.
 pub fn time(micros: u64) -> String {
     let time = i64::try_from(micros).ok().and_then(|at| Timestamp::from_microsecond(at).ok());
     format!("{:.3}", time.unwrap_or(Timestamp::MAX))

@@ -1,4 +1,4 @@
-//! Commands that look at the switch and make something of what they see: rates, health, advice.
+//! Commands that ask the switch, and derive rates, health and advice from the answers.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -46,7 +46,7 @@ pub struct PortRates {
     pub rates: Rates,
 }
 
-/// All that is known of a port, and its rates if they were measured.
+/// Details of a port, and the port's rates if rates were measured.
 #[derive(Debug, Serialize)]
 pub struct Details {
     #[serde(flatten)]
@@ -55,7 +55,7 @@ pub struct Details {
     pub rates: Option<Rates>,
 }
 
-/// Frames that were dropped, and whose frames found no room.
+/// Dropped frames, and the senders whose frames found no room.
 #[derive(Debug, Serialize)]
 pub struct Drops {
     pub drops: Vec<Dropped>,
@@ -69,23 +69,23 @@ pub struct Dropped {
     pub direction: &'static str,
     pub reason: String,
     pub count: u64,
-    /// Seconds since the last one; none if an earlier process counted all of them.
+    /// Seconds since the last drop; none if an earlier process counted all drops.
     pub age: Option<u64>,
     pub meaning: String,
     pub advice: String,
 }
 
-/// Frames of one port that found no room at another one lately.
+/// Frames of one port that lately found no room at another port.
 #[derive(Debug, Serialize)]
 pub struct Share {
     pub port: String,
     pub from: String,
     pub frames: u64,
-    /// The part of all such frames, from 0 to 1.
+    /// Part of all frames that lately found no room at the port, from 0 to 1.
     pub share: f64,
 }
 
-/// Whether the switch serves all that is configured.
+/// Health of the switch: whether the switch serves all that is configured.
 #[derive(Debug, Serialize)]
 pub struct Health {
     pub health: &'static str,
@@ -102,7 +102,7 @@ pub struct WorkerShare {
     pub busy: f64,
 }
 
-/// All ports.
+/// Returns all ports.
 pub fn ports(client: &mut Client) -> Result<Vec<Port>, Failure> {
     client.list(&ListPorts {}, |part| part.ports)
 }
@@ -112,10 +112,10 @@ pub fn stats(client: &mut Client) -> Result<Stats, Failure> {
     Ok(Stats { ports: ports(client)?, workers: client.call(&GetWorkers {})? })
 }
 
-/// By two looks `seconds` apart.
+/// Returns the rate between two readings that are `seconds` apart.
 fn rate(before: &Traffic, after: &Traffic, seconds: f64) -> Rate {
     let drops = |traffic: &Traffic| traffic.drops.values().sum::<u64>();
-    // A port of the same name that came meanwhile has counted less.
+    // A port that took the place of a port of the same name has lower counters.
     let each = |before: u64, after: u64| after.saturating_sub(before) as f64 / seconds;
     Rate {
         frames: each(before.frames, after.frames),
@@ -131,12 +131,12 @@ pub fn rates(before: &Port, after: &Port, seconds: f64) -> Rates {
     }
 }
 
-/// Asks twice, a second apart: both answers, and the seconds.
+/// Asks twice, a second apart. Returns both answers, and the seconds between the answers.
 fn over_a_second<A>(ask: impl FnMut() -> Result<A, Failure>) -> Result<(A, A, f64), Failure> {
     twice(Duration::from_secs(1), ask)
 }
 
-/// Asks twice, with `pause` between: both answers, and the seconds.
+/// Asks twice, with `pause` between. Returns both answers, and the seconds between the answers.
 pub fn twice<A>(
     pause: Duration,
     mut ask: impl FnMut() -> Result<A, Failure>,
@@ -147,7 +147,7 @@ pub fn twice<A>(
     Ok((before, after, began.elapsed().as_secs_f64()))
 }
 
-/// `port show`, with what crosses it in a second if that is wanted.
+/// Returns the answer for `port show`, with the rates of a second if `with_rate` is true.
 pub fn port(client: &mut Client, name: &str, with_rate: bool) -> Result<Details, Failure> {
     let request = GetPortDetails { name: name.to_owned() };
     if !with_rate {
@@ -158,7 +158,8 @@ pub fn port(client: &mut Client, name: &str, with_rate: bool) -> Result<Details,
     Ok(Details { details, rates })
 }
 
-/// `stats --watch`: the rates of all ports, again and again until its reader is gone.
+/// `stats --watch`: prints the rates of all ports again and again until the reader of standard
+/// output is gone.
 pub fn watch(client: &mut Client, every: Duration, as_json: bool) -> Result<(), Failure> {
     let (mut before, mut began) = (ports(client)?, Instant::now());
     loop {
@@ -182,8 +183,8 @@ pub fn watch(client: &mut Client, every: Duration, as_json: bool) -> Result<(), 
     }
 }
 
-/// `drops`: each reason that was given, where, how often, and what to do; and whose frames found no
-/// room.
+/// Returns the answer for `drops`: each reason of a drop with port, count and advice, and the
+/// senders whose frames found no room.
 pub fn drops(client: &mut Client, port: Option<&str>) -> Result<Drops, Failure> {
     let ports = match port {
         Some(name) => vec![client.call(&GetPort { name: name.to_owned() })?.port],
@@ -206,7 +207,8 @@ pub fn drops(client: &mut Client, port: Option<&str>) -> Result<Drops, Failure> 
     Ok(told)
 }
 
-/// Whose frames found no room at a port lately, with the share that each has of them.
+/// Returns the senders whose frames lately found no room at a port, each with its share of these
+/// frames.
 fn dropped_from(port: &Port) -> impl Iterator<Item = Share> {
     let sum: u64 = port.dropped_from.iter().map(|one| one.frames).sum();
     port.dropped_from.iter().map(move |one| Share {
@@ -222,23 +224,24 @@ pub fn findings(client: &mut Client) -> Result<Vec<Finding>, Failure> {
     client.list(&GetFindings {}, |part| part.findings)
 }
 
-/// `metrics`: the text for Prometheus, all parts of it.
+/// Returns the answer for `metrics`: all parts of the text for Prometheus.
 pub fn metrics(client: &mut Client) -> Result<wire::Metrics, Failure> {
     let parts = client.list(&GetMetrics {}, |part| vec![part.text])?;
     Ok(wire::Metrics { text: parts.concat() })
 }
 
-/// A finding, in a line.
+/// Returns a finding as one line.
 pub fn finding_line(Finding { code, port, cause, .. }: &Finding) -> String {
     let about = port.as_ref().map_or_else(String::new, |port| format!("{port}: "));
     text(format!("{code}: {about}{cause}"))
 }
 
-/// `health`: why the switch does not serve all that is configured.
+/// Returns the answer for `health`: the reasons why the switch does not serve all that is
+/// configured.
 pub fn health(client: &mut Client) -> Result<Health, Failure> {
     let status = client.call(&GetStatus {})?;
     let mut reasons = status.degraded;
-    // What is not served is in the list already.
+    // The reasons of `GetStatus` name already each entry that is not served.
     let fails = |one: &&Finding| one.level == Level::Fail && one.code != "degraded";
     reasons.extend(findings(client)?.iter().filter(fails).map(finding_line));
     let health = if reasons.is_empty() { "healthy" } else { "degraded" };
@@ -246,7 +249,7 @@ pub fn health(client: &mut Client) -> Result<Health, Failure> {
     Ok(Health { health, reasons, degradations, unconfirmed })
 }
 
-/// The share of its time in which each worker found frames.
+/// Returns the share of time in which each worker found frames.
 pub fn busy(before: &Workers, after: &Workers, seconds: f64) -> Vec<f64> {
     let cycles = after.cycles_per_second.max(1) as f64 * seconds;
     let share = |(n, worker): (usize, &Worker)| {
@@ -256,8 +259,8 @@ pub fn busy(before: &Workers, after: &Workers, seconds: f64) -> Vec<f64> {
     after.workers.iter().enumerate().map(share).collect()
 }
 
-/// `worker`: the counters, and the share of a CPU's time in which frames were found, since the
-/// switch began or over a second.
+/// Returns the answer for `worker`: cycles per second, and the workers, each with the share of a
+/// CPU's time in which the worker found frames, since the switch began or over a second.
 pub fn workers(client: &mut Client, rate: bool) -> Result<(u64, Vec<WorkerShare>), Failure> {
     let (before, after, seconds) = if rate {
         over_a_second(|| client.call(&GetWorkers {}))?
@@ -271,7 +274,7 @@ pub fn workers(client: &mut Client, rate: bool) -> Result<(u64, Vec<WorkerShare>
     Ok((after.cycles_per_second, workers))
 }
 
-/// `port wait`: until a port is so far.
+/// `port wait`: waits until a port reaches a state.
 pub fn wait(
     client: &mut Client,
     name: &str,
@@ -284,7 +287,7 @@ pub fn wait(
     client.call(&WaitForPort { name, state, timeout_ms: Some(millis.into()) })
 }
 
-/// `tap list`, `stream list`: ports of one kind.
+/// Returns the ports of one kind, or all ports without a kind, for `port list` and `tap list`.
 pub fn of_kind(client: &mut Client, kind: Option<Kind>) -> Result<Vec<Port>, Failure> {
     let mut all = ports(client)?;
     all.retain(|port| kind.is_none_or(|kind| port.kind == kind.word()));

@@ -1,7 +1,7 @@
-//! `vioswitchctl show`: all ports on one screen, by bridge and VLAN, with what crosses them.
+//! `vioswitchctl show`: prints all ports on one screen, by bridge and VLAN, with their rates.
 //!
-//! Rates are of the time between two looks. A narrow terminal has fewer columns: the line of a port
-//! is never broken.
+//! Rates cover the time between two readings of the switch. A narrow terminal has fewer columns:
+//! the line of a port is never broken.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -19,9 +19,9 @@ use crate::look::{self, Rates};
 use crate::show::{bits, human, last, latest, text};
 use crate::span::span;
 
-/// Between the two looks.
+/// Time between the two readings.
 const MOMENT: Duration = Duration::from_millis(500);
-/// The bridge of ports that name none.
+/// Bridge of ports that name no bridge.
 const DEFAULT: &str = "default";
 
 /// Content of the screen.
@@ -33,7 +33,7 @@ pub struct Overview {
     /// Seconds since the switch started.
     pub uptime: u64,
     pub degraded: Vec<String>,
-    /// Seconds that rates are of.
+    /// Seconds that the rates cover.
     pub seconds: f64,
     pub bridges: Vec<Bridge>,
 }
@@ -53,8 +53,8 @@ pub struct Segment {
     pub ports: Vec<Line>,
 }
 
-/// The VLANs of a port: none of these for the ports that are in no VLAN. In the order of the
-/// screen.
+/// VLANs of a port; all fields are empty for a port in no VLAN. The order of values is the order of
+/// the screen.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Vlans {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -71,17 +71,17 @@ pub struct Line {
     pub name: String,
     pub kind: String,
     pub state: State,
-    /// One of its addresses, a static one if there is one.
+    /// One address of the port; a static address, if the port has a static address.
     pub address: Option<String>,
     pub addresses: usize,
     pub rates: Rates,
     /// Dropped frames, in both directions.
     pub drops: u64,
-    /// Seconds since the last one, if this switch counted one.
+    /// Seconds since the last drop, if this switch counted a drop.
     pub drop_age: Option<u64>,
 }
 
-/// Looks at the ports of a kind, or at all.
+/// Returns the overview of the ports of a kind, or of all ports.
 pub fn look(client: &mut Client, kind: Option<Kind>) -> Result<Overview, Failure> {
     let (before, after, seconds) = look::twice(MOMENT, || look::of_kind(client, kind))?;
     let status = client.call(&GetStatus {})?;
@@ -116,7 +116,7 @@ pub fn look(client: &mut Client, kind: Option<Kind>) -> Result<Overview, Failure
     Ok(Overview { status, version, uptime, degraded, seconds, bridges })
 }
 
-/// The value of a key of a port.
+/// Returns the value of a key of a port; `None` for an empty value.
 fn word(port: &Port, key: &str) -> Option<String> {
     match port.keys.0.get(key)? {
         Value::String(word) if word.is_empty() || word == "-" => None,
@@ -132,7 +132,7 @@ impl Vlans {
         Vlans { trunk: word(port, "trunk"), vlan: number("vlan"), native: number("native") }
     }
 
-    /// For the title of a group.
+    /// Returns the words for the title of a group.
     fn told(&self) -> String {
         let native = self.native.map_or_else(String::new, |vlan| format!(", native {vlan}"));
         match (&self.trunk, self.vlan) {
@@ -169,7 +169,7 @@ impl Line {
     }
 }
 
-/// A column: its title, its cell, and which columns a narrow terminal has: those of a high rank.
+/// A column: its title, its cell, and its rank. A narrow terminal has the columns of a high rank.
 struct Column {
     title: &'static str,
     is_number: bool,
@@ -195,7 +195,7 @@ const COLUMNS: [Column; 9] = [
     column("IN bit/s", true, 7, |line| rate(bits(line.rates.r#in.bytes))),
     column("OUT f/s", true, 1, |line| rate(human(line.rates.out.frames))),
     column("OUT bit/s", true, 7, |line| rate(bits(line.rates.out.bytes))),
-    // Old drops do not look current.
+    // The age keeps old drops from looking current.
     column("DROPS", false, 6, |line| match line.drops {
         0 => "-".to_owned(),
         count => format!("{count}, {}", last(line.drop_age)),
@@ -206,7 +206,7 @@ fn rate(number: String) -> String {
     if number == "0 " { "-".to_owned() } else { number.trim_end().to_owned() }
 }
 
-/// The screen, as wide as the terminal at most.
+/// Returns the screen, at most as wide as the terminal.
 pub fn show(overview: &Overview) -> String {
     let size = tcgetwinsize(std::io::stdout()).ok().map(|size| usize::from(size.ws_col));
     fitted(overview, size.filter(|columns| *columns > 0).unwrap_or(usize::MAX))
@@ -238,7 +238,8 @@ fn fitted(overview: &Overview, width: usize) -> String {
     told.iter().map(|line| cut(line.trim_end(), width) + "\n").collect()
 }
 
-/// `vioswitch 0.1.0, up 3 days 4 h, 5 ports, 12 addresses: healthy`, or a second line.
+/// Returns `vioswitch 0.1.0, up 3 days 4 h, 5 ports, 12 addresses: healthy`, or two lines if the
+/// switch is degraded.
 fn head(overview: &Overview, ports: usize) -> Vec<String> {
     let (ports, addresses) =
         (counted(ports, "port"), counted(overview.status.addresses, "address"));
@@ -253,7 +254,7 @@ fn head(overview: &Overview, ports: usize) -> Vec<String> {
     }
 }
 
-/// The columns that there is room for, each with its width.
+/// Returns the columns that fit, each with its width.
 fn fitting(lines: &[&Line], width: usize) -> Vec<(&'static Column, usize)> {
     let widths = COLUMNS.iter().map(|column| {
         let cells = lines.iter().map(|line| (column.cell)(line).chars().count());
@@ -268,7 +269,7 @@ fn fitting(lines: &[&Line], width: usize) -> Vec<(&'static Column, usize)> {
     columns
 }
 
-/// A line that is too long ends in `…`.
+/// Returns a line of at most `width` characters; a line that is cut ends in `…`.
 fn cut(line: &str, width: usize) -> String {
     if line.chars().count() <= width {
         return line.to_owned();
@@ -344,7 +345,7 @@ mod tests {
         );
     }
 
-    /// A line a port, however narrow the terminal; what matters least goes first.
+    /// Each port has one line, however narrow the terminal; columns of a low rank go first.
     #[test]
     fn the_screen_fits_the_terminal() {
         let all = overview(100);

@@ -1,5 +1,5 @@
-//! Answers for people: tables in plain text. In a terminal they are as wide as that, with long
-//! texts in several lines of their column; in a pipe each row is a line.
+//! Formats answers for people: tables in plain text. In a terminal a table is as wide as the
+//! terminal, with long texts in several lines of their column; in a pipe each row is a line.
 
 use std::fmt::Display;
 
@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::look::{Drops, Health, PortRates, Stats, WorkerShare};
 use crate::span::{ago, span};
 
-/// A text of an answer, without what would steer a terminal.
+/// Returns a text of an answer without the control characters, which could steer a terminal.
 pub fn text(text: impl Display) -> String {
     text.to_string().chars().filter(|c| !c.is_control()).collect()
 }
@@ -23,25 +23,25 @@ pub fn maybe(value: Option<impl Display>) -> String {
     value.map_or_else(|| "-".to_owned(), text)
 }
 
-/// Several of them.
+/// Returns words with blanks between, or `-` if there is no word.
 pub fn words(all: &[String]) -> String {
     if all.is_empty() { "-".to_owned() } else { text(all.join(" ")) }
 }
 
-/// Columns of a table: the title of each, and its cell of a row.
+/// Columns of a table.
 pub type Columns<'c, T> = &'c [Column<'c, T>];
 
-/// The title of a column, and its cell of a row.
+/// Title of a column, and the function that returns the column's cell of a row.
 pub type Column<'c, T> = (&'c str, &'c dyn Fn(&T) -> String);
 
-/// A table with a row for each item.
+/// Returns a table with a row for each item.
 pub fn listing<T>(items: &[T], columns: Columns<'_, T>) -> String {
     let title: Vec<&str> = columns.iter().map(|(title, _)| *title).collect();
     let row = |item: &T| columns.iter().map(|(_, cell)| cell(item)).collect();
     table(&title, items.iter().map(row).collect())
 }
 
-/// Rows with a title, or without any, in columns two blanks apart.
+/// Returns rows in columns two blanks apart, below a title unless the title is empty.
 pub fn table(title: &[&str], rows: Vec<Vec<String>>) -> String {
     if title.is_empty() && rows.is_empty() {
         return String::new();
@@ -52,10 +52,11 @@ pub fn table(title: &[&str], rows: Vec<Vec<String>>) -> String {
     fitted(title, rows, size.ok().map(|size| size.ws_col).filter(|columns| *columns > 0))
 }
 
-/// Words up to so long stay in one line; texts make room for them.
+/// Width up to which a column stays whole; wider columns make room.
 const WHOLE: u16 = 20;
 
-/// Returns a table that fits a terminal of so many columns; any width without a terminal.
+/// Returns a table that fits a terminal of `columns` columns, or a table of any width without a
+/// terminal.
 fn fitted(title: &[&str], rows: Vec<Vec<String>>, columns: Option<u16>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).add_rows(rows);
@@ -79,13 +80,13 @@ fn fitted(title: &[&str], rows: Vec<Vec<String>>, columns: Option<u16>) -> Strin
     table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
 }
 
-/// Names and values below each other.
+/// Returns names and values, a pair on each row.
 pub fn pairs(pairs: Vec<(&str, String)>) -> String {
     let rows = pairs.into_iter().map(|(name, value)| vec![format!("{name}:"), value]);
     table(&[], rows.collect())
 }
 
-/// `status`.
+/// Returns the answer for `status` as text.
 pub fn status(status: &Status) -> String {
     let kept = match &status.state_dir {
         None => "transient: there is no --state-dir".to_owned(),
@@ -116,13 +117,14 @@ pub fn status(status: &Status) -> String {
     pairs(told)
 }
 
-/// `uring: 2 (up, lan); io=auto, and the kernel permits it`
+/// Returns a group of uplinks, such as `uring: 2 (up, lan); io=auto, and the kernel permits it`.
 fn uplink_io(wire::TapWrites { io, why, taps, names }: &wire::TapWrites) -> String {
     let more = if *taps > names.len() { ", ..." } else { "" };
     format!("{}: {taps} ({}{more}); {}", text(io), text(names.join(", ")), text(why))
 }
 
-/// `on: Landlock 7 (files, links); 118 system calls; capabilities: none`
+/// Returns the sandbox, such as `on: Landlock 7 (files, links); 118 system calls; capabilities:
+/// none`.
 fn sandbox(sandbox: Option<&wire::Sandbox>) -> String {
     let Some(sandbox) = sandbox else { return "off".to_owned() };
     let listed = |words: &[String]| match words {
@@ -148,12 +150,12 @@ fn sandbox(sandbox: Option<&wire::Sandbox>) -> String {
     format!("{state}: {}", parts.join("; "))
 }
 
-/// A reload that waits to be confirmed.
+/// Returns the words for a reload that waits to be confirmed.
 pub fn unconfirmed(wire::Unconfirmed { seconds, pid, uid }: &wire::Unconfirmed) -> String {
     format!("waits {seconds} s for config confirm, then is undone (by pid {pid} uid {uid})")
 }
 
-/// When a change takes effect.
+/// Returns when a change takes effect.
 pub fn when(effect: Effect) -> &'static str {
     match effect {
         Effect::Now => "now",
@@ -164,28 +166,28 @@ pub fn when(effect: Effect) -> &'static str {
     }
 }
 
-/// `mtu 1500 -> 9000`
+/// Returns a change, such as `mtu 1500 -> 9000`.
 pub fn arrow(Change { key, from, to, .. }: &Change) -> String {
     format!("{} {} -> {}", text(key), maybe(from.as_ref()), maybe(to.as_ref()))
 }
 
-/// `port set`.
+/// Returns the answer for `port set` or `port reset` as text.
 pub fn changes(changes: &[Change]) -> String {
     let rows = changes.iter().map(|change| vec![arrow(change), when(change.effect).to_owned()]);
     table(&[], rows.collect())
 }
 
-/// Keys that are shown wherever a port of one of `kinds` is.
+/// Returns the keys that are shown wherever a port of one of `kinds` is.
 fn shown(kinds: &[Kind]) -> impl Iterator<Item = &'static Key> {
     KEYS.iter().filter(|key| key.is_shown && key.kinds.iter().any(|kind| kinds.contains(kind)))
 }
 
-/// The kind of a port; that of virtual machines for a word of a later version.
+/// Returns the kind of a port; the kind of virtual machines for a word of a later version.
 fn kind(port: &Port) -> Kind {
     Kind::of_word(&port.kind).unwrap_or(Kind::Port)
 }
 
-/// The value of a key that a port has, a string or a number.
+/// Returns the value of a port's key, whether a string or a number.
 fn value(port: &Port, key: &Key) -> Option<String> {
     match port.keys.0.get(&key.field())? {
         Value::String(word) => Some(word.clone()),
@@ -193,7 +195,8 @@ fn value(port: &Port, key: &Key) -> Option<String> {
     }
 }
 
-/// `port list`. A setting has a column where a port's is not the default.
+/// Returns the answer for `port list` as text. A setting has a column if a port's value is not the
+/// default.
 pub fn ports(ports: &[Port]) -> String {
     let is_set = |key: &Key| {
         let mut values = ports.iter().filter_map(|port| Some((kind(port), value(port, key)?)));
@@ -220,7 +223,7 @@ pub fn ports(ports: &[Port]) -> String {
     table(&title.iter().map(String::as_str).collect::<Vec<_>>(), rows.collect())
 }
 
-/// Drops by their reason, the most frequent first, and when the last frame was dropped.
+/// Returns the drops by their reason, the most frequent first, and when the last frame was dropped.
 fn drops(traffic: &Traffic) -> String {
     let mut drops: Vec<_> = traffic.drops.iter().collect();
     drops.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
@@ -231,12 +234,12 @@ fn drops(traffic: &Traffic) -> String {
     }
 }
 
-/// Returns the seconds since the last drop for any reason, if this switch counted one.
+/// Returns the seconds since the last drop for any reason, if this switch counted a drop.
 pub fn latest(traffic: &Traffic) -> Option<u64> {
     traffic.drop_ages.values().min().copied()
 }
 
-/// Returns when the last frame was dropped, by the seconds since.
+/// Returns when the last frame was dropped; `age` is the number of seconds since the drop.
 pub fn last(age: Option<u64>) -> String {
     age.map_or_else(|| "before the switch started".to_owned(), ago)
 }
@@ -285,7 +288,7 @@ pub fn port(port: &Port) -> Vec<(&'static str, String)> {
     told
 }
 
-/// `stats`.
+/// Returns the answer for `stats` as text.
 pub fn stats(stats: &Stats) -> String {
     let ports = listing(
         &stats.ports,
@@ -314,7 +317,7 @@ pub fn stats(stats: &Stats) -> String {
     format!("{ports}\n{workers}")
 }
 
-/// `fdb show`.
+/// Returns the answer for `fdb show` as text.
 pub fn addresses(addresses: &[Address]) -> String {
     let idle = |address: &Address| match address.idle {
         None => "static".to_owned(),
@@ -330,14 +333,14 @@ pub fn addresses(addresses: &[Address]) -> String {
         ("IDLE", &idle),
         ("ORIGIN", &|address| maybe(address.origin.as_ref())),
     ];
-    // Columns without a word are left out.
+    // The table leaves out columns without a word.
     let has = |there: fn(&Address) -> bool| addresses.iter().any(there);
     columns.splice(2..2, has(|address| address.vlan.is_some()).then_some(vlan));
     columns.splice(2..2, has(|address| address.bridge.is_some()).then_some(bridge));
     listing(addresses, &columns)
 }
 
-/// `mdb show`.
+/// Returns the answer for `mdb show` as text.
 pub fn groups(all: &[GroupPort]) -> String {
     let what = |one: &GroupPort| match (&one.group, &one.protocol) {
         (Some(group), _) => text(group),
@@ -364,29 +367,29 @@ pub fn groups(all: &[GroupPort]) -> String {
         ("AGE", &|one| maybe(one.age.map(|age| format!("{age} s")))),
         ("STATE", &state),
     ];
-    // Columns without a word are left out.
+    // The table leaves out columns without a word.
     let has = |there: fn(&GroupPort) -> bool| all.iter().any(there);
     columns.splice(3..3, has(|one| one.vlan.is_some()).then_some(vlan));
     columns.splice(3..3, has(|one| one.bridge.is_some()).then_some(bridge));
     listing(all, &columns)
 }
 
-/// `fdb flush`.
+/// Returns the answer for `fdb flush` as text.
 pub fn flushed(answer: &Flushed) -> String {
     format!("{} forgotten\n", counted(answer.flushed, "address"))
 }
 
-/// A number as people read it, with three digits: 1.23 M.
+/// Returns a number as people read numbers, with three digits, such as 1.23 M.
 pub fn human(number: f64) -> String {
     scaled(number, 1000.0, ["", "K", "M", "G", "T"])
 }
 
-/// Bytes of memory: 4.00 KiB.
+/// Returns bytes of memory as people read sizes, such as 4.00 KiB.
 pub fn memory(bytes: u64) -> String {
     scaled(bytes as f64, 1024.0, ["", "Ki", "Mi", "Gi", "Ti"]) + "B"
 }
 
-/// Bits a second, of bytes.
+/// Returns bytes as a number of bits for people.
 pub fn bits(bytes: f64) -> String {
     human(8.0 * bytes)
 }
@@ -405,7 +408,7 @@ fn scaled(mut number: f64, step: f64, units: [&str; 5]) -> String {
     }
 }
 
-/// `stats --watch`.
+/// Returns the rates of `stats --watch` as text.
 pub fn rates(ports: &[PortRates]) -> String {
     let trimmed = |number: String| number.trim().to_owned();
     listing(
@@ -422,12 +425,12 @@ pub fn rates(ports: &[PortRates]) -> String {
     )
 }
 
-/// `port list --names`.
+/// Returns the answer for `port list --names`.
 pub fn names(ports: &[Port]) -> String {
     ports.iter().map(|port| text(&port.name) + "\n").collect()
 }
 
-/// `drops`.
+/// Returns the answer for `drops` as text.
 pub fn dropped(all: &Drops) -> String {
     let mut told = listing(
         &all.drops,
@@ -456,14 +459,15 @@ pub fn dropped(all: &Drops) -> String {
     told
 }
 
-/// `health`: one word, and a line for each reason and for a reload that waits to be confirmed.
+/// Returns the answer for `health` as text: one word, and a line for each reason and for a reload
+/// that waits to be confirmed.
 pub fn health(health: &Health) -> String {
     let waits = health.unconfirmed.as_ref().map(|one| format!("reload {}", unconfirmed(one)));
     let lines = health.reasons.iter().map(text).chain(waits).map(|line| format!("  {line}\n"));
     format!("{}\n{}", health.health, lines.collect::<String>())
 }
 
-/// `worker`.
+/// Returns the answer for `worker` as text.
 pub fn workers(workers: &[WorkerShare]) -> String {
     listing(
         workers,
@@ -523,7 +527,7 @@ mod tests {
         assert_eq!(lines[1].join(" "), "a 2 1.00 M 0 2 1.00 M 0");
     }
 
-    /// Long values go on below where they began.
+    /// A long value continues below the column where the value began.
     #[test]
     fn pairs_fit_a_terminal() {
         let rows = [("name:", "vm1"), ("features:", &"WORD ".repeat(30))];

@@ -6,8 +6,8 @@ const MINUTE: u64 = 60;
 const HOUR: u64 = 60 * MINUTE;
 const DAY: u64 = 24 * HOUR;
 
-/// Returns so many seconds in the two largest units: `5 s`, `3 min 20 s`, `4 h 5 min`,
-/// `3 days 4 h`.
+/// Returns a time of `seconds` in the two largest units: `5 s`, `3 min 20 s`, `4 h 5 min`, `3 days
+/// 4 h`.
 pub fn span(seconds: u64) -> String {
     let units = [
         (counted(seconds / DAY, "day"), seconds / DAY),
@@ -21,7 +21,7 @@ pub fn span(seconds: u64) -> String {
     if told.is_empty() { "0 s".to_owned() } else { told.join(" ") }
 }
 
-/// Returns how long ago something was, in one unit: `just now`, `12 s ago`, `2 days ago`.
+/// Returns how long ago an event was, in one unit: `just now`, `12 s ago`, `2 days ago`.
 pub fn ago(seconds: u64) -> String {
     let (count, unit) = match seconds {
         0..=1 => return "just now".to_owned(),

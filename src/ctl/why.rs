@@ -1,6 +1,6 @@
-//! `trace` and `why`: what would become of a frame, and what keeps two ports apart.
+//! `trace` and `why`: the fate of a frame, and the obstacles between two ports.
 //!
-//! `why` explains nothing itself: the switch's findings and traces do.
+//! `why` makes no diagnosis of its own: the switch's findings and traces explain the obstacles.
 
 use api::wire::{self, Address, Finding, GetPort, ListAddresses, Port, Trace, Traced};
 use serde::Serialize;
@@ -12,13 +12,13 @@ use crate::failure::Failure;
 use crate::look;
 use crate::show::text;
 
-/// The MTU of most networks: a shorter one of the receiver is a fault, a longer one of the sender
-/// is none.
+/// MTU of most networks. A shorter MTU of the receiver is a fault; a longer MTU of the sender is no
+/// fault.
 const MTU: u32 = 1500;
 /// Header of a frame, in bytes.
 const HEADER: u32 = 14;
 
-/// Findings that cost time, and no frame.
+/// Code of the finding that costs time, and no frame.
 const COSTS: &str = "offloads-in-software";
 
 /// Findings and traces of two ports.
@@ -36,26 +36,27 @@ struct Way {
     from: String,
     to: String,
     len: u32,
-    /// It arrives.
+    /// True if the frame arrives.
     passes: bool,
     #[serde(flatten)]
     traced: Traced,
 }
 
-/// One of the two that are asked about: a port, and an address behind it if that was named.
+/// One of the two subjects of `why`: a port, and an address behind the port if the user named an
+/// address.
 struct Asked {
     port: Port,
     address: Option<String>,
 }
 
-/// A trace as lines.
+/// Returns a trace as lines.
 pub fn trace(Traced { steps, verdict, .. }: &Traced) -> String {
     let steps: String = steps.iter().map(|step| format!("  {}\n", text(step))).collect();
     format!("{steps}{}\n", text(verdict))
 }
 
-/// Looks for what is in the way between two ports, or two addresses and the ports where they live:
-/// the answer, and the exit status.
+/// Looks for obstacles between two ports, or between two addresses at the ports where the addresses
+/// live. Returns the answer, and the exit status.
 pub fn run(client: &mut Client, words: [&String; 2]) -> Result<(Told, u8), Failure> {
     let [one, other] = words;
     if one == other {
@@ -80,14 +81,14 @@ pub fn run(client: &mut Client, words: [&String; 2]) -> Result<(Told, u8), Failu
     Ok(((wire::json(&report), report.lines([a, b], is_well)), u8::from(!is_well)))
 }
 
-/// An address as the switch writes it, if it is one.
+/// Returns an address as the switch writes addresses; `None` if the text is no address.
 fn as_address(text: &str) -> Option<String> {
     let is_octet = |part: &str| part.len() == 2 && part.chars().all(|c| c.is_ascii_hexdigit());
     let whole = text.split(':').count() == 6 && text.split(':').all(is_octet);
     whole.then(|| text.to_lowercase())
 }
 
-/// The port of this name, or where an address lives.
+/// Returns the port of this name, or the port where an address lives.
 fn find(client: &mut Client, name: &str) -> Result<Asked, Failure> {
     let Some(mac) = as_address(name) else {
         let port = client.call(&GetPort { name: name.to_owned() })?.port;
@@ -105,7 +106,7 @@ fn find(client: &mut Client, name: &str) -> Result<Asked, Failure> {
     Ok(Asked { port, address: Some(mac) })
 }
 
-/// Traces a long frame.
+/// Traces a long frame from one port to the other.
 fn way(client: &mut Client, from: &Asked, to: &Asked) -> Result<Way, Failure> {
     let len = from.port.mtu.unwrap_or(MTU).min(MTU) + HEADER;
     let [port, to_port] = [from, to].map(|one| one.port.name.clone());
