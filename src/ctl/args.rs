@@ -33,12 +33,12 @@ The word port may be left out before add, list, show, set, reset, wait and del.
 
 Exit status: 0 done, 1 refused, 2 usage, 3 no switch, 4 not permitted.";
 
-/// Other words for `show` where that prints a list.
+/// Other words for `show` where `show` prints a list.
 const LIST: [&str; 2] = ["list", "ls"];
-/// Other words for `del`: those of ip(8), ovs-vsctl(8) and virsh(1).
+/// Other words for `del`, from ip(8), ovs-vsctl(8) and virsh(1).
 const DELETE: [&str; 3] = ["rm", "remove", "delete"];
 
-/// Where the control socket is unless something else is said.
+/// Path of the control socket unless an option or the environment names another path.
 pub const DEFAULT_CONTROL: &str = "/run/vioswitch/control.sock";
 
 /// Shows and changes vioswitchd while it runs
@@ -162,7 +162,8 @@ pub enum Command {
     },
 }
 
-/// The event after which they begin; 0 is before the oldest that is kept.
+/// Returns the number of the event after which the events begin; 0, for `all`, is before the oldest
+/// event that is kept.
 fn since(text: &str) -> Result<u64, String> {
     let text = if text == "all" { "0" } else { text };
     text.parse().map_err(|_| "a number, or all".to_owned())
@@ -186,18 +187,18 @@ pub struct Deleted {
     pub if_exists: bool,
 }
 
-/// How far a port is: one of the states that the switch can wait for.
+/// State of a port that the switch can wait for.
 #[derive(Debug, Clone, Copy)]
 pub struct State(wire::State);
 
 impl State {
-    /// The switch's name of the state.
+    /// Returns the switch's name of the state.
     pub fn name(self) -> String {
         self.0.name().to_owned()
     }
 }
 
-/// The word for a value of an option.
+/// Returns the word for a value of an option.
 pub fn word(value: &impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
@@ -223,7 +224,7 @@ impl ValueEnum for State {
     }
 }
 
-/// `500ms`, `30s`, `5m`, `1h`; a number alone is seconds. A day at most.
+/// Reads `500ms`, `30s`, `5m` or `1h`, at most a day; a number without a unit is seconds.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let number: Option<f64> = digits.parse().ok();
@@ -389,22 +390,23 @@ pub struct Of {
 }
 
 impl Of {
-    /// The port, bridge and VLAN, as a request has them.
+    /// Returns the port, bridge and VLAN, as a request has them.
     pub fn place(&self) -> (Option<String>, Option<String>, Option<Number>) {
         let port = self.name.as_ref().or(self.port.as_ref());
         (port.cloned(), self.bridge.clone(), self.vlan.map(Into::into))
     }
 }
 
-/// Outcome of a command line that is no command.
+/// Outcome of a command line without a command to run.
 pub enum Outcome {
-    /// Print this and leave.
+    /// Text to print before the program ends.
     Print(String),
-    /// Say this in one line.
+    /// Line that explains wrong usage.
     Usage(String),
 }
 
-/// The command line. What needs no `port` before it is listed with it alone, except `show`.
+/// Returns the command line. Commands that need no `port` before them, except `show`, stand only in
+/// the list of `port`.
 pub fn command() -> clap::Command {
     let ports = Port::augment_subcommands(clap::Command::new("port"));
     let hidden =
@@ -441,7 +443,8 @@ fn with_keys(command: clap::Command, kind: Kind) -> clap::Command {
         .mut_subcommands(|inner| with_keys(inner, kind))
 }
 
-/// Reads the arguments, the program's name first. An option overrides the environment.
+/// Reads the arguments, of which the first is the program's name. An option overrides the
+/// environment.
 pub fn parse(args: &[OsString], control: Option<OsString>) -> Result<Options, Outcome> {
     let matches = command().try_get_matches_from(args);
     let parsed = matches.and_then(|matches| {
@@ -463,7 +466,7 @@ pub fn parse(args: &[OsString], control: Option<OsString>) -> Result<Options, Ou
     })
 }
 
-/// True if a failure is to be printed as JSON; the command line may be what is wrong.
+/// True if a failure is to be printed as JSON; the command line may be invalid.
 pub fn wants_json(args: &[OsString]) -> bool {
     args.iter().take_while(|word| *word != OsStr::new("--")).any(|word| word == "--json")
 }

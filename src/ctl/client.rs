@@ -1,4 +1,4 @@
-//! A small client of varlink, which waits.
+//! A blocking client of the switch's control socket, which speaks varlink.
 
 use std::io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -15,34 +15,35 @@ use sys::unix_socket;
 use crate::failure::Failure;
 use crate::foreign;
 
-/// Longest the switch takes, but for what is waited for longer: deleting a port waits 4 s for a
-/// front-end that does not let go.
+/// Time that the client waits for an answer, without the time that a call asks the switch to wait.
+/// The switch takes longest to delete a port: 4 s for a front-end that does not let go.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Longest message of a switch, with room for those of later versions.
+/// Longest message of a switch, with room for longer messages of later versions.
 const MAX_MESSAGE: u64 = 16 << 20;
 
-/// How often one who waits for something to happen looks whether to end.
+/// Interval at which `Client::next` checks its stop flag.
 const STEP: Duration = Duration::from_millis(100);
 
-/// How long something that listens may be silent before it is doubted that it is a switch.
+/// Time that a listener may be silent before the client checks whether the listener is a switch.
 const DOUBT: Duration = Duration::from_secs(1);
 
 /// A connection to the switch.
 pub struct Client {
     socket: BufReader<UnixStream>,
-    /// Bytes of a message so far.
+    /// Bytes of the message that is being received.
     message: Vec<u8>,
-    /// How long an answer is waited for.
+    /// Time that the client waits for an answer; none if the client waits without a limit.
     patience: Option<Duration>,
-    /// The socket's path until a switch has answered, if what listens there is to be found out.
+    /// Path of the socket until a switch has answered; none if the client does not check who
+    /// listens.
     unproven: Option<PathBuf>,
 }
 
-/// Next part of an answer that goes on as long as something happens.
+/// Next part of an answer that continues for as long as events occur.
 pub enum Next<A> {
-    /// A part; true if another one follows.
+    /// A part of the answer; true if another part follows.
     Part(A, bool),
-    /// It was not waited for any longer.
+    /// No part came before the stop flag ended the wait.
     Nothing,
 }
 
@@ -55,7 +56,8 @@ impl Client {
         Ok(client)
     }
 
-    /// Connects to a socket that may be a switch's, for a question, and does not wait for it.
+    /// Connects, without waiting, to a socket that may belong to a switch. Limits each wait for an
+    /// answer to `DOUBT`.
     pub fn to_ask(path: &Path) -> Result<Client, Failure> {
         let socket = unix_socket::connect(path).map(UnixStream::from);
         let socket = socket.and_then(|socket| socket.set_nonblocking(false).map(|()| socket));
@@ -70,7 +72,7 @@ impl Client {
         Client { socket, message: Vec::new(), patience, unproven: None }
     }
 
-    /// Has the next answers waited for so much longer.
+    /// Sets the wait for the next answers to the default wait plus `longer`.
     pub fn wait_for(&mut self, longer: Duration) -> Result<(), Failure> {
         self.set_patience(Some(PATIENCE + longer))
     }
@@ -83,13 +85,13 @@ impl Client {
         set.map_err(|error| Failure::silence(Some(&error)))
     }
 
-    /// Calls a method; its answer.
+    /// Calls a method and returns the answer.
     pub fn call<M: Method>(&mut self, request: &M) -> Result<M::Answer, Failure> {
         self.send(request, false)?;
         Ok(self.answer()?.0)
     }
 
-    /// Calls a method that answers in several parts, until no more of it is wanted.
+    /// Calls a method that answers in several parts, until `each` returns false or the answer ends.
     pub fn parts<M: Method>(
         &mut self,
         request: &M,
@@ -104,7 +106,7 @@ impl Client {
         }
     }
 
-    /// The list that a method answers in several parts.
+    /// Returns the list that a method answers in several parts.
     pub fn list<M: Method, T>(
         &mut self,
         request: &M,
@@ -118,19 +120,20 @@ impl Client {
         Ok(all)
     }
 
-    /// Waits for answers however long they take, or not.
+    /// Removes the limit on the wait for answers if `patient` is true; otherwise sets the default
+    /// limit.
     pub fn be_patient(&mut self, patient: bool) -> Result<(), Failure> {
         self.set_patience((!patient).then_some(PATIENCE))
     }
 
-    /// Calls a method that answers as long as something happens.
+    /// Calls a method whose answer continues for as long as events occur; `next` reads the parts.
     pub fn begin<M: Method>(&mut self, request: &M) -> Result<(), Failure> {
         self.send(request, true)?;
         self.set_patience(Some(STEP))
     }
 
-    /// The next part, waited for until `stop`, and then for a moment: what happened before that
-    /// may be on its way.
+    /// Returns the next part. Waits until `stop` is set, and then for one more `STEP`, because a
+    /// part that the switch has sent before may be on its way.
     pub fn next<A: DeserializeOwned>(&mut self, stop: &AtomicBool) -> Result<Next<A>, Failure> {
         loop {
             let stopped = stop.load(Ordering::Relaxed);
@@ -157,7 +160,7 @@ impl Client {
         sent.map_err(|error| Failure::silence(Some(&error)))
     }
 
-    /// The parameters of the next answer, and whether another one follows.
+    /// Returns the parameters of the next answer, and true if another answer follows.
     fn answer<A: DeserializeOwned>(&mut self) -> Result<(A, bool), Failure> {
         let mut read = match self.unproven {
             Some(_) => self.first()?,
@@ -169,7 +172,8 @@ impl Client {
         self.parse(read)
     }
 
-    /// The first message, waited for until there is reason to doubt that a switch listens.
+    /// Reads the first message for at most `DOUBT`. Fails if a program other than a switch is found
+    /// to listen.
     fn first(&mut self) -> Result<io::Result<()>, Failure> {
         let patience = self.patience;
         self.set_patience(Some(DOUBT))?;
@@ -183,14 +187,15 @@ impl Client {
         Ok(read)
     }
 
-    /// Names the program that listens in the place of a switch, if that can be found out.
+    /// Returns a failure that names the program that listens in the place of a switch; `None` if
+    /// the program is not recognised.
     fn stranger(&mut self) -> Option<Failure> {
         let path = self.unproven.clone()?;
         let what = foreign::recognise(&path, self.socket.get_ref(), &self.message)?;
         Some(Failure::no_switch(what))
     }
 
-    /// Goes on with the message that is coming.
+    /// Reads more of the message that is arriving.
     fn read(&mut self) -> io::Result<()> {
         let most = MAX_MESSAGE.saturating_sub(self.message.len() as u64);
         (&mut self.socket).take(most).read_until(0, &mut self.message).map(|_| ())
@@ -224,7 +229,7 @@ impl Client {
     }
 }
 
-/// True if nothing came in time.
+/// True if the read timed out.
 fn is_timeout(read: &io::Result<()>) -> bool {
     read.as_ref().is_err_and(|error| matches!(error.kind(), WouldBlock | TimedOut))
 }

@@ -1,5 +1,5 @@
-//! Completes a command line, for the scripts of shells. Commands and options are those of `args`,
-//! the names of ports those of the switch at that moment.
+//! Completes a command line for the scripts of shells. `args` defines the commands and options; the
+//! running switch names the ports.
 
 use std::path::{Path, PathBuf};
 
@@ -8,15 +8,16 @@ use clap::{Arg, Command};
 use crate::client::Client;
 use api::wire::GetConfig;
 
-/// Where the words lead: a command, how much was given to it, and an option that wants its value.
+/// Place that the words of a command line lead to: a command, the number of arguments given to the
+/// command, and an option that lacks its value.
 struct Place<'a> {
     command: &'a Command,
     given: usize,
     option: Option<&'a Arg>,
 }
 
-/// One line for each word that may be the last of `words`, which may be begun. Without a switch no
-/// port has a name.
+/// Returns a line for each word that may stand last in `words`; the last of `words` may be
+/// incomplete. Without a switch the client proposes no port's name.
 pub fn run(words: &[String], default: &Path) -> String {
     let command = built();
     // Bash hands over --option=value as three words.
@@ -29,14 +30,15 @@ pub fn run(words: &[String], default: &Path) -> String {
     found.iter().filter(|word| word.starts_with(last)).map(|word| format!("{word}\n")).collect()
 }
 
-/// The keys, each with its `=`, of the command that the words lead to.
+/// Returns the keys of the command that the words lead to, each key with its `=`.
 pub fn keys(words: &[&str]) -> Vec<String> {
     let command = built();
     let positionals = place(&command, words).command.get_positionals();
     positionals.flat_map(|arg| values(arg, |_| Vec::new())).collect()
 }
 
-/// With the options of the whole program among those of each command.
+/// Returns the definition of the command line, with the options of the whole program among the
+/// options of each command.
 fn built() -> Command {
     let mut command = crate::args::command();
     command.build();
@@ -81,7 +83,7 @@ fn candidates(place: &Place, last: &str, names: impl FnOnce(bool) -> Vec<String>
         };
         return words.into_iter().map(str::to_owned).collect();
     }
-    // The last one may be repeated.
+    // The last argument may be repeated.
     let all: Vec<&Arg> = command.get_positionals().collect();
     let wanted = all.get(*given).or(all.last().filter(|arg| arg.get_action().takes_values()));
     wanted.map_or(Vec::new(), |arg| values(arg, names))
@@ -95,7 +97,7 @@ fn values(arg: &Arg, names: impl FnOnce(bool) -> Vec<String>) -> Vec<String> {
     match arg.get_value_names().and_then(|names| names.first()).map(|name| name.as_str()) {
         Some("NAME") => names(false),
         Some("MIRROR") => names(true),
-        // Its help lists the keys.
+        // The help of the argument lists the keys.
         Some("KEY=VALUE") => {
             let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
             let keys = help.split(',').filter_map(|key| key.split_whitespace().next());
@@ -105,7 +107,7 @@ fn values(arg: &Arg, names: impl FnOnce(bool) -> Vec<String>) -> Vec<String> {
     }
 }
 
-/// The ports there are, or the mirrors.
+/// Returns the names of the mirrors, or of all other entries.
 fn names(mirrors: bool, words: &[&str], default: &Path) -> Vec<String> {
     let given = words.iter().position(|word| *word == "--control");
     let path = given.and_then(|at| words.get(at + 1)).map_or(default.to_owned(), PathBuf::from);

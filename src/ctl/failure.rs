@@ -21,8 +21,9 @@ const SYSTEMD: &str = "/run/systemd/system";
 const UNITS: [&str; 4] =
     ["/etc/systemd/system", SYSTEMD, "/usr/lib/systemd/system", "/lib/systemd/system"];
 
-/// Returns the command that starts a switch with this control socket: the unit's start where
-/// systemd has the unit, whose control socket is the default one.
+/// Returns the command that starts a switch with this control socket: the start of the unit if
+/// systemd has the unit and the control socket is the default socket, otherwise the daemon's
+/// command line.
 fn start(control: &Path) -> String {
     let has_unit =
         || UNITS.iter().any(|units| Path::new(units).join("vioswitchd.service").exists());
@@ -46,9 +47,9 @@ pub fn start_by_hand(control: &Path) -> String {
 pub struct Failure {
     /// The exit status.
     pub status: u8,
-    /// One line.
+    /// Reason and remedy, in one line.
     pub text: String,
-    /// The error's name, if the switch said it.
+    /// Name of the error if the switch answered with an error, otherwise empty.
     error: String,
 }
 
@@ -57,23 +58,24 @@ impl Failure {
         Failure { status, text, error: String::new() }
     }
 
-    /// The command makes no sense.
+    /// Returns the failure of an invalid command line.
     pub fn usage(text: String) -> Failure {
         Failure::new(USAGE, text)
     }
 
-    /// It could not be done.
+    /// Returns the failure of a command that could not be carried out.
     pub fn refused(text: String) -> Failure {
         Failure::new(REFUSED, text)
     }
 
-    /// Makes the text a part of a longer one.
+    /// Replaces the text by a longer text that `tell` makes of the text.
     pub fn told_as(mut self, tell: impl FnOnce(&str) -> String) -> Failure {
         self.text = tell(&self.text);
         self
     }
 
-    /// For programs. The code is the error's name without its interface, or the status in a word.
+    /// Returns the failure for programs. The code is the error's name without its interface, or a
+    /// word for the exit status.
     pub fn json(&self) -> Value {
         let code = match (self.error.rsplit('.').next(), self.status) {
             (Some(name), _) if !name.is_empty() => name,
@@ -85,7 +87,7 @@ impl Failure {
         json!({"code": code, "message": self.text, "status": self.status})
     }
 
-    /// A file cannot be dealt with.
+    /// Returns the failure of an operation on a file; `what` names the operation.
     pub fn file(what: &str, path: &Path, error: &io::Error) -> Failure {
         let path = path.display();
         match error.kind() {
@@ -96,7 +98,7 @@ impl Failure {
         }
     }
 
-    /// The socket cannot be connected to.
+    /// Returns the failure to connect to a control socket.
     pub fn connect(path: &Path, error: &io::Error) -> Failure {
         match error.kind() {
             ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
@@ -113,19 +115,21 @@ impl Failure {
         }
     }
 
-    /// The switch ended, and none took its place for so long.
+    /// Returns the failure for a switch that has ended and that no other switch has replaced within
+    /// `waited`.
     pub fn ended(path: &Path, waited: Duration) -> Failure {
         let (path, seconds) = (path.display(), waited.as_secs());
         let text = format!("the switch at {path} has ended, and none started within {seconds} s");
         Failure::new(NO_SWITCH, text)
     }
 
-    /// Something else than a switch listens at the control socket's path.
+    /// Returns the failure for a control socket's path at which something other than a switch
+    /// listens.
     pub fn no_switch(text: String) -> Failure {
         Failure::new(NO_SWITCH, text)
     }
 
-    /// The connection ended, or nothing comes.
+    /// Returns the failure for a connection that ended or on which the switch does not answer.
     pub fn silence(error: Option<&io::Error>) -> Failure {
         let text = match error {
             Some(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
@@ -137,12 +141,13 @@ impl Failure {
         Failure::new(NO_SWITCH, text)
     }
 
-    /// The switch speaks of what this program does not know.
+    /// Returns the failure for a switch of another version: the switch lacks a method, or this
+    /// program cannot read an answer.
     pub fn other_version() -> Failure {
         Failure::refused("the switch is of another version, see vioswitchctl status".to_owned())
     }
 
-    /// The switch refused a call.
+    /// Returns the failure for a call that the switch refused.
     pub fn answered(answer: Value) -> Failure {
         let error = answer["error"].as_str().unwrap_or_default().to_owned();
         let meant = |nearest: &Option<String>| match nearest {
@@ -186,17 +191,17 @@ impl Failure {
             }
             _ => (REFUSED, format!("{error} {}", answer["parameters"])),
         };
-        // The switch does not send any; another program at that socket might.
+        // A switch sends no control characters; another program at the socket might.
         let text = text.chars().filter(|c| !c.is_control()).collect();
         Failure { status, text, error }
     }
 
-    /// True if there was no switch, as while it restarts.
+    /// True if no switch answered, as while a switch restarts.
     pub fn is_absence(&self) -> bool {
         self.status == NO_SWITCH
     }
 
-    /// True if the switch answered with this error of its own.
+    /// True if the switch answered with the error of this name from the switch's own interface.
     pub fn is(&self, name: &str) -> bool {
         self.error.strip_prefix(SWITCH).is_some_and(|rest| rest.strip_prefix('.') == Some(name))
     }

@@ -1,11 +1,12 @@
-//! Files of the host that are replaced: whole or not at all, with the mode and owner that they had.
+//! Replaces files of the host, whole or not at all, and keeps a file's mode and owner.
 
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
-/// New content beside its place; it goes unless it is put there.
+/// New content in a temporary file beside the file to replace. Dropping an uncommitted replacement
+/// removes the temporary file.
 #[must_use = "it is not in its place before it is committed"]
 pub struct Replacement {
     beside: PathBuf,
@@ -13,13 +14,13 @@ pub struct Replacement {
 }
 
 impl Replacement {
-    /// Writes a text beside its place, which is no symbolic link. Mode and owner are those of
-    /// `like`, or 0644 and the caller's.
+    /// Writes a text to a temporary file beside `to`, which is no symbolic link. Mode and owner are
+    /// those of `like`, or 0644 and the caller's.
     pub fn prepare(to: &Path, text: &str, like: Option<&Metadata>) -> io::Result<Replacement> {
         let (Some(directory), Some(name)) = (to.parent(), to.file_name()) else {
             return Err(ErrorKind::InvalidInput.into());
         };
-        // None of those who read such directories takes a name that begins with a dot.
+        // Programs that read these directories skip names that begin with a dot.
         let beside = format!(".{}.{}", name.to_string_lossy(), std::process::id());
         let beside = directory.join(beside);
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
@@ -34,7 +35,7 @@ impl Replacement {
         Ok(prepared)
     }
 
-    /// Puts it in its place.
+    /// Renames the temporary file to its place.
     pub fn commit(self) -> io::Result<()> {
         fs::rename(&self.beside, &self.to)?;
         let directory = self.to.parent().unwrap_or(Path::new("/"));
@@ -44,7 +45,7 @@ impl Replacement {
 
 impl Drop for Replacement {
     fn drop(&mut self) {
-        // Gone already if it was put in its place.
+        // A committed temporary file is gone already.
         let _ = fs::remove_file(&self.beside);
     }
 }

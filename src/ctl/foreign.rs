@@ -1,8 +1,9 @@
-//! A socket that was given as the control socket and is another one: a port's, or that of metrics.
+//! Recognises a socket that a user gave as the control socket but that belongs to a port or serves
+//! metrics.
 //!
-//! The control socket of its switch is looked for where it may be: at the usual path, beside the
-//! socket, on the command line of the process that listens. The switch that answers there says
-//! whether one of its ports has the socket.
+//! The client looks for the control socket of the socket's switch at the usual path, beside the
+//! socket, and on the command line of the process that listens. A switch that answers there says
+//! whether one of the switch's ports has the socket.
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -19,18 +20,19 @@ use crate::args::DEFAULT_CONTROL;
 use crate::client::Client;
 use crate::doctor::proc::Reader;
 
-/// Entries of the socket's directory that are looked at, and sockets that are connected to.
+/// Most entries of the socket's directory that the client reads, and most sockets that the client
+/// connects to.
 const MAX_ENTRIES: usize = 256;
 const MAX_SOCKETS: usize = 4;
-/// How long all of them together may take.
+/// Longest time for the whole search.
 const LIMIT: Duration = Duration::from_secs(3);
-/// In the names of control sockets.
+/// Word in the names of control sockets.
 const CONTROL: &str = "control";
-/// How an answer by HTTP begins.
+/// Beginning of an answer by HTTP.
 const HTTP: &[u8] = b"HTTP/";
 
-/// Recognises a socket that is no control socket. `socket` is connected to `path`, and has answered
-/// with `message` or nothing.
+/// Returns a text about a socket that is no control socket; `None` if the socket is not recognised.
+/// `socket` is connected to `path`, and has answered with `message` or nothing.
 pub fn recognise(path: &Path, socket: &UnixStream, message: &[u8]) -> Option<String> {
     let shown = path.display();
     if message.starts_with(HTTP) {
@@ -39,7 +41,7 @@ pub fn recognise(path: &Path, socket: &UnixStream, message: &[u8]) -> Option<Str
     let pid = peer_credentials(socket.as_fd()).map_or(0, |peer| i64::from(peer.pid));
     let (send, found) = mpsc::channel();
     let own = path.to_owned();
-    // What listens may be hostile, and dribble.
+    // The process that listens may be hostile, and answer byte by byte.
     std::thread::spawn(move || send.send(port_with(&own, pid)));
     let (port, control) = found.recv_timeout(LIMIT).ok()??;
     let control = control.display();
@@ -48,8 +50,8 @@ pub fn recognise(path: &Path, socket: &UnixStream, message: &[u8]) -> Option<Str
     Some(text.chars().filter(|c| !c.is_control()).collect())
 }
 
-/// The port that has the socket `path`, on which the process `pid` listens, and the control socket
-/// of its switch.
+/// Returns the port that has the socket `path`, and the control socket of the port's switch. The
+/// process `pid` listens on the socket.
 fn port_with(path: &Path, pid: i64) -> Option<(String, PathBuf)> {
     let wanted = identity(path)?;
     let others = candidates(path, pid).into_iter();
@@ -69,7 +71,7 @@ fn port_with(path: &Path, pid: i64) -> Option<(String, PathBuf)> {
     })
 }
 
-/// A port as it is called in an answer.
+/// Returns the words of an answer for the socket of a port.
 fn named(kind: &str, name: &str) -> String {
     match kind {
         "stream" => format!("socket of stream '{name}'"),
@@ -77,13 +79,13 @@ fn named(kind: &str, name: &str) -> String {
     }
 }
 
-/// Paths where the control socket may be.
+/// Returns paths where the control socket may be.
 fn candidates(path: &Path, pid: i64) -> Vec<PathBuf> {
     let mut found = vec![PathBuf::from(DEFAULT_CONTROL)];
     let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
     let beside = std::fs::read_dir(directory.unwrap_or(Path::new("."))).into_iter().flatten();
     let beside = beside.take(MAX_ENTRIES).flatten();
-    // A connection to another port's socket would take the place of its front-end.
+    // A connection to another port's socket would take the place of the port's front-end.
     let named = beside.filter(|one| one.file_name().to_string_lossy().contains(CONTROL));
     found.extend(named.map(|one| one.path()));
     let words = if pid > 0 { Reader::new().words(pid) } else { Vec::new() };
@@ -93,7 +95,7 @@ fn candidates(path: &Path, pid: i64) -> Vec<PathBuf> {
     found
 }
 
-/// Which socket is at a path.
+/// Returns device and inode of the socket at a path.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     let found = std::fs::metadata(path).ok()?;
     found.file_type().is_socket().then(|| (found.dev(), found.ino()))

@@ -1,4 +1,4 @@
-//! `vioswitchctl capture`: frames as they pass, as lines or as a pcapng file.
+//! `vioswitchctl capture`: prints passing frames as lines, or writes a pcapng file.
 
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
@@ -48,19 +48,19 @@ pub struct Capture {
     write: Option<PathBuf>,
 }
 
-/// After ^C frames are still on their way for so long at most.
+/// Longest time after ^C for frames that are still on their way.
 const LAST: Duration = Duration::from_millis(100);
 
-/// Where frames go.
+/// Destination of the frames.
 enum Output {
     Lines(io::Stdout),
-    /// Answers of the switch, a line each.
+    /// Packets as JSON, a line for each packet.
     Json(io::Stdout),
     Pcapng(Box<Writer<BufWriter<Box<dyn Write>>>>),
 }
 
 impl Capture {
-    /// Runs until its end.
+    /// Runs the capture to its end.
     pub fn run(&self, client: &mut Client, json: bool) -> Result<(), Failure> {
         let filter = self.filter.as_deref().map(compile).transpose()?;
         let request = wire::Capture {
@@ -74,7 +74,8 @@ impl Capture {
             signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(|e| cannot(&e))?;
         }
         client.begin(&request)?;
-        // It answers once it has begun, or says why not: then nothing is written.
+        // The switch answers once the capture has begun, or refuses; after a refusal no file is
+        // created.
         if matches!(client.next::<Packets>(&stop)?, Next::Nothing) {
             return Ok(());
         }
@@ -106,7 +107,7 @@ impl Capture {
             Box::new(file.map_err(|e| Failure::refused(format!("{}: {e}", path.display())))?)
         };
         let mut writer = Writer::new(BufWriter::new(file), self.snaplen).map_err(|e| cannot(&e))?;
-        // So that a file without frames says what it is about.
+        // A file without frames still names the ports.
         for port in &self.ports {
             writer.interface(port).map_err(|error| cannot(&error))?;
         }
@@ -123,7 +124,7 @@ impl Capture {
         lost: &mut u64,
     ) -> Result<(), Failure> {
         let most = self.count.unwrap_or(u64::MAX);
-        // There is no end to what passes: only what did before ^C is waited for.
+        // Frames may pass without an end: after ^C the client waits for earlier frames only.
         let mut end = None;
         while *told < most && end.is_none_or(|end| Instant::now() < end) {
             let Next::Part(part, more) = client.next::<Packets>(stop)? else { break };
@@ -137,7 +138,7 @@ impl Capture {
             {
                 *told += 1;
                 match output.write(packet, std::mem::take(&mut now_lost)) {
-                    // Who reads it has seen enough.
+                    // The reader of the output has seen enough.
                     Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
                     written => written.map_err(|error| cannot(&error))?,
                 }
@@ -156,7 +157,7 @@ fn cannot(error: &io::Error) -> Failure {
 }
 
 impl Output {
-    /// Writes one packet, before which so many were lost.
+    /// Writes one packet, before which `lost` packets were lost.
     fn write(&mut self, packet: &Packet, lost: u64) -> io::Result<()> {
         let data = BASE64_STANDARD.decode(&packet.data).unwrap_or_default();
         let frame = Frame {
@@ -182,7 +183,8 @@ impl Output {
     }
 }
 
-/// A frame in one line: when (UTC), where, from whom to whom, what.
+/// Returns a frame as one line: time (UTC), port, direction, addresses, type, length, and the
+/// reason of a drop.
 fn line(frame: &Frame<'_>) -> String {
     let time = Timestamp::from_nanosecond(frame.time.into()).unwrap_or(Timestamp::MAX);
     let (time, port) = (time.strftime("%H:%M:%S.%6f"), frame.port);
@@ -205,7 +207,7 @@ fn line(frame: &Frame<'_>) -> String {
     }
 }
 
-/// The program that tcpdump makes of an expression, for the switch.
+/// Returns the program that tcpdump makes of an expression, for the switch.
 fn compile(expression: &str) -> Result<Vec<Instruction>, Failure> {
     let output = Command::new("tcpdump").args(["-ddd", "-y", "EN10MB", "--", expression]).output();
     let output = output.map_err(|error| {
@@ -213,7 +215,7 @@ fn compile(expression: &str) -> Result<Vec<Instruction>, Failure> {
     })?;
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr);
-        // Its last line says what is wrong.
+        // The last line of tcpdump says what is wrong.
         let line = text.lines().last().unwrap_or("no reason").replace("tcpdump: ", "");
         return Err(Failure::usage(format!("--filter {expression:?}: {line}; see pcap-filter(7)")));
     }
@@ -221,7 +223,8 @@ fn compile(expression: &str) -> Result<Vec<Instruction>, Failure> {
         .ok_or_else(|| Failure::refused("tcpdump did not print a program".to_owned()))
 }
 
-/// `tcpdump -ddd`: how many instructions there are, then one a line.
+/// Reads the output of `tcpdump -ddd`: the number of instructions, then an instruction on each
+/// line.
 fn program(text: &str) -> Option<Vec<Instruction>> {
     let mut lines = text.lines();
     let count: usize = lines.next()?.trim().parse().ok()?;

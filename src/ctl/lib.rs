@@ -1,8 +1,8 @@
-//! vioswitchctl: shows and changes a switch while it runs, by its control socket.
+//! vioswitchctl: shows and changes a running switch through the switch's control socket.
 //!
 //! Exit status: 0 done, 1 refused, 2 usage, 3 no switch, 4 not permitted. A failure is one line
-//! that says what to do next. Tables are for people. With `--json` programs get what the switch
-//! said, and a failure as an object on standard error.
+//! that says what to do next. Tables are for people. With `--json` programs get the switch's
+//! answer, and a failure as an object on standard error.
 
 #![forbid(unsafe_code)]
 
@@ -55,7 +55,7 @@ use args::{Command, Config, Fdb, Mdb, Mirror, Options, Port, Shown};
 use client::Client;
 use failure::Failure;
 
-// Sets signals, umask and environment as tests rely on them.
+// testkit sets signals, umask and environment as the tests need.
 #[cfg(test)]
 use testkit as _;
 
@@ -94,24 +94,24 @@ fn give_up(failure: &Failure, as_json: bool) -> ExitCode {
     ExitCode::from(failure.status)
 }
 
-/// An answer for programs, and as people read it.
+/// An answer for programs, and the answer as people read it.
 type Told = (Value, String);
 
 fn told<T: Serialize>(answer: &T, text: impl FnOnce(&T) -> String) -> Told {
     (wire::json(answer), text(answer))
 }
 
-/// An answer that says no more than that it was done.
+/// Returns an answer without a text for people.
 fn done<T: Serialize>(answer: &T) -> Told {
     told(answer, |_| String::new())
 }
 
-/// A list: the answer has it by this name.
+/// Returns a list as an answer, in which the list has the name `key`.
 fn listed<T: Serialize>(key: &str, items: &[T], text: impl FnOnce(&[T]) -> String) -> Told {
     (json!({key: items}), text(items))
 }
 
-/// Carries a command out; what is to be printed, and the exit status.
+/// Carries out a command. Returns the text to print, and the exit status.
 fn run(options: &Options) -> Result<(String, u8), Failure> {
     let (control, as_json) = (&options.control, options.json);
     let (told, status) = match &options.command {
@@ -126,7 +126,8 @@ fn run(options: &Options) -> Result<(String, u8), Failure> {
     Ok((text.unwrap_or_default(), status))
 }
 
-/// Carries a command out that a switch answers; no answer where it was printed as it came.
+/// Carries out a command that a switch answers. Returns the exit status, and the answer unless the
+/// answer was printed as it came.
 fn ask(
     client: &mut Client,
     command: &Command,
@@ -171,7 +172,7 @@ fn ask(
     Ok((Some(told), status))
 }
 
-/// `version`: the client's and the switch's.
+/// Returns the versions of the client and the switch, for `version`.
 fn version(client: &mut Client) -> Result<Told, Failure> {
     let (own, switch) = (env!("CARGO_PKG_VERSION"), client.call(&GetStatus {})?.version);
     if own != switch {
@@ -181,7 +182,8 @@ fn version(client: &mut Client) -> Result<Told, Failure> {
     Ok((json!({"client": own, "switch": switch}), text))
 }
 
-/// The commands about ports of a kind; of none, which is of any, VMs' are added and set.
+/// Carries out a command about ports of a kind. Without a kind the command is about ports of any
+/// kind, and adds and sets ports of virtual machines.
 fn port(client: &mut Client, kind: Option<Kind>, command: &Port) -> Result<Told, Failure> {
     let new = kind.unwrap_or(Kind::Port);
     Ok(match command {
@@ -225,7 +227,7 @@ fn port(client: &mut Client, kind: Option<Kind>, command: &Port) -> Result<Told,
     })
 }
 
-/// The commands about mirrors.
+/// Carries out a command about mirrors.
 fn mirror(client: &mut Client, command: &Mirror) -> Result<Told, Failure> {
     Ok(match command {
         Mirror::List => listed("mirrors", &client.call(&ListMirrors {})?.mirrors, details::mirrors),
@@ -239,7 +241,7 @@ fn mirror(client: &mut Client, command: &Mirror) -> Result<Told, Failure> {
     })
 }
 
-/// The commands about the configuration.
+/// Carries out a command about the configuration.
 fn configuration(client: &mut Client, command: &Config) -> Result<Told, Failure> {
     Ok(match command {
         Config::Show => {
@@ -264,11 +266,11 @@ fn configuration(client: &mut Client, command: &Config) -> Result<Told, Failure>
     })
 }
 
-/// The commands about multicast groups.
+/// Carries out a command about multicast groups.
 fn mdb(client: &mut Client, Mdb::Show(of): &Mdb) -> Result<Told, Failure> {
     let (port, bridge, vlan) = of.place();
     let mut all = client.list(&ListGroups { port, bridge, vlan }, |part| part.groups)?;
-    // Members come in no order, behind all else.
+    // The switch lists members in no order, behind all other entries.
     all.sort_by_cached_key(|one| {
         let group = one.group.as_ref().map(|group| group.parse::<IpAddr>().ok());
         group.map(|group| (one.bridge.clone(), one.vlan, group, one.port.clone()))
@@ -276,7 +278,7 @@ fn mdb(client: &mut Client, Mdb::Show(of): &Mdb) -> Result<Told, Failure> {
     Ok(listed("groups", &all, show::groups))
 }
 
-/// The commands about addresses.
+/// Carries out a command about addresses.
 fn fdb(client: &mut Client, command: &Fdb) -> Result<Told, Failure> {
     Ok(match command {
         Fdb::Add { mac, port } => {
@@ -297,7 +299,7 @@ fn fdb(client: &mut Client, command: &Fdb) -> Result<Told, Failure> {
     })
 }
 
-/// Deletes what has this name, if it is of this kind; `None` for any.
+/// Deletes the entry of this name, if the entry is of this kind; `None` stands for any kind.
 fn delete(
     client: &mut Client,
     name: &str,
@@ -311,7 +313,8 @@ fn delete(
     }
 }
 
-/// `trace PORT src=MAC dst=MAC vlan=VLAN ip=IP len=BYTES`, or `trace PORT frame=BASE64`.
+/// Returns the answer for `trace PORT src=MAC dst=MAC vlan=VLAN ip=IP len=BYTES`, or for `trace
+/// PORT frame=BASE64`.
 fn trace(client: &mut Client, port: &str, settings: &[String]) -> Result<wire::Traced, Failure> {
     let frame: Result<Trace, _> = wire::read(parameters(("port", port), settings)?);
     client.call(&frame.map_err(|fault| Failure::answered(fault.message()))?)
@@ -339,8 +342,8 @@ fn changed(kind: Kind, name: &str, settings: &[String]) -> Result<Set, Failure> 
     Ok(Set { kind: Some(kind.word().to_owned()), unset: Some(unset), keys })
 }
 
-/// `KEY=VALUE …` as parameters: varlink has `_` where the configuration has `-`, numbers where
-/// these are meant, and a list where a key may be repeated.
+/// Returns `KEY=VALUE …` as parameters of varlink: a key has `_` for each `-`, an integer key has a
+/// number, and a repeatable key has a list.
 fn parameters<'s>(
     (first, name): (&str, &str),
     settings: impl IntoIterator<Item = &'s String>,
@@ -355,7 +358,7 @@ fn parameters<'s>(
         let key = key.replace('-', "_");
         let known = KEYS.iter().find(|known| known.field() == key);
         let value = match (known.map(Key::varlink), word.parse::<i64>()) {
-            // Not of a port: a frame's length.
+            // A key that no port has, such as a frame's length, may be a number.
             (Some("int") | None, Ok(number)) => number.into(),
             (Some("[]string"), _) => json!([word]),
             _ => word.into(),
@@ -369,7 +372,8 @@ fn parameters<'s>(
     Ok(parameters)
 }
 
-/// Writes a line for people beside what is printed. It is no reason to leave off if that fails.
+/// Writes a line for people to standard error. A failure to write the line does not end the
+/// command.
 fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "vioswitchctl: {line}");
 }

@@ -1,4 +1,4 @@
-//! Reads interfaces from ip(8) and tc(8) of iproute2, as far as their output is used here.
+//! Reads the fields that vioswitchctl uses from the output of ip(8) and tc(8) of iproute2.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -11,18 +11,18 @@ use crate::tool;
 pub struct Link {
     pub ifindex: u32,
     pub ifname: String,
-    /// The other end of a veth pair: its name, if that is in the same namespace.
+    /// Name of the other end of a veth pair, if the other end is in the same namespace.
     pub link: Option<String>,
-    /// Its number, if it is in another one.
+    /// Number of the other end of a veth pair, if the other end is in another namespace.
     pub link_index: Option<u32>,
     pub link_netnsid: Option<i64>,
     pub linkinfo: Info,
-    /// A program of XDP takes its frames.
+    /// Description of an XDP program that takes the interface's frames.
     pub xdp: Option<serde_json::Value>,
-    /// The bridge that it is in.
+    /// Name of the bridge that the interface is in.
     pub master: Option<String>,
     pub link_type: String,
-    /// Its hardware address.
+    /// Hardware address of the interface.
     pub address: String,
     pub mtu: u64,
     pub flags: Vec<String>,
@@ -44,7 +44,7 @@ pub struct Address {
     pub local: String,
     pub prefixlen: u8,
     pub scope: String,
-    /// It is leased.
+    /// True if the address is leased.
     pub dynamic: bool,
 }
 
@@ -67,12 +67,12 @@ pub struct Qdisc {
     pub root: bool,
 }
 
-/// The list that a program prints as JSON.
+/// Returns the list that a program prints as JSON.
 pub fn ask<T: DeserializeOwned>(words: &[&str]) -> Option<Vec<T>> {
     serde_json::from_str(&tool::output(words)?).ok()
 }
 
-/// The interface of this name.
+/// Returns the interface of this name.
 pub fn named<'l>(links: &'l [Link], name: &str) -> Option<&'l Link> {
     links.iter().find(|link| link.ifname == name)
 }

@@ -1,4 +1,5 @@
-//! The manual page vioswitchctl(8): made from the command line's own description, and held to it.
+//! Makes the manual page vioswitchctl(8) from the command line's own description, and checks the
+//! page in docs/man.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -49,10 +50,10 @@ const SEE_ALSO: &str = "\
 .BR vioswitch.toml (5)
 ";
 
-/// How clap_mangen begins each section; once is enough.
+/// Text with which clap_mangen begins each section; the page needs the text once.
 const QUOTES: &str = ".ie \\n(.g .ds Aq \\(aq\n.el .ds Aq '\n";
 
-/// docs/man has the page as it is made; with UPDATE_DOCS it is written.
+/// docs/man has the page that the command line gives; with UPDATE_DOCS the test writes the page.
 #[test]
 fn the_page_is_made_from_the_command_line() {
     let mut command = args::command();
@@ -77,11 +78,11 @@ fn the_page_is_made_from_the_command_line() {
     hold_page("docs/man/vioswitchctl.8", &text);
 }
 
-/// Groups with the commands of `port`, for ports of a kind alone.
+/// Groups with the commands of `port`, each for ports of one kind.
 const AS_PORT: [&str; 3] = ["tap", "xdp", "stream"];
 
-/// Calls `visit` with each command that does something, and its name; those of `port` and
-/// of [`AS_PORT`] once.
+/// Calls `visit` with each command that has no subcommand, and the command's name; with the
+/// commands of `port` and of [`AS_PORT`] once.
 fn each_command(command: &Command, prefix: &str, visit: &mut dyn FnMut(&str, &Command)) {
     let shown = |inner: &&Command| {
         !inner.is_hide_set() && inner.get_name() != "help" && !AS_PORT.contains(&inner.get_name())
@@ -120,7 +121,8 @@ fn told(arg: &clap::Arg) -> Option<String> {
     Some(text)
 }
 
-/// Returns the section of examples, which the help of the program begins with behind its options.
+/// Returns the section of examples. The program's help begins with the examples, behind its
+/// options.
 fn examples(command: &Command) -> String {
     let after = command.get_after_help().expect("examples").to_string();
     let (first, _) = after.split_once("\n\n").expect("more than examples");
@@ -129,7 +131,7 @@ fn examples(command: &Command) -> String {
     format!(".SH EXAMPLES\n.nf\n{lines}\n.fi\n")
 }
 
-/// Describes a command; `known` are the options of those before it, with the command that has them.
+/// Describes a command; `known` has the options of earlier commands, each with the command's name.
 fn describe(text: &mut String, known: &mut HashMap<String, String>, name: &str, command: &Command) {
     let positionals: Vec<String> = command.get_positionals().map(ToString::to_string).collect();
     let _ = writeln!(text, ".SS {name} {}", escape(&positionals.join(" ")));
@@ -142,7 +144,7 @@ fn describe(text: &mut String, known: &mut HashMap<String, String>, name: &str, 
         let _ = writeln!(text, ".PP\nAliases: {}.", escape(&aliases.join(", ")));
     }
     let own = command.get_arguments().filter(|arg| !arg.is_global_set() && !arg.is_hide_set());
-    // The keys differ by the kind of port: vioswitch.toml(5) has them.
+    // The keys differ by the kind of port: vioswitch.toml(5) has the keys.
     let is_keys = |arg: &&clap::Arg| arg.get_id() == "settings";
     let mut options = String::new();
     for arg in own.filter(|arg| arg.get_id() != "help" && !is_keys(arg)) {

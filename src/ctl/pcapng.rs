@@ -1,7 +1,7 @@
-//! Captured frames as a file: pcapng, draft-ietf-opsawg-pcapng.
+//! Writes captured frames as a pcapng file: draft-ietf-opsawg-pcapng.
 //!
-//! Each port is an interface; the direction of a frame stands in its flags, why it was dropped in
-//! its comment, and how many were lost before it in its drop count.
+//! Each port is an interface. A frame's flags hold the direction, a frame's comment holds the
+//! reason of a drop, and a frame's drop count holds the number of frames lost before the frame.
 
 use std::io::{self, Write};
 
@@ -23,20 +23,20 @@ const EPB_FLAGS: u16 = 2;
 const EPB_DROPCOUNT: u16 = 4;
 const ISB_IFDROP: u16 = 5;
 
-/// A frame to be written.
+/// A frame to write.
 #[derive(Debug, Clone, Copy)]
 pub struct Frame<'a> {
-    /// Where it was seen.
+    /// Port at which the frame was captured.
     pub port: &'a str,
-    /// From the port into the switch.
+    /// True if the frame goes from the port into the switch.
     pub inbound: bool,
-    /// Nanoseconds since 1970.
+    /// Time of the frame, in nanoseconds since 1970.
     pub time: u64,
     /// Bytes of the whole frame.
     pub length: u32,
-    /// Its first bytes.
+    /// First bytes of the frame.
     pub data: &'a [u8],
-    /// Why it went no further.
+    /// Reason why the switch dropped the frame.
     pub dropped: Option<&'a str>,
 }
 
@@ -46,18 +46,18 @@ pub struct Writer<W: Write> {
     snaplen: u32,
     /// Names of the interfaces, by their numbers.
     interfaces: Vec<String>,
-    /// The last time stamp.
+    /// Time stamp of the last frame.
     time: u64,
 }
 
 impl<W: Write> Writer<W> {
-    /// Begins a file.
+    /// Writes the beginning of a file.
     pub fn new(to: W, snaplen: u32) -> io::Result<Writer<W>> {
         let mut writer = Writer { to, snaplen, interfaces: Vec::new(), time: 0 };
         let mut body = Vec::new();
         body.extend(BYTE_ORDER.to_le_bytes());
         body.extend([1, 0, 0, 0]);
-        // How long the section is, is not known.
+        // The length of the section is not known.
         body.extend(u64::MAX.to_le_bytes());
         let program = concat!("vioswitchctl ", env!("CARGO_PKG_VERSION"));
         option(&mut body, SHB_USERAPPL, program.as_bytes());
@@ -65,7 +65,8 @@ impl<W: Write> Writer<W> {
         Ok(writer)
     }
 
-    /// The number of a port's interface, which is described when it is first named.
+    /// Returns the number of a port's interface. The first call for a port writes the description
+    /// of the interface.
     pub fn interface(&mut self, port: &str) -> io::Result<u32> {
         if let Some(known) = self.interfaces.iter().position(|name| name == port) {
             return Ok(known as u32);
@@ -81,7 +82,7 @@ impl<W: Write> Writer<W> {
         Ok(self.interfaces.len() as u32 - 1)
     }
 
-    /// Writes a frame, before which so many were lost.
+    /// Writes a frame, before which `lost` frames were lost.
     pub fn frame(&mut self, frame: &Frame<'_>, lost: u64) -> io::Result<()> {
         let interface = self.interface(frame.port)?;
         self.time = frame.time;
@@ -103,13 +104,13 @@ impl<W: Write> Writer<W> {
         self.block(PACKET, body)
     }
 
-    /// Hands on what was written.
+    /// Flushes the output.
     pub fn flush(&mut self) -> io::Result<()> {
         self.to.flush()
     }
 
-    /// Ends the file: how many frames were lost in all, as far as they are not in a frame's count
-    /// already, stands with the first interface.
+    /// Ends the file. The statistics of the first interface get `lost` as the number of lost
+    /// frames.
     pub fn finish(mut self, lost: u64) -> io::Result<()> {
         if !self.interfaces.is_empty() {
             let mut body = Vec::new();
@@ -121,7 +122,7 @@ impl<W: Write> Writer<W> {
         self.flush()
     }
 
-    /// Writes a block with its length before and behind; its options end here.
+    /// Writes a block with its length before and after the body, and ends the block's options.
     fn block(&mut self, kind: u32, mut body: Vec<u8>) -> io::Result<()> {
         // opt_endofopt: each block here has options.
         body.extend([0; 4]);
@@ -142,7 +143,7 @@ fn option(body: &mut Vec<u8>, code: u16, value: &[u8]) {
     pad(body);
 }
 
-/// All that is in a block begins at a multiple of four bytes.
+/// Pads a body: each part of a block begins at a multiple of four bytes.
 fn pad(body: &mut Vec<u8>) {
     body.resize(body.len().next_multiple_of(4), 0);
 }

@@ -1,5 +1,5 @@
-//! Commands that the documents quote are commands of this program: each one in a block of code is
-//! parsed. What docs/tenants.md says to type can be copied as it stands.
+//! Parses each command of this program that a code block of the documents quotes. A reader can copy
+//! the commands of docs/tenants.md unchanged.
 
 use std::fs;
 use std::path::Path;
@@ -8,12 +8,13 @@ use testkit::manual::ROOT;
 
 use crate::args;
 
-/// Mark of a part that the reader fills in, or that is left out.
+/// Mark of a part that the reader fills in, or that the document leaves out.
 const LEFT_OUT: char = '…';
-/// Commands that stand on one line, one behind the other.
+/// Words that end a command, before the next command on a line.
 const ENDS: [&str; 6] = ["|", "||", "&&", ";", "&", "<"];
 
-/// The lines to type of all blocks of code: those of a shell, or those behind a prompt.
+/// Returns the lines to type of all code blocks: all lines of a shell's block, otherwise the lines
+/// behind a prompt.
 fn typed(page: &str) -> Vec<String> {
     let mut lines = Vec::new();
     for (at, block) in page.split("```").enumerate().filter(|(at, _)| at % 2 == 1) {
@@ -32,7 +33,8 @@ fn typed(page: &str) -> Vec<String> {
     lines
 }
 
-/// The words of a line as a shell splits it, without its remark, and the line of each `$(…)`.
+/// Returns the words of a line as a shell splits the line, without its remark, and the line of each
+/// `$(…)`.
 fn split(line: &str) -> (Vec<String>, Vec<String>) {
     let (mut words, mut inner) = (Vec::new(), Vec::new());
     let (mut word, mut quote) = (None::<String>, None);
@@ -64,7 +66,7 @@ fn split(line: &str) -> (Vec<String>, Vec<String>) {
     (words, inner)
 }
 
-/// The commands of this program in a line, each without the program's name.
+/// Returns the commands of this program in a line, each without the program's name.
 fn commands(line: &str) -> Vec<Vec<String>> {
     let (words, inner) = split(line);
     let all = words.split(|word| ENDS.contains(&word.as_str()) || word.starts_with('>'));

@@ -1,5 +1,5 @@
-//! A command line that makes no sense, in one line: what is wrong, and what was perhaps meant. A
-//! command that is proposed can be run as it is printed, but for words in capitals.
+//! Explains an invalid command line in one line: the error, and the command that the user perhaps
+//! meant. A user can run a proposed command as printed, except for words in capitals.
 
 use std::ffi::OsString;
 
@@ -12,11 +12,12 @@ use crate::args::command;
 use crate::complete;
 
 const PROGRAM: &str = "vioswitchctl";
-/// Letters of a word that is shown again.
+/// Most letters of a wrong word that the line shows again.
 const MAX_CHARS: usize = 80;
 
-/// Commands of other programs, each with ours. A word in capitals stands for any word, and for
-/// itself where there is none. Further words are kept, but for those that `*` stands for.
+/// Commands of other programs, each with a command of vioswitchctl. A word in capitals stands for
+/// any word, and for itself if the user gave no word. Further words are kept, except words that `*`
+/// stands for.
 const HABITS: &[(&str, &str)] = &[
     // ovs-vsctl, ovs-ofctl, ovs-appctl
     ("add-port BRIDGE NAME", "port add NAME"),
@@ -89,7 +90,7 @@ const VERBS: [(&str, &[&str]); 5] = [
     ("flush", &["clear", "reset", "purge"]),
 ];
 
-/// A command is missing.
+/// Returns the line for a command line without a command.
 pub fn no_command(args: &[OsString]) -> String {
     format!("a command is missing, see {}", Line::of(args).help())
 }
@@ -126,12 +127,12 @@ pub fn line(error: &clap::Error, args: &[OsString]) -> String {
     }
 }
 
-/// A command line, the program's name apart.
+/// A command line without the program's name.
 struct Line {
     words: Vec<String>,
-    /// The commands that it names, one inside the other.
+    /// Commands that the command line names, each inside the command before.
     path: Vec<String>,
-    /// Behind the last of them.
+    /// Index of the word behind the last command of the path.
     end: usize,
 }
 
@@ -162,13 +163,14 @@ impl Line {
         line
     }
 
-    /// The command that lists what may be written.
+    /// Returns the command that lists the possible words.
     fn help(&self) -> String {
         let path: String = self.path.iter().map(|word| format!(" {word}")).collect();
         format!("{PROGRAM}{path} --help")
     }
 
-    /// `wrong` is no command where it stands; `near` is one with a similar name.
+    /// Returns the line for `wrong`, which is no command at its place; `near` is a command with a
+    /// similar name.
     fn no_such_command(&self, wrong: &str, near: Option<String>) -> String {
         let Some(at) = self.words.iter().skip(self.end).position(|word| word == wrong) else {
             return format!("there is no such command, see {}", self.help());
@@ -198,7 +200,7 @@ impl Line {
         }
     }
 
-    /// `queues=2` of `--queues 2`, where that is a key of the command.
+    /// Returns `queues=2` for `--queues 2` if `queues` is a key of the command.
     fn key(&self, option: &str) -> Option<String> {
         let words: Vec<&str> = self.words.iter().map(String::as_str).collect();
         let at = words.iter().position(|word| word.split('=').next() == Some(option))?;
@@ -210,7 +212,7 @@ impl Line {
     }
 }
 
-/// Our words for those of another program.
+/// Returns the words of vioswitchctl for the words of another program.
 fn habit(words: &[&str]) -> Option<Vec<String>> {
     let is_any = |word: &str| word.chars().all(|c| c.is_ascii_uppercase());
     HABITS.iter().find_map(|(theirs, ours)| {
@@ -226,22 +228,23 @@ fn habit(words: &[&str]) -> Option<Vec<String>> {
     })
 }
 
-/// The best of clap's proposals that `wrong` is a slip of: clap proposes words that are less near.
+/// Returns the best of clap's proposals of which `wrong` is a slip; clap also proposes words that
+/// are less near.
 fn slip(wrong: &str, error: &clap::Error) -> Option<String> {
     let Some(ContextValue::Strings(names)) = error.get(ContextKind::SuggestedSubcommand) else {
         return None;
     };
-    // The best one comes last.
+    // clap puts the best proposal last.
     names.iter().rfind(|name| nearest(wrong, std::iter::once(name.as_str())).is_some()).cloned()
 }
 
-/// The command of a group that another word stands for.
+/// Returns the command of a group that another word stands for.
 fn verb(group: &Command, word: &str) -> Option<String> {
     let mut known = VERBS.iter().filter(|(_, others)| others.contains(&word));
     known.find_map(|(ours, _)| group.find_subcommand(ours)).map(|ours| ours.get_name().to_owned())
 }
 
-/// `config reload` of `reload`.
+/// Returns `config reload` for `reload`.
 fn grouped(inner: &str) -> Option<String> {
     let command = command();
     let mut groups = command.get_subcommands().filter(|group| !group.is_hide_set());
@@ -267,7 +270,7 @@ mod tests {
             let text = answer(theirs.trim_end_matches(" *"));
             let wanted = format!("did you mean '{PROGRAM} {ours}'?");
             assert!(text.starts_with("there is no command '") && text.ends_with(&wanted), "{text}");
-            // Nothing is wrong with it but what people have to add.
+            // A proposal lacks nothing except words that people have to add.
             let args = [PROGRAM].into_iter().chain(ours.split(' '));
             if let Err(error) = command().try_get_matches_from(args) {
                 assert_eq!(error.kind(), ErrorKind::MissingRequiredArgument, "{ours}: {error}");
@@ -275,7 +278,7 @@ mod tests {
         }
     }
 
-    /// Each other word of a command is one in a group that does not have the word itself.
+    /// For each other word of a command, a group has the command and lacks the other word.
     #[test]
     fn no_other_word_is_a_command_in_all_groups() {
         let whole = command();

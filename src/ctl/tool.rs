@@ -1,18 +1,18 @@
-//! Other programs that are asked something: for a limited time, and for a limited answer.
+//! Runs other programs and returns their output, within a limited time and up to a limited length.
 
 use std::io::Read;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Longest one of them is waited for.
+/// Longest time that the caller waits for a program.
 const LIMIT: Duration = Duration::from_secs(5);
-/// How often it is looked whether one has ended that says no more.
+/// Interval of the checks whether a program has ended that has closed its output.
 const STEP: Duration = Duration::from_millis(1);
-/// Longest answer that is read.
+/// Longest output that is read, in bytes.
 const MAX_ANSWER: u64 = 8 << 20;
 
-/// Returns what a program prints, if there is such a program and it succeeds in time.
+/// Returns the output of a program, if the program exists and succeeds in time.
 pub fn output(words: &[&str]) -> Option<String> {
     output_within(words, LIMIT)
 }
@@ -31,16 +31,16 @@ fn output_within(words: &[&str], limit: Duration) -> Option<String> {
     std::thread::spawn(move || {
         let mut answer = Vec::new();
         let read = pipe.read_to_end(&mut answer);
-        // Nobody waits for it any more if it came too late.
+        // Nobody waits any more for an answer that came too late.
         let _ = send.send(read.map(|_| answer));
     });
     let end = Instant::now() + limit;
     let answer = received.recv_timeout(limit);
-    // It may have closed its output and run on.
+    // The program may have closed its output and run on.
     while answer.is_ok() && Instant::now() < end && matches!(child.try_wait(), Ok(None)) {
         std::thread::sleep(STEP);
     }
-    // One that has ended does not mind.
+    // A kill does not matter to a program that has ended.
     let _ = child.kill();
     let done = child.wait().is_ok_and(|status| status.success());
     let answer = answer.ok()?.ok()?;
@@ -58,7 +58,8 @@ mod tests {
         assert_eq!(output(&["no-such-program"]), None);
     }
 
-    /// Neither holds the caller up: one that is silent, and one that runs on without a word.
+    /// Neither a silent program nor a program that closes its output and runs on holds the caller
+    /// up.
     #[test]
     fn what_does_not_end_is_given_up() {
         for script in ["exec sleep 60", "exec >&- sleep 60"] {
