@@ -10,7 +10,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
-use api::config::{Config, Entry, Kept, Kind, Origin, Override, Settings, Shared, Unread, place};
+use api::config::{
+    Config, Entry, Kept, Keys, Kind, Origin, Override, Settings, Shared, Unread, place,
+};
 use base::frame::MacAddr;
 use base::limits::{MAX_MIRRORS, MAX_PORTS, MAX_STATIC_MACS};
 use switch::mirror::{Mirror, conflict};
@@ -164,18 +166,7 @@ impl Desired {
         let stay = self.configured.values().filter(|entry| !is_deleted(&entry.settings.name));
         let stay: Vec<Entry> = stay.cloned().collect();
         stay.into_iter().for_each(|entry| self.insert(entry));
-        for (name, change) in self.overrides.clone() {
-            let Override::Keys(keys) = change else { continue };
-            let changed = match self.configured(&name) {
-                Some(entry) => match entry.settings.with(&keys) {
-                    Ok(settings) => self.enter_fitting(Entry { settings, ..entry.clone() }),
-                    Err(wrong) => Err(NoEffect::Settings(wrong.text)),
-                },
-                None => Err(NoEffect::NoPort(name.clone())),
-            };
-            let unused = changed.err().map(|why| Unused { name, entry: None, why });
-            self.unused.extend(unused);
-        }
+        self.enter_overrides();
         for (name, entry) in self.added.clone() {
             let entered = match self.entries.get(&name) {
                 Some(there) if there.settings == entry.settings => Ok(()),
@@ -192,6 +183,37 @@ impl Desired {
             entry.origin.plugged_by().is_none() || entries.get(name) == Some(entry)
         };
         self.added.retain(|name, entry| lasts(name, entry));
+    }
+
+    /// Inserts the changed entries of the configuration. A change may need what another change
+    /// frees, so those that fail are tried again until none of them succeeds.
+    fn enter_overrides(&mut self) {
+        let changed = |(name, change): (&String, &Override)| {
+            let changed = match (self.configured(name), change) {
+                (Some(_), Override::Deleted) => return None,
+                (Some(base), Override::Keys(keys)) => match base.settings.with(keys) {
+                    Ok(settings) => Ok(Entry { settings, ..base.clone() }),
+                    Err(wrong) => Err(NoEffect::Settings(wrong.text)),
+                },
+                (None, _) => Err(NoEffect::NoPort(name.clone())),
+            };
+            Some((name.clone(), changed))
+        };
+        let mut left: Vec<_> = self.overrides.iter().filter_map(changed).collect();
+        loop {
+            let (tried, mut unused) = (left.len(), Vec::new());
+            left.retain(|(name, changed)| {
+                let entered = changed.clone().and_then(|entry| self.enter_fitting(entry));
+                let why = entered.err();
+                let (name, entry, is_left) = (name.clone(), None, why.is_some());
+                unused.extend(why.map(|why| Unused { name, entry, why }));
+                is_left
+            });
+            if left.len() == tried {
+                self.unused.extend(unused);
+                return;
+            }
+        }
     }
 
     /// Inserts an entry unless another one, or a limit, is in the way.
@@ -361,7 +383,7 @@ impl Desired {
         self.enter(entry.clone())?;
         self.unused.retain(|unused| unused.name != name);
         if entry.origin == Origin::Kept {
-            self.unread.retain(|unread| unread.name.as_ref() != Some(&name));
+            self.unread.retain(|unread| !unread.is_of_entry(&name));
         }
         self.added.insert(name, entry);
         Ok(())
@@ -373,23 +395,29 @@ impl Desired {
     }
 
     /// Changes the settings of a port for good: its own, or beside those of the configuration.
+    /// There the keys that the port has by earlier changes stay kept, with effect or without.
     pub fn set(&mut self, settings: Settings) -> Result<(), Clash> {
         let name = settings.name.clone();
         let Some(there) = self.get(&name) else { return Ok(()) };
         // The socket is where it was.
-        let entry = Entry { settings, ..there.clone() };
+        let (before, entry) = (there.settings.clone(), Entry { settings, ..there.clone() });
         self.enter(entry.clone())?;
         let base = self.configured.get(&name).filter(|_| entry.origin == Origin::Config);
         let Some(base) = base else {
             self.added.insert(name, entry);
             return Ok(());
         };
-        let keys = base.settings.changed_keys(&entry.settings);
-        match keys.is_empty() {
-            true => drop(self.overrides.remove(&name)),
-            false => drop(self.overrides.insert(name.clone(), Override::Keys(keys))),
+        let mut keys = match self.overrides.remove(&name) {
+            Some(Override::Keys(keys)) => keys,
+            Some(Override::Deleted) | None => Keys::new(),
+        };
+        keys.extend(before.changed_keys(&entry.settings));
+        if base.settings.with(&keys).is_ok_and(|settings| settings == entry.settings) {
+            self.unused.retain(|unused| unused.name != name || unused.entry.is_some());
         }
-        self.unused.retain(|unused| unused.name != name || unused.entry.is_some());
+        if !keys.is_empty() {
+            self.overrides.insert(name, Override::Keys(keys));
+        }
         Ok(())
     }
 
@@ -412,19 +440,38 @@ impl Desired {
     pub fn reset(&mut self, name: &str) -> bool {
         let stays = self.get(name).is_some() && !self.configured.contains_key(name);
         let added = self.added.get(name).filter(|_| stays).cloned();
-        let before = (self.added.len(), self.overrides.len(), self.unread.len());
+        let size = |of: &Desired| (of.added.len(), of.overrides.len(), of.unread.len());
+        let before = size(self);
         self.forget(name);
         self.added.extend(added.map(|entry| (name.to_owned(), entry)));
-        let is_reset = before != (self.added.len(), self.overrides.len(), self.unread.len());
+        if before == size(self) {
+            // A table of a later version that is about no port, but has the name.
+            self.unread.retain(|unread| unread.name.as_deref() != Some(name));
+        }
         self.build();
-        is_reset
+        before != size(self)
+    }
+
+    /// An error if a port other than `name`, or a change at one, has effect here and has none in
+    /// `after`.
+    pub fn check_others(&self, after: &Desired, name: &str) -> Result<(), NoEffect> {
+        let is_old = |new: &Unused| {
+            let same = |old: &Unused| old.name == new.name && old.entry == new.entry;
+            self.unused.iter().any(same)
+        };
+        let mut lost = after.unused.iter().filter(|new| new.name != name && !is_old(new));
+        let Some(Unused { name, why, .. }) = lost.next() else { return Ok(()) };
+        Err(match why {
+            NoEffect::Clash(clash) => Clash { owner: name.clone(), ..clash.clone() }.into(),
+            why => NoEffect::Settings(format!("port '{name}' would have no effect: {why}")),
+        })
     }
 
     /// Forgets what clients added and changed by a name.
     fn forget(&mut self, name: &str) {
         self.added.remove(name);
         self.overrides.remove(name);
-        self.unread.retain(|unread| unread.name.as_deref() != Some(name));
+        self.unread.retain(|unread| !unread.is_of_entry(name) && !unread.is_of_override(name));
         self.unused.retain(|unused| unused.name != name);
     }
 
@@ -434,18 +481,21 @@ impl Desired {
         let same = |name: &str, entry: &Entry| {
             configured.get(name).is_some_and(|base| base.settings == entry.settings)
         };
-        let overrides = &self.overrides;
+        let (overrides, unread) = (&self.overrides, &self.unread);
         let is_there = |name: &str| overrides.get(name) != Some(&Override::Deleted);
-        self.added.retain(|name, entry| !(same(name, entry) && is_there(name)));
+        // Keys of a later version say more than the known ones.
+        let has_more = |name: &str| unread.iter().any(|unread| unread.is_of_entry(name));
+        let stays =
+            |name: &str, entry: &Entry| !same(name, entry) || !is_there(name) || has_more(name);
+        self.added.retain(|name, entry| stays(name, entry));
         self.overrides.retain(|name, change| match (change, configured.get(name)) {
-            (Override::Deleted, base) => base.is_some(),
             (Override::Keys(keys), Some(base)) => {
                 let words: BTreeMap<&str, Vec<String>> =
                     base.settings.words().into_iter().collect();
                 keys.retain(|key, values| words.get(key.as_str()) != Some(values));
-                !keys.is_empty()
+                !keys.is_empty() || unread.iter().any(|unread| unread.is_of_override(name))
             }
-            (Override::Keys(_), None) => true,
+            (Override::Deleted, _) | (Override::Keys(_), None) => true,
         });
     }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::desired::{Clash, Desired, NotAssigned};
+use super::desired::{Clash, Desired, NoEffect, NotAssigned};
 use super::front_end::Acceptor;
 use super::handover::Received;
 use super::opening;
@@ -101,6 +101,9 @@ pub enum PortError {
     /// Nothing of the port is kept beside the configuration.
     #[error("nothing is kept of port '{0}' beside the configuration: {1}")]
     NothingToReset(String, String),
+    /// Another port would have no effect any more.
+    #[error(transparent)]
+    NoEffect(#[from] NoEffect),
     /// A mirror that cannot be beside the others.
     #[error("{0}")]
     Mirror(String),
@@ -161,13 +164,20 @@ impl NewPort {
 }
 
 /// Adds an entry of a client, or one of the configuration that a client deleted.
-fn add_to(desired: &mut Desired, entry: &Entry) -> Result<(), Clash> {
+fn add_to(desired: &mut Desired, entry: &Entry) -> Result<(), PortError> {
+    check_origin(desired, entry)?;
     if entry.origin == Origin::Config {
         desired.check(entry)?;
         desired.reset(&entry.settings.name);
         return Ok(());
     }
-    desired.add(entry.clone())
+    Ok(desired.add(entry.clone())?)
+}
+
+/// An error if an entry that goes with the process would replace one that is kept without effect.
+fn check_origin(desired: &Desired, entry: &Entry) -> Result<(), PortError> {
+    let is_kept = entry.origin == Origin::Transient && desired.is_added(&entry.settings.name);
+    if is_kept { Err(PortError::Exists) } else { Ok(()) }
 }
 
 impl Daemon {
@@ -200,6 +210,17 @@ impl Daemon {
         self.edit(|desired| add_to(desired, &entry), |daemon| daemon.reconcile_port(name))
     }
 
+    /// Keeps a port that goes with the process, if the port of `new` is to be kept.
+    pub fn keep_existing(&mut self, new: &NewPort) -> Result<(), PortError> {
+        let name = &new.settings().name;
+        let there = self.desired.get(name).ok_or(PortError::NoSuchPort)?.clone();
+        if there.origin != Origin::Transient || self.origin_of(new) != Origin::Kept {
+            return Ok(());
+        }
+        let entry = Entry { origin: Origin::Kept, ..there };
+        self.edit(|desired| desired.add(entry), |daemon| daemon.reconcile_port(name))
+    }
+
     /// Adds a port whose socket, if it has one, is open. Leaves the socket in `socket` if the port
     /// cannot be added: a file system may hold up the closing.
     pub(super) fn add_opened(
@@ -214,9 +235,7 @@ impl Daemon {
     /// A number for a new port or TAP, if there may be one like this.
     pub(super) fn check_new(&mut self, entry: &Entry) -> Result<PortId, PortError> {
         let id = self.check_name(&entry.settings.name)?;
-        if entry.origin == Origin::Transient && self.desired.is_added(&entry.settings.name) {
-            return Err(PortError::Exists);
-        }
+        check_origin(&self.desired, entry)?;
         self.is_clear(entry)?;
         self.desired.check(entry)?;
         Ok(id)
@@ -352,6 +371,7 @@ impl Daemon {
             };
             return Err(PortError::NothingToReset(name.to_owned(), does));
         }
+        self.desired.check_others(&after, name)?;
         let reset = |desired: &mut Desired| -> Result<(), PortError> {
             desired.reset(name);
             Ok(())
@@ -395,5 +415,26 @@ impl Daemon {
         let serial = self.withdraw(id);
         self.context.workers.wait_adopted(serial, Instant::now() + REMOVE_TIMEOUT);
         self.reclaim();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use api::config::{Kind, Value};
+
+    /// So it is with a mirror, which has no socket to be opened before.
+    #[test]
+    fn what_goes_with_the_process_replaces_nothing_that_is_kept() {
+        let word = |(key, word): (&str, &str)| (key.to_owned(), Value::Word(word.to_owned()));
+        let mirror = [("name", "m"), ("from", "a"), ("to", "b")].map(word);
+        let mirror = Settings::parse(Kind::Mirror, mirror.into()).unwrap();
+        let mut desired = Desired::default();
+        add_to(&mut desired, &Entry::new(mirror.clone(), Origin::Kept)).unwrap();
+        let kept = desired.kept();
+        desired.remove("m");
+        let added = add_to(&mut desired, &Entry::new(mirror, Origin::Transient));
+        assert!(matches!(added, Err(PortError::Exists)), "{added:?}");
+        assert_eq!(desired.kept(), kept);
     }
 }

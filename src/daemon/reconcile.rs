@@ -102,7 +102,13 @@ impl Daemon {
         let before = self.desired.clone();
         let edited = edit(&mut self.desired)
             .map_err(Into::into)
-            .and_then(|()| Ok(self.store.keep(&self.desired)?))
+            .and_then(|()| {
+                // A reload that may go back changes the configuration.
+                if self.coming.is_empty() && !self.store.is_unconfirmed() {
+                    self.desired.forget_the_configured();
+                }
+                Ok(self.store.keep(&self.desired)?)
+            })
             .and_then(|()| carry_out(self));
         edited.inspect_err(|_| {
             self.desired = before;

@@ -232,7 +232,7 @@ impl StateStore {
             return Ok(());
         }
         let kept = desired.kept();
-        let is_new = self.written.is_none() && kept != Kept::default();
+        let is_new = self.written.is_none() && (kept != Kept::default() || self.is_upgraded);
         let text = kept.text();
         if !is_new && self.written.as_ref().is_none_or(|written| *written == text) {
             return Ok(());
@@ -253,6 +253,10 @@ impl StateStore {
 
     fn write_ports(&mut self, text: String) -> Result<(), NotSaved> {
         let Some(dir) = &self.dir else { return Ok(()) };
+        if text.len() as u64 > MAX_STATE_BYTES {
+            let text = format!("{PORTS} would be longer than {MAX_STATE_BYTES} bytes");
+            return Err(std::io::Error::other(text).into());
+        }
         let prepared = dir.prepare(PORTS, text.as_bytes())?;
         // What stands there is unknown if this fails.
         self.written = Some(String::new());
@@ -293,4 +297,40 @@ fn listed(texts: &Texts) -> Vec<Listed> {
 fn texts(files: Vec<Listed>) -> Texts {
     let text = |Listed { name, text }: Listed| Text { name, bytes: text.into_bytes() };
     Texts { files: files.into_iter().map(text).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use testkit::proc::Dir;
+
+    /// The earlier version's file would bring back what was deleted since.
+    #[test]
+    fn an_upgrade_whose_first_write_fails_is_made_up_for_by_the_next() {
+        let dir = Dir::new();
+        let old = dir.path().join(upgrade::FILE);
+        fs::write(&old, "{}").unwrap();
+        let open = StateStore::open(Some(dir.path()));
+        let mut store = StateStore { is_upgraded: true, ..open };
+        let obstacle = dir.path().join("ports.toml.new");
+        fs::create_dir(&obstacle).unwrap();
+        assert!(store.keep(&Desired::default()).is_err() && old.exists());
+        fs::remove_dir(&obstacle).unwrap();
+        store.keep(&Desired::default()).unwrap();
+        assert!(dir.path().join(PORTS).exists() && !old.exists());
+    }
+
+    /// A start would put the file aside.
+    #[test]
+    fn a_file_that_no_start_would_read_is_not_written() {
+        let dir = Dir::new();
+        let mut store = StateStore::open(Some(dir.path()));
+        let longest = MAX_STATE_BYTES as usize;
+        store.write_ports("#".repeat(longest)).unwrap();
+        let error = store.write_ports("x".repeat(longest + 1)).unwrap_err().to_string();
+        assert!(error.ends_with("ports.toml would be longer than 33554432 bytes"), "{error}");
+        assert!(store.read(PORTS).unwrap().is_some_and(|bytes| bytes.len() == longest));
+        assert!(store.written.is_some_and(|text| text.starts_with('#')));
+    }
 }

@@ -56,6 +56,19 @@ pub struct Unread {
     text: String,
 }
 
+impl Unread {
+    /// Returns true for a part about an added port of this name.
+    pub fn is_of_entry(&self, name: &str) -> bool {
+        let is_entry = self.table.as_deref().is_some_and(|table| Kind::named(table).is_some());
+        is_entry && self.name.as_deref() == Some(name)
+    }
+
+    /// Returns true for a part about the changes at a port of the configuration.
+    pub fn is_of_override(&self, name: &str) -> bool {
+        self.table.as_deref() == Some(OVERRIDE) && self.name.as_deref() == Some(name)
+    }
+}
+
 /// What clients changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Kept {

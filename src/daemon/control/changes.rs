@@ -67,7 +67,9 @@ impl Switch {
         match added {
             Ok(number) => Ok(reply(number, settings)),
             Err(PortError::Exists) if *may_exist => {
-                self.same(&settings.name, settings, *any_socket)
+                let same = self.same(&settings.name, settings, *any_socket)?;
+                let kept = self.daemon().keep_existing(new);
+                kept.map(|()| same).map_err(|error| self.fault(&settings.name, &error))
             }
             Err(error) => Err(self.fault(&settings.name, &error)),
         }

@@ -53,6 +53,7 @@ fn an_address_is_one_ports_and_among_its_settings() {
         (vec!["a"], vec!["mac".to_owned()])
     );
     assert!(desired.unassign(mac(1), "a") && !desired.unassign(mac(1), "a"));
+    desired.forget_the_configured();
     assert_eq!((desired.owners(mac(1)), desired.kept()), (vec![], Kept::default()));
     (0..MAX_STATIC_MACS).for_each(|n| desired.assign(mac(n as u8), "a").unwrap());
     assert!(matches!(desired.assign(mac(200), "a"), Err(NotAssigned::Many(_))));
@@ -161,10 +162,111 @@ fn what_the_configuration_has_is_not_kept_beside_it() {
     desired.add(entry("r", &[("mtu", "1300")], Origin::Kept)).unwrap();
     let all = [("a", &[("mtu", "1400")][..]), ("b", &[]), ("r", &[("mtu", "1300")])];
     let mut after = configured(&desired, &all);
-    assert_eq!((why(&after), after.origin("r")), (vec![], Origin::Config));
+    assert_eq!(why(&after), ["c: the configuration has no port 'c'"]);
+    assert_eq!(after.origin("r"), Origin::Config);
     after.forget_the_configured();
     let Kept { added, overrides, .. } = after.kept();
     assert!(added.is_empty());
     let label = [("label".to_owned(), vec!["x".to_owned()])];
-    assert_eq!(overrides, [("a".to_owned(), Override::Keys(label.into()))].into());
+    let expected = [("a", Override::Keys(label.into())), ("c", Override::Deleted)];
+    assert_eq!(overrides, expected.map(|(name, change)| (name.to_owned(), change)).into());
+    let again = configured(&after, &[("c", &[])]);
+    assert_eq!((names(&again), why(&again).len()), (vec![], 1), "a deleted port stays away");
+}
+
+const M: &str = "02:00:00:00:00:01";
+
+/// A change takes what a change at a port of a later name frees.
+#[test]
+fn the_names_of_changed_ports_have_no_order() {
+    let all = [("a", &[][..]), ("b", &[]), ("z", &[("mac", M)])];
+    let mut desired = configured(&Desired::default(), &all);
+    desired.set(settings("z", &[])).unwrap();
+    desired.set(settings("a", &[("mac", M), ("admin", "down")])).unwrap();
+    let mut after = configured(&desired, &all);
+    assert_eq!((why(&after), after.get("a")), (vec![], desired.get("a")));
+    assert!(after.reset("z"));
+    assert_eq!(why(&after).len(), 1, "{:?}", why(&after));
+}
+
+/// A change of one key leaves keys in the file that have no effect, or that an unconfirmed
+/// configuration has too.
+#[test]
+fn a_change_leaves_the_keys_of_earlier_changes() {
+    let before = [("a", &[("mtu", "1500")][..])];
+    let mut desired = configured(&Desired::default(), &before);
+    desired.set(settings("a", &[("mtu", "1400")])).unwrap();
+    let mut unconfirmed = configured(&desired, &[("a", &[("mtu", "1400")])]);
+    unconfirmed.set(settings("a", &[("mtu", "1400"), ("label", "x")])).unwrap();
+    assert_eq!(mtu(&configured(&unconfirmed, &before), "a"), Some(1400));
+    desired.set(settings("a", &[("mtu", "1400"), ("vlan", "10")])).unwrap();
+    let mut trunk = configured(&desired, &[("a", &[("trunk", "20")])]);
+    trunk.set(settings("a", &[("trunk", "20"), ("label", "x")])).unwrap();
+    assert_eq!(why(&trunk).len(), 1, "{:?}", why(&trunk));
+    let after = configured(&trunk, &before);
+    let expected = settings("a", &[("mtu", "1400"), ("vlan", "10"), ("label", "x")]);
+    assert_eq!(after.get("a").map(|entry| &entry.settings), Some(&expected));
+}
+
+fn with_file(text: &str) -> Desired {
+    let Kept { added, overrides, unread } = Kept::read(text).unwrap();
+    let entry = |settings| Entry::new(settings, Origin::Kept);
+    let added = added.into_iter().map(|(name, settings)| (name, entry(settings))).collect();
+    Desired { added, overrides, unread, ..Desired::default() }
+}
+
+/// A table of a later version that is about no port may have the name of one.
+#[test]
+fn what_happens_to_a_port_leaves_an_unknown_table() {
+    let mut desired = with_file("[[filter]]\nname = \"a\"\n\n[[tap]]\nname = \"a\"\nmode = 1\n");
+    assert_eq!(desired.unread().len(), 2);
+    desired.add(entry("a", &[], Origin::Kept)).unwrap();
+    assert_eq!(desired.unread().len(), 1, "the name is one port's");
+    desired.delete("a").unwrap();
+    assert_eq!(desired.unread().len(), 1);
+    let mut desired = configured(&desired, &[("a", &[])]);
+    desired.set(settings("a", &[("mtu", "1400")])).unwrap();
+    assert!(desired.reset("a"));
+    assert_eq!(desired.unread().len(), 1);
+    // If there is nothing else of the name the table is meant.
+    assert!(desired.reset("a") && !desired.reset("a"));
+    assert_eq!(desired.unread(), []);
+}
+
+#[test]
+fn keys_of_a_later_version_keep_their_table() {
+    let text = "[[port]]\nname = \"a\"\nsocket = \"/run/a\"\nspeed = 1\n\n\
+                [[override]]\nname = \"b\"\nmtu = 1400\nspeed = 2\n\n\
+                [[override]]\nname = \"c\"\nspeed = 3\n\n[[override]]\nname = \"d\"\nmtu = 1300\n";
+    let all = [("a", &[][..]), ("b", &[("mtu", "1400")]), ("c", &[]), ("d", &[("mtu", "1300")])];
+    let mut desired = configured(&with_file(text), &all);
+    desired.forget_the_configured();
+    let text = desired.kept().text();
+    assert_eq!(Kept::read(&text).unwrap().unread, desired.unread(), "{text}");
+    assert_eq!((desired.unread().len(), text.contains("\"d\"")), (3, false), "{text}");
+}
+
+/// The configuration's settings of a port take what another port has by now.
+#[test]
+fn a_reset_that_displaces_another_port_is_found() {
+    let all = [("f", &[("mac", M)][..]), ("g", &[])];
+    let mut desired = configured(&Desired::default(), &all);
+    desired.set(settings("f", &[])).unwrap();
+    let lost = |desired: &Desired| {
+        let mut after = desired.clone();
+        assert!(after.reset("f"));
+        desired.check_others(&after, "f").map_err(|why| why.to_string())
+    };
+    assert_eq!(lost(&desired), Ok(()));
+    let (mut by_port, mut by_change) = (desired.clone(), desired);
+    by_port.add(entry("k1", &[("mac", M)], Origin::Kept)).unwrap();
+    by_change.set(settings("g", &[("mac", M)])).unwrap();
+    let text =
+        |name| format!("mac {M} is already used by {name}: see vioswitchctl port show {name}");
+    assert_eq!((lost(&by_port), lost(&by_change)), (Err(text("k1")), Err(text("g"))));
+    // One that has no effect anyway is no reason.
+    by_port.delete("k1").unwrap();
+    by_port.add(entry("k2", &[("mtu", "1400")], Origin::Kept)).unwrap();
+    let named = configured(&by_port, &[all[0], all[1], ("k2", &[])]);
+    assert_eq!((why(&named).len(), lost(&named)), (1, Ok(())));
 }

@@ -148,6 +148,41 @@ fn without_a_directory_nothing_is_kept_and_that_is_said() {
     kept.lab.d.stop();
 }
 
+/// What goes with the process is kept from then on if a client asks for the same to be kept.
+#[test]
+fn what_may_exist_is_kept_like_what_is_added() {
+    let mut kept = Kept::new(2, &[]);
+    let port = ["port", "add", "t1", "mtu=1400"];
+    let mirror = ["mirror", "add", "m", "from=p0", "to=p1"];
+    let origins = |kept: &Kept| {
+        let port = kept.lab.json(&["port", "show", "t1"])["port"]["origin"].clone();
+        (port, kept.lab.json(&["mirror", "list"])["mirrors"][0]["origin"].clone())
+    };
+    let is_kept = (json!("kept"), json!("kept"));
+    for (more, origin) in [
+        (&["--transient"][..], "transient"),
+        (&["--transient", "--may-exist"], "transient"),
+        (&["--may-exist"], "kept"),
+        (&["--transient", "--may-exist"], "kept"),
+    ] {
+        kept.lab.done(&[&port, more].concat());
+        kept.lab.done(&[&mirror, more].concat());
+        assert_eq!(origins(&kept), (json!(origin), json!(origin)), "{more:?}");
+    }
+    kept.crash();
+    assert_eq!(origins(&kept), is_kept);
+    // A port of the command line gets back nothing that another port has by now.
+    let socket = format!("socket={}", kept.lab.d.socket(0).display());
+    kept.lab.done(&["mirror", "del", "m"]);
+    kept.lab.done(&["port", "del", "p0"]);
+    kept.lab.done(&["port", "add", "k1", &socket]);
+    let (status, line) = kept.lab.fails(&["port", "reset", "p0"]);
+    let words = "is already used by k1: see vioswitchctl port show k1";
+    assert!(status == 1 && line.ends_with(words), "{line}");
+    assert_eq!(kept.names(), ["k1", "p1", "t1"]);
+    kept.lab.d.stop();
+}
+
 /// What a version before this one wrote, whose changes ended with the machine's uptime.
 #[test]
 fn the_file_of_an_earlier_version_is_taken_over() {
