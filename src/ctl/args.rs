@@ -292,6 +292,8 @@ pub enum Port {
         settings: Vec<String>,
     },
     /// Undo the changes of vioswitchctl at a port of the configuration
+    ///
+    /// Also ends what is kept of the name without effect.
     Reset { name: String },
     /// Disconnect and delete a port, and an interface that the switch made for the port
     #[command(visible_aliases = DELETE)]

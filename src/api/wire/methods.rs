@@ -105,7 +105,7 @@ methods! {
         kind?: String as EntryKind, unset?: Vec<String>, #[serde(flatten)] keys: LiveKeys,
     } -> Changed { changes: Vec<Change> }
     /// Ends what Set, Delete and AddAddress changed at an entry of the configuration, and forgets
-    /// an added entry of the name that the configuration has too.
+    /// what is kept of the name without effect.
     [admin] Reset { name: String } -> WasReset { changes: Vec<Change> }
     /// Deletes a port, TAP or stream: its front-end is disconnected, its socket or interface
     /// removed, its addresses forgotten. With a kind an entry of another one is refused; a mirror
