@@ -1,6 +1,7 @@
-//! Static addresses that come and go while the switch runs.
+//! Adds and deletes static addresses while the switch runs.
 //!
-//! Each address is one of the port's setting `mac`: to add or to delete an address changes that.
+//! Each static address belongs to the setting `mac` of a port: adding or deleting an address
+//! changes the setting.
 
 use super::Daemon;
 use super::desired::Desired;
@@ -8,8 +9,8 @@ use super::ports::PortError;
 use base::frame::MacAddr;
 
 impl Daemon {
-    /// Gives an address to a port: its frames go there, and no other port can take it over. One
-    /// that the port has already is as good.
+    /// Gives a static address to a port: the switch sends frames for the address to the port, and
+    /// no other port can take the address over. Does nothing if the port has the address.
     pub fn assign_address(&mut self, mac: MacAddr, name: &str) -> Result<(), PortError> {
         self.serving(name)?;
         if self.desired.owners(mac).contains(&name) {
@@ -18,8 +19,9 @@ impl Daemon {
         self.edit(|desired| desired.assign(mac, name), |daemon| daemon.reconcile_port(name))
     }
 
-    /// Takes a static address away, from this port if several have it, each in a bridge or VLAN of
-    /// its own; the port that had it.
+    /// Takes a static address away; returns the name of the port that had it. If several ports have
+    /// the address, each in a bridge or VLAN of its own, `port` names the port that loses the
+    /// address.
     pub fn release_address(
         &mut self,
         mac: MacAddr,

@@ -1,4 +1,4 @@
-//! Ports as their settings have them, before anything serves them.
+//! Builds ports from their settings, before anything serves them.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use datapath::events::Events;
 use datapath::port::{DevicePort, Port, PortConfig, PortTable};
 use switch::{Fdb, PortId};
 
-/// The ports of a configuration, with their static addresses in the forwarding table.
+/// Returns the ports of a configuration, with their static addresses in the forwarding table.
 pub fn build(
     config: &Config,
     desired: &Desired,
@@ -31,7 +31,7 @@ pub fn build(
             if base.is_some_and(|macs| macs.contains(mac)) {
                 return Err(StartError::port(&port.name)(error.into()));
             }
-            // One that a client gave before does not keep the switch from starting.
+            // An address that a client gave to the port does not keep the switch from starting.
             log::error!("port {}: {error}", port.name);
         }
         ports.push(Arc::new(port));
@@ -39,7 +39,7 @@ pub fn build(
     Ok(ports.into_iter().collect())
 }
 
-/// A port.
+/// Returns a port with these settings.
 pub fn port(id: PortId, settings: &Settings) -> Port {
     let (name, ifname) = (&settings.name, settings.ifname.as_deref().unwrap_or_default());
     let (port, offload) = match settings.kind {
@@ -48,13 +48,14 @@ pub fn port(id: PortId, settings: &Settings) -> Port {
                 DevicePort::tap(ifname, settings.queues).writing_by(settings.io, settings.coalesce);
             (Port::device(id, name, tap), settings.offload.receive)
         }
-        // What does not come through the host's network stack is whole.
+        // A frame that XDP receives has not passed the host's network stack, and is whole.
         Kind::Xdp => {
             let xdp = DevicePort::xdp(ifname, settings.queues, settings.mode.of_xdp());
             (Port::device(id, name, xdp), Offloads::NONE)
         }
         Kind::Stream => (Port::device(id, name, DevicePort::stream()), Offloads::NONE),
-        // Twice the configured pairs: some front-ends read the number of rings as pairs.
+        // The port has twice the configured pairs: some front-ends read the number of rings as
+        // pairs.
         Kind::Port | Kind::Mirror | Kind::Template => {
             (Port::guest(id, name, 2 * settings.queues), settings.offload.receive)
         }
@@ -73,8 +74,9 @@ pub fn port(id: PortId, settings: &Settings) -> Port {
     port
 }
 
-/// How many addresses are learned on a port. Whole networks live behind an uplink: the table's
-/// limit and those of segments apply.
+/// Returns the greatest number of addresses that are learned on a port. An uplink without the
+/// setting has no limit of its own, as whole networks live behind an uplink: the limits of the
+/// table and of segments apply.
 pub fn cap(settings: &Settings) -> u32 {
     let is_uplink = matches!(settings.kind, Kind::Tap | Kind::Xdp);
     let usual = if is_uplink { u32::MAX } else { FDB_MAX_PER_PORT };

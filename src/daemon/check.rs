@@ -1,7 +1,7 @@
 //! Checks that this machine can put a configuration into service, and does not do so: `--check`.
 //!
-//! It may run beside the daemon that serves now, so a socket or TAP in use is none of its business,
-//! and nothing is connected to. It judges with the rights of its caller.
+//! The check may run beside the daemon that serves now. So a socket or TAP in use is no problem,
+//! and the check connects to nothing. The check judges with the rights of its caller.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ use sys::fs::{directory_of, may_create_in};
 use sys::wakeup::DEVICE;
 use sys::{group, tap, watched_dir, xdp};
 
-/// Everything found, one line each.
+/// Returns all problems, one a line.
 pub fn check(config: &Config) -> Vec<String> {
     let mut found = Vec::new();
     for Entry { settings, .. } in &config.ports {
@@ -44,17 +44,17 @@ pub fn check(config: &Config) -> Vec<String> {
     found
 }
 
-/// Where a port's front-end is to be met.
+/// Returns the problems of the place where a port meets its front-end.
 pub(super) fn found_at(endpoint: &Endpoint) -> Vec<String> {
     match endpoint {
         Endpoint::Server { path, group, .. } => server(path, *group),
-        // The front-end makes the socket, and its directory too if it likes.
+        // The front-end makes the socket, and may make its directory too.
         Endpoint::Client { path } => relative(path).into_iter().collect(),
         Endpoint::Fd(_) => Vec::new(),
     }
 }
 
-/// A socket that is to be made at `path`.
+/// Returns the problems of a socket that is to be made at `path`.
 fn server(path: &Path, group: Option<u32>) -> Vec<String> {
     let mut found: Vec<String> = relative(path).into_iter().collect();
     found.extend(directory(path));
@@ -71,7 +71,7 @@ fn server(path: &Path, group: Option<u32>) -> Vec<String> {
     found
 }
 
-/// The directory of ports by plug.
+/// Returns the problem of the directory of ports by plug, if there is a problem.
 fn plug(path: &Path) -> Option<String> {
     if path.is_relative() {
         return relative(path);
@@ -87,7 +87,7 @@ fn relative(path: &Path) -> Option<String> {
     path.is_relative().then(|| format!("socket {path:?} {text}"))
 }
 
-/// Returns what is wrong with the directory of a socket.
+/// Returns the problem of the directory of a socket, if there is a problem.
 fn directory(path: &Path) -> Option<String> {
     let directory = directory_of(path);
     match fs::metadata(directory) {

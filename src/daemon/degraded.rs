@@ -1,8 +1,7 @@
-//! Why the switch is not all that it was told to be: kinds with codes, for programs, and what is to
-//! be said of each case.
+//! Lists the degradations of the switch: each has a code, for programs, and a text.
 //!
-//! A port, a service or a change that fails does not end the switch. [`Daemon::degradations`] has
-//! all of them; the control socket, the metrics and the service manager have them from it.
+//! A port, a service or a change that fails does not end the switch. [`Daemon::degradations`]
+//! returns all degradations; the control socket, the metrics and the service manager report them.
 
 use super::Daemon;
 use datapath::port::Port;
@@ -15,15 +14,15 @@ macro_rules! codes {
         pub enum Code { $(#[doc = $meaning] $name,)* }
 
         impl Code {
-            /// All kinds.
+            /// All kinds of degradations.
             pub const ALL: &[Code] = &[$(Code::$name,)*];
 
-            /// Returns the name, which programs rely on and which never changes.
+            /// Returns the name of the code, which programs rely on and which never changes.
             pub fn name(self) -> &'static str {
                 match self { $(Code::$name => $code,)* }
             }
 
-            /// Returns the meaning.
+            /// Returns the meaning of the code.
             pub fn meaning(self) -> &'static str {
                 match self { $(Code::$name => $meaning,)* }
             }
@@ -48,32 +47,32 @@ codes! {
 }
 
 impl Code {
-    /// Of a port that is left out.
+    /// Returns the code of a port that is left out.
     pub fn of(port: &Port) -> Code {
         if port.as_uplink().is_some() { Code::TapLeftOut } else { Code::PortLeftOut }
     }
 
-    /// True if it is about a port of any kind, which is the subject.
+    /// True if the subject of the degradation is a port of any kind.
     pub fn is_port(self) -> bool {
         matches!(self, Code::PortLeftOut | Code::TapLeftOut | Code::PortBeingRemoved)
     }
 }
 
-/// One thing that the switch is configured to have or to do.
+/// Something that the switch is configured to have or to do, and has not or does not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Degradation {
     /// Kind of the degradation.
     pub code: Code,
-    /// The port, TAP or stream that it is about, if it is about one.
+    /// The port, TAP or stream of the degradation; none if the degradation concerns no port.
     pub subject: Option<String>,
     /// The reason, with the name of the subject.
     pub text: String,
-    /// When it was found: microseconds since 1970.
+    /// The time at which the degradation was found: microseconds since 1970.
     pub since: u64,
 }
 
 impl Degradation {
-    /// Found now.
+    /// Returns a degradation that is found now.
     pub fn new(code: Code, subject: Option<&str>, text: String) -> Degradation {
         let since = clock::wall_nanos() / 1_000;
         Degradation { code, subject: subject.map(str::to_owned), text, since }
@@ -81,19 +80,21 @@ impl Degradation {
 }
 
 impl Daemon {
-    /// Why the switch is not all that it is configured to be; empty if it is. As many as there are
-    /// ports, and some more. What can be had later leaves the list.
+    /// Returns the degradations of the switch; empty if the switch is as configured. The list is at
+    /// most a little longer than the number of ports. A subject that comes into service leaves the
+    /// list.
     pub fn degradations(&self) -> Vec<Degradation> {
         let there = self.store.degraded().chain(self.missing.iter()).cloned();
         there.chain(self.held_up()).collect()
     }
 }
 
-/// Names of ports in one line about several, and reasons of other kinds.
+/// The number of port names in a line about several ports, and of texts about other subjects.
 const SHOWN: usize = 5;
 
 impl Daemon {
-    /// Returns the shortfall in a line, for the service manager; nothing if all is there.
+    /// Returns the degradations in a line, for the service manager; none if the switch is as
+    /// configured.
     pub fn shortfall(&self) -> Option<String> {
         let all = self.degradations();
         let mut parts = Vec::new();

@@ -1,6 +1,7 @@
 //! Reads the facts of findings from the switch: its ports, and the samples of the thread `sampler`.
-//! Takes no lock that a worker waits for. Whether a ring is broken is unknown while the ring is in
-//! use.
+//!
+//! Takes no lock that a worker waits for. So the switch cannot tell whether a ring is broken while
+//! the ring is in use.
 
 use std::cell::LazyCell;
 use std::collections::HashSet;
@@ -21,7 +22,7 @@ use datapath::port::{Port, PortTable};
 use switch::{Membership, PortId, PortKind, PortView, Segment, Station};
 use sys::{clock, group, sandbox};
 
-/// Reasons that frames of a healthy guest are not dropped for, and that no other finding is about.
+/// Drop reasons that a healthy guest does not cause, and that no other finding covers.
 const REFUSALS: [DropReason; 9] = [
     DropReason::Guard,
     DropReason::Storm,
@@ -49,7 +50,7 @@ impl Daemon {
         }
     }
 
-    /// Parts of the kept file that have no effect.
+    /// Returns the parts of the kept file that have no effect.
     pub(super) fn unused(&self) -> Vec<Odd> {
         let unused = |Unused { name, entry, why }: &Unused| {
             let what = if entry.is_some() { "port" } else { "a change at port" };
@@ -70,7 +71,7 @@ impl Daemon {
         desired.unused().map(unused).chain(desired.unread().iter().map(unread)).collect()
     }
 
-    /// Combinations of ports' settings that do not do what the settings say.
+    /// Returns the combinations of settings in which a setting has no effect, or another effect.
     fn odd(&self) -> Vec<Odd> {
         let desired = self.desired();
         let has_snooping = self.ports().snooping().is_some();
@@ -96,7 +97,8 @@ impl View {
     /// Returns the findings of a switch in this condition, the worst first.
     pub fn diagnose(&self, condition: Condition) -> Vec<Finding> {
         let (ports, now) = (self.ports.present(), clock::coarse_seconds());
-        // Of all ports at once: a table may have many entries, and guests can have each port ask.
+        // The held addresses of all ports are read at once: a table may have many entries, and
+        // guests can make every port need the held addresses.
         let held = LazyCell::new(|| {
             let held = self.fdb.entries(now).into_iter().filter(|entry| entry.held);
             held.map(|entry| (entry.station.mac, entry.port)).collect()
@@ -110,7 +112,7 @@ impl View {
         diagnosis::judge(&facts)
     }
 
-    /// `held`: addresses that are held now, and where.
+    /// Returns the facts of a port. `held` has the addresses that are held now, each with its port.
     fn facts(
         &self,
         ports: &PortTable,
@@ -157,7 +159,8 @@ impl View {
     }
 }
 
-/// Where a port's untagged frames are, and whom they reach there.
+/// Returns the segment of a port's untagged frames, and whether the frames reach other ports and an
+/// uplink; none for the default segment.
 fn segment(ports: &PortTable, port: &Port) -> Option<facts::Segment> {
     let own = ports.policy(port.id);
     let segment = own.untagged().filter(|segment| *segment != Segment::DEFAULT)?;
@@ -181,14 +184,14 @@ fn segment(ports: &PortTable, port: &Port) -> Option<facts::Segment> {
 }
 
 fn link(port: &Port) -> Option<Link> {
-    // Of one that is left out the degradation says so.
+    // A degradation reports a port that is left out.
     let (_, interface) = port.as_uplink().filter(|_| !port.is_left_out())?;
     let state = match port.is_up() {
         false => LinkState::Gone,
         true if port.mtu.link_is_down() => LinkState::Down,
         true => LinkState::Up,
     };
-    // What keeps VLANs apart may keep its ports apart.
+    // A bridge that keeps VLANs apart may keep its ports apart.
     let bridge = port.mtu.bridge().filter(|bridge| !bridge.filters_vlans);
     let bridge =
         bridge.map(|bridge| facts::Bridge { index: bridge.index, name: bridge.name.to_string() });
@@ -223,7 +226,8 @@ fn refused(port: &Port, dropped: &[(DropReason, u64)]) -> Option<Refused> {
     })
 }
 
-/// Rings that are left alone, by their index. Of a port that never had one none is looked at.
+/// Returns the indexes of the broken rings. Looks at no ring of a port that never counted a broken
+/// ring.
 fn broken(port: &Port) -> Vec<usize> {
     let Some(guest) = port.as_guest().filter(|_| port.stats.rings_broken.get() > 0) else {
         return Vec::new();

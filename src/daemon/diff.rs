@@ -1,27 +1,28 @@
-//! Changes that a configuration makes to the ports that are wanted: to show, and to carry out.
+//! Finds the changes that a configuration makes to the ports that are wanted: to show the changes,
+//! and to carry them out.
 //!
-//! What clients added and changed stays, unless the configuration has the name.
+//! Ports and changes that clients made stay, unless the configuration has the name.
 
 use super::desired::Desired;
 use api::config::{Config, Difference, Effect, Entry};
 
-/// One difference.
+/// A difference between the ports that are wanted and a configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
     /// A port or TAP comes.
     Add(Entry),
-    /// It goes.
+    /// A port or TAP goes.
     Remove(Entry),
-    /// Its settings change, and perhaps who gave it.
+    /// The settings of a port or TAP change, and perhaps its origin.
     Change(Entry, Vec<Difference>),
-    /// A key outside of any entry.
+    /// A key outside of any entry changes.
     Scalar(Difference),
-    /// A key of ports that bring their own sockets.
+    /// A key of ports that bring their own sockets changes.
     Template(Difference),
 }
 
 impl Step {
-    /// Its port or TAP.
+    /// Returns the entry of the step's port or TAP; none if the step concerns a key.
     pub fn entry(&self) -> Option<&Entry> {
         match self {
             Step::Add(entry) | Step::Remove(entry) | Step::Change(entry, _) => Some(entry),
@@ -29,7 +30,7 @@ impl Step {
         }
     }
 
-    /// True if the port is disconnected: it goes, or comes back with another socket.
+    /// True if the port is disconnected: the port goes, or comes back with another socket.
     pub fn detaches(&self) -> bool {
         match self {
             Step::Remove(_) => true,
@@ -41,7 +42,7 @@ impl Step {
     }
 }
 
-/// How many of each kind, in words.
+/// Returns in words how many steps of each kind there are.
 pub fn summary(steps: &[Step]) -> String {
     let count = |of: fn(&Step) -> bool| steps.iter().filter(|step| of(step)).count();
     let added = count(|step| matches!(step, Step::Add(_)));
@@ -52,7 +53,7 @@ pub fn summary(steps: &[Step]) -> String {
     format!("{added} added, {changed} changed, {removed} deleted{waits}")
 }
 
-/// Everything that a configuration changes, and the ports that are wanted then; `started` is the
+/// Returns the steps to a configuration, and the ports that are wanted after them; `started` is the
 /// configuration of the start.
 pub fn diff(desired: &Desired, started: &Config, config: &Config) -> (Vec<Step>, Desired) {
     let after = desired.with(config);

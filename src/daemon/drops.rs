@@ -1,8 +1,8 @@
-//! Tells when a port begins to drop frames, and when that is over.
+//! Reports when a port begins to drop frames, and when the drops end.
 //!
-//! Workers count drops and say nothing, as there may be millions; their counters are compared once
-//! a second ([`super::sampler`]). A reason that counts after [`DROPS_QUIET_SECONDS`] without a drop
-//! is a beginning; as many seconds without one are its end.
+//! Workers count drops and report none, as there may be millions of drops. [`super::sampler`]
+//! compares the counters once a second. Drops of a reason begin with a drop after
+//! [`DROPS_QUIET_SECONDS`] without a drop, and end after as many seconds without a drop.
 
 use api::diagnosis::history::LATELY;
 use base::limits::DROPS_QUIET_SECONDS;
@@ -13,9 +13,10 @@ use datapath::port::Port;
 /// The drops of one port.
 #[derive(Debug)]
 pub struct Drops {
-    /// Unknown while counters of before are being carried over.
+    /// Counters at the last look; none while counters of an earlier port are being carried over.
     counts: Option<[Reasons; 2]>,
-    /// The second of the last drop of each reason; none if that was counted before.
+    /// The second of the last drop of each reason; none if no drop was seen since the port's
+    /// beginning.
     last: [[Option<u32>; DropReason::ALL.len()]; 2],
     running: Vec<Running>,
     /// Drops of the last minutes, at most one item for each direction and reason.
@@ -28,7 +29,7 @@ struct Recent {
     direction: Direction,
     reason: DropReason,
     frames: u64,
-    /// The second of the last one.
+    /// The second of the last drop.
     last: u32,
 }
 
@@ -37,23 +38,24 @@ struct Recent {
 struct Running {
     direction: Direction,
     reason: DropReason,
-    /// The count before the first one.
+    /// The count before the first drop.
     before: u64,
-    /// The second of the last one.
+    /// The second of the last drop.
     last: u32,
-    /// Its beginning was reported, so its end will be.
+    /// True if the beginning was reported, so that the end is reported too.
     told: bool,
 }
 
 impl Drops {
-    /// None so far; those that were counted already are no beginning.
+    /// Returns the drops of a port that has counted `traffic` so far; drops in `traffic` are no
+    /// beginning.
     pub fn new(traffic: Option<&[Traffic; 2]>) -> Drops {
         let last = [[None; DropReason::ALL.len()]; 2];
         Drops { counts: traffic.map(counts), last, running: Vec::new(), recent: Vec::new() }
     }
 
     /// Returns the seconds since the last drop of a reason that has counted `count` by second
-    /// `now`; none if an earlier process counted all of them.
+    /// `now`; none if an earlier process counted all drops of the reason.
     pub fn age(
         &self,
         (direction, reason): (Direction, DropReason),
@@ -61,12 +63,12 @@ impl Drops {
         now: u32,
     ) -> Option<u32> {
         let at = (direction as usize, reason as usize);
-        // More were dropped since the last look.
+        // The port dropped frames since the last look.
         let is_new = self.counts.is_some_and(|known| known[at.0][at.1] != count);
         if is_new { Some(0) } else { self.last[at.0][at.1].map(|last| now.saturating_sub(last)) }
     }
 
-    /// True if nothing is left to be reported, unless more is dropped.
+    /// True if no end of drops remains to be reported, unless the port drops more frames.
     pub fn are_over(&self) -> bool {
         self.running.is_empty()
     }
@@ -107,14 +109,15 @@ impl Drops {
         }
     }
 
-    /// Reasons that frames were dropped for in the [`LATELY`] seconds before `now`, and how many
-    /// frames; more if they were dropped before, too, without so long a pause.
+    /// Returns the reasons for which frames were dropped in the [`LATELY`] seconds before `now`,
+    /// and how many frames. The number includes earlier frames of the reason if no pause between
+    /// drops was so long.
     pub fn lately(&self, now: u32) -> impl Iterator<Item = (DropReason, u64)> {
         let recent = self.recent.iter().filter(move |one| now.saturating_sub(one.last) < LATELY);
         recent.map(|one| (one.reason, one.frames))
     }
 
-    /// Frames were dropped since the last look.
+    /// Notes that frames were dropped since the last look: drops begin or go on.
     fn note(
         &mut self,
         port: &Port,
@@ -149,7 +152,7 @@ mod tests {
     use datapath::port::PortTable;
     use sys::waker::Waker;
 
-    /// Looks at these ports, whose counters may be an earlier process's.
+    /// Returns samples of these ports, whose counters may be an earlier process's.
     fn begun(table: &PortTable) -> Samples {
         let samples = Samples::default();
         samples.begin(table, 0);
@@ -192,7 +195,8 @@ mod tests {
         drops.look(&table, 115);
         assert_eq!(told(&events)[1..], ["a drops ended: out no_buffer, 18 frames"]);
         assert!(drops.are_over());
-        // Another reason, in the other direction, and the first one again.
+        // Frames are dropped for another reason in the other direction, and for the first reason
+        // again.
         guest.tx[0].stats.drops.add(DropReason::Hairpin, 1);
         guest.rx[0].stats.drops.add(DropReason::NoBuffer, 1);
         drops.look(&table, 116);
@@ -203,7 +207,8 @@ mod tests {
         assert_eq!(one("a drops ended: out no_buffer, 1 frame"), 1, "{ends:?}");
     }
 
-    /// Drops of an earlier process have no age; counters that are carried over make none younger.
+    /// Drops of an earlier process have no age; counters that are carried over make no drop
+    /// younger.
     #[test]
     fn drops_have_an_age() {
         let events = events();
@@ -238,7 +243,7 @@ mod tests {
         carry(&a, &after);
         drops.look(&table, 172_912);
         assert_eq!(age(&drops, &after, down, 172_912), Some(5));
-        // A port that was never looked at.
+        // The sampler never looked at this port.
         let new = port("b", &events);
         new.stats.drops.add(DropReason::PortDown, 1);
         assert_eq!(age(&drops, &new, down, 172_912), Some(0));
@@ -252,7 +257,7 @@ mod tests {
         let drops = begun(&table(&a));
         a.stats.drops.add(DropReason::TooBig, 5);
         drops.look(&table(&a), 1);
-        // It counts from nothing, as it was added just now.
+        // The port was added just now, so its counters begin at zero.
         b.stats.drops.add(DropReason::TooBig, 3);
         drops.look(&table(&b), 2);
         drops.look(&table(&b), 100);
@@ -266,7 +271,7 @@ mod tests {
         assert!(drops.are_empty());
     }
 
-    /// A port with new settings counts on from the one before, which is no news.
+    /// A port with new settings continues the counters of the port before; drops do not begin.
     #[test]
     fn what_is_carried_over_is_no_beginning() {
         let events = events();
@@ -281,14 +286,14 @@ mod tests {
         let drops = begun(&table(&a));
         let b = successor(&a);
         drops.look(&table(&b), 1);
-        // A thread that begins just then.
+        // The thread begins before the counters are carried over.
         let begun = begun(&table(&b));
         carry(&a, &b);
         for drops in [&drops, &begun] {
             drops.look(&table(&b), 2);
             assert!(told(&events).is_empty() && drops.are_over(), "{:?}", told(&events));
         }
-        // What goes on across the change has one beginning and one end.
+        // Drops that go on across the change have one beginning and one end.
         b.stats.drops.add(DropReason::TooBig, 2);
         drops.look(&table(&b), 3);
         let c = successor(&b);
@@ -301,7 +306,8 @@ mod tests {
         assert_eq!(told(&events), expected);
     }
 
-    /// However many beginnings there are, what is told of them is bounded, and each has its end.
+    /// Beginnings are reported up to a bound, however many there are; each reported beginning has a
+    /// reported end.
     #[test]
     fn what_began_untold_ends_untold() {
         let events = events();

@@ -1,18 +1,20 @@
-//! The parts of the process and the order in which they start and stop.
+//! Starts and stops the parts of the process, in order.
 //!
 //! Start: ports and table, watchdog, workers, TAPs, then every socket, then the session threads.
 //! Sockets come last, so that a front-end that connects finds everything else running; the process
-//! is ready when all of them exist. A port whose socket or interface cannot be had is left out: the
-//! others' guests need not wait for the administrator. It is tried again (`retry.rs`). If none is
-//! left there is nothing to start for.
+//! is ready when all sockets exist. A port whose socket or interface cannot be opened is left out,
+//! so that the guests of other ports need not wait for the administrator; `retry.rs` tries again to
+//! open the socket or interface. The start fails if a port of the configuration is left out, no
+//! port is served and there is no plug directory.
 //!
-//! Stop: workers end after their turn, so that what was taken from a ring is delivered and given
-//! back and nothing more is taken: what guests send waits in their rings for the next process. Then
-//! all sessions are stopped; each makes its rings quiet, one at a time, so guests find
-//! them consistent, and removes its socket, if that is not kept. Nobody is waited for longer than
-//! [`STOP_TIMEOUT`] in all.
+//! Stop: each worker ends after its turn, so that every frame taken from a ring is delivered and
+//! its buffer is given back. Workers take no more frames: frames that guests send wait in the rings
+//! for the next process. Then the daemon stops all sessions. Each session makes its rings quiet,
+//! one ring at a time, so that guests find the rings consistent, and removes its socket unless the
+//! socket is kept. The daemon waits for all threads together no longer than [`STOP_TIMEOUT`].
 //!
-//! Ports also come and go in between ([`ports`]). What outlives the process is `handover`'s.
+//! Ports also come and go between start and stop ([`ports`]). `handover` has everything that
+//! outlives the process.
 
 #![forbid(unsafe_code)]
 
@@ -103,16 +105,16 @@ use sys::threads::{join_until, run_again_after_panic};
 use sys::waker::Waker;
 use sys::{clock, random};
 
-/// Why the process cannot start.
+/// The reason why the process cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A port or TAP, which of them and its name, cannot be served.
+    /// A port or TAP cannot be served: its kind, its name and the error.
     #[error("{0} {1}: {2}")]
     Port(&'static str, String, PortError),
-    /// Descriptors of front-ends could not be distinguished.
+    /// Without `/proc` the process cannot distinguish descriptors of front-ends.
     #[error("/proc is not mounted: eventfds cannot be recognized")]
     NoProc,
-    /// Memory that a front-end takes back would end the process.
+    /// No guard can be installed: memory that a front-end takes back would end the process.
     #[error(transparent)]
     Guard(#[from] sigbus::GuardError),
     /// A thread or descriptor cannot be had.
@@ -126,7 +128,7 @@ impl StartError {
         |error| StartError::Port("port", name, error)
     }
 
-    /// About a port of any kind.
+    /// Returns the error about a port of any kind.
     fn of(port: &Port, error: PortError) -> StartError {
         let kind = if port.as_uplink().is_some() { port.kind_name() } else { "port" };
         StartError::Port(kind, port.name.clone(), error)
@@ -142,44 +144,45 @@ pub struct Daemon {
     removing: Vec<Removing>,
     context: Context,
     ledger: Arc<Ledger>,
-    /// Numbers of ports that are gone, and the table of ports from which on they may be used again.
+    /// Numbers of removed ports, each with the serial of the first table without the port; the
+    /// number may be used again once all workers have adopted the table.
     retired: Vec<(PortId, u64)>,
     handover: Arc<Handover>,
     /// Ports and services that are wanted and not in service.
     missing: Missing,
-    /// The thread that goes on with what takes longer.
+    /// The thread that tries again and goes on with removals.
     retrier: Option<Thread>,
     /// The ports that are wanted.
     desired: Desired,
-    /// Where changes of that are kept.
+    /// Keeps the changes of `desired`.
     store: StateStore,
-    /// The configuration that it was started with.
+    /// The configuration that the daemon was started with.
     started: Config,
-    /// Names of ports that the thread of a reload makes.
+    /// Names of the ports that the thread of a reload makes.
     coming: BTreeSet<String>,
-    /// A listening socket of the service manager, for those who ask for metrics.
+    /// The service manager's listening socket for clients that ask for metrics.
     metrics_socket: Option<OwnedFd>,
     stopping: Arc<AtomicBool>,
-    /// Ends the thread that follows interfaces, which there is from the first TAP on.
+    /// Ends the thread that follows interfaces; none before the first uplink.
     link_monitor: Option<Arc<EventFd>>,
     /// Threads that wait for something other than a front-end; they hold nothing a guest sees.
     helpers: Vec<JoinHandle<()>>,
 }
 
-/// The parts of a switch that can be looked at while it runs.
+/// The parts of a switch that can be read while the switch runs.
 #[derive(Clone)]
 pub struct View {
-    /// The ports there are.
+    /// The present ports.
     pub ports: Arc<Ports>,
-    /// Where addresses live.
+    /// The forwarding table.
     pub fdb: Arc<Fdb>,
-    /// The data path.
+    /// The workers of the data path.
     pub workers: Arc<Workers>,
     /// Rules of forwarding.
     pub rules: Rules,
     /// Threads that open sockets, one for each path.
     pub opens: Arc<Blocking>,
-    /// To be woken when something happened that those who look may wait for.
+    /// Woken by each event that a reader of the view may wait for.
     pub news: Arc<Waker>,
     /// Events of the switch.
     pub events: Arc<Events>,
@@ -187,18 +190,18 @@ pub struct View {
     pub samples: Arc<Samples>,
     /// Counters of clients of the control socket.
     pub clients: Arc<ClientStats>,
-    /// When the process started: microseconds since 1970.
+    /// Start of the process: microseconds since 1970.
     pub started_micros: u64,
 }
 
 impl Daemon {
-    /// Starts everything and keeps nothing; see [`Daemon::start_keeping`].
+    /// Starts the switch and keeps nothing for the next process; see [`Daemon::start_keeping`].
     pub fn start(config: &Config) -> Result<Daemon, StartError> {
         Daemon::start_keeping(config, StateStore::default())
     }
 
-    /// Starts everything, with what clients of earlier processes added and changed; when this
-    /// returns all sockets exist, but for those of [`Daemon::degradations`].
+    /// Starts the switch, with the ports and changes that clients of earlier processes made. When
+    /// this returns, all sockets exist except those of [`Daemon::degradations`].
     pub fn start_keeping(configured: &Config, mut store: StateStore) -> Result<Daemon, StartError> {
         let mut config = configured.clone();
         let kept = store.kept(configured);
@@ -288,10 +291,11 @@ impl Daemon {
 
     fn start_ports(&mut self, config: &Config, mut received: Received) -> Result<(), StartError> {
         let ports = self.view.ports.present();
-        // Before frames flow, or what comes until its thread looks is taken for what was before.
+        // The sampler begins before frames flow: otherwise the sampler would take frames before its
+        // first look for frames of an earlier process.
         self.view.samples.begin(&ports, clock::coarse_seconds());
         let mut opened = Vec::with_capacity(config.ports.len());
-        // Why there is no start, if nothing can be served.
+        // The first error about a port of the configuration: the result if nothing can be served.
         let mut first = None;
         let end = Instant::now() + Duration::from_millis(TAP_CLOSE_MILLIS);
         let all = || config.ports.iter().enumerate();
@@ -303,7 +307,8 @@ impl Daemon {
             let means = (&*self.context.workers, &*self.handover);
             match Opened::open(port, endpoint.as_ref(), &mut received, end, means) {
                 Ok(one) => opened.push((port, one)),
-                // Out of descriptors or memory: the service manager tries again, with all ports.
+                // No descriptors or memory are left: the service manager tries again, with all
+                // ports.
                 Err(PortError::Socket(error)) if !error.is_lasting() => {
                     return Err(StartError::port(&port.name)(error.into()));
                 }
@@ -324,8 +329,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Goes on without what serves a port; `first` keeps the first error about a port of the
-    /// configuration.
+    /// Leaves a port out whose socket or interface cannot be opened; `first` keeps the first error
+    /// about a port of the configuration.
     fn leave_out(
         &mut self,
         port: &Arc<Port>,
@@ -355,7 +360,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Follows the MTUs of TAPs from now on, if no thread does yet.
+    /// Starts the thread that follows the interfaces of uplinks, unless the thread runs.
     fn monitor_links(&mut self) -> io::Result<()> {
         if self.link_monitor.is_none() {
             let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
@@ -366,7 +371,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Has a thread do this until the end.
+    /// Starts a thread that does `work` until the daemon stops.
     fn help(
         &mut self,
         name: &str,
@@ -378,7 +383,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// The files of the configuration that is in force for good.
+    /// Keeps the files of the configuration that is in force for good; logs an error.
     pub fn keep_files(&mut self, texts: &Texts) {
         if let Err(error) = self.confirm(texts) {
             log::error!("the configuration {error}");
@@ -390,8 +395,8 @@ impl Daemon {
         self.store.is_unconfirmed()
     }
 
-    /// Keeps the configuration of these files, in the next process too. What clients changed, and
-    /// the files say by now, is the configuration's.
+    /// Keeps the configuration of these files, in the next process too. Forgets the changes of
+    /// clients that the files contain by now.
     fn confirm(&mut self, texts: &Texts) -> Result<(), NotSaved> {
         self.store.stay();
         let files = self.store.keep_files(texts);
@@ -399,7 +404,7 @@ impl Daemon {
         self.store.keep(&self.desired).and(files)
     }
 
-    /// How many ports, TAPs and streams there are to be, in words.
+    /// Returns in words how many ports, TAPs and streams are wanted.
     pub fn summary(&self) -> String {
         let all = || self.desired.entries().values();
         let count = |kind| all().filter(|entry| entry.settings.kind == kind).count();
@@ -412,27 +417,27 @@ impl Daemon {
         words.map(|(key, word)| (*key, word.iter().cloned().collect())).collect()
     }
 
-    /// Where changes are kept that are made while it runs.
+    /// Returns the directory that keeps the changes made while the switch runs.
     pub fn state_dir(&self) -> Option<&Path> {
         self.store.path()
     }
 
-    /// The ports that are wanted.
+    /// Returns the ports that are wanted.
     pub fn desired(&self) -> &Desired {
         &self.desired
     }
 
-    /// The ports there are.
+    /// Returns the present ports.
     pub fn ports(&self) -> Arc<PortTable> {
         self.view.ports.present()
     }
 
-    /// Where addresses live.
+    /// Returns the forwarding table.
     pub fn fdb(&self) -> &Fdb {
         &self.context.fdb
     }
 
-    /// The socket that the service manager made for those who ask for metrics.
+    /// Takes the socket that the service manager made for clients that ask for metrics.
     pub fn take_metrics_socket(&mut self) -> Option<OwnedFd> {
         self.metrics_socket.take()
     }
@@ -452,21 +457,21 @@ impl Daemon {
         report::log(&self.view.ports.present(), &self.context.workers, &self.context.fdb);
     }
 
-    /// Stops everything and leaves to the next process what it can use; guests find their rings
+    /// Stops the switch and hands the state to the next process. Guests find their rings
     /// consistent.
     pub fn stop(&mut self) {
         let addresses = self.halt();
         self.handover.keep_state(&self.view.ports.present(), &addresses);
     }
 
-    /// Stops everything; returns the addresses that were known before the ports forgot them.
+    /// Stops the switch; returns the addresses that the table had before the ports forgot them.
     fn halt(&mut self) -> Vec<switch::Entry> {
         let end = Instant::now() + STOP_TIMEOUT;
         self.stopping.store(true, Ordering::Release);
         self.context.workers.stop(Instant::now() + STOP_TIMEOUT / 2);
         let addresses = self.context.fdb.entries(clock::coarse_seconds());
         self.serving.iter().for_each(Serving::stop);
-        // Fails only if it is full, and then it is readable.
+        // A write fails only if the counter is full, and a full eventfd is readable.
         self.link_monitor.iter().for_each(|stop| drop(stop.write(1)));
         for helper in &self.helpers {
             helper.thread().unpark();
@@ -486,7 +491,7 @@ impl Daemon {
     }
 }
 
-/// A thread beside the ports', which ends before them.
+/// A thread beside the threads of ports, which ends before they do.
 pub struct Background {
     thread: JoinHandle<()>,
     stopping: Arc<AtomicBool>,
@@ -509,7 +514,7 @@ impl Background {
         self.thread.thread()
     }
 
-    /// Ends it, and waits for that for as long as its `patience`.
+    /// Ends the thread, and waits for its end no longer than `patience`.
     pub fn stop(self) {
         self.stopping.store(true, Ordering::Release);
         self.thread().unpark();
@@ -529,9 +534,9 @@ fn start_helper(
     builder.spawn(move || run_again_after_panic(&what, stopped, work))
 }
 
-/// Removes each address in the second in which it has been idle for too long, if they age: a sweep
-/// at most once a second, and none before the first address can be too old. Removes groups without
-/// members from time to time, if there is snooping. Not part of the data path.
+/// Removes each address, if addresses age, in the second in which the address has been idle for too
+/// long: sweeps at most once a second, and never before the first address can be too old. Removes
+/// groups without members from time to time, if the switch snoops. Runs outside of the data path.
 fn age((fdb, ages): (&Fdb, bool), ports: &Ports, stopping: &AtomicBool) {
     let snoops = ports.present().snooping().is_some();
     let mut sweep = Instant::now() + SNOOPING_SWEEP_PAUSE;
