@@ -1,4 +1,4 @@
-//! A port's thread: meets one front-end after the other, for the life of the daemon.
+//! A port's thread: serves one front-end after the other, for the life of the daemon.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -25,7 +25,7 @@ use sys::poll::{self, Interest, Wake};
 use sys::threads::run_again_after_panic;
 use sys::unix_socket;
 
-/// Thread of a port, which serves front-ends.
+/// The means of a port's thread, which serves front-ends.
 pub struct PortThread {
     /// The port.
     pub running: Arc<RunningPort>,
@@ -33,32 +33,33 @@ pub struct PortThread {
     pub account: Arc<Account>,
     /// Context of every session.
     pub context: Context,
-    /// Written when it is to end.
+    /// Written when the thread is to end.
     pub stop: Arc<EventFd>,
 }
 
-/// Where a port's front-ends come from.
+/// The source of a port's front-ends.
 #[derive(Debug)]
 pub enum Acceptor {
-    /// They connect to us.
+    /// Front-ends connect to the daemon.
     Listener(Listener),
-    /// We connect to them.
+    /// The daemon connects to front-ends.
     Connector(Connector),
-    /// One connection, inherited; when it ends the port stays empty.
+    /// One inherited connection; when the connection ends the port stays empty.
     Connection(Guarded<UnixStream>, FrontEnd),
 }
 
 /// The file of a listening socket that this process made.
 #[derive(Debug)]
 pub struct SocketFile {
-    /// Where the file is.
+    /// Place of the file.
     pub place: Place,
-    /// The file stays when the socket is closed; otherwise the listener removes it.
+    /// True if the file stays when the socket is closed; otherwise the listener removes the file.
     pub stays: bool,
 }
 
 impl Acceptor {
-    /// Opens the configured endpoint of port number `port`, which the process before may have left.
+    /// Opens the configured endpoint of port number `port`, or takes over the listening socket that
+    /// an earlier process left there.
     pub fn open(
         port: usize,
         endpoint: &Endpoint,
@@ -80,23 +81,23 @@ impl Acceptor {
         }
     }
 
-    /// Waits for the next one who connects, or for whom we connect to.
+    /// Waits for the next front-end that connects, or connects to the next front-end.
     pub fn meet(&mut self, stop: &EventFd) -> Opened {
         match self {
             Acceptor::Listener(listener) => listener.accept(stop),
             Acceptor::Connector(connector) => connector.connect(stop),
-            // It was met, and there is no other.
+            // The only connection was served already.
             Acceptor::Connection(..) => Opened::Stopped,
         }
     }
 
-    /// The socket's file, if this process made it.
+    /// Returns the socket's file, if this process made the file.
     pub fn file(&self) -> Option<SocketFile> {
         let Acceptor::Listener(listener) = self else { return None };
         Some(SocketFile { place: listener.made()?.clone(), stays: !listener.removes_file() })
     }
 
-    /// Serves front-ends on behalf of a port until it is stopped. A panic outside a session
+    /// Serves front-ends on behalf of a port until the thread is stopped. A panic outside a session
     /// costs a pause: a port without its thread would be unresponsive.
     pub fn serve(self, thread: &PortThread) {
         let PortThread { running, stop, .. } = thread;
@@ -104,7 +105,8 @@ impl Acceptor {
         let stopped = || is_readable(stop.as_raw_fd());
         let mut acceptor = Some(self);
         run_again_after_panic(&format!("port {name}: its thread"), stopped, || {
-            // The one inherited connection is gone once it was begun.
+            // The inherited connection is taken out before its session begins: a second run finds
+            // no connection.
             if let Some(Acceptor::Connection(..)) = acceptor {
                 if let Some(Acceptor::Connection(socket, peer)) = acceptor.take() {
                     converse(thread, socket, peer, None);
@@ -132,21 +134,21 @@ impl Acceptor {
     }
 }
 
-/// Waits where the last front-end was dropped for what it cost others: it would come back at once
-/// and do it again.
+/// Pauses if the last front-end was dropped for the harm that it did to others: the front-end would
+/// come back at once and do the harm again.
 fn rest(port: &Port, stop: &EventFd) -> Wake {
     if !port.as_guest().is_some_and(GuestPort::was_harmful) {
         return Wake::TimedOut;
     }
     port.tell(What::Closed { seconds: DROPPED_PAUSE.as_secs() });
-    // Without a wait there is no pause, which is better than no port.
+    // If the wait fails there is no pause: a port without a pause is better than no port.
     poll::pause(stop, Instant::now() + DROPPED_PAUSE).unwrap_or(Wake::TimedOut)
 }
 
-/// Waits until this thread has no more files to be closed than it may.
+/// Waits while more files of this thread wait to be closed than the limit permits.
 pub fn wait_for_closing(stop: &EventFd) -> Wake {
     while disposal::is_held_up() {
-        // Without a wait it is the next connection that ends.
+        // If the wait fails the thread goes on, and the next connection ends.
         match poll::pause(stop, Instant::now() + HELD_PAUSE) {
             Ok(Wake::TimedOut) => {}
             woken => return woken.unwrap_or(Wake::TimedOut),
@@ -155,15 +157,16 @@ pub fn wait_for_closing(stop: &EventFd) -> Wake {
     Wake::TimedOut
 }
 
-/// True if the peer has left without a word: another daemon that asks whether the socket
-/// is in use, or a tool. It was no front-end. One that stays and is silent is taken for one.
+/// True if the peer has left without a message: the peer is no front-end but a tool, or another
+/// daemon that asks whether the socket is in use. A peer that stays and is silent is taken for a
+/// front-end.
 fn left_at_once(socket: &UnixStream, stop: &EventFd) -> bool {
     let until = Some(Instant::now() + FIRST_WORD);
     let woken = poll::wait(socket.as_fd(), Interest::Read, stop, until);
     matches!(woken, Ok(Wake::Ready)) && unix_socket::unread(socket.as_fd()).is_ok_and(|n| n == 0)
 }
 
-/// One session, with whatever ends it contained here.
+/// Serves one session, and contains an error or panic that ends the session.
 fn converse(
     thread: &PortThread,
     socket: Guarded<UnixStream>,

@@ -1,18 +1,21 @@
-//! Hands descriptors and state of a process to the next one, so that a restart is no event on the
-//! network: listening sockets, in whose queue front-ends wait meanwhile; the queues of TAPs, which
-//! keep the interface, its place in a bridge and the frames that arrive for us; and [`state`].
+//! Hands descriptors and state of a process to the next process, so that a restart is no event on
+//! the network. The descriptors are listening sockets, in whose queues front-ends wait during the
+//! restart, and the queues of TAPs, which keep the interface, its place in a bridge and the frames
+//! that arrive. [`state`] writes the state.
 //!
-//! The service manager holds them (sd_pid_notify_with_fds(3), FDSTORE): sockets and TAPs from the
-//! moment they exist, so that they survive a crash too; the state when we stop, and only until it
-//! is read, so that no process takes over what is out of date. Listening sockets may also be the
-//! manager's own (socket activation, sd_listen_fds(3)).
+//! The service manager holds the descriptors (sd_pid_notify_with_fds(3), FDSTORE). The manager gets
+//! sockets and TAPs when they are opened, so that they survive a crash too. The manager gets the
+//! state when the process stops, and holds the state only until a process has read it, so that no
+//! process takes over a state that is out of date. A listening socket may also be the manager's own
+//! (socket activation, sd_listen_fds(3)).
 //!
-//! A socket that was kept is known by its file: its name in the store is the device and inode of
-//! that, which nothing else has while the socket is open. If the file at the configured path is
-//! another one, or gone, front-ends could not reach the kept socket: it is let go, and the path is
-//! bound anew. A TAP is known by asking the kernel for the interface behind the descriptor.
+//! The name of a kept socket in the store is the device and inode of the socket's file, which no
+//! other file has while the socket is open. If the file at the configured path is another file, or
+//! gone, front-ends could not reach the kept socket: the daemon lets go of the kept socket and
+//! binds the path anew. A kept TAP is recognized by the interface that the kernel names for the
+//! descriptor.
 //!
-//! Without a service manager all of this does nothing.
+//! Without a service manager this module does nothing.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -39,7 +42,7 @@ const STATE: &str = "state";
 /// The name that the service manager gives the socket for metrics.
 const METRICS: &str = "metrics";
 
-/// The way to the next process.
+/// Hands descriptors and state to the next process.
 #[derive(Debug, Default)]
 pub struct Handover {
     store: Option<FdStore>,
@@ -52,11 +55,11 @@ pub struct Received {
     listeners: HashMap<usize, Kept>,
     /// Queues of TAPs by the interface's name.
     taps: HashMap<String, Vec<OwnedFd>>,
-    /// A listening socket for those who ask for metrics.
+    /// A listening socket for clients that ask for metrics.
     metrics: Option<OwnedFd>,
     state: Option<String>,
     had_state: bool,
-    /// Something was of no use.
+    /// True if a descriptor was of no use and was discarded.
     discarded: bool,
 }
 
@@ -64,7 +67,7 @@ pub struct Received {
 #[derive(Debug)]
 struct Kept {
     fd: OwnedFd,
-    /// Its file, where a process of ours made it, and not the service manager.
+    /// Identity of the socket's file, if a vioswitchd made the file, and not the service manager.
     made: Option<Identity>,
 }
 
@@ -83,8 +86,8 @@ fn tap_name(ifname: &str) -> String {
 }
 
 impl Handover {
-    /// Finds the service manager and what it has for us. To be called early, while the numbers of
-    /// descriptors still mean what they meant to it.
+    /// Finds the service manager and takes the descriptors that it passed. To be called early,
+    /// while the numbers of descriptors still mean what the service manager meant.
     pub fn begin(config: &Config) -> (Handover, Received) {
         let store = FdStore::from_env().unwrap_or_else(|error| {
             log::warn!("cannot reach the service manager: {error}");
@@ -97,7 +100,7 @@ impl Handover {
         (handover, received)
     }
 
-    /// Finds out what each descriptor is; those without a use here are let go.
+    /// Sorts the descriptors by their use; closes and discards descriptors without a use.
     fn sort(&self, config: &Config, passed: Vec<Passed>) -> Received {
         let mut received = Received::default();
         let mut left_over = Vec::new();
@@ -130,8 +133,9 @@ impl Handover {
         received
     }
 
-    /// Has the manager close what it keeps under these names, and waits until that is done: a
-    /// socket that still listens looks like a live process's, and a TAP like one in use.
+    /// Has the service manager close the descriptors of these names, and waits until the manager
+    /// has done so: a socket that still listens looks like a live process's socket, and a TAP like
+    /// a TAP in use.
     fn discard(&self, names: &[String]) {
         let Some(store) = self.store.as_ref().filter(|_| !names.is_empty()) else { return };
         let discarded = names.iter().try_for_each(|name| store.discard(name));
@@ -140,7 +144,8 @@ impl Handover {
         }
     }
 
-    /// Has new listening sockets kept. Their files then stay when this process ends.
+    /// Has the service manager keep new listening sockets, whose files then stay when this process
+    /// ends.
     pub fn keep_sockets<'a>(&self, acceptors: impl Iterator<Item = &'a mut Acceptor>) {
         let Some(store) = &self.store else { return };
         for acceptor in acceptors {
@@ -154,13 +159,14 @@ impl Handover {
         }
     }
 
-    /// A port is gone for good, and with it the socket whose file this is: nobody keeps it.
+    /// Removes the socket file of a port that is gone for good, and has the service manager discard
+    /// the socket.
     pub fn discard_socket(&self, file: &Place) {
         file.remove();
         self.discard(&[listener_name(file.identity())]);
     }
 
-    /// Has the queues of a TAP kept.
+    /// Has the service manager keep the queues of a TAP.
     pub fn keep_tap(&self, ifname: &str, queues: &[TapQueue]) {
         let Some(store) = &self.store else { return };
         let fds: Vec<_> = queues.iter().map(AsFd::as_fd).collect();
@@ -169,20 +175,21 @@ impl Handover {
         }
     }
 
-    /// The queues of a TAP are no longer what they were.
+    /// Has the service manager discard the queues of a TAP, which are out of date.
     pub fn discard_tap(&self, ifname: &str) {
         self.discard(&[tap_name(ifname)]);
     }
 
-    /// Discards the state of the process before, which is read and soon out of date. The caller has
-    /// started: a start that fails leaves the state to the next process.
+    /// Discards the state of the process before, which was read and is soon out of date. The caller
+    /// has started: a start that fails leaves the state to the next process.
     pub fn discard_state(&self, received: &Received) {
         if received.had_state {
             self.discard(&[STATE.to_owned()]);
         }
     }
 
-    /// Has the state kept for the next process. To be called when nothing counts any more.
+    /// Has the service manager keep the state for the next process. To be called when nothing
+    /// counts any more.
     pub fn keep_state(&self, ports: &PortTable, addresses: &[Address]) {
         let Some(store) = &self.store else { return };
         let text = state::write(ports, addresses, clock::coarse_seconds());
@@ -197,12 +204,12 @@ impl Handover {
 }
 
 impl Received {
-    /// The socket for those who ask for metrics.
+    /// Takes the socket for clients that ask for metrics.
     pub fn metrics(&mut self) -> Option<OwnedFd> {
         self.metrics.take()
     }
 
-    /// The socket of port number `port` that is to appear at `path`.
+    /// Takes the socket of port number `port` that is to appear at `path`.
     pub fn listener(
         &mut self,
         port: usize,
@@ -213,14 +220,14 @@ impl Received {
         Some(Listener::adopt(fd, path, made.map(|identity| (identity, access))))
     }
 
-    /// The queues of a TAP.
+    /// Takes the queues of a TAP.
     pub fn tap(&mut self, ifname: &str) -> Option<Vec<OwnedFd>> {
         self.taps.remove(ifname)
     }
 
-    /// Opens what may be in use until `end`, or seem to be for a moment: the manager is done with
-    /// what is no longer wanted when it says so, but leaves the closing to a thread
-    /// (`asynchronous_close()`).
+    /// Repeats `open` until `end` while the object is in use. If a descriptor was discarded, `end`
+    /// is at least [`KEEP_TIMEOUT`] away: the service manager reports that it released the
+    /// descriptor, but leaves the closing to a thread (`asynchronous_close()`).
     pub fn open<T, E>(
         &mut self,
         end: Instant,
@@ -238,7 +245,7 @@ impl Received {
         }
     }
 
-    /// Takes over the state, if there is one.
+    /// Takes over the state of the process before, if the process left a state.
     pub fn restore(&mut self, ports: &PortTable, fdb: &Fdb) {
         let Some(text) = self.state.take() else { return };
         match state::restore(&text, ports, fdb, clock::coarse_seconds()) {
@@ -252,8 +259,8 @@ impl Received {
     }
 }
 
-/// The ports that listen, by what is at their paths now. Looked up once for all: a thousand sockets
-/// beside as many paths are a million otherwise.
+/// Returns the ports that listen, by the identity of the file at their path. Each path is looked up
+/// once: to compare a thousand sockets with as many paths would take a million look-ups.
 fn places(config: &Config) -> HashMap<Identity, usize> {
     let place = |(port, entry): (usize, &Entry)| match entry.settings.endpoint()? {
         Endpoint::Server { path, .. } => Some((socket::identity_of(&path)?, port)),
@@ -262,8 +269,9 @@ fn places(config: &Config) -> HashMap<Identity, usize> {
     config.ports.iter().enumerate().filter_map(place).collect()
 }
 
-/// The port at whose path the listening socket `fd` appears. An activated socket is known by the
-/// path that it was bound to: through whatever links, that must be the same file.
+/// Returns the port at whose path the listening socket `fd` appears. The name of a kept socket
+/// contains the identity of its file. An activated socket is recognized by the file at the path to
+/// which the socket was bound, through whatever links.
 fn port_of(places: &HashMap<Identity, usize>, name: &str, fd: &OwnedFd) -> Option<usize> {
     if !socket::listens(fd) {
         return None;
@@ -273,7 +281,7 @@ fn port_of(places: &HashMap<Identity, usize>, name: &str, fd: &OwnedFd) -> Optio
     places.get(&identity).copied()
 }
 
-/// The configured interface that `fd` is a queue of.
+/// Returns the configured interface that `fd` is a queue of.
 fn tap_of(config: &Config, fd: &OwnedFd) -> Option<String> {
     let ifname = tap::name_behind(fd)?;
     config.of(Kind::Tap).any(|tap| tap.ifname.as_ref() == Some(&ifname)).then_some(ifname)
@@ -282,7 +290,7 @@ fn tap_of(config: &Config, fd: &OwnedFd) -> Option<String> {
 fn read(file: OwnedFd) -> Option<String> {
     let mut text = String::new();
     let mut file = File::from(file);
-    // The writer's position is ours too.
+    // The descriptor shares its position with the writer's.
     let read = io::Seek::rewind(&mut file)
         .and_then(|()| file.take(MAX_HANDOVER_BYTES).read_to_string(&mut text));
     match read {

@@ -1,10 +1,10 @@
-//! `--latency`: while frames come, CPUs keep to idle states that they leave soon.
+//! `--latency`: keeps CPUs, while frames come, to idle states that CPUs leave soon.
 //!
-//! A worker without frames sleeps, and so does its CPU: the deeper, the later is the next frame.
-//! A thread holds a [`WakeupRequest`] from the moment on in which a worker wakes up, until no frame
-//! came for [`LATENCY_LOOK`]. The worker that wakes this thread makes a system call for that, at
-//! most once in such a pause; frames cost nothing. While the workers sleep nothing is requested and
-//! the thread has no timer.
+//! A worker without frames sleeps, and so does its CPU: the deeper the CPU sleeps, the later it
+//! processes the next frame. A thread holds a [`WakeupRequest`] from the moment at which a worker
+//! wakes up until no frame came for [`LATENCY_LOOK`]. To wake this thread, a worker makes one
+//! system call, at most once in each pause of that length; frames cost nothing. While the workers
+//! sleep, the thread requests nothing and has no timer.
 
 use std::io;
 use std::path::Path;
@@ -19,7 +19,7 @@ use sys::threads::{lock, pause};
 use sys::wakeup::{DEVICE, WakeupRequest};
 
 impl Daemon {
-    /// How soon CPUs are to wake up while frames come.
+    /// Returns how soon CPUs are to wake up while frames come.
     pub fn latency(&self) -> config::Latency {
         self.started.latency
     }
@@ -31,7 +31,7 @@ pub(super) fn open(device: &Path) -> Result<WakeupRequest, String> {
         .map_err(|error| format!("latency: cannot open {}: {error}", device.display()))
 }
 
-/// Starts the thread that holds the request, if the daemon was configured so.
+/// Starts the thread that holds the request, if the configuration asks for it.
 pub fn start_latency(daemon: &Arc<Mutex<Daemon>>) -> Result<Option<Background>, String> {
     let (latency, workers) = {
         let daemon = lock(daemon);
@@ -48,7 +48,7 @@ pub fn start_latency(daemon: &Arc<Mutex<Daemon>>) -> Result<Option<Background>, 
     thread.map(Some).map_err(|error| format!("latency: no thread: {error}"))
 }
 
-/// The thread's life.
+/// Holds the request while frames come, until `stopping`.
 fn run(
     request: &mut WakeupRequest,
     micros: u16,
@@ -64,7 +64,7 @@ fn run(
             return Ok(());
         }
         if !woken && frames() == seen {
-            // A worker is awake for something else than frames.
+            // A worker is awake for another reason than frames.
             pause(LATENCY_LOOK, stopping);
             continue;
         }

@@ -1,10 +1,10 @@
-//! The thread that follows the interfaces of uplinks: their MTUs, whether they are up, their
-//! bridges, and whether those of XDP were deleted, of which a socket reports no event. The kernel
-//! reports each change, so that no worker has to ask.
+//! The thread that follows the interfaces of uplinks: their MTUs, their states (up or down), their
+//! bridges, and whether an interface of an XDP uplink was deleted, which no socket reports. The
+//! kernel reports each change to the thread, so that no worker has to ask.
 //!
-//! It asks for all of them itself when it begins, and again after it was told that something was
-//! lost: first it subscribes, then it asks, so no change falls between the two. Where it cannot be
-//! told of changes, it asks again and again.
+//! The thread asks for the state of all interfaces when it begins, and again after the kernel
+//! reported a lost message. The thread subscribes before it asks, so that no change falls between
+//! the two. If the thread cannot subscribe, it asks again and again.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,8 @@ use sys::link_events::{Heard, LinkEvents};
 use sys::netlink::{LinkNews, NetlinkError};
 use sys::poll::{self, Wake};
 
-/// Follows the MTU of every TAP among `ports`, those that are yet to come too, until `stop`.
+/// Follows the interface of every uplink among `ports`, also of uplinks that come later, until
+/// `stop`.
 pub fn run(ports: &Ports, stop: &EventFd) {
     let mut told = None;
     loop {
@@ -25,7 +26,7 @@ pub fn run(ports: &Ports, stop: &EventFd) {
             Ok(Heard::Stop) => return,
             Ok(_) => log::debug!("changes of interfaces were lost; looking at all taps again"),
             Err(error) => {
-                // Once per reason, not four times a second.
+                // The log gets each reason once, not four times a second.
                 let text = error.to_string();
                 if told.as_ref() != Some(&text) {
                     log::warn!("cannot watch the MTUs of taps, and polls them: {text}");
@@ -37,13 +38,13 @@ pub fn run(ports: &Ports, stop: &EventFd) {
         match poll::pause(stop, pause) {
             Ok(Wake::Stop) => return,
             Ok(_) => {}
-            // No memory even to wait: the pause is what matters.
+            // The wait fails if no memory is left: the thread pauses nevertheless.
             Err(_) => std::thread::sleep(Duration::from_millis(LINK_RETRY_MILLIS)),
         }
     }
 }
 
-/// Follows until something is lost or fails, or until `stop`.
+/// Follows the interfaces until a message is lost, an attempt fails, or `stop` is written.
 fn follow(ports: &Ports, stop: &EventFd) -> Result<Heard, NetlinkError> {
     let events = LinkEvents::subscribe();
     let asked = ask(&ports.present());
@@ -76,7 +77,7 @@ fn follow(ports: &Ports, stop: &EventFd) -> Result<Heard, NetlinkError> {
     }
 }
 
-/// Asks how the interface of each uplink is now.
+/// Asks the kernel for the state of each uplink's interface.
 fn ask(table: &PortTable) -> Result<(), NetlinkError> {
     for port in uplinks(table) {
         let change = port.mtu.ask();
@@ -86,7 +87,7 @@ fn ask(table: &PortTable) -> Result<(), NetlinkError> {
     Ok(())
 }
 
-/// Takes interfaces out of service that were deleted, or have outgrown their queues.
+/// Takes interfaces out of service that were deleted, or whose MTU has outgrown their queues.
 fn look_for_losses(table: &PortTable) {
     uplinks(table).for_each(look_at);
 }
@@ -97,10 +98,10 @@ fn look_at(port: &Port) {
     }
 }
 
-/// Tells that the interface behind a port came up, or went down.
+/// Reports that the interface behind a port came up, or went down.
 fn tell(port: &Port, change: Option<bool>) {
     if change.is_some() {
-        // Others may be behind it now, which no query has reached.
+        // Other hosts may be behind the interface now, which no query has reached.
         port.begin();
     }
     match change {
@@ -143,7 +144,7 @@ mod tests {
             let ports = Ports::new([Arc::clone(&first)].into_iter().collect());
             let tap = open("lm0");
             first.mtu.follow(tap.link.index).unwrap();
-            // Before anybody listens.
+            // The MTU changes before the thread listens.
             netlink::set_mtu(tap.link.index, 1300).unwrap();
             let stop = EventFd::new(libc::EFD_NONBLOCK).unwrap();
             std::thread::scope(|scope| {

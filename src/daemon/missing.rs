@@ -1,21 +1,22 @@
-//! Ports and services that are wanted and not in service: why, since when, and the next attempt.
+//! Lists the ports and services that are wanted and not in service: why, since when, and the time
+//! of the next attempt.
 //!
-//! Ports and TAPs that were left out at the start, and services beside them. What comes into
-//! service, and a port that is deleted or made anew with other settings, leaves the list. Time is
-//! an argument; [`super::retry`] does what is due.
+//! The list has ports and TAPs that were left out at the start, and services beside the ports. A
+//! subject leaves the list when it comes into service, and a port also when it is deleted or made
+//! anew with other settings. Time is an argument; [`super::retry`] makes the attempts that are due.
 
 use std::time::{Duration, Instant};
 
 use super::degraded::{Code, Degradation};
 use base::limits::{RETRY_MAX, RETRY_MIN};
 
-/// All of it.
+/// The ports and services that are wanted and not in service.
 #[derive(Debug, Default)]
 pub struct Missing {
     all: Vec<Lack>,
 }
 
-/// One thing that is not in service.
+/// A port or service that is not in service.
 #[derive(Debug)]
 struct Lack {
     degradation: Degradation,
@@ -23,19 +24,19 @@ struct Lack {
     next: Next,
 }
 
-/// When it is tried again.
+/// The time of the next attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
-    /// Never by the thread that tries again.
+    /// The retry thread never tries.
     Never,
-    /// Then; if that fails, after twice the pause.
+    /// The retry thread tries at this time; after a failure it tries again after twice the pause.
     At(Instant, Duration),
-    /// Now; it is being tried.
+    /// The retry thread is trying; the attempt came after this pause.
     Running(Duration),
 }
 
 impl Lack {
-    /// If it was being tried, it is again after a longer pause.
+    /// Ends an attempt that is under way; the next attempt comes after a longer pause.
     fn wait(&mut self, now: Instant) {
         if let Next::Running(pause) = self.next {
             let pause = (2 * pause).min(RETRY_MAX);
@@ -45,13 +46,13 @@ impl Lack {
 }
 
 impl Missing {
-    /// All reasons, in the order in which they were found.
+    /// Returns all degradations, in the order in which they were found.
     pub fn iter(&self) -> impl Iterator<Item = &Degradation> {
         self.all.iter().map(|lack| &lack.degradation)
     }
 
-    /// Adds what is not in service, to be tried again or not. What is there already gets the new
-    /// reason, and keeps its time.
+    /// Adds a subject that is not in service; `again` says whether it is tried again. A subject
+    /// that is in the list gets the new reason, and keeps its time.
     pub fn add(&mut self, degradation: Degradation, again: bool, now: Instant) {
         let Degradation { code, subject, text, .. } = &degradation;
         match self.find(*code, subject.as_deref()) {
@@ -63,19 +64,20 @@ impl Missing {
         }
     }
 
-    /// Takes out what is in service now, or not wanted any more; for how long it was missing.
+    /// Removes a subject that is in service now, or no longer wanted; returns for how long it was
+    /// missing.
     pub fn take(&mut self, code: Code, subject: Option<&str>, now: Instant) -> Option<Duration> {
         let lack = self.all.remove(self.find(code, subject)?);
         Some(now.saturating_duration_since(lack.found))
     }
 
-    /// Takes out what is said of a port that is gone.
+    /// Removes all degradations of a port that is gone.
     pub fn forget_port(&mut self, name: &str) {
         self.all.retain(|lack| lack.degradation.subject.as_deref() != Some(name));
     }
 
-    /// Begins the attempt that is due for the longest time. The attempt lasts until its subject is
-    /// taken out, or [`Missing::failed`].
+    /// Begins the attempt that is due for the longest time. The attempt lasts until
+    /// [`Missing::take`] removes its subject, or [`Missing::failed`].
     pub fn begin(&mut self, now: Instant) -> Option<(Code, Option<String>)> {
         let due = |lack: &&mut Lack| matches!(lack.next, Next::At(at, _) if at <= now);
         let at = |lack: &Lack| if let Next::At(at, _) = lack.next { at } else { now };
@@ -86,7 +88,7 @@ impl Missing {
         Some((lack.degradation.code, lack.degradation.subject.clone()))
     }
 
-    /// It was tried, and failed for this reason; true if that is another one than before.
+    /// Ends an attempt that failed for the reason `why`; true if the reason is new.
     pub fn failed(&mut self, code: Code, subject: Option<&str>, why: &str, now: Instant) -> bool {
         let Some(at) = self.find(code, subject) else { return false };
         let lack = &mut self.all[at];
@@ -96,12 +98,12 @@ impl Missing {
         is_new
     }
 
-    /// Ends an attempt, and tries again later: for a port that is to end, or after a panic.
+    /// Ends an attempt and plans the next: for a port that is to end, or after a panic.
     pub fn pause(&mut self, of: impl Fn(&Degradation) -> bool, now: Instant) {
         self.all.iter_mut().filter(|lack| of(&lack.degradation)).for_each(|lack| lack.wait(now));
     }
 
-    /// True while a port is being tried.
+    /// True while the retry thread tries a port.
     pub fn is_tried(&self, name: &str) -> bool {
         let of = |lack: &&Lack| lack.degradation.subject.as_deref() == Some(name);
         self.all.iter().filter(of).any(|lack| matches!(lack.next, Next::Running(_)))
@@ -155,7 +157,7 @@ mod tests {
         missing.add(port("early", "no"), true, now);
         missing.add(Degradation::new(Code::Metrics, None, "no".to_owned()), true, now);
         missing.forget_port("late");
-        // The same once more is the same.
+        // A second degradation of the service is no second item.
         missing.add(Degradation::new(Code::Metrics, None, "why".to_owned()), true, now);
         let later = now + 2 * RETRY_MIN;
         assert_eq!(missing.begin(later), Some((Code::PortLeftOut, Some("early".to_owned()))));
@@ -163,7 +165,7 @@ mod tests {
         assert_eq!(missing.begin(later), None);
         assert_eq!(missing.take(Code::Metrics, None, later), Some(2 * RETRY_MIN));
         assert_eq!(missing.take(Code::Metrics, None, later), None);
-        // A late answer of what was forgotten.
+        // The late result of a subject that was forgotten changes nothing.
         assert!(!missing.failed(Code::PortLeftOut, Some("late"), "x", later));
     }
 }

@@ -1,8 +1,8 @@
-//! Sockets of ports that come while the switch runs are opened without the daemon's lock.
+//! Opens the sockets of ports that come while the switch runs, without the daemon's lock.
 //!
-//! The path may lead into a directory of another user's, and to a file system that never answers
-//! (FUSE, NFS). Who opens a socket there, or only asks where it is, waits for that; so a thread
-//! that serves clients, or holds the daemon, does neither.
+//! The path may lead into another user's directory, and to a file system that never answers (FUSE,
+//! NFS). A thread that opens a socket in such a file system, or only asks for its place, waits for
+//! the file system. So a thread that serves clients, or holds the daemon, does neither.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -26,8 +26,8 @@ use sys::blocking::{Blocking, NotBegun};
 use sys::threads::lock;
 use sys::waker::Waker;
 
-/// Whether a port may still be added: decided once, by the thread that opened its socket or by
-/// the client that waits for that no longer.
+/// Decides once whether a port may still be added. The thread that opened the port's socket
+/// decides, or the client that no longer waits for the socket.
 #[derive(Debug, Clone)]
 pub struct Permit {
     end: Instant,
@@ -35,17 +35,17 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// It may be added until then.
+    /// Returns a permit to add the port until `end`.
     pub fn until(end: Instant) -> Permit {
         Permit { end, decided: Arc::default() }
     }
 
-    /// True if it is added now.
+    /// True if the port is to be added now.
     fn take(&self) -> bool {
         Instant::now() < self.end && !self.decided.swap(true, Ordering::AcqRel)
     }
 
-    /// True if it is not added any more, and was not.
+    /// True if the port was not added, and will not be.
     pub fn revoke(&self) -> bool {
         !self.decided.swap(true, Ordering::AcqRel)
     }
@@ -62,16 +62,16 @@ impl PortError {
     }
 }
 
-/// Adds a port that a client requests while the switch runs, as [`Daemon::add`] does, and waits
-/// for its file system without the daemon.
+/// Adds a port that a client requests while the switch runs, as [`Daemon::add`] does, and waits for
+/// the socket's file system without the daemon's lock.
 pub fn add(daemon: &Mutex<Daemon>, new: &NewPort, permit: &Permit) -> Result<PortId, PortError> {
     let origin = lock(daemon).origin_of(new);
     let entry = new.entry(origin);
     let path = entry.settings.socket.clone().unwrap_or_default();
-    // What is opened in vain would be reported as a socket that is in use.
+    // A socket that is opened in vain would be reported as a socket in use.
     lock(daemon).check_new(&entry)?;
     let mut socket = open(&entry)?;
-    // Let go of before the socket is, which may last.
+    // The lock is released before the socket is closed: the closing may last.
     let mut daemon = lock(daemon);
     match permit.take() {
         true => daemon.add_opened(entry, &mut socket),
@@ -92,8 +92,8 @@ impl Daemon {
 }
 
 impl Opens {
-    /// Has a thread do `work` at `path`; an error if it takes too long. What it comes to then is
-    /// let go of by that thread.
+    /// Has a thread do `work` at `path`; an error if the work takes too long. The thread then drops
+    /// the late result.
     fn run<T: Send + 'static>(
         &self,
         path: &Path,
@@ -104,8 +104,8 @@ impl Opens {
         done.map_err(|why| PortError::unanswered(path.to_owned(), why))
     }
 
-    /// Returns what keeps the sockets of a configuration's new ports from their places. Ends at the
-    /// first file system that does not answer.
+    /// Returns the problems of the places of a configuration's new sockets. Ends at the first file
+    /// system that does not answer.
     pub(super) fn misplaced(&self, steps: &[Step]) -> Vec<String> {
         let mut wrong = Vec::new();
         for step in steps {
@@ -125,7 +125,7 @@ impl Opens {
         wrong
     }
 
-    /// Opens the socket of a new port, if it has one.
+    /// Opens the socket of a new port, if the port has a socket.
     pub(super) fn open(&self, entry: &Entry) -> Result<Option<Acceptor>, PortError> {
         let own = entry.clone();
         match &entry.settings.socket {
@@ -135,17 +135,18 @@ impl Opens {
     }
 }
 
-/// Where the sockets of a configuration are that is read while the switch runs.
+/// Finds the places of the sockets of a configuration that is read while the switch runs.
 pub(super) struct Places {
     pub(super) opens: Opens,
-    /// By their paths. Of ports that there are it was found out when they came.
+    /// Places by path. Each present port's place was found when the port came.
     pub(super) known: RefCell<HashMap<PathBuf, PathBuf>>,
-    /// The first one of which it cannot be found out.
+    /// The error about the first path whose place cannot be found.
     pub(super) silent: Cell<Option<PortError>>,
 }
 
 impl Places {
-    /// The place of one of them; after one that is silent just its path.
+    /// Returns the place of a socket; after the first file system that does not answer, the bare
+    /// path.
     pub(super) fn of(&self, path: &Path) -> PathBuf {
         if let Some(place) = self.known.borrow().get(path) {
             return place.clone();
@@ -170,10 +171,10 @@ impl Places {
     }
 }
 
-/// Opens the socket of a new port, if it has one.
+/// Opens the socket of a new port, if the port has a socket.
 pub(super) fn open(entry: &Entry) -> Result<Option<Acceptor>, SocketError> {
     let endpoint = entry.settings.endpoint();
-    // Nothing was received for it, by whatever number.
+    // No descriptor was received for a new port, so any number serves.
     let open = |endpoint| Acceptor::open(0, &endpoint, &mut Received::default());
     endpoint.map(open).transpose()
 }

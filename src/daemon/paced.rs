@@ -1,8 +1,9 @@
-//! Events about what a guest can cause with each frame, reported now and then: addresses that moved
-//! to a port, addresses that flap and are held at another one, and frames that its guard refused.
+//! Reports from time to time the events that a guest can cause with each frame: addresses that
+//! moved to a port, addresses that flap and are held at another port, and frames that the port's
+//! guard refused.
 //!
-//! Workers count each ([`base::stats::PortStats`], [`base::stats::GuardStats`]) and note the last
-//! one; [`super::sampler`] looks.
+//! Workers count each event ([`base::stats::PortStats`], [`base::stats::GuardStats`]) and note the
+//! last event; [`super::sampler`] reads both.
 
 use base::limits::{MOVES_TOLD_SECONDS, VIOLATIONS_TOLD_SECONDS};
 use datapath::events::What;
@@ -13,19 +14,20 @@ use switch::port_security::Address;
 #[derive(Debug)]
 pub struct Reports([Paced; 3]);
 
-/// The counts of a port: addresses that moved, frames from held ones, and frames that broke a rule.
+/// Returns the counts of a port: addresses that moved, frames from held addresses, and frames that
+/// broke a rule.
 pub fn counted(port: &Port) -> [u64; 3] {
     let stats = &port.stats;
     [stats.mac_moves.get(), stats.learn_held.get(), stats.guard.told()]
 }
 
 impl Reports {
-    /// So many of each so far need not be reported.
+    /// Returns the reports of a port whose counts `told` need not be reported.
     pub fn new(told: Option<[u64; 3]>) -> Reports {
         Reports([0, 1, 2].map(|at| Paced::new(told.map(|told| told[at]))))
     }
 
-    /// True if all were reported.
+    /// True if all events were reported.
     pub fn are_over(&self, port: &Port) -> bool {
         self.0.iter().zip(counted(port)).all(|(paced, count)| paced.is_over(count))
     }
@@ -56,29 +58,29 @@ impl Reports {
     }
 }
 
-/// A counter, the part of it that was reported, and when.
+/// A counter, the part of the counter that was reported, and the second of the last report.
 #[derive(Debug)]
 struct Paced {
-    /// How many were reported, or came before; unknown while counters of before are being carried
-    /// over.
+    /// The number of events that were reported, or came before; none while counters of an earlier
+    /// port are being carried over.
     told: Option<u64>,
-    /// The second of the last time.
+    /// The second of the last report.
     second: Option<u32>,
 }
 
 impl Paced {
-    /// Begins with `told`, which is not reported again.
+    /// Returns a counter of which `told` events are not reported again.
     fn new(told: Option<u64>) -> Paced {
         Paced { told, second: None }
     }
 
-    /// True if all of `count` were reported.
+    /// True if all of `count` events were reported.
     fn is_over(&self, count: u64) -> bool {
         self.told.is_none_or(|told| told == count)
     }
 
-    /// How many of `count` are to be told in second `now`, if any: once in `pause` seconds at most.
-    /// They count as reported then.
+    /// Returns how many of `count` events are to be reported in second `now`, at most once in
+    /// `pause` seconds; none if no report is due. The events count as reported then.
     fn due(&mut self, count: u64, now: u32, pause: u32) -> Option<u64> {
         let more = count.wrapping_sub(*self.told.get_or_insert(count));
         let lately = self.second.is_some_and(|told| now.abs_diff(told) < pause);

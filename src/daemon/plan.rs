@@ -1,7 +1,8 @@
-//! Plans the actions that make the ports there are the ports that are wanted.
+//! Plans the actions that turn the present ports into the ports that are wanted.
 //!
-//! [`plan`] looks at nothing but its arguments. A port whose socket, interface or kind is another
-//! one stops, and comes again when it is gone; every other change is made at the port that runs.
+//! [`plan`] reads nothing but its arguments. A port whose socket, interface or kind changes stops,
+//! and is made again when the stopped port is gone; every other change is made at the port that
+//! runs.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::PathBuf;
@@ -21,12 +22,12 @@ pub enum Action {
     Change(Entry),
     /// A static address comes to the port.
     Assign(String, MacAddr),
-    /// The port is made. That needs its socket or interface, so the caller decides when.
+    /// The port is made. The port needs its socket or interface, so the caller decides when.
     Create(Entry),
 }
 
 impl Action {
-    /// The port.
+    /// Returns the name of the step's port.
     pub fn name(&self) -> &str {
         match self {
             Action::Stop(name) | Action::Release(name, _) | Action::Assign(name, _) => name,
@@ -40,11 +41,11 @@ impl Action {
 pub struct Running<'a> {
     /// The entry that the port was last made or changed with.
     pub entry: &'a Entry,
-    /// Its static addresses.
+    /// Static addresses of the port.
     pub addresses: &'a BTreeSet<MacAddr>,
 }
 
-/// The ports there are.
+/// The present ports.
 #[derive(Debug, Default)]
 pub struct Actual<'a> {
     /// Ports that run.
@@ -53,9 +54,10 @@ pub struct Actual<'a> {
     pub stopping: Vec<&'a Entry>,
 }
 
-/// The steps, in the order in which they are done: what goes comes first, so that names, sockets
-/// and addresses are free. No [`Action::Create`] for what a stopping port still has; after it is
-/// gone the next plan has that.
+/// Returns the steps in the order in which they are done: ports and addresses go first, so that
+/// names, sockets and addresses are free. There is no [`Action::Create`] for an entry that needs a
+/// name, socket or interface of a stopping port; once the port is gone, the next plan has the
+/// action.
 pub fn plan(desired: &Desired, actual: &Actual<'_>) -> Vec<Action> {
     let (addresses, none) = (desired.addresses(), BTreeSet::new());
     let [mut stop, mut release, mut change, mut assign, mut create] = [const { Vec::new() }; 5];
@@ -69,7 +71,7 @@ pub fn plan(desired: &Desired, actual: &Actual<'_>) -> Vec<Action> {
             continue;
         };
         let wanted = addresses.get(name).unwrap_or(&none);
-        // In another bridge or VLAN they are others.
+        // An address in another bridge or VLAN is another address.
         let stays = running.entry.settings.home() == entry.settings.home();
         let kept = |mac: &&MacAddr| stays && running.addresses.contains(*mac);
         let old = running.addresses.iter().filter(|mac| !stays || !wanted.contains(*mac));
@@ -89,7 +91,7 @@ pub fn plan(desired: &Desired, actual: &Actual<'_>) -> Vec<Action> {
     [stop, release, change, assign, create].into_iter().flatten().collect()
 }
 
-/// Whether a change needs another socket or interface.
+/// True if a change needs another socket or interface.
 fn reopens(from: &Entry, to: &Entry) -> bool {
     let (from, to) = (&from.settings, &to.settings);
     from != to
@@ -97,7 +99,7 @@ fn reopens(from: &Entry, to: &Entry) -> bool {
             || from.differences(to).iter().any(|change| change.effect == Effect::Reopen))
 }
 
-/// Names, sockets and interfaces of ports that stop. Their addresses are free at once.
+/// Names, sockets and interfaces of ports that stop. The addresses of these ports are free at once.
 #[derive(Default)]
 struct Held<'a> {
     names: HashSet<&'a str>,
@@ -116,7 +118,7 @@ impl<'a> Held<'a> {
     }
 }
 
-/// Whether `entry` cannot be made before the other port is gone.
+/// True if `entry` cannot be made before the port `stopping` is gone.
 pub fn waits_for(entry: &Entry, stopping: &Entry) -> bool {
     let mut held = Held::default();
     held.add(stopping);
@@ -132,7 +134,7 @@ mod tests {
     use super::*;
     use api::config::{Origin, Settings, Value};
 
-    /// A sequence that looks random and is the same each time (splitmix64: Steele et al. 2014).
+    /// A sequence that looks random and is equal in each run (splitmix64: Steele et al. 2014).
     struct Random(u64);
 
     impl Random {
@@ -160,7 +162,8 @@ mod tests {
         Entry::new(Settings::parse(Kind::Port, given.collect()).unwrap(), Origin::Kept)
     }
 
-    /// Every entry that a history may want, made once: reading settings takes longer than a plan.
+    /// Returns every entry that a history may want. The entries are made once: reading settings
+    /// takes longer than a plan.
     fn entries() -> Vec<Entry> {
         let mut all = Vec::new();
         for name in NAMES {
@@ -175,7 +178,7 @@ mod tests {
         all
     }
 
-    /// The ports there are, as plain data.
+    /// The present ports, as plain data.
     #[derive(Default)]
     struct World {
         running: BTreeMap<String, (Entry, BTreeSet<MacAddr>)>,
@@ -194,7 +197,7 @@ mod tests {
             )
         }
 
-        /// Does one step, which must be possible and called for.
+        /// Does one step; panics unless the step is possible and called for.
         fn act(&mut self, action: Action, desired: &Desired) {
             match action {
                 Action::Stop(name) => {
@@ -234,7 +237,7 @@ mod tests {
             self.running.insert(name, (entry, macs));
         }
 
-        /// Returns true if the model has the ports that are wanted, and no others.
+        /// True if the model has the ports that are wanted, and no others.
         fn is_as(&self, desired: &Desired) -> bool {
             let addresses = desired.addresses();
             let same = |(name, (entry, macs)): (&String, &(Entry, BTreeSet<MacAddr>))| {
@@ -244,7 +247,7 @@ mod tests {
         }
     }
 
-    /// One edit, as a client or a reload makes it: none of what another entry has.
+    /// Makes one edit, as a client or a reload makes it: the edit takes no value of another entry.
     fn edit(desired: &mut Desired, random: &mut Random, all: &[Entry]) {
         let name = NAMES[random.below(NAMES.len())];
         match random.below(8) {
@@ -259,8 +262,8 @@ mod tests {
         }
     }
 
-    /// Edits in any number between two plans, of which any part is carried out before the next
-    /// edit; stopped ports are gone at any time.
+    /// Makes any number of edits before each plan, and carries out any part of each plan before the
+    /// next edit; stopped ports are gone at any time.
     fn history(seed: u64, all: &[Entry]) {
         let (mut random, mut desired, mut world) =
             (Random(seed), Desired::default(), World::default());
@@ -271,7 +274,7 @@ mod tests {
             plan.into_iter().take(part).for_each(|action| world.act(action, &desired));
             world.stopping.retain(|_| random.below(2) == 0);
         }
-        // In the end, with all that stopped gone, at most twice.
+        // In the end, when all stopped ports are gone, two plans suffice.
         for _ in 0..2 {
             world.plan(&desired).into_iter().for_each(|action| world.act(action, &desired));
             world.stopping.clear();

@@ -1,22 +1,24 @@
-//! Ports that come by themselves: a listening socket that appears in a directory is a port of that
-//! name until it goes, for virtual machines whose front-end listens (libvirt's `mode='server'`).
+//! Makes ports of listening sockets that appear in a directory: a port has the name of its socket
+//! and exists as long as the socket. The ports serve virtual machines whose front-end listens
+//! (libvirt's `mode='server'`).
 //!
-//! One thread looks at the directory when something happens in it, and does what differs between
-//! the files there and the ports that came from them. It holds the daemon for one port at a time,
-//! waits for no front-end, and changes so many ports a second; what exceeds that is found at the
-//! next look.
+//! One thread looks at the directory when the kernel reports a change, and makes the ports match
+//! the files. The thread holds the daemon for one port at a time, waits for no front-end, and
+//! changes a bounded number of ports a second; the next look finds the rest.
 //!
-//! Who may make files there can make ports, and nothing else: a name that is taken, or to which a
-//! mirror copies frames, is refused, and so is a socket with several names, which may be somebody
-//! else's; a link is not followed, and the port connects to the very file that was looked at. A
-//! file stands for its port as long as it is the same file and a process listens: bound anew it is
-//! another one.
-//! What was refused, left by its listener or deleted by an administrator is looked at again when
-//! the file changes, and what waits for room or for its name, every [`PLUG_LOOK`].
+//! A user who may make files in the directory can make ports, and nothing else. The thread refuses
+//! a name that is taken, or to which a mirror copies frames, and a socket with several names, which
+//! may be another user's. The thread follows no link, and the port connects to the very file that
+//! the thread looked at. A file stands for its port as long as the file is not replaced and a
+//! process listens; a socket that is bound anew is another file.
 //!
-//! A user has so many ports at most, and the oldest files come first: those that had ports before
-//! the switch was started again are older than those that waited for room. Who makes many sockets
-//! takes no port from another.
+//! The thread looks again at a file that was refused, left by its listener or deleted by an
+//! administrator when the file changes, and at a file that waits for room or for its name every
+//! [`PLUG_LOOK`].
+//!
+//! The number of ports of a user is bounded, and the oldest files come first: files that had ports
+//! before the switch was restarted are older than files that waited for room. So a user who makes
+//! many sockets takes no port from another user.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -47,7 +49,7 @@ use sys::threads::lock;
 use sys::watched_dir::{Found, Kind, WatchedDir};
 
 impl Daemon {
-    /// The directory of ports by plug.
+    /// Returns the directory of ports by plug.
     pub fn plug_directory(&self) -> Option<&Path> {
         self.started.plug.as_deref()
     }
@@ -89,8 +91,8 @@ impl Daemon {
     }
 }
 
-/// Begins to look at the directory that the daemon has, if it has one. The ports stay when the
-/// service ends, until the daemon does.
+/// Starts the thread that looks at the daemon's plug directory, if there is one. When the service
+/// ends, the ports stay until the daemon ends.
 pub fn start_plug(daemon: &Arc<Mutex<Daemon>>) -> io::Result<Option<Service>> {
     let (path, events) = {
         let daemon = lock(daemon);
@@ -120,7 +122,7 @@ pub fn start_plug(daemon: &Arc<Mutex<Daemon>>) -> io::Result<Option<Service>> {
         let seconds = PLUG_FIRST_LOOK.as_secs();
         let why = format!("plug {path:?}: not looked at within {seconds} s");
         let mut daemon = lock(daemon);
-        // It may have been just now.
+        // The first look may have ended just now.
         if first_look.try_recv().is_err() {
             daemon.note_service(Code::Plug, Some(why));
         }
@@ -138,11 +140,11 @@ struct Candidate<'a> {
 /// State of a file.
 #[derive(Debug)]
 enum State {
-    /// A port, which cannot be connected since then.
+    /// The file is a port, to whose socket no connection succeeds since the time `since`.
     Port { trouble: Arc<Trouble>, since: Option<Instant> },
-    /// None, for a reason that may pass.
+    /// The file is no port, for a reason that may pass.
     Waits,
-    /// None until the file is another one, or changes.
+    /// The file is no port until the file changes or is replaced.
     Done,
 }
 
@@ -157,15 +159,15 @@ struct Watcher {
     path: PathBuf,
     events: Arc<Events>,
     directory: Option<WatchedDir>,
-    /// Gets each look at the directory, while a thread waits for the first.
+    /// Gets a message for each look at the directory, while a thread waits for the first look.
     looked: SyncSender<()>,
-    /// Why it could not be looked at, as it was reported.
+    /// The reported reason why the directory could not be read.
     trouble: Option<String>,
     known: BTreeMap<OsString, Known>,
     removals: Vec<Removal>,
-    /// Limit of files that come and go.
+    /// Limits how many ports come and go.
     changes: Bucket,
-    /// A change waits for the bucket.
+    /// True if a change waits for the bucket.
     behind: bool,
     telling: Bucket,
     untold: u64,
@@ -187,7 +189,7 @@ impl Watcher {
             match woken {
                 Ok(Wake::Stop) => return,
                 Ok(_) => {}
-                // No memory even to wait: the pause is what matters.
+                // The wait fails if no memory is left: the thread pauses nevertheless.
                 Err(_) => std::thread::sleep(PLUG_LOOK),
             }
         }
@@ -200,8 +202,8 @@ impl Watcher {
         }
     }
 
-    /// Does what differs; how soon the next look has to be, if anything is waited for that the
-    /// kernel does not report.
+    /// Brings the ports in line with the files. Returns how soon the next look has to be; none if
+    /// the kernel reports everything that the thread waits for.
     fn round(&mut self, now: Instant) -> Option<Duration> {
         self.behind = false;
         let found = self.look_and_tell();
@@ -219,7 +221,8 @@ impl Watcher {
         }
     }
 
-    /// The files that there are, as far as that is known, and what keeps it from being known.
+    /// Returns the files of the directory, as far as they can be read; reports the trouble
+    /// otherwise.
     fn look_and_tell(&mut self) -> Option<BTreeMap<OsString, Found>> {
         let before = self.trouble.take();
         let found = match self.look() {
@@ -233,16 +236,17 @@ impl Watcher {
         };
         let mut daemon = self.daemon();
         daemon.note_service(Code::Plug, self.trouble.clone());
-        // Under the lock: who waits for the first look tells of what is there then.
+        // The message is sent under the lock: the thread that waits for the first look then reports
+        // the trouble that the daemon has at that time.
         let is_first = self.looked.try_send(()).is_ok();
         drop(daemon);
-        // Once for each trouble in a row.
+        // Each trouble is reported once until another trouble comes.
         let new = self.trouble.clone().filter(|why| !is_first && before.as_ref() != Some(why));
         new.into_iter().for_each(|why| self.events.tell(What::Degraded { why }));
         found
     }
 
-    /// The files that there are, those of ports surely.
+    /// Returns the files of the directory; the files of ports are always among them.
     fn look(&mut self) -> io::Result<BTreeMap<OsString, Found>> {
         let there = match &self.directory {
             Some(directory) if directory.take_events() => directory.look()?,
@@ -262,7 +266,8 @@ impl Watcher {
         let is_port = |known: &Known| matches!(known.state, State::Port { .. });
         for (name, known) in self.known.iter().filter(|(_, known)| is_port(known)) {
             match found.get(name).copied().or_else(|| directory.file(name)) {
-                // It is as it was as far as is known: who connects to it knows better.
+                // The file cannot be examined and counts as unchanged: the thread that connects to
+                // the file finds out more.
                 Some(Found { kind: Kind::Unseen(_), .. }) => found.insert(name.clone(), known.file),
                 Some(file) => found.insert(name.clone(), file),
                 None => None,
@@ -280,8 +285,7 @@ impl Watcher {
         reason(format!("plug {:?}: {why}", self.path))
     }
 
-    /// Ports whose files are gone, or whose listeners are, go; what is known of other files is
-    /// forgotten when they change.
+    /// Removes ports whose files or listeners are gone; forgets files without a port that changed.
     fn compare(&mut self, found: &BTreeMap<OsString, Found>, now: Instant) {
         let plugged: BTreeSet<String> =
             self.daemon().desired().plugged().map(|(name, _)| name.to_owned()).collect();
@@ -305,7 +309,7 @@ impl Watcher {
                         self.known.insert(name, known);
                     }
                 }
-                // Somebody deleted it, or a configuration has its name.
+                // A client deleted the port, or a configuration has its name.
                 State::Port { .. } if same => {
                     let taken = self.daemon().desired().get(&text).is_some();
                     known.state = if taken { State::Waits } else { State::Done };
@@ -318,13 +322,13 @@ impl Watcher {
                 _ => {}
             }
         }
-        // What a panic left of one.
+        // A panic left these ports without a known file.
         for name in plugged.difference(&ports) {
             self.remove(name);
         }
     }
 
-    /// Begins to remove a port; false if that has to wait.
+    /// Begins to remove a port; false if the removal has to wait.
     fn remove(&mut self, name: &str) -> bool {
         if !self.changes.take() {
             self.behind = true;
@@ -332,7 +336,7 @@ impl Watcher {
         }
         let removal = {
             let mut daemon = self.daemon();
-            // A configuration may have its name by now.
+            // A configuration may have the port's name by now.
             let is_ours = daemon.desired().origin(name).plugged_by().is_some();
             is_ours.then(|| daemon.begin_removal(name))
         };
@@ -340,8 +344,8 @@ impl Watcher {
         true
     }
 
-    /// Waits for ports that are being removed: a few milliseconds, unless a front-end holds them
-    /// up. Then they go on by themselves.
+    /// Waits some milliseconds for ports that are being removed. A removal that a front-end holds
+    /// up longer goes on in the thread `retry`.
     fn go_on(&mut self) {
         for _ in 0..8 {
             let mut removals = std::mem::take(&mut self.removals);
@@ -354,7 +358,7 @@ impl Watcher {
         }
     }
 
-    /// Makes ports of what became none yet, the oldest first.
+    /// Makes ports of the files that are no ports yet, the oldest file first.
     fn add_all(&mut self, found: &BTreeMap<OsString, Found>) {
         let (mut full, mut crowded) = (false, BTreeSet::new());
         let mut oldest: Vec<(&OsString, &Found)> = found.iter().collect();
@@ -377,7 +381,8 @@ impl Watcher {
             }
             let added = match room {
                 true => {
-                    // Without the daemon: the directory may be another user's.
+                    // The place is found without the daemon's lock: the directory may be another
+                    // user's.
                     let place = place(&self.path.join(candidate.name));
                     self.daemon().plug(&self.path, place, &candidate)
                 }
@@ -401,7 +406,7 @@ impl Watcher {
         }
     }
 
-    /// Tells of a file that is no port, within bounds.
+    /// Reports a file that is no port, within bounds.
     fn tell(&mut self, name: &OsStr, file: &Found, why: &dyn fmt::Display) {
         if !self.telling.take() {
             self.untold += 1;
@@ -417,7 +422,7 @@ impl Watcher {
     }
 }
 
-/// The port that a file may become.
+/// Returns the port that a file may become.
 fn candidate<'a>(
     name: &'a OsStr,
     file: &'a Found,
@@ -451,7 +456,7 @@ fn candidate<'a>(
     None
 }
 
-/// No process was met at a socket for some time.
+/// Returns the reason for a socket at which no process was met for some time.
 fn unreachable(error: &io::Error) -> String {
     let advice = match error.kind() {
         io::ErrorKind::PermissionDenied => {
