@@ -1,4 +1,5 @@
-//! vioswitchd: arguments to a configuration to a running switch, then wait for a signal.
+//! vioswitchd: reads the arguments and the configuration, starts the switch, and waits for a
+//! signal.
 //!
 //! Exit status: 0 after SIGTERM, SIGINT or SIGQUIT, 2 for a bad argument, configuration file or
 //! `RUST_LOG`, 1 if the switch cannot start.
@@ -23,7 +24,7 @@ use sys::service::Service;
 use sys::signals::{Signal, Signals};
 use sys::threads::lock;
 
-/// Status of what trying again does not mend.
+/// Exit status for errors that another start does not mend.
 const BAD_USAGE: u8 = 2;
 
 /// Runs vioswitchd with the arguments of the process.
@@ -49,7 +50,8 @@ pub fn main() -> ExitCode {
         _ => {}
     }
     let level = files.as_ref().map_or(log::LevelFilter::Info, |(config, _)| config.log_level);
-    // Before any thread exists, so that all inherit the mask and only this one takes signals.
+    // Signals are blocked before any thread exists: all threads inherit the mask, and only this
+    // thread takes signals.
     sandbox::unblock();
     let signals = match Signals::block() {
         Ok(signals) => signals,
@@ -79,13 +81,13 @@ pub fn main() -> ExitCode {
     status
 }
 
-/// Says why, where there is no log yet.
+/// Writes the error to stderr, where there is no log yet.
 fn give_up(why: &str, status: ExitCode) -> ExitCode {
     let _ = std::io::stderr().write_all(logging::plain_error(why).as_bytes());
     status
 }
 
-/// Whether `config` could be run here.
+/// Checks whether `config` could run on this machine, and prints the result.
 fn check(config: &Config) -> ExitCode {
     for warning in &config.warnings {
         let _ = std::io::stderr()
@@ -113,7 +115,8 @@ fn run(
         log::warn!("cannot raise the limit of open descriptors: {error}");
     }
     config.warnings.iter().for_each(|warning| log::warn!("{warning}"));
-    // Before anything else: a second daemon with the same socket ends here and touches nothing.
+    // The control socket comes first: a second daemon with this socket ends here and changes
+    // nothing.
     let control = config.control.as_ref().map(ControlSocket::bind).transpose()?;
     let daemon = Arc::new(Mutex::new(Daemon::start_keeping(config, store)?));
     if let Some(texts) = &texts {
@@ -122,7 +125,7 @@ fn run(
     let file = request.file().map(Path::to_owned);
     let reloader = Arc::new(Reloader::new(&daemon, request));
     let mut services = Services::new(&daemon);
-    // The guests' network does not depend on any of them.
+    // The guests' network does not depend on the services: a service that fails ends no start.
     let latency = services.start(Code::Latency, crate::start_latency);
     let start_plug = |daemon: &_| crate::start_plug(daemon).map_err(|e| format!("plug: {e}"));
     let plug = services.start(Code::Plug, start_plug);
@@ -131,7 +134,7 @@ fn run(
     let metrics = services.start(Code::Metrics, move |daemon| {
         socket.as_ref().map(|socket| metrics::start(socket, daemon)).transpose()
     });
-    // What fails ends the start, so it comes before the service manager is told.
+    // A failure ends the start, so the thread `retry` starts before the service manager is told.
     let status = lock(&daemon).status_line();
     let retry = services.retry(status)?;
     lock(&daemon).confine(file.as_deref(), texts.as_ref())?;
@@ -149,7 +152,7 @@ fn run(
         }
     }
     notify_manager("STOPPING=1");
-    // First, so that nothing comes any more.
+    // The thread `retry` ends first, so that no port and no service starts any more.
     retry.stop();
     let services = [plug.take().flatten(), control, metrics.take().flatten()];
     services.into_iter().flatten().for_each(Service::stop);
@@ -161,8 +164,8 @@ fn run(
     Ok(())
 }
 
-/// The configuration that was last in force, where the one there is has errors. A host that starts
-/// with the network of before is better off than one without any.
+/// Returns the configuration that was last in force, in place of a configuration with errors. A
+/// host that starts with the earlier network is better off than a host without a network.
 fn last(
     request: &Request,
     store: &mut StateStore,
@@ -175,9 +178,9 @@ fn last(
     Ok((config, None))
 }
 
-/// The configuration that was in force before the one of the files, if an earlier process has
-/// reloaded them and no client has confirmed that. `--strict` is about errors, of which these have
-/// none.
+/// Returns the configuration that was in force before an unconfirmed reload, if an earlier process
+/// reloaded these files and no client confirmed the reload; otherwise returns the configuration of
+/// the files. `--strict` has no effect here, as it concerns errors, and the files have no errors.
 fn before_unconfirmed(
     request: &Request,
     store: &mut StateStore,
@@ -195,13 +198,14 @@ fn before_unconfirmed(
     }
 }
 
-/// Where changes are kept: as the command line says, or the service manager.
+/// Returns the directory that keeps changes, from the command line, or else from the service
+/// manager.
 fn state_dir(request: &Request) -> Option<PathBuf> {
     let given = request.state_dir.clone();
     given.or_else(|| std::env::split_paths(&std::env::var_os("STATE_DIRECTORY")?).next())
 }
 
-/// Ready, with all that it was told to be or without some.
+/// Reports that the switch is ready, and all degradations.
 fn say_ready(daemon: &Daemon, log: &Log) {
     let events = daemon.events();
     for Degradation { code, subject, text, .. } in daemon.degradations() {
@@ -210,7 +214,7 @@ fn say_ready(daemon: &Daemon, log: &Log) {
                 format!("{text}; the port is left out and tried again")
             }
             Code::Metrics | Code::Plug | Code::Latency => format!("{text}; going on without it"),
-            // Said when it was found.
+            // The event and the log line of the finding came earlier.
             _ => {
                 events.keep(None, 0, What::Degraded { why: reason(&text) });
                 continue;
@@ -233,13 +237,13 @@ fn say_ready(daemon: &Daemon, log: &Log) {
     }
 }
 
-/// What the journal is told beside an event's text.
+/// Returns the fields that the journal gets beside an event's text.
 fn values(event: &What) -> [(&'static str, &'static str); 2] {
     let Kind { name, message_id } = event.kind();
     [("message_id", message_id), ("event", name)]
 }
 
-/// Tells the service manager, if there is one; it does without if that fails.
+/// Tells the service manager the state, if there is a service manager; logs an error and goes on.
 fn notify_manager(state: &str) {
     if let Err(error) = notify(state) {
         log::warn!("cannot notify the service manager: {error}");

@@ -1,11 +1,11 @@
-//! The one place where the ports that run become the ports that are wanted.
+//! Makes the ports that run become the ports that are wanted. No other module does so.
 //!
-//! A start, a client, a reload, the end of a time to confirm and the plug directory change what is
-//! wanted ([`super::desired`]); [`Daemon::reconcile`] does what [`super::plan`] finds to differ.
-//! All of that happens under the daemon's lock and waits for nothing. A port that is to be made
-//! needs its socket, which may wait for a file system: the thread that wants the port opens it
-//! without the lock and comes back with [`Daemon::create`]. What is left over, such as an entry
-//! that waits for a port to be gone, the thread `retry` finds with the next plan.
+//! A start, a client, a reload, the end of a time to confirm and the plug directory change the
+//! ports that are wanted ([`super::desired`]); [`Daemon::reconcile`] does the steps that
+//! [`super::plan`] returns, under the daemon's lock and without waiting. A port that is to be made
+//! needs its socket, which may wait for a file system: the thread that wants the port opens the
+//! socket without the lock and comes back with [`Daemon::create`]. If a step remains, such as an
+//! entry that waits for a port to be gone, the thread `retry` finds the step in the next plan.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ impl Reconciled {
         self.failed.iter().map(|(name, error)| format!("port {name}: {error}")).collect()
     }
 
-    /// The first error about one port.
+    /// Returns the first error about one port.
     fn of(self, name: &str) -> Result<(), PortError> {
         let failed = self.failed.into_iter().find(|(of, _)| of == name);
         failed.map_or(Ok(()), |(_, error)| Err(error))
@@ -40,7 +40,7 @@ impl Reconciled {
 }
 
 impl Daemon {
-    /// The steps from the ports that run to those that are wanted.
+    /// Returns the steps from the ports that run to the ports that are wanted.
     pub(super) fn plan(&self) -> Vec<Action> {
         let running = self.serving.iter().map(|serving| {
             let (entry, addresses) = (serving.entry(), &serving.addresses);
@@ -51,7 +51,7 @@ impl Daemon {
         plan(&self.desired, &Actual { running: running.collect(), stopping })
     }
 
-    /// Does every step that needs no socket; one that fails keeps no other from being done.
+    /// Does every step that needs no socket. A step that fails keeps no other step from being done.
     pub(super) fn reconcile(&mut self) -> Reconciled {
         self.advance_all();
         let (fdb, mut reconciled) = (Arc::clone(&self.context.fdb), Reconciled::default());
@@ -82,8 +82,8 @@ impl Daemon {
         reconciled
     }
 
-    /// Has the table of ports the mirrors that are wanted. What was learned on a port that gets
-    /// copies from here on is forgotten.
+    /// Gives the wanted mirrors to the table of ports. If the mirrors change, forgets the addresses
+    /// learned on ports that get copies.
     pub(super) fn set_mirrors(&self) {
         if self.view.ports.set_mirrors(self.desired.mirrors().collect()) {
             let ports = self.view.ports.present();
@@ -92,8 +92,9 @@ impl Daemon {
         }
     }
 
-    /// Makes one change of what is wanted, with `carry_out` after it, or none of it. The change is
-    /// kept before `carry_out` runs, so a change that cannot be kept is not made.
+    /// Changes the wanted ports with `edit`, keeps the change, and calls `carry_out`. If a step
+    /// fails, undoes all of them. The change is kept before `carry_out` runs, so a change that
+    /// cannot be kept is not made.
     pub(super) fn edit<T, E: Into<PortError>>(
         &mut self,
         edit: impl FnOnce(&mut Desired) -> Result<(), E>,
@@ -122,7 +123,7 @@ impl Daemon {
         self.reconcile().of(name)
     }
 
-    /// Wants something else from now on, as a reload does: its thread makes what comes, with
+    /// Replaces the wanted ports, as a reload does. The reload's thread makes the new ports, with
     /// [`Daemon::next_to_create`].
     pub(super) fn want(&mut self, desired: Desired) -> Reconciled {
         self.desired = desired;
@@ -131,7 +132,7 @@ impl Daemon {
         reconciled
     }
 
-    /// Entries without a port that runs.
+    /// Returns the entries without a port that runs.
     pub(super) fn not_running(&self) -> impl Iterator<Item = &Entry> {
         let running: HashSet<&str> =
             self.serving.iter().map(|serving| serving.running().name()).collect();
@@ -156,8 +157,9 @@ impl Daemon {
         }
     }
 
-    /// Makes such a port with what was opened for it, unless it is not wanted any more. If it
-    /// cannot be made and `anyway`, the port is made without, and tried again.
+    /// Makes a port of a reload with the socket that was opened for the port, unless the port is no
+    /// longer wanted. If the port cannot be made and `anyway` is true, makes the port without its
+    /// socket, which the thread `retry` tries to open.
     pub(super) fn create_next(
         &mut self,
         entry: &Entry,
@@ -174,16 +176,16 @@ impl Daemon {
         if let (Err(error), true) = (&created, anyway) {
             self.create_without(entry, &error.to_string());
         }
-        // One that ends the reload stays in the list until that has gone back: the thread `retry`
-        // does not make it meanwhile.
+        // A port whose error ends the reload stays in the list until the reload has gone back, so
+        // that the thread `retry` does not make the port meanwhile.
         if created.is_ok() || anyway {
             self.coming.remove(name);
         }
         created
     }
 
-    /// Makes ports for entries that have waited and that no other thread makes. What cannot be
-    /// opened at once is left out and tried again, as at a start.
+    /// Makes ports of entries that have waited and that no other thread makes. The ports are left
+    /// out at first, and the thread `retry` opens their sockets and interfaces, as after a start.
     pub(super) fn create_waiting(&mut self) {
         let coming = &self.coming;
         let waited = |entry: &Entry| !coming.contains(&entry.settings.name);
@@ -205,10 +207,10 @@ impl Daemon {
 
 /// Next step of a reload's thread.
 pub(super) enum Next {
-    /// It makes these ports.
+    /// The thread makes these ports.
     Create(Vec<Entry>),
-    /// It waits until other ports are gone.
+    /// The thread waits until other ports are gone.
     Wait,
-    /// Nothing.
+    /// The thread has nothing left to do.
     Done,
 }

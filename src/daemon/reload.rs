@@ -1,13 +1,13 @@
-//! The configuration is read again while the switch runs, and what differs is done.
+//! Reads the configuration again while the switch runs, and carries out the differences.
 //!
-//! Nothing is done of a configuration with an error in it. Then everything is looked at that can be
-//! before it is tried: what only one port may have, and the places of new sockets. Under one lock
-//! the configuration becomes what is wanted ([`super::reconcile`]); a thread of its own opens the
-//! new sockets without that lock, and clients may change the switch meanwhile. What fails is undone
-//! the same way: what was wanted before is wanted again.
+//! A configuration with an error changes nothing. A check looks for everything that can be known
+//! before a change: values that only one port may have, and the places of new sockets. Then the
+//! configuration becomes the wanted state under one lock ([`super::reconcile`]). A separate thread
+//! opens the new sockets without the lock, and clients may change the switch meanwhile. If a step
+//! fails, the reload goes back: the ports that were wanted before are wanted again.
 //!
-//! With a time to confirm, that also happens when it is over, and in the next process, if this one
-//! ends before. That it waits is written down before anything is done.
+//! A reload with a time to confirm also goes back when the time is over, and in the next process,
+//! if this process ends before. The state directory notes the unconfirmed reload before any change.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,32 +32,32 @@ pub struct Reloader {
     request: Box<Request>,
     /// State of reloads.
     state: Mutex<State>,
-    /// Something of it has changed.
+    /// Notified when the state changes.
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    /// A thread is at it, until it has confirmed too.
+    /// True while a reload's thread works or waits for the confirmation.
     busy: bool,
     /// Result of the last reload.
     done: Option<Result<Vec<Step>, Vec<String>>>,
-    /// It is to be confirmed, so that none that needs no confirmation may take its place.
+    /// True if the reload is to be confirmed: a reload without confirmation may not take its place.
     confirms: bool,
     /// The reload that waits to be confirmed.
     waits: Option<Waiting>,
-    /// Another one is wanted when it is over.
+    /// True if another reload is wanted when the present reload is over.
     again: bool,
 }
 
-/// A reload is undone unless it is confirmed in time.
+/// Asks for a reload that is undone unless it is confirmed in time.
 #[derive(Debug, Clone, Copy)]
 pub struct Confirm {
-    /// How long that may take.
+    /// The time within which the reload is to be confirmed.
     pub time: Duration,
-    /// The process that asked for it; 0 outside our PID namespace.
+    /// The process that asked for the reload; 0 outside our PID namespace.
     pub pid: i32,
-    /// Its user's number.
+    /// The user of the process that asked for the reload.
     pub uid: u32,
 }
 
@@ -69,22 +69,22 @@ struct Waiting {
     end: Instant,
 }
 
-/// Why there is no reload.
+/// The reason why a reload cannot begin or be confirmed.
 #[derive(Debug, thiserror::Error)]
 pub enum Busy {
-    /// One at a time.
+    /// A reload is under way: only one reload runs at a time.
     #[error("a reload is under way, or waits for config confirm")]
     Busy,
-    /// There is nothing to read.
+    /// The daemon has no configuration file.
     #[error("there is no configuration file to read: vioswitchd was started without --config")]
     NoFile,
-    /// Nothing waits to be confirmed.
+    /// No reload waits to be confirmed.
     #[error("no reload waits to be confirmed")]
     Nothing,
-    /// There is no thread.
+    /// No thread can be started.
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
-    /// It stays, and the next process will not know.
+    /// The reload stays in force, and the next process will not know of the confirmation.
     #[error("confirmed, but it {0}")]
     NotSaved(NotSaved),
 }
@@ -98,7 +98,7 @@ struct Applied {
 }
 
 impl Reloader {
-    /// For a daemon that runs what `request` asked for.
+    /// Returns a reloader for a daemon that was started with `request`.
     pub fn new(daemon: &Arc<Mutex<Daemon>>, request: Box<Request>) -> Reloader {
         let daemon = Arc::clone(daemon);
         Reloader { daemon, request, state: Mutex::default(), changed: Condvar::new() }
@@ -112,7 +112,7 @@ impl Reloader {
         lock(&self.state)
     }
 
-    /// The files as they are now, and what they change.
+    /// Returns the texts of the files as they are now, their configuration and its changes.
     fn read(&self) -> Result<(Texts, Config, Vec<Step>), Vec<String>> {
         let texts = self.request.texts();
         let places = self.places();
@@ -126,12 +126,13 @@ impl Reloader {
         Ok((texts, config, steps))
     }
 
-    /// Whether there is a file to read at all.
+    /// Returns an error if there is no file to read.
     pub fn check_file(&self) -> Result<(), Busy> {
         self.file().map(drop).ok_or(Busy::NoFile)
     }
 
-    /// The file that the switch was started with, if there was one; those of conf.d are beside it.
+    /// Returns the file that the switch was started with, if any; the files of conf.d are beside
+    /// it.
     pub fn file(&self) -> Option<&Path> {
         self.request.file()
     }
@@ -141,7 +142,7 @@ impl Reloader {
         self.read().map(|(_, _, steps)| steps)
     }
 
-    /// Begins a reload. What it comes to is in [`Reloader::outcome`].
+    /// Begins a reload. [`Reloader::outcome`] returns the result.
     pub fn begin(self: &Arc<Self>, confirm: Option<Confirm>) -> Result<(), Busy> {
         self.check_file()?;
         let mut state = self.state();
@@ -159,7 +160,8 @@ impl Reloader {
                 let mut state = this.state();
                 (state.busy, state.done, state.waits) = (false, Some(Err(vec![why])), None);
             }
-            // One that was begun meanwhile has read the files as late.
+            // A reload that began meanwhile has read files that are as new, so `Busy` is no
+            // failure.
             if std::mem::take(&mut this.state().again)
                 && let Err(Busy::Thread(error)) = this.begin(None)
             {
@@ -172,9 +174,9 @@ impl Reloader {
         })
     }
 
-    /// Reloads for one who waits for no answer, once more after a reload that is under way: that
-    /// one may have read the files before they were changed. One that is to be confirmed is not
-    /// followed by one that is not.
+    /// Begins a reload for a caller who waits for no answer. If a reload is under way, another
+    /// reload follows: the present reload may have read the files before they were changed. A
+    /// reload that is to be confirmed is not followed by a reload without confirmation.
     pub fn begin_or_repeat(self: &Arc<Self>) -> Result<(), Busy> {
         let mut state = self.state();
         if state.busy && !state.confirms {
@@ -199,7 +201,7 @@ impl Reloader {
         kept.map_err(Busy::NotSaved)
     }
 
-    /// Who asked for the reload that waits to be confirmed, and how long it still does.
+    /// Returns the request for the reload that waits to be confirmed, and the time that is left.
     pub fn unconfirmed(&self) -> Option<(Confirm, Duration)> {
         let state = self.state();
         let Waiting { confirm, end, .. } = state.waits.as_ref()?;
@@ -217,7 +219,8 @@ impl Reloader {
                 events.tell(What::Reloaded { summary: summary(steps) });
             }
             Err(errors) => {
-                // The event logs its reason, which is all of the first error unless that is long.
+                // The event logs its reason, which is the whole first error unless the first error
+                // is long.
                 let why = errors.first().cloned().unwrap_or_default();
                 let told = reason(&why);
                 let rest = errors.iter().skip(usize::from(told == why));
@@ -233,7 +236,7 @@ impl Reloader {
             self.daemon().keep_files(texts);
         }
         let waiting = confirm.zip(applied);
-        // After the answer the caller may request the next one at once.
+        // The state changes at once: after the answer the caller may request the next reload.
         {
             let mut state = self.state();
             state.waits = waiting.as_ref().map(|(confirm, (texts, _))| Waiting {
@@ -255,7 +258,7 @@ impl Reloader {
         self.state().busy = false;
     }
 
-    /// Waits for the confirmation.
+    /// Waits for the confirmation; true if the reload was confirmed in time.
     fn is_confirmed(&self) -> bool {
         let mut state = self.state();
         while let Some(Waiting { end, .. }) = &state.waits {
@@ -273,7 +276,7 @@ impl Reloader {
     fn apply_files(&self, to_confirm: bool) -> Result<Applied, Vec<String>> {
         let (texts, config, steps) = self.read()?;
         let misplaced = self.opens().misplaced(&steps);
-        // What clients have changed since is part of what is compared.
+        // The comparison includes the changes that clients have made since `read`.
         let (steps, before, reconciled) = {
             let mut daemon = self.daemon();
             let (steps, desired) = diff(&daemon.desired, &daemon.started, &config);
@@ -302,7 +305,7 @@ impl Reloader {
         Ok(Applied { steps, texts, before })
     }
 
-    /// Goes back to what was wanted; what that could not do.
+    /// Goes back to the ports that were wanted before; returns the errors.
     fn go_back(&self, before: &Desired) -> Vec<String> {
         let reconciled = {
             let mut daemon = self.daemon();
@@ -316,16 +319,18 @@ impl Reloader {
         errors.iter().map(|why| format!("going back: {why}")).collect()
     }
 
-    /// Waits for the ports that were stopped, and makes those that come; what could not be made.
-    /// The first error ends it, unless ports are made `anyway`, without their sockets. After
-    /// [`RELOAD_REMOVE_TIMEOUT`] what still waits for a port to be gone does so by itself.
+    /// Waits for the ports that were stopped, and makes the new ports; returns the errors. The
+    /// first error ends the work, unless `anyway` is true: ports that fail are then made without
+    /// their sockets. After [`RELOAD_REMOVE_TIMEOUT`] the thread `retry` goes on with entries that
+    /// wait for a port to be gone.
     fn settle(&self, Reconciled { stopped, .. }: Reconciled, anyway: bool) -> Vec<String> {
         let removal = |running| Removal::of(Some(running), RELOAD_REMOVE_TIMEOUT);
         let mut stopped: Vec<Removal> = stopped.into_iter().map(removal).collect();
         let end = Instant::now() + RELOAD_REMOVE_TIMEOUT;
         let mut errors = Vec::new();
         while errors.is_empty() || anyway {
-            // A port that takes longer is an error of `go_on`, and goes on by itself.
+            // A removal that takes longer is an error of `go_on`, and the thread `retry` goes on
+            // with it.
             stopped.retain_mut(|removal| self.daemon().go_on(removal).is_ok_and(|gone| !gone));
             let next = self.daemon().next_to_create();
             match next {
@@ -346,9 +351,9 @@ impl Reloader {
         errors
     }
 
-    /// Makes a port, whose socket is opened without the daemon.
+    /// Makes a port, whose socket is opened without the daemon's lock.
     fn create(&self, entry: &Entry, anyway: bool) -> Result<(), PortError> {
-        // Dropped, where it is not taken, when the daemon is free again.
+        // A socket that the port does not take is dropped after the daemon's lock is released.
         let (mut socket, failed) = match self.opens().open(entry) {
             Ok(socket) => (socket, None),
             Err(error) => (None, Some(error)),
@@ -362,7 +367,7 @@ impl Reloader {
         self.daemon().opens()
     }
 
-    /// Where sockets are: those of ports that there are is known.
+    /// Returns the places of sockets; the places of present ports are known.
     fn places(&self) -> Places {
         let daemon = self.daemon();
         let all = daemon.desired().entries().values().chain(daemon.desired().all_configured());
@@ -376,7 +381,7 @@ impl Reloader {
     }
 }
 
-/// Entries that ask for a worker that there is not before the next start.
+/// Returns the errors about entries that ask for a worker that the switch does not have.
 fn without_worker(config: &Config, workers: usize) -> impl Iterator<Item = String> {
     let all = config.ports.iter().map(|entry| &entry.settings).chain([&config.template]);
     all.filter_map(move |settings| {

@@ -1,18 +1,20 @@
-//! Ports on their way out.
+//! Removes ports.
 //!
-//! A port is removed in the order of what depends on what:
+//! A port is removed in this order, as each step needs the step before:
 //!
-//! 1. that its entry is removed is written down; its addresses are free, its thread is to end;
-//! 2. the thread ends, with the rings quiet, and the socket goes, or the interface;
-//! 3. a table of ports without it is published ([`datapath::port::table`]);
-//! 4. all workers go by that table: no frame of a burst goes there any more, nothing is owed to it,
-//!    and no worker can learn an address for it;
-//! 5. what was learned there is forgotten, and its number may be another port's.
+//! 1. the daemon writes down that the entry is removed, frees the addresses and stops the
+//!    thread;
+//! 2. the thread ends, with the rings quiet, and the socket or the interface goes;
+//! 3. the daemon publishes a table of ports without the port ([`datapath::port::table`]);
+//! 4. all workers adopt the table: no frame of a burst goes to the port any more, no worker owes
+//!    the port anything, and no worker can learn an address for the port;
+//! 5. the daemon forgets the addresses learned on the port, and may give its number to another
+//!    port.
 //!
 //! A front-end or a file system can hold up the second step, a worker that waits for a guest's
-//! memory the fourth. The caller who removes a port waits for [`REMOVE_TIMEOUT`]; the thread
-//! `retry` goes on with it after that. Until no table has the port its name, socket and interface
-//! are not another one's: an entry that needs one of them waits ([`super::plan`]).
+//! memory the fourth. The caller who removes a port waits for [`REMOVE_TIMEOUT`]; after that the
+//! thread `retry` goes on with the removal. Until no table has the port, another port cannot have
+//! its name, socket or interface: an entry that needs one of them waits ([`super::plan`]).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,15 +33,16 @@ use datapath::vhost_user::session::Context;
 use switch::PortId;
 use sys::clock;
 
-/// One of them.
+/// A port that is being removed.
 pub(super) struct Removing {
     serving: Serving,
     begun: Instant,
     /// Begin of the removal by the wall clock: microseconds since 1970.
     since: u64,
-    /// That it lasts was reported.
+    /// True if the removal was reported as late.
     told: bool,
-    /// The table without it, once that is published, and when it is waited for no longer.
+    /// The serial of the first table without the port, once published, and the end of the wait for
+    /// workers to adopt the table.
     published: Option<(u64, Instant)>,
 }
 
@@ -58,12 +61,13 @@ impl Removing {
         self.serving.entry()
     }
 
-    /// True until its name, socket and interface may be another port's: no table has it then.
+    /// True until the port's name, socket and interface may be another port's: until a table
+    /// without the port is published.
     pub(super) fn holds_its_claims(&self) -> bool {
         self.published.is_none()
     }
 
-    /// True if its thread has not ended in time.
+    /// True if the port's thread has not ended in time.
     fn is_late(&self) -> bool {
         self.published.is_none() && self.begun.elapsed() >= REMOVE_TIMEOUT
     }
@@ -73,25 +77,25 @@ impl Removing {
     }
 }
 
-/// The removal of one port, for the one who waits for it: [`Daemon::go_on`] says how far it is.
+/// The removal of one port, for the caller who waits: [`Daemon::go_on`] returns its progress.
 #[must_use = "whether the port is gone is told by the next looks"]
 pub struct Removal {
-    /// None of an entry that nothing served yet.
+    /// The port; none if the port did not run.
     running: Option<Arc<RunningPort>>,
-    /// When it is waited for no longer.
+    /// The end of the caller's wait.
     end: Instant,
 }
 
 impl Removal {
-    /// Of a port that has been stopped, or none.
+    /// Returns the removal of a port that was stopped, or of no port, with a limit for the wait.
     pub(super) fn of(running: Option<Arc<RunningPort>>, limit: Duration) -> Removal {
         Removal { running, end: Instant::now() + limit }
     }
 }
 
 impl Daemon {
-    /// Removes a port or TAP. When this returns its front-end is disconnected, its socket or
-    /// interface is gone, and frames for it go nowhere.
+    /// Removes a port or TAP. When this returns, the front-end is disconnected, the socket or
+    /// interface is gone, and frames for the port go nowhere.
     pub fn remove_port(&mut self, name: &str) -> Result<(), PortError> {
         let mut removal = self.begin_removal(name)?;
         while !self.go_on(&mut removal)? {
@@ -100,8 +104,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Removes a port or TAP, and waits for nothing: it goes on by itself. One that is being
-    /// removed already is as good.
+    /// Begins to remove a port or TAP, and waits for nothing: the thread `retry` goes on with the
+    /// removal. If the port is being removed already, returns that removal.
     pub fn begin_removal(&mut self, name: &str) -> Result<Removal, PortError> {
         if self.desired.get(name).is_none() {
             let removing = self.removing.iter().find(|removing| removing.name() == name);
@@ -118,7 +122,7 @@ impl Daemon {
         Ok(Removal::of(stopped, REMOVE_TIMEOUT))
     }
 
-    /// Tells the thread of a port to end.
+    /// Stops the thread of a port and frees the port's addresses; returns the port.
     pub(super) fn stop_port(&mut self, name: &str) -> Option<Arc<RunningPort>> {
         let is = |serving: &Serving| serving.running().name() == name;
         let mut serving = self.serving.swap_remove(self.serving.iter().position(is)?);
@@ -137,13 +141,14 @@ impl Daemon {
             told: false,
             published: None,
         });
-        // It goes on with the port when the one who asked for this does not.
+        // The thread `retry` goes on with the removal when the caller does not.
         self.retrier.iter().for_each(std::thread::Thread::unpark);
         Some(running)
     }
 
-    /// Takes the removal of a port as far as that needs no waiting; true when the port is gone. It
-    /// is [`PortError::BeingRemoved`] if it takes longer than the caller wants to wait.
+    /// Goes on with the removal of a port as far as possible without waiting; true when the port is
+    /// gone. Returns [`PortError::BeingRemoved`] if the removal takes longer than the caller's
+    /// limit.
     pub fn go_on(&mut self, removal: &mut Removal) -> Result<bool, PortError> {
         let at = removal.running.as_ref().and_then(|running| {
             self.removing.iter().position(|one| Arc::ptr_eq(one.serving.running(), running))
@@ -158,7 +163,7 @@ impl Daemon {
         }
     }
 
-    /// Goes on with all of them, and puts into service what waited for one that is gone.
+    /// Goes on with all removals, and puts entries into service that waited for a port to be gone.
     pub(super) fn go_on_removing(&mut self) {
         self.advance_all();
         for removing in &mut self.removing {
@@ -186,7 +191,8 @@ impl Daemon {
         }
     }
 
-    /// Takes one as far as that needs no waiting; true if it is gone, and the last in its place.
+    /// Goes on with one removal as far as possible without waiting. True if the port is gone; the
+    /// last removal then takes its place in the list.
     fn advance(&mut self, at: usize) -> bool {
         let published = match self.removing[at].published {
             Some(published) => published,
@@ -208,7 +214,7 @@ impl Daemon {
         gone
     }
 
-    /// The thread of one has ended: publishes a table without the port.
+    /// Publishes a table without a port whose thread has ended; returns the table's serial.
     fn take_away(&mut self, at: usize) -> u64 {
         let serving = &self.removing[at].serving;
         let port = serving.running().port();
@@ -220,12 +226,12 @@ impl Daemon {
         self.view.samples.forget(&port);
         self.missing.forget_port(&port.name);
         port.reports.events.tell_surely(&port.name, What::PortDeleted);
-        // Wakes them, and waits for nothing.
+        // Wakes the workers, and waits for nothing.
         self.context.workers.wait_adopted(serial, Instant::now());
         serial
     }
 
-    /// An error while a port is being removed of which this entry needs something.
+    /// Returns an error while a port is being removed that has something this entry needs.
     pub(super) fn is_clear(&mut self, entry: &Entry) -> Result<(), PortError> {
         self.advance_all();
         self.blocks(entry)
@@ -237,24 +243,25 @@ impl Daemon {
         removing.find(|removing| waits_for(entry, removing.entry()))
     }
 
-    /// True for a port of this name that is on its way out.
+    /// True while a port of this name is being removed.
     pub(super) fn is_being_removed(&self, name: &str) -> bool {
         let mut removing = self.removing.iter().filter(|removing| removing.holds_its_claims());
         removing.any(|removing| removing.name() == name)
     }
 
-    /// Ports on their way out that brought their own sockets, and whose these are.
+    /// Returns the users of the ports that are being removed and brought their own sockets.
     pub(super) fn unplugged(&self) -> impl Iterator<Item = u32> {
         self.removing.iter().filter_map(|removing| removing.entry().origin.plugged_by())
     }
 
-    /// Who gave a port, if only to take it away.
+    /// Returns the origin of a port, also of a port that is being removed.
     pub fn origin(&self, name: &str) -> Origin {
         let removing = self.removing.iter().find(|removing| removing.name() == name);
         removing.map_or_else(|| self.desired.origin(name), |removing| removing.entry().origin)
     }
 
-    /// Ports whose removal lasts, and what waits for that.
+    /// Returns degradations for removals that are late, and for entries that wait for a port to be
+    /// gone.
     pub(super) fn held_up(&self) -> impl Iterator<Item = Degradation> {
         let late = self.removing.iter().filter(|removing| removing.is_late());
         let late = late.map(|removing| Degradation {
@@ -278,14 +285,15 @@ impl Daemon {
         late.chain(waiting)
     }
 
-    /// Publishes a table without a port; its number may be used again once all workers go by that.
+    /// Publishes a table without a port; returns the table's serial. The port's number may be used
+    /// again once all workers have adopted the table.
     pub(super) fn withdraw(&mut self, id: PortId) -> u64 {
         let serial = self.view.ports.remove(id);
         self.retired.push((id, serial));
         serial
     }
 
-    /// Forgets what belongs to numbers that no worker uses any more.
+    /// Forgets addresses and memberships of numbers that no worker uses any more.
     pub(super) fn reclaim(&mut self) {
         let Context { fdb, workers, .. } = &self.context;
         self.retired.retain(|&(id, serial)| {

@@ -1,4 +1,4 @@
-//! All counters as log lines, a line per queue that ever did something.
+//! Writes all counters to the log: a line for each queue that was ever used.
 
 use std::fmt::Write;
 
@@ -38,7 +38,7 @@ fn log_worker(index: usize, stats: &WorkerStats) {
     );
 }
 
-/// `a / b`, 0 if there is no `b` yet.
+/// Returns `a / b`, or 0 if `b` is 0.
 fn ratio(a: u64, b: u64) -> f64 {
     if b == 0 { 0.0 } else { a as f64 / b as f64 }
 }
@@ -48,7 +48,7 @@ fn say(line: &mut String, name: &str, count: u64) {
     let _ = write!(line, " {name} {count}");
 }
 
-/// Says a counter; of drops, and of violations of a guard's rules, those that happened.
+/// Writes a counter to the line; leaves out drops and violations of a guard's rules that are 0.
 fn say_counter(line: &mut String, name: &str, counter: &Counter) {
     let is_rare = name.starts_with("drop.") || name.starts_with("guard.");
     if counter.get() > 0 || !is_rare {

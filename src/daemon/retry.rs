@@ -1,10 +1,11 @@
-//! Tries again what the start could not open: sockets of ports and streams, interfaces of TAPs,
-//! services beside them.
+//! Tries again to open what the start could not open: sockets of ports and streams, interfaces of
+//! TAPs, services beside the ports.
 //!
-//! One thread tries what is due of the list ([`super::missing`]), one after the other. It holds the
-//! daemon while it chooses and while it puts into service what it got, never while it waits for a
-//! file system or the kernel. A port that is being tried is not removed before that is over. The
-//! same thread reports to the service manager what the switch lacks, whenever that changes.
+//! One thread makes the attempts that are due in the list ([`super::missing`]), one after the
+//! other. The thread holds the daemon while it chooses an attempt and while it puts a port into
+//! service, and never while it waits for a file system or the kernel. A port is not removed while
+//! an attempt for the port lasts. The thread also reports degradations to the service manager
+//! whenever they change.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,32 +27,32 @@ use sys::notify::notify;
 use sys::sandbox;
 use sys::threads::lock;
 
-/// Starts a service; an error says why it cannot be had.
+/// Starts a service; an error says why the service cannot be had.
 type Start = Box<dyn FnMut() -> Result<(), String> + Send>;
 
-/// Services beside the ports: the switch goes on without those that cannot be had.
+/// Services beside the ports: the switch goes on without a service that cannot be had.
 pub struct Services {
     daemon: Arc<Mutex<Daemon>>,
     missing: Vec<(Code, Start)>,
 }
 
-/// A service, once it is there.
+/// A service, once the service is started.
 pub struct Slot<T>(Arc<Mutex<Option<T>>>);
 
 impl<T> Slot<T> {
-    /// Takes it, if it is there.
+    /// Takes the service, if it is started.
     pub fn take(&self) -> Option<T> {
         lock(&self.0).take()
     }
 }
 
 impl Services {
-    /// None yet.
+    /// Returns an empty list of services.
     pub fn new(daemon: &Arc<Mutex<Daemon>>) -> Services {
         Services { daemon: Arc::clone(daemon), missing: Vec::new() }
     }
 
-    /// Starts a service now, or else again and again until it can be had.
+    /// Starts a service now, or else tries again and again until the service can be had.
     pub fn start<T: Send + 'static, E: std::fmt::Display>(
         &mut self,
         code: Code,
@@ -72,8 +73,8 @@ impl Services {
         Slot(slot)
     }
 
-    /// From now on what is missing is tried again, and the service manager, which has `status`,
-    /// gets changes.
+    /// Starts the thread that tries again, and that reports changes to the service manager, which
+    /// has `status`.
     pub fn retry(self, status: String) -> io::Result<Background> {
         let mut retrier = {
             let daemon = lock(&self.daemon);
@@ -93,7 +94,7 @@ impl Services {
     }
 }
 
-/// An attempt, with the means that it takes.
+/// An attempt, with the means that the attempt needs.
 enum Attempt {
     Service(Code),
     Port(Arc<RunningPort>, Option<Endpoint>),
@@ -108,7 +109,7 @@ impl Daemon {
         let (code, subject) = self.missing.begin(Instant::now())?;
         let Some(name) = subject else { return Some(Attempt::Service(code)) };
         let Ok(serving) = self.serving(&name) else {
-            // It is on its way out.
+            // The port is being removed.
             self.missing.forget_port(&name);
             return None;
         };
@@ -117,8 +118,8 @@ impl Daemon {
         Some(Attempt::Port(running, endpoint))
     }
 
-    /// A port that is wanted is not served, for this reason, and tried again. An inherited
-    /// descriptor is not: by then its number may be another file's.
+    /// Notes that a wanted port is not served for the reason `why`, and has the thread `retry` try
+    /// again. An inherited descriptor is not tried again: its number may be another file's by then.
     pub(super) fn miss(&mut self, port: &Arc<Port>, why: String) -> Result<(), PortError> {
         let entry = self.desired.get(&port.name);
         let endpoint = entry.and_then(|entry| entry.settings.endpoint());
@@ -128,7 +129,7 @@ impl Daemon {
         self.serve_without(port)
     }
 
-    /// It is in service now.
+    /// Reports that a port or service is in service now, if it was missing.
     pub(super) fn recovered(&mut self, code: Code, port: Option<&str>) {
         let Some(missed) = self.missing.take(code, port, Instant::now()) else { return };
         let event = What::Recovered { code: code.name(), seconds: missed.as_secs() };
@@ -138,7 +139,8 @@ impl Daemon {
         }
     }
 
-    /// A service beside the ports cannot be had for this reason, or can.
+    /// Notes the trouble of a service beside the ports, or that the service has no trouble any
+    /// more.
     pub(super) fn note_service(&mut self, code: Code, trouble: Option<String>) {
         match trouble {
             Some(text) => {
@@ -161,10 +163,11 @@ struct Retrier {
 
 impl Retrier {
     fn run(&mut self, stopping: &AtomicBool) {
-        // What a panic left.
+        // A panic may have left attempts under way.
         lock(&self.daemon).missing.pause(|_| true, Instant::now());
         while !stopping.load(Ordering::Acquire) {
-            // Or until a port is to end; too early costs a look.
+            // The thread is woken early when a port is to be removed; a wake-up too early costs one
+            // look.
             std::thread::park_timeout(self.tick());
             lock(&self.daemon).go_on_removing();
             self.try_all(stopping);
@@ -184,7 +187,7 @@ impl Retrier {
         }
     }
 
-    /// Tries all that is due. A failure is due again after a pause, so that the loop ends.
+    /// Makes all attempts that are due. A failure is due again after a pause, so the loop ends.
     fn try_all(&mut self, stopping: &AtomicBool) {
         while !stopping.load(Ordering::Acquire) {
             let attempt = lock(&self.daemon).begin_attempt();
@@ -211,7 +214,7 @@ impl Retrier {
         }
     }
 
-    /// Puts a port into service with what was opened for it, or lets go of that.
+    /// Puts a port into service with what was opened for the port, or drops what was opened.
     fn settle(&self, running: &Arc<RunningPort>, opened: Result<Opened, PortError>) {
         let port = running.port();
         let code = Code::of(&port);
@@ -230,7 +233,7 @@ impl Retrier {
             drop(opened);
             self.let_go(&port, file);
             let is = |one: &Degradation| one.subject.as_deref() == Some(port.name.as_str());
-            // Now it may be removed.
+            // The port may be removed now.
             return lock(&self.daemon).missing.pause(is, Instant::now());
         }
         match daemon.serve_late(running, opened) {
@@ -260,7 +263,7 @@ impl Retrier {
         }
     }
 
-    /// Tells the service manager what the switch lacks, if that is something else than before.
+    /// Tells the service manager the degradations, if they changed.
     fn tell(&mut self) {
         let status = lock(&self.daemon).status_line();
         if status == self.status {

@@ -1,10 +1,11 @@
-//! A port's settings while it serves: what is in force, and what waits for its next session.
+//! A port's settings while the port serves: the settings in force, and the settings that wait for
+//! the next session.
 //!
-//! What a session is offered is settled when it begins, so that a change of it waits for the next
-//! front-end: the port's thread then puts another port in the place of the one there was, with
-//! the same number and counters, before it lets the front-end in. A worker that still had the old
-//! one in its table would not know the new one's rings, so all of them are waited for. Everything
-//! else takes effect at once, at the port that is there.
+//! A session keeps the offer that it began with. So a change of the offer waits for the next
+//! front-end: before the port's thread lets the front-end in, it puts another port in the place of
+//! the present port, with equal number and counters. A worker with the old port in its table would
+//! not know the new port's rings, so the thread waits until all workers have adopted the new table.
+//! Every other change takes effect at once, at the present port.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -20,7 +21,7 @@ use datapath::worker::Workers;
 use sys::netlink::NetlinkError;
 use sys::threads::lock;
 
-/// A port, which may be another one for each of its sessions.
+/// A port, which may be replaced by another port for each session.
 #[derive(Debug)]
 pub struct RunningPort {
     name: String,
@@ -38,7 +39,7 @@ struct State {
     next: Option<Settings>,
 }
 
-/// Why a setting cannot be changed now.
+/// The reason why a setting cannot be changed now.
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeError {
     /// The interface does not take the MTU.
@@ -47,7 +48,7 @@ pub enum ChangeError {
 }
 
 impl RunningPort {
-    /// A port that is as `settings` say.
+    /// Returns a running port with `settings` in force.
     pub fn new(
         port: &Arc<Port>,
         settings: Settings,
@@ -59,7 +60,7 @@ impl RunningPort {
         RunningPort { name: port.name.clone(), ports, events, state }
     }
 
-    /// Its name, which stays.
+    /// Returns the port's name, which never changes.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -68,12 +69,12 @@ impl RunningPort {
         lock(&self.state)
     }
 
-    /// The port as it is now.
+    /// Returns the present port.
     pub fn port(&self) -> Arc<Port> {
         Arc::clone(&self.state().port)
     }
 
-    /// It is on its way out.
+    /// Marks the port as being removed.
     pub fn leave(&self) {
         self.state().port.life.leaving.store(true, Ordering::Relaxed);
     }
@@ -84,8 +85,8 @@ impl RunningPort {
         state.next.as_ref().map_or(Vec::new(), |next| state.settings.differences(next))
     }
 
-    /// Makes it what `wanted` says, as far as that can be now; nothing has changed where it fails.
-    /// Static addresses are the daemon's ([`super::reconcile`]).
+    /// Changes the settings to `wanted`, as far as possible now; an error changes nothing. The
+    /// daemon changes static addresses ([`super::reconcile`]).
     pub fn change(&self, wanted: &Settings) -> Result<(), ChangeError> {
         let mut state = self.state();
         let port = Arc::clone(&state.port);
@@ -102,8 +103,9 @@ impl RunningPort {
         let (before, policy) = (port.policy.get(), wanted.policy());
         let moves = (&before.bridge, &before.vlans) != (&policy.bridge, &policy.vlans);
         if *before != policy {
-            // Queries may not have reached it as it was before. First: until it is seen to change
-            // it may get too much, and never too little.
+            // Queries may not have reached the port under its old policy. The mark comes before the
+            // change: until workers see the new policy the port may get too many frames, and never
+            // too few.
             port.begin();
         }
         port.policy.set(policy);
@@ -119,7 +121,7 @@ impl RunningPort {
         Ok(())
     }
 
-    /// The port for the next session. To be called between two sessions.
+    /// Returns the port for the next session. To be called between two sessions.
     pub fn renew(&self, workers: &Workers, stopped: impl Fn() -> bool) -> Arc<Port> {
         let mut state = self.state();
         let before = Arc::clone(&state.port);
@@ -132,7 +134,7 @@ impl RunningPort {
         let serial = self.ports.add(Arc::clone(&after));
         drop(state);
         while !workers.wait_adopted(serial, Instant::now() + REMOVE_STEP) && !stopped() {}
-        // Nobody counts there any more.
+        // No worker counts at the old port any more.
         state::carry(&before, &after);
         log::info!("port {}: new settings are in effect", after.name);
         after

@@ -1,11 +1,11 @@
-//! Looks once a second at what ports count.
+//! Reads once a second the counters of ports.
 //!
-//! Workers count and say nothing. A thread that is none reads the counters: it reports when drops
-//! begin and end ([`super::drops`]), what addresses do and guards refuse ([`super::paced`]), and
-//! remembers what each port counted in the last minutes, which findings are judged by
-//! ([`super::diagnose`]), and when each of its rings was last used. While all workers sleep nothing
-//! is counted, and the thread has no timer once all drops that began have ended and all else is
-//! reported.
+//! Workers count and report nothing. A separate thread reads the counters. The thread reports when
+//! drops begin and end ([`super::drops`]), which addresses moved or were held and which frames
+//! guards refused ([`super::paced`]). The thread records each port's counts of the last minutes,
+//! from which findings are made ([`super::diagnose`]), and when each ring was last used. While all
+//! workers sleep no counter changes, and the thread has no timer once all drops that began have
+//! ended and all events are reported.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
@@ -23,14 +23,14 @@ use datapath::worker::Workers;
 use sys::clock;
 use sys::threads::{lock, pause};
 
-/// The thread's life.
+/// Looks at all ports once a second, until `stopping`.
 pub fn run(samples: &Samples, ports: &Ports, workers: &Workers, stopping: &AtomicBool) {
     workers.have_helper(Helper::Sampler);
     let turns = || workers.handles().iter().map(|handle| handle.stats.turns.get()).sum::<u64>();
     while pause(Duration::from_secs(1), stopping) {
         let before = turns();
         samples.look(&ports.present(), clock::coarse_seconds());
-        // What is counted from here on is in a turn of its own.
+        // A count that comes after the look belongs to a later turn.
         if samples.are_over() && turns() == before {
             workers.park_while_asleep(Helper::Sampler, stopping);
         }
@@ -54,17 +54,17 @@ pub struct Seen {
     port: Arc<Port>,
     pub drops: Drops,
     reports: Reports,
-    /// Unknown while counters of before are being carried over.
+    /// Counts of the last minutes; none while counters of an earlier port are being carried over.
     history: Option<History>,
-    /// Whose frames found no room there.
+    /// Ports whose frames found no room at this port.
     pub senders: Senders,
-    /// Its rings, by direction and queue.
+    /// The port's rings, by direction and queue.
     rings: HashMap<(Direction, usize), Used>,
-    /// The number of the last look at which it was there.
+    /// The number of the last look at which the port existed.
     look: u64,
 }
 
-/// The frames of a ring, and the second in which they were last seen to have grown.
+/// The frames of a ring, and the second of the look that last saw more frames.
 #[derive(Debug, Clone, Copy, Default)]
 struct Used {
     frames: u64,
@@ -76,7 +76,7 @@ impl Samples {
         lock(&self.0)
     }
 
-    /// Begins with ports that nothing is served at yet: their counters may be an earlier process's.
+    /// Begins with ports that nothing serves yet: their counters may be an earlier process's.
     pub fn begin(&self, ports: &PortTable, now: u32) {
         let mut ledger = self.ledger();
         for port in ports.iter() {
@@ -94,20 +94,16 @@ impl Samples {
         ledger.looks += 1;
         let looks = ledger.looks;
         for port in ports.iter() {
-            if ledger
-                .ports
-                .get(&port.name)
-                .is_none_or(|seen| !port.life.lineage.is(&seen.port.life.lineage))
-            {
+            if ledger.ports.get(&port.name).is_none_or(|seen| !port.life.lineage.is(&seen.port.life.lineage)) {
                 let new = Seen::new(port, Some((&Default::default(), [0; 3])), now);
                 ledger.ports.insert(port.name.clone(), new);
             }
             let Some(seen) = ledger.ports.get_mut(&port.name) else { continue };
             seen.look = looks;
-            // What is carried over was counted, and reported, before.
+            // Counts that are carried over were counted, and reported, before.
             if port.life.lineage.is_whole() {
                 let other = std::mem::replace(&mut seen.port, Arc::clone(port));
-                // What was carried over is no use of the rings.
+                // Frames that were carried over are no use of the rings.
                 seen.look_at_rings(Arc::ptr_eq(&other, port).then_some(now));
                 seen.look_at(ports, now);
             }
@@ -118,28 +114,26 @@ impl Samples {
     /// Forgets a port that is gone, as the thread may sleep for as long as the workers do.
     pub fn forget(&self, port: &Port) {
         let mut ledger = self.ledger();
-        if ledger
-            .ports
-            .get(&port.name)
-            .is_some_and(|seen| port.life.lineage.is(&seen.port.life.lineage))
-        {
+        if ledger.ports.get(&port.name).is_some_and(|seen| port.life.lineage.is(&seen.port.life.lineage)) {
             ledger.ports.remove(&port.name);
         }
     }
 
-    /// True if nothing is left to be reported, unless there is more.
+    /// True if nothing remains to be reported, unless counters change.
     pub fn are_over(&self) -> bool {
         let over =
             |Seen { port, drops, reports, .. }: &Seen| drops.are_over() && reports.are_over(port);
         self.ledger().ports.values().all(over)
     }
 
-    /// Whose frames found no room at a port lately, the most first.
+    /// Returns the ports whose frames found no room at a port lately, the port with most frames
+    /// first.
     pub fn senders(&self, port: &Port, now: u32) -> Vec<Sender> {
         self.of(port, |seen| seen.senders.lately(now)).unwrap_or_default()
     }
 
-    /// Seconds since a ring, which has had so many `frames`, was last used; none if it never was.
+    /// Returns the seconds since a ring with `frames` frames was last used; none if it was never
+    /// used.
     pub fn idle(
         &self,
         port: &Port,
@@ -156,7 +150,7 @@ impl Samples {
             };
             now.filter(|_| std::ptr::eq(&*seen.port, port))
         };
-        // One that was added since the last look has carried nothing over.
+        // A port that was added since the last look has carried no frames over.
         self.of(port, seen).unwrap_or_else(|| (frames > 0).then_some(0))
     }
 
@@ -169,21 +163,18 @@ impl Samples {
         count: u64,
         now: u32,
     ) -> Option<u32> {
-        // What a port that was added since the last look has counted is new.
+        // All counts of a port that was added since the last look are new.
         self.of(port, |seen| seen.drops.age(of, count, now)).unwrap_or(Some(0))
     }
 
-    /// Asks what was seen of a port, if it was looked at.
+    /// Returns the result of `ask` on the samples of a port; none if the sampler never looked at
+    /// the port.
     pub fn of<T>(&self, port: &Port, ask: impl FnOnce(&Seen) -> T) -> Option<T> {
         let ledger = self.ledger();
-        ledger
-            .ports
-            .get(&port.name)
-            .filter(|seen| port.life.lineage.is(&seen.port.life.lineage))
-            .map(ask)
+        ledger.ports.get(&port.name).filter(|seen| port.life.lineage.is(&seen.port.life.lineage)).map(ask)
     }
 
-    /// True if no port was seen.
+    /// True if there are no samples of any port.
     #[cfg(test)]
     pub fn are_empty(&self) -> bool {
         self.ledger().ports.is_empty()
@@ -191,8 +182,8 @@ impl Samples {
 }
 
 impl Seen {
-    /// Of a port that has counted so much `before`, if that is known: its traffic, addresses that
-    /// moved, frames from held ones, and frames that broke a rule.
+    /// Returns the samples of a port with these counts `before`, if they are known: its traffic,
+    /// addresses that moved, frames from held addresses, and frames that broke a rule.
     fn new(port: &Arc<Port>, before: Option<(&[Traffic; 2], [u64; 3])>, now: u32) -> Seen {
         let (traffic, told) = before.unzip();
         Seen {
@@ -206,7 +197,7 @@ impl Seen {
         }
     }
 
-    /// Notes which rings were used by second `now`, or what they have counted before.
+    /// Notes which rings were used by second `now`; without `now`, notes only their counts.
     fn look_at_rings(&mut self, now: Option<u32>) {
         let Seen { port, rings, .. } = self;
         port.each_queue(&mut |direction, queue, stats| {
@@ -228,7 +219,7 @@ impl Seen {
         history.get_or_insert_with(|| History::new(now, counts)).note(now, counts);
         let mut more = Vec::new();
         port.observed.dropped_from.take(|from, frames| {
-            // Of one that is gone meanwhile there is nothing to report.
+            // A sender that is gone meanwhile is not reported.
             more.extend(
                 ports
                     .get(from)
@@ -246,7 +237,7 @@ impl Seen {
     }
 }
 
-/// Receive buffers that a guest's driver made of descriptors that cannot be used.
+/// Returns the number of receive buffers that a guest's driver made of unusable descriptors.
 fn bad_buffers(port: &Port) -> u64 {
     let mut all = 0;
     port.each_queue(&mut |_, _, stats| all += stats.bad_buffers.get());
@@ -282,8 +273,8 @@ mod tests {
         ports.iter().map(|port| Arc::clone(port)).collect()
     }
 
-    /// A ring was used when its frames last grew. What an earlier process counted there, or the
-    /// port in whose place this one came, is no use of it.
+    /// A ring was used when its frames last grew. Frames that an earlier process or an earlier port
+    /// counted are no use of the ring.
     #[test]
     fn a_ring_that_counts_is_used() {
         let port = Arc::new(Port::guest(3, "one", 1));
@@ -317,8 +308,8 @@ mod tests {
         assert_eq!(idle(&after, Direction::In, frames, 112), Some(2));
     }
 
-    /// Counts and senders of a port go on at the port that comes in its place; counts of an earlier
-    /// process are no part of them.
+    /// Counts and senders of a port go on at the port that comes in its place. Counts of an earlier
+    /// process are not among them.
     #[test]
     fn a_port_is_remembered_by_its_line() {
         let [a, b] = [(0, "a"), (1, "b")].map(|(id, name)| Arc::new(Port::guest(id, name, 1)));
@@ -345,7 +336,7 @@ mod tests {
         assert_eq!(samples.of(&after, |seen| seen.over(LATELY, 103).no_room), Some(12));
         assert_eq!(samples.senders(&after, 101), of_b);
 
-        // Another one of its name is not asked about what that one did.
+        // A new port of the name does not get the samples of the earlier port.
         let other = Arc::new(Port::guest(0, "a", 1));
         assert_eq!(no_room(&other, 103), None);
         samples.look(&table(&[&other]), 104);

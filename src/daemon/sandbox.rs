@@ -1,8 +1,8 @@
 //! Chooses the files, system calls and capabilities that a switch keeps in its sandbox: those of
 //! its configuration, and those of ports that may be added later.
 //!
-//! A switch with a control socket or a configuration file may get ports and uplinks later. A
-//! switch without either keeps what opens its own ports again.
+//! A switch with a control socket or a configuration file may get ports and uplinks later. A switch
+//! without either keeps the files and calls that open its own ports again.
 
 use std::io;
 use std::path::Path;
@@ -17,9 +17,10 @@ use sys::{group, tap, wakeup};
 const NO_GROUP: &str = "no group has this name";
 
 impl Daemon {
-    /// Confines the process, unless the configuration says otherwise, and reports what the kernel
-    /// cannot do. `files` are those of the configuration, the named one first. An error says that a
-    /// thread is left outside.
+    /// Confines the process, unless the configuration turns the sandbox off, and logs what the
+    /// kernel cannot enforce. `file` is the configuration file that the command line names, `texts`
+    /// are all files of the configuration. Returns an error if a thread is left outside of the
+    /// sandbox.
     pub fn confine(&self, file: Option<&Path>, texts: Option<&Texts>) -> io::Result<()> {
         if !self.started.sandbox {
             log::warn!("sandbox: off, as configured");
@@ -78,7 +79,7 @@ impl Daemon {
     }
 }
 
-/// The places of what is not a port.
+/// Adds the places of sockets and devices that belong to no port, and the plug directory.
 fn add_own(config: &Config, add: &mut impl FnMut(&Path, Use)) {
     if let Some(Control { path, .. }) = &config.control {
         add(directory_of(path), Use::Sockets);
@@ -88,7 +89,7 @@ fn add_own(config: &Config, add: &mut impl FnMut(&Path, Use)) {
     }
     if let Some(path) = &config.plug {
         add(path, Use::Look);
-        // Where it is missed and found again.
+        // The parent directory is needed to see whether the plug directory is missing or back.
         add(directory_of(path), Use::Look);
     }
     if config.latency != Latency::Normal {
@@ -96,8 +97,8 @@ fn add_own(config: &Config, add: &mut impl FnMut(&Path, Use)) {
     }
 }
 
-/// The directory of a file of the configuration, as editors put another file in its place, and
-/// `conf.d`; and where links lead to.
+/// Adds the directory of a configuration file, as editors put another file in its place, and the
+/// directory `conf.d`; adds the directories that links lead to.
 fn add_config(path: &Path, add: &mut impl FnMut(&Path, Use)) {
     let real = path.canonicalize();
     for path in [Some(path), real.as_deref().ok()].into_iter().flatten() {

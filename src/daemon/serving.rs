@@ -1,7 +1,8 @@
-//! Serves a port: by a thread of its own, with the socket or interface that was opened for it.
+//! Serves a port: by a thread of its own, with the socket or interface that was opened for the
+//! port.
 //!
-//! A port for which that cannot be had is there without: it is in the table, frames
-//! for it are dropped, and it may be changed and deleted as any other.
+//! A port whose socket or interface cannot be had exists without: the port is in the table, frames
+//! for the port are dropped, and clients may change and delete the port as any other.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,17 +27,17 @@ use switch::Fdb;
 
 /// Socket or interface of a port.
 pub enum Opened {
-    /// Where front-ends come from, or the peers of a stream.
+    /// The socket at which front-ends, or the peers of a stream, are met.
     Socket(Acceptor),
-    /// Its interface is attached; true if it was created by us.
+    /// The interface is attached; true if the switch created the interface.
     Interface(bool),
 }
 
 impl Opened {
-    /// Opens what serves a port: its socket, or its interface where there is no `endpoint`; as an
-    /// earlier process left it, or anew. What is in use for a moment is tried until `end`: the
-    /// kernel closes the rings of a process that was killed, and with them their TAPs, after the
-    /// process has ended.
+    /// Opens the socket of a port, or its interface if there is no `endpoint`: takes what an
+    /// earlier process left, or opens anew. Tries until `end` while an interface is in use: the
+    /// kernel closes the rings of a process that was killed, and with the rings their TAPs, after
+    /// the process has ended.
     pub fn open(
         port: &Port,
         endpoint: Option<&config::Endpoint>,
@@ -57,7 +58,7 @@ impl Opened {
         Ok(Opened::Socket(received.open(Instant::now(), open, in_use)?))
     }
 
-    /// The socket.
+    /// Returns the socket.
     pub fn acceptor(&mut self) -> Option<&mut Acceptor> {
         match self {
             Opened::Socket(acceptor) => Some(acceptor),
@@ -65,7 +66,7 @@ impl Opened {
         }
     }
 
-    /// The socket's file, if this process made it.
+    /// Returns the socket's file, if this process made the file.
     fn file(&self) -> Option<SocketFile> {
         match self {
             Opened::Socket(acceptor) => acceptor.file(),
@@ -73,17 +74,18 @@ impl Opened {
         }
     }
 
-    /// The socket's file, if this process made it and it stays when the socket is closed.
+    /// Returns the socket's file, if this process made the file and it stays when the socket is
+    /// closed.
     pub fn file_that_stays(&self) -> Option<Place> {
         self.file().filter(|file| file.stays).map(|file| file.place)
     }
 }
 
-/// How a port's thread is made to end.
+/// The means by which a port's thread is stopped.
 enum Stop {
-    /// A guest's, or a stream's: written once.
+    /// Written once to stop the thread of a guest's port or a stream.
     Session(Arc<EventFd>),
-    /// An uplink's.
+    /// Set to stop the thread of an uplink.
     Reattach(Arc<AtomicBool>),
 }
 
@@ -94,16 +96,16 @@ pub struct Serving {
     running: Arc<RunningPort>,
     /// The entry that the port was made or last changed with.
     entry: Entry,
-    /// Its static addresses.
+    /// Static addresses of the port.
     pub(super) addresses: BTreeSet<MacAddr>,
-    /// None if what it is served with cannot be had.
+    /// None if the port's socket or interface cannot be had.
     thread: Option<Thread>,
-    /// Its socket's file.
+    /// The socket's file.
     file: Option<SocketFile>,
 }
 
 impl Serving {
-    /// The port.
+    /// Returns the port.
     pub fn running(&self) -> &Arc<RunningPort> {
         &self.running
     }
@@ -113,7 +115,7 @@ impl Serving {
         &self.entry
     }
 
-    /// Changes what needs no other socket or interface; nothing if that fails.
+    /// Changes settings that need no other socket or interface; an error changes nothing.
     pub(super) fn change(&mut self, entry: &Entry, fdb: &Fdb) -> Result<(), PortError> {
         let port = self.running.port();
         let before = port.policy.get();
@@ -122,11 +124,12 @@ impl Serving {
         let now = port.policy.get();
         fdb.set_port_cap(port.id, build::cap(&entry.settings));
         if before.learns && !now.learns {
-            // What a worker still learns there for a moment ages.
+            // An address that a worker still learns on the port for a moment ages.
             fdb.flush_port(port.id);
         }
         if (&before.bridge, &before.vlans) != (&now.bridge, &now.vlans) {
-            // What a worker still learns there for a moment leads nowhere, and ages.
+            // An address that a worker still learns on the port for a moment leads nowhere, and
+            // ages.
             fdb.flush(|id, segment| id == port.id && !now.is_member(segment));
         }
         Ok(())
@@ -145,17 +148,17 @@ impl Serving {
         self.addresses.remove(&mac);
     }
 
-    /// Its socket's file, where that stays when the thread ends.
+    /// Returns the socket's file, if the file stays when the thread ends.
     pub fn file(&self) -> Option<&Place> {
         self.file.as_ref().filter(|file| file.stays).map(|file| &file.place)
     }
 
-    /// Tells its thread to end.
+    /// Tells the port's thread to end.
     pub fn stop(&self) {
         self.running.leave();
         match &self.thread {
             Some((_, Stop::Session(stop))) => {
-                // Fails only if it is full, and then it is readable.
+                // A write fails only if the counter is full, and a full eventfd is readable.
                 let _ = stop.write(1);
                 if let Some(stream) = self.running.port().as_stream() {
                     stream.wake();
@@ -178,19 +181,18 @@ impl Serving {
         self.file.iter().filter(|file| !file.stays).for_each(|file| file.place.remove());
     }
 
-    /// True if its thread has ended, or there is none.
+    /// True if the port's thread has ended, or the port has no thread.
     pub fn has_ended(&mut self) -> bool {
         let ended = self.thread.take_if(|(thread, _)| thread.is_finished());
         if let Some((thread, _)) = ended {
-            // Panics were contained and logged inside.
+            // The thread contained and logged its panics.
             let _ = thread.join();
         }
         self.thread.is_none()
     }
 }
 
-/// The thread of a guest's port waits for front-ends, that of a stream's for peers, or it connects
-/// to one.
+/// Starts the thread of a guest's port, which meets front-ends, or of a stream, which meets peers.
 fn start_session(
     name: String,
     serve: impl FnOnce(Arc<EventFd>) + Send + 'static,
@@ -202,7 +204,7 @@ fn start_session(
 }
 
 impl Daemon {
-    /// Has a thread serve a port that is wanted with what was opened for it.
+    /// Starts a thread that serves a wanted port with what was opened for the port.
     pub(super) fn serve(&mut self, port: &Arc<Port>, opened: Opened) -> Result<(), PortError> {
         let mut serving = self.served(port)?;
         serving.file = opened.file();
@@ -211,7 +213,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// A port that is wanted for which nothing could be opened.
+    /// Adds the server of a wanted port for which nothing could be opened.
     pub(super) fn serve_without(&mut self, port: &Arc<Port>) -> Result<(), PortError> {
         let serving = self.served(port)?;
         port.life.left_out.store(true, Ordering::Relaxed);
@@ -225,7 +227,7 @@ impl Daemon {
         self.stopping.load(Ordering::Acquire) || !stays
     }
 
-    /// Has such a port be served after all.
+    /// Starts the thread of a port for which nothing could be opened at first.
     pub(super) fn serve_late(
         &mut self,
         running: &Arc<RunningPort>,
@@ -241,7 +243,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// A port of an entry, and the addresses that it was given with.
+    /// Returns the server of a port without a thread: the wanted entry, and the addresses that the
+    /// port has.
     fn served(&self, port: &Arc<Port>) -> Result<Serving, PortError> {
         let entry = self.desired.get(&port.name).ok_or(PortError::NoSuchPort)?.clone();
         let is_here = |mac: &MacAddr| port.has_address(*mac, &self.context.fdb);
@@ -274,7 +277,8 @@ impl Daemon {
         }
     }
 
-    /// A thread attaches an uplink's interface again whenever it is lost, and its MTU is followed.
+    /// Starts the thread that attaches an uplink's interface again whenever the interface is lost,
+    /// and follows its MTU.
     fn keep_uplink(&mut self, port: &Arc<Port>, created: bool) -> Result<Thread, PortError> {
         self.monitor_links()?;
         let stopping = Arc::new(AtomicBool::new(false));

@@ -1,9 +1,11 @@
-//! State that a process hands to its successor: where addresses live, and the counters.
+//! Writes and reads the state that a process hands to its successor: the learned addresses and the
+//! counters.
 //!
-//! Text, a fact a line, so that releases understand each other as far as they can: a line that
-//! says nothing to the reader is passed over, one for a port that is gone too. The first line
-//! names the version; of another one nothing is taken. Seconds are those of the machine's
-//! monotonic clock, which no restart of ours resets. Behind a port stands its VLAN, if any.
+//! The state is text with one fact a line, so that releases understand each other as far as they
+//! can: a reader passes over a line that it does not know, and a line for a port that is gone. The
+//! first line names the version; a reader takes nothing of another version. Seconds are those of
+//! the machine's monotonic clock, which no restart of the daemon resets. Behind the port stands the
+//! VLAN, if any.
 //!
 //! ```text
 //! vioswitch-state 1
@@ -22,7 +24,7 @@ use switch::{Entry, EntryAge, Fdb, PortId, PortView, Station};
 
 const FIRST_LINE: &str = "vioswitch-state 1";
 
-/// How much was taken over.
+/// The number of addresses and counters that were taken over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Restored {
     /// Learned addresses.
@@ -31,7 +33,7 @@ pub struct Restored {
     pub counters: usize,
 }
 
-/// Writes what is known in second `now`.
+/// Returns the state of second `now` as text.
 pub fn write(ports: &PortTable, addresses: &[Entry], now: u32) -> String {
     let mut text = format!("{FIRST_LINE}\n");
     for entry in addresses {
@@ -57,9 +59,9 @@ pub fn write(ports: &PortTable, addresses: &[Entry], now: u32) -> String {
     text
 }
 
-/// Takes over what an earlier process wrote, before anything else learns or counts; `None` if it is
-/// of another version. What the table does not take, for its limits or the configuration's own
-/// entries, is not learned.
+/// Takes over the state of an earlier process, before any address is learned or frame counted;
+/// `None` if the state is of another version. Skips addresses that the table does not take, for its
+/// limits or the configuration's own entries.
 pub fn restore(text: &str, ports: &PortTable, fdb: &Fdb, now: u32) -> Option<Restored> {
     let mut lines = text.lines();
     if lines.next() != Some(FIRST_LINE) {
@@ -75,7 +77,7 @@ pub fn restore(text: &str, ports: &PortTable, fdb: &Fdb, now: u32) -> Option<Res
                 let known = mac.parse::<MacAddr>().ok().zip(seen.parse::<u32>().ok());
                 if let (Some((mac, seen)), Some(&port)) = (known, ids.get(port)) {
                     let segment = ports.policy(port).segment(vlan.parse().unwrap_or(0));
-                    // It may be a port of another VLAN now, or learn no more.
+                    // The port may be in another VLAN now, or learn no more.
                     let learned = ports.is_member(port, segment)
                         && ports.learns(port)
                         && fdb.learn(Station::new(segment, mac), port, seen.min(now)).is_in_table();
@@ -102,8 +104,8 @@ pub fn restore(text: &str, ports: &PortTable, fdb: &Fdb, now: u32) -> Option<Res
     Some(restored)
 }
 
-/// Has the counters of a port go on at the one that comes in its place. Those of queues that this
-/// one does not have go on at its first.
+/// Adds the counters of a port to the port that comes in its place. Counters of queues that the new
+/// port lacks are added to its first queue.
 pub fn carry(before: &Port, after: &Port) {
     let mut counted = HashMap::new();
     each_counter(before, &mut |part, name, counter| {
@@ -111,7 +113,7 @@ pub fn carry(before: &Port, after: &Port) {
             counted.insert((part.to_owned(), name.to_owned()), counter.get());
         }
     });
-    // Shared: what comes for the port meanwhile is counted too.
+    // The addition is shared: workers may count frames for the port meanwhile.
     let mut add = |exact: bool| {
         each_counter(after, &mut |part, name, counter| {
             if exact {
@@ -131,7 +133,7 @@ pub fn carry(before: &Port, after: &Port) {
     after.life.lineage.complete();
 }
 
-/// Every counter of a port, by the part of the port it belongs to and its name.
+/// Visits every counter of a port, with the part of the port and the counter's name.
 fn each_counter(port: &Port, visit: &mut dyn FnMut(&str, &str, &Counter)) {
     port.stats.each(&mut |name, counter| visit("port", name, counter));
     visit("port", "log_suppressed", &port.reports.log.suppressed);
@@ -198,7 +200,7 @@ mod tests {
         assert_eq!(restored.addresses, 3);
         let homes = [1, 2, 3, 4, 9].map(|last| fdb.lookup(mac(last)));
         assert_eq!(homes, [Some(2), Some(1), None, Some(3), None]);
-        // Idle since they were last seen, not since they were taken over.
+        // An address has been idle since it was last seen, not since it was taken over.
         let ages: HashMap<_, _> =
             fdb.entries(NOW + 5).into_iter().map(|entry| (entry.station.mac, entry.age)).collect();
         assert_eq!(ages[&mac(2)], EntryAge::Idle(7));
@@ -212,7 +214,7 @@ mod tests {
         assert_eq!(restored.counters, seen);
     }
 
-    /// In the bridge and VLAN that it was learned in, if its port is still a member.
+    /// An address is known in the bridge and VLAN in which it was learned, if its port is a member.
     #[test]
     fn a_successor_knows_vlans() {
         let trunk = |list: &[u16]| {
@@ -261,7 +263,7 @@ mod tests {
         );
         let restored = restore(&text, &ports, &fdb, NOW).unwrap();
         assert_eq!(restored, Restored { addresses: 1, counters: 0 });
-        // Seen in the future is seen now.
+        // An address that was seen in the future counts as seen now.
         assert_eq!(fdb.entries(NOW)[0].age, EntryAge::Idle(0));
         assert_eq!(ports[0].stats.attaches.get(), 0);
         assert_eq!(ports[0].stats.drops.get(DropReason::NoFit), 0);

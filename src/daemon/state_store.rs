@@ -1,12 +1,13 @@
-//! The state directory: what clients added and changed, and the configuration's files in force.
+//! The state directory: keeps the ports and changes that clients made, and the configuration's
+//! files in force.
 //!
 //! `ports.toml` is written whole before a change takes effect ([`StateDir`]): a change that cannot
 //! be written is not made. Without a directory, or with a file that cannot be read, nothing is
-//! kept; the switch serves and reports that. The files of the configuration are kept when they are
-//! in force, for a start that finds errors in them.
+//! kept; the switch serves and reports the trouble. The files of the configuration are kept when
+//! they are in force, for a start that finds errors in the configuration.
 //!
-//! A reload that waits to be confirmed is undone by the next process. So its files stand beside
-//! those that were in force before anything is done of them.
+//! The next process undoes a reload that waits to be confirmed. So the files of the reload are kept
+//! beside the files that were in force before, and before the reload changes anything.
 
 use std::path::Path;
 
@@ -19,39 +20,40 @@ use api::config::{Config, Kept, Text, Texts};
 use base::limits::MAX_STATE_BYTES;
 use sys::state_dir::{Prepared, StateDir, Unreadable};
 
-/// The file of what clients added and changed.
+/// The file with the ports and changes that clients made.
 const PORTS: &str = "ports.toml";
 
-/// The configuration's files that are in force.
+/// The file with the configuration's files that are in force.
 const FILES: &str = "applied.json";
 
-/// The way to the next process that goes through files.
+/// Keeps state for the next process in files.
 #[derive(Debug, Default)]
 pub struct StateStore {
     dir: Option<StateDir>,
-    /// Content of [`PORTS`]; none if that is unknown, or the file does not exist.
+    /// Content of [`PORTS`]; none if the content is unknown, or the file does not exist.
     written: Option<String>,
-    /// The file exists and cannot be read: nothing may take its place.
+    /// True if the file exists and cannot be read: no other file may take its place.
     is_unreadable: bool,
-    /// The file of an earlier version was read, and goes when [`PORTS`] is written.
+    /// True if the file of an earlier version was read; the file goes when [`PORTS`] is written.
     is_upgraded: bool,
     /// Degradations found at the start.
     found: Vec<Degradation>,
-    /// Errors of the configuration, in whose place an earlier one runs.
+    /// Errors of the configuration in whose place an earlier configuration runs.
     refused: Vec<Degradation>,
-    /// Why the last change is not kept.
+    /// The reason why the last change is not kept.
     failed: Option<Degradation>,
-    /// A reload waits to be confirmed.
+    /// True while a reload waits to be confirmed.
     is_unconfirmed: bool,
 }
 
-/// Why something is not kept.
+/// The reason why a change is not kept.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot be kept for the next start: {0}")]
 pub struct NotSaved(#[from] std::io::Error);
 
 impl StateStore {
-    /// Takes the directory, if there is to be one.
+    /// Returns a store in the directory `path`, if there is a path; notes an error as a
+    /// degradation.
     pub fn open(path: Option<&Path>) -> StateStore {
         let mut store = StateStore::default();
         let Some(path) = path else { return store };
@@ -65,7 +67,7 @@ impl StateStore {
         store
     }
 
-    /// Where that is.
+    /// Returns the path of the directory.
     pub fn path(&self) -> Option<&Path> {
         self.dir.as_ref().map(StateDir::path)
     }
@@ -75,18 +77,19 @@ impl StateStore {
         self.dir.is_some() && !self.is_unreadable
     }
 
-    /// Something is wrong that the administrator should know.
+    /// Logs and notes a degradation that the administrator should know.
     fn trouble(&mut self, code: Code, text: String) {
         log::error!("{text}");
         self.found.push(Degradation::new(code, None, text));
     }
 
-    /// All that is wrong.
+    /// Returns all degradations.
     pub fn degraded(&self) -> impl Iterator<Item = &Degradation> {
         self.refused.iter().chain(&self.found).chain(&self.failed)
     }
 
-    /// Returns what clients of earlier processes added and changed. A damaged file is put aside.
+    /// Returns the ports and changes that clients of earlier processes made. Puts a damaged file
+    /// aside.
     pub fn kept(&mut self, config: &Config) -> Kept {
         match self.read(PORTS) {
             Ok(Some(bytes)) => {
@@ -108,7 +111,7 @@ impl StateStore {
         }
     }
 
-    /// Reads the file of versions without [`PORTS`].
+    /// Returns the ports and changes in the file of versions without [`PORTS`].
     fn kept_by_earlier_versions(&mut self, config: &Config) -> Kept {
         let Ok(Some(bytes)) = self.read(upgrade::FILE) else { return Kept::default() };
         self.is_upgraded = true;
@@ -119,12 +122,12 @@ impl StateStore {
         })
     }
 
-    /// The files of the configuration that was last in force.
+    /// Returns the files of the configuration that was last in force.
     pub fn last_files(&mut self) -> Option<Texts> {
         Some(texts(self.files()?.files))
     }
 
-    /// True if these files were reloaded by an earlier process, and not confirmed.
+    /// True if an earlier process reloaded these files, and no client confirmed the reload.
     pub fn are_unconfirmed(&mut self, found: &Texts) -> bool {
         let kept = self.files().and_then(|kept| kept.unconfirmed);
         kept.is_some_and(|kept| texts(kept) == *found)
@@ -141,7 +144,7 @@ impl StateStore {
         None
     }
 
-    /// The configuration was not confirmed, and the one before runs.
+    /// Notes that the configuration was not confirmed, and that the configuration before runs.
     pub fn not_confirmed(&mut self) {
         let text = "the configuration was reloaded and not confirmed, and the one before it runs; \
                     config reload puts it into service";
@@ -149,8 +152,8 @@ impl StateStore {
         self.refused = vec![Degradation::new(Code::ReloadNotConfirmed, None, text.to_owned())];
     }
 
-    /// The configuration has errors; the last one runs in its place. If a reload waits to be
-    /// confirmed that is the one before the reload.
+    /// Notes that the configuration has errors, and that the configuration last in force runs: the
+    /// configuration before the reload, if a reload waits to be confirmed.
     pub fn refuse(&mut self, errors: &[String]) {
         let text = "the configuration has errors, and the one that was last in force runs";
         let lines = std::iter::once(text).chain(errors.iter().map(String::as_str));
@@ -159,13 +162,13 @@ impl StateStore {
         self.refused = lines.map(of).collect();
     }
 
-    /// These files are in force: they are kept for a start with bad ones.
+    /// Keeps these files, which are in force, for a start that finds errors.
     pub fn keep_files(&mut self, texts: &Texts) -> Result<(), NotSaved> {
         self.refused.clear();
         self.write_files(&Applied { version: 1, files: listed(texts), unconfirmed: None })
     }
 
-    /// These files are about to be in force, and wait to be confirmed.
+    /// Keeps these files, which are about to be in force and wait to be confirmed.
     pub fn keep_unconfirmed(&mut self, texts: &Texts) -> Result<(), NotSaved> {
         if self.dir.is_some() && !texts.files.is_empty() {
             let none = || std::io::Error::other("what runs was not kept");
@@ -184,17 +187,17 @@ impl StateStore {
         Ok(dir.prepare(FILES, &text).and_then(Prepared::commit)?)
     }
 
-    /// True if a reload waits to be confirmed.
+    /// True while a reload waits to be confirmed.
     pub fn is_unconfirmed(&self) -> bool {
         self.is_unconfirmed
     }
 
-    /// The configuration in force is the last one.
+    /// Notes that no reload waits to be confirmed any more.
     pub fn stay(&mut self) {
         self.is_unconfirmed = false;
     }
 
-    /// A whole file of the directory; an error if the file exists and cannot be read.
+    /// Returns a whole file of the directory; an error if the file exists and cannot be read.
     fn read(&mut self, name: &str) -> Result<Option<Vec<u8>>, ()> {
         let Some(dir) = &self.dir else { return Ok(None) };
         match dir.read(name, MAX_STATE_BYTES) {
@@ -226,7 +229,7 @@ impl StateStore {
         self.trouble(Code::StateFileDamaged, text);
     }
 
-    /// Writes what clients added and changed, unless the file says the same already.
+    /// Writes the ports and changes that clients made, unless the file has equal content.
     pub fn keep(&mut self, desired: &Desired) -> Result<(), NotSaved> {
         if !self.keeps() {
             return Ok(());
@@ -243,7 +246,7 @@ impl StateStore {
         done
     }
 
-    /// Writes what was kept before a change that was not made.
+    /// Writes the ports and changes that were kept before a change that was not made.
     pub fn undo(&mut self, desired: &Desired) {
         let failed = self.failed.take();
         let kept = self.keep(desired);
@@ -258,7 +261,7 @@ impl StateStore {
             return Err(std::io::Error::other(text).into());
         }
         let prepared = dir.prepare(PORTS, text.as_bytes())?;
-        // What stands there is unknown if this fails.
+        // If the commit fails, the file's content is unknown.
         self.written = Some(String::new());
         prepared.commit()?;
         if self.is_upgraded {

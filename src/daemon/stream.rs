@@ -1,9 +1,9 @@
-//! A stream's thread: lets one peer after the other in, or connects to one again and again.
+//! A stream's thread: lets one peer after the other in, or connects to a peer again and again.
 //!
-//! While a peer is connected its frames are the workers' affair. They say when the connection has
-//! ended, and this thread closes it: there may be descriptors in its queue whose closing lasts
-//! ([`datapath::guard::disposal`]). Meanwhile other peers that connect wait in the queue of the
-//! listening socket.
+//! While a peer is connected, workers handle its frames. The workers report the end of the
+//! connection, and this thread closes the connection: its queue may contain descriptors whose
+//! closing lasts ([`datapath::guard::disposal`]). Meanwhile other peers that connect wait in the
+//! queue of the listening socket.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
@@ -31,16 +31,16 @@ use sys::unix_socket;
 pub fn serve(port: &Port, mut acceptor: Acceptor, workers: &Workers, stop: &EventFd) {
     let Some(device) = port.as_stream() else { return };
     if let Acceptor::Listener(listener) = &acceptor {
-        // Who connects may send before it is let in.
+        // A peer may send before its connection is accepted.
         unix_socket::refuse_descriptors(listener.as_fd());
     }
     let stopped = || is_readable(stop.as_raw_fd());
     run_again_after_panic(&format!("port {}: its thread", port.name), stopped, || {
-        // What a panic left.
+        // Releases the connection that a panic left.
         release(device, None);
         while let Opened::Connection(socket, peer) = acceptor.meet(stop) {
             let pause = converse(port, device, socket, peer, workers, &stopped);
-            // Without a wait there is no pause, which is better than no port.
+            // If the wait fails there is no pause: a port without a pause is better than no port.
             if let Some(pause) = pause
                 && poll::pause(stop, Instant::now() + pause).is_ok_and(|woken| woken == Wake::Stop)
             {
@@ -53,7 +53,8 @@ pub fn serve(port: &Port, mut acceptor: Acceptor, workers: &Workers, stop: &Even
     });
 }
 
-/// One connection, from its beginning to its end; how long the next one has to wait, if at all.
+/// Serves one connection, from beginning to end; returns how long the next connection has to wait,
+/// if at all.
 fn converse(
     port: &Port,
     device: &DevicePort,
@@ -76,7 +77,7 @@ fn converse(
     device.attach(vec![Arc::clone(&connection) as Device], Offloads::NONE);
     port.stats.attaches.add_shared(1);
     port.tell(What::Connected { pid: peer.pid, uid: peer.uid });
-    // What came before it was watched is found now.
+    // The worker looks for frames that came before it watched the connection.
     worker.look(token);
     while !device.is_lost() && !stopped() {
         device.wait_lost(stopped);
@@ -107,11 +108,11 @@ fn release(device: &DevicePort, connection: Option<Arc<Connection>>) {
         device.close_lost();
         return;
     };
-    // This is not the last one.
+    // `connection` is another reference, so letting go of the device's reference closes nothing.
     device.let_go();
     for _ in 0..CLOSE_TIMEOUT_MILLIS {
         match Arc::try_unwrap(connection) {
-            // Closes it, by this thread.
+            // This thread drops the last reference, which closes the connection.
             Ok(_) => return,
             Err(held) => connection = held,
         }

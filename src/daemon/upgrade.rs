@@ -1,4 +1,4 @@
-//! Reads `runtime.json`, in which earlier versions kept what clients changed.
+//! Reads `runtime.json`, in which earlier versions kept the changes of clients.
 
 use std::collections::BTreeMap;
 
@@ -28,9 +28,9 @@ struct Differences {
 struct Change {
     kind: String,
     name: String,
-    /// The configuration's settings of the port, if it had any.
+    /// The configuration's settings of the port, if the configuration had the port.
     configured: Option<BTreeMap<String, Vec<String>>>,
-    /// A client deleted the port of the configuration, and added this one.
+    /// True if a client deleted the port of the configuration, and added this port.
     #[serde(default)]
     added: bool,
     /// Settings in force; none if the port was deleted.
@@ -43,7 +43,8 @@ struct Address {
     port: String,
 }
 
-/// Reads the file, written beside this configuration; the fault, if the file is damaged.
+/// Returns the ports and changes of the file, which belongs to this configuration; an error names
+/// the fault of a damaged file.
 pub fn read(bytes: &[u8], config: &Config) -> Result<Kept, String> {
     let saved: Saved = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     if saved.version != 1 {
@@ -60,7 +61,7 @@ pub fn read(bytes: &[u8], config: &Config) -> Result<Kept, String> {
             Some(mut before) => {
                 let differ = now.into_iter().filter(|(key, words)| before.get(key) != Some(words));
                 let mut keys: Keys = differ.collect();
-                // Addresses of `fdb add` come to these.
+                // Addresses of `fdb add` are added to the addresses of the configuration.
                 keys.extend(before.remove_entry("mac").filter(|_| !keys.contains_key("mac")));
                 kept.overrides.insert(name, Override::Keys(keys));
             }

@@ -1,9 +1,10 @@
-//! Attaching uplinks, which are TAPs and interfaces that are reached by XDP, and getting them back.
+//! Attaches uplinks, which are TAPs and interfaces that are reached by XDP, and attaches them again
+//! when they are lost.
 //!
-//! A host should not queue for its VMs: a TAP gets `noqueue`, as a locking qdisc makes all
-//! senders wait for each other. Where that is not permitted the administrator reads the line that
-//! does it. A TAP that we created gets its MTU, is brought up, and is created again when
-//! a user deletes it; an interface that the administrator made is left as it is, and waited for.
+//! A host should not queue for its VMs: a TAP gets `noqueue`, as a locking qdisc makes all senders
+//! wait for each other. Where the kernel forbids the change, the log tells the administrator the
+//! command. A TAP that the switch created gets its MTU, is brought up, and is created again when a
+//! user deletes it. An interface that the administrator made is left unchanged, and is waited for.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -24,39 +25,40 @@ use sys::tap::{self, Missing, Tap, TapError, TapQueue};
 use sys::tap_ring::Io;
 use sys::xdp::{self, Mode, Xdp, XdpError};
 
-/// Why an uplink cannot be attached.
+/// The reason why an uplink cannot be attached.
 #[derive(Debug, thiserror::Error)]
 pub enum UplinkError {
     /// The interface of this name cannot be opened.
     #[error("interface {0}: {1}")]
     Open(String, OpenError),
-    /// An interface of ours, of this name, cannot be brought up.
+    /// An interface that the switch created, of this name, cannot be brought up.
     #[error("cannot bring up {0}: {1}")]
     Up(String, netlink::NetlinkError),
     /// A process has the interface.
     #[error("interface {0}: in use by {1}: give another ifname, or end that process")]
     Held(String, Holder),
-    /// There is no interface behind the port.
+    /// The port has no interface.
     #[error("it is no uplink")]
     NoUplink,
-    /// The data path could not watch it.
+    /// The workers cannot watch the interface.
     #[error("cannot watch the interface: {0}")]
     Watch(#[from] std::io::Error),
 }
 
-/// Why an interface cannot be opened.
+/// The reason why an interface cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// A TAP cannot be opened.
     #[error(transparent)]
     Tap(#[from] TapError),
-    /// By XDP.
+    /// An interface cannot be opened by XDP.
     #[error(transparent)]
     Xdp(#[from] XdpError),
 }
 
 impl UplinkError {
-    /// Names the process that has the interface, if that can be seen.
+    /// Returns the error with the name of the process that has the interface, if the process can be
+    /// seen.
     pub fn with_holder(self) -> UplinkError {
         match self {
             UplinkError::Open(ifname, OpenError::Tap(TapError::Busy)) => {
@@ -69,7 +71,8 @@ impl UplinkError {
         }
     }
 
-    /// True if a process is attached to the interface, or it is one that is about to go.
+    /// True if the error may pass: a process is attached to the interface, or a TAP with a single
+    /// queue exists, which may be about to go.
     pub fn is_busy(&self) -> bool {
         let UplinkError::Open(_, source) = self else { return false };
         matches!(
@@ -82,17 +85,18 @@ impl UplinkError {
 /// An interface that is open.
 struct Opened {
     link: Link,
-    /// We created it.
+    /// True if the switch created the interface.
     created: bool,
     /// Offloads that the interface takes and gives.
     offloads: Offloads,
     devices: Vec<Device>,
-    /// Why frames do not go in the better way.
+    /// The reason why the kernel permits no ring for a TAP, or no XDP program in the driver.
     refused: Option<String>,
 }
 
 impl Opened {
-    /// A TAP, to whose queues frames are written as the administrator says, and the kernel permits.
+    /// Returns an open TAP, to whose queues frames are written as the administrator says, and the
+    /// kernel permits.
     fn tap(port: &Port, tap: &DevicePort, opened: Tap) -> Opened {
         let Tap { link, created, offloads, mut queues } = opened;
         let refused = prepare_writing(port, tap, &mut queues);
@@ -100,7 +104,7 @@ impl Opened {
         Opened { link, created, offloads, devices, refused }
     }
 
-    /// An interface that is reached by XDP.
+    /// Returns an open interface that is reached by XDP.
     fn xdp(port: &Port, opened: Xdp) -> Opened {
         let Xdp { link, mode, why, queues } = opened;
         advise(port, &link, queues.len() as u32);
@@ -113,7 +117,7 @@ impl Opened {
     }
 }
 
-/// Warns of what an interface does to frames before they are ours, or keeps from us.
+/// Warns of changes that an interface makes to received frames, and of frames that it keeps back.
 fn advise(port: &Port, link: &Link, queues: u32) {
     let (name, interface) = (&port.name, &link.name);
     if link.kind == "veth" {
@@ -137,8 +141,8 @@ fn advise(port: &Port, link: &Link, queues: u32) {
     }
 }
 
-/// Opens a TAP at the start, or goes on with `kept` queues; true if the interface was created by
-/// us.
+/// Opens an uplink at the start, or takes the `kept` queues; true if the switch created the
+/// interface.
 pub fn attach(
     port: &Port,
     workers: &Workers,
@@ -166,7 +170,7 @@ pub fn attach(
     Ok(created)
 }
 
-/// Waits for the loss of a TAP and attaches it again, until `stopping`.
+/// Waits for the loss of an uplink and attaches the uplink again, until `stopping`.
 pub fn keep(
     port: &Port,
     created: bool,
@@ -192,7 +196,8 @@ pub fn keep(
         }
         let mut told = None;
         while !stopped() {
-            // What is kept of it, or of an attempt that got no further, would pass for one in use.
+            // Kept queues of the lost interface, or of an earlier attempt, would look like an
+            // interface in use.
             handover.discard_tap(ifname);
             uplink.give_up();
             uplink.close_lost();
@@ -205,12 +210,12 @@ pub fn keep(
                     if why == Lost::Gone {
                         port.reports.events.tell(&port.name, What::InterfaceBack, false);
                     }
-                    // Queues whose loss no worker had noticed yet.
+                    // Closes queues whose loss no worker had noticed before.
                     uplink.close_lost();
                     break;
                 }
                 Err(error) => {
-                    // Once per reason, not four times a second.
+                    // The log gets each reason once, not four times a second.
                     let text = error.to_string();
                     if told.as_ref() != Some(&text) {
                         log::warn!("{kind} {}: {text}", port.name);
@@ -237,7 +242,7 @@ fn open(port: &Port, missing: Missing, handover: &Handover) -> Result<Opened, Up
     Ok(Opened::tap(port, uplink, opened))
 }
 
-/// Goes on with queues that the process before had; `None` if they cannot be used.
+/// Takes over queues that the process before had; `None` if the queues cannot be used.
 fn adopt(port: &Port, queues: Vec<OwnedFd>, handover: &Handover) -> Option<Opened> {
     let (uplink, ifname) = port.as_uplink()?;
     match tap::adopt(queues, ifname, port.config.offload) {
@@ -254,31 +259,32 @@ fn adopt(port: &Port, queues: Vec<OwnedFd>, handover: &Handover) -> Option<Opene
 fn serve(port: &Port, opened: Opened, workers: &Workers) -> Result<(), UplinkError> {
     let (uplink, _) = port.as_uplink().ok_or(UplinkError::NoUplink)?;
     let token = |queue: usize| Token::Device(port.id, queue as u16);
-    // Watched before attached: if that fails the interface must be free for the next attempt.
+    // Queues are watched before they are attached: if a watch fails, the interface must be free for
+    // the next attempt.
     for (queue, device) in opened.devices.iter().enumerate() {
         workers.for_device(port, queue).watch(device.as_raw_fd(), token(queue))?;
     }
     uplink.set_refused(opened.refused);
     uplink.attach(opened.devices, opened.offloads);
-    // What was reported before it was attached is not reported again.
+    // Changes that were reported before the interface was attached are not reported again.
     uplink.look(port.mtu.get());
     port.begin();
-    // What came between is found now.
+    // Workers look for frames that came before the interface was attached.
     for queue in 0..uplink.queues().len() {
         workers.for_device(port, queue).look(token(queue));
     }
     Ok(())
 }
 
-/// Has frames be written to the queues as the administrator says, and the kernel permits; why not
-/// by io_uring.
+/// Sets the way in which frames are written to the queues, as the administrator says and the kernel
+/// permits; returns why io_uring is not used.
 fn prepare_writing(port: &Port, tap: &DevicePort, queues: &mut [TapQueue]) -> Option<String> {
     if tap.io == Io::Write {
         return None;
     }
     let refused = queues.iter_mut().find_map(|queue| queue.use_ring().err());
     if refused.is_some() {
-        // All queues alike: what the port says of itself is so for each.
+        // All queues are written alike: the port reports one way for all queues.
         queues.iter_mut().for_each(TapQueue::use_no_ring);
     }
     if let (Io::Uring, Some(why)) = (tap.io, &refused) {
@@ -287,7 +293,7 @@ fn prepare_writing(port: &Port, tap: &DevicePort, queues: &mut [TapQueue]) -> Op
     refused.map(|why| why.to_string())
 }
 
-/// Takes an uplink out of service for good. Its reattach thread has ended.
+/// Takes an uplink out of service for good. The uplink's reattach thread has ended.
 pub fn detach(port: &Port, workers: &Workers, handover: &Handover) {
     let Some((uplink, ifname)) = port.as_uplink() else { return };
     for (queue, device) in uplink.queues().iter().enumerate() {
@@ -300,8 +306,8 @@ pub fn detach(port: &Port, workers: &Workers, handover: &Handover) {
     handover.discard_tap(ifname);
 }
 
-/// Warns, in one line, of VMs whose configured MTU exceeds an uplink's: what they send of that
-/// length does not get out there.
+/// Warns, in one line, of VMs whose configured MTU exceeds an uplink's MTU: their longer frames do
+/// not leave by the uplink.
 pub fn compare_mtus(ports: &PortTable) {
     let uplinks = ports.iter().filter(|port| port.as_uplink().is_some());
     let known = uplinks.filter_map(|uplink| Some((uplink.mtu.get()?, uplink)));
@@ -322,11 +328,12 @@ pub fn compare_mtus(ports: &PortTable) {
     log::warn!("port {name}: mtu {mtu} exceeds the {least} of {kind} {uplink}{more}");
 }
 
-/// Gives an interface of ours its MTU, compares that of another's, and begins to follow it.
+/// Sets the MTU of an interface that the switch created, compares the MTU of another interface, and
+/// begins to follow the MTU.
 fn apply_mtu(port: &Port, opened: &Opened) {
     let (link, kind) = (&opened.link, port.kind_name());
     match port.mtu.configured().map(u32::from) {
-        // One that was taken over has it, and setting it again might not be permitted any more.
+        // An interface that was taken over has its MTU, and a second change might not be permitted.
         Some(mtu) if opened.created && mtu != link.mtu => {
             if let Err(error) = netlink::set_mtu(link.index, mtu) {
                 log::warn!("{kind} {}: cannot set the MTU of {}: {error}", port.name, link.name);
@@ -346,17 +353,17 @@ fn apply_mtu(port: &Port, opened: &Opened) {
     }
 }
 
-/// Brings up what is ours, which nobody else would, and sees to MTU and queueing discipline, where
-/// problems are advice and not errors.
+/// Brings up an interface that the switch created, which nobody else would, and sets MTU and
+/// queueing discipline, whose problems are logged as advice and are no errors.
 fn set_up(port: &Port, opened: &Opened) -> Result<(), UplinkError> {
     let link = &opened.link;
     apply_mtu(port, opened);
-    // One that was taken over may have been made by a process with more privileges.
+    // A process with more privileges may have made an interface that was taken over.
     if opened.created && !link.up {
         netlink::set_up(link.index).map_err(|error| UplinkError::Up(link.name.clone(), error))?;
     }
     if port.kind_name() != "tap" {
-        // Frames that are sent by XDP pass the queueing discipline.
+        // Frames that are sent by XDP bypass the queueing discipline.
         return Ok(());
     }
     match netlink::set_noqueue(link.index) {
@@ -395,8 +402,8 @@ mod tests {
         panic!("{} of {count} closed", closed.load(Ordering::SeqCst));
     }
 
-    /// The reattach thread panics in the closing of a device; it is there for the next loss, and
-    /// takes all queues of the interface out of service although one was lost.
+    /// The reattach thread panics while it closes a device. The thread goes on with the next loss,
+    /// and takes all queues of the interface out of service although only one was lost.
     #[test]
     fn the_reattach_thread_goes_on_after_a_panic() {
         let port = Arc::new(Port::device(0, "up", DevicePort::tap("no-such-link0", 2)));
