@@ -1,8 +1,8 @@
-//! A client waits for a port whose socket is being opened.
+//! Waits, on behalf of a client, for a port whose socket is being opened.
 //!
-//! The socket's path may lead to a file system that never answers, so a thread of its own follows
-//! it, opens the socket and adds the port. After [`SOCKET_OPEN_TIMEOUT`] the client learns that
-//! there is no answer, and the port does not come later either.
+//! The socket's path may lead to a file system that never answers, so a separate thread follows the
+//! path, opens the socket and adds the port. After [`SOCKET_OPEN_TIMEOUT`] the client learns that
+//! the file system does not answer, and the port does not come later either.
 
 use std::time::Instant;
 
@@ -19,24 +19,24 @@ use sys::blocking::{NotBegun, Task};
 #[derive(Debug)]
 pub struct Wanted {
     pub(super) new: NewPort,
-    /// A port of the same settings that is there already is as good.
+    /// True if the request succeeds when the switch has a port with equal settings.
     pub(super) may_exist: bool,
-    /// No socket was asked for, so that it may be anywhere.
+    /// True if the client named no socket, so that an existing port may have any socket.
     pub(super) any_socket: bool,
 }
 
-/// The client that waits.
+/// A client's wait for a new port.
 #[derive(Debug)]
 pub struct AddWait {
     wanted: Wanted,
-    /// When it is waited for no longer.
+    /// The end of the client's wait.
     end: Instant,
     permit: Permit,
     begun: Result<Task<Result<PortId, PortError>>, NotBegun>,
 }
 
 impl AddWait {
-    /// Begins to add a port that has a socket's path.
+    /// Begins to add a port whose settings have a socket's path.
     pub(super) fn new(wanted: Wanted, switch: &Switch) -> AddWait {
         let end = Instant::now() + SOCKET_OPEN_TIMEOUT;
         let begun = Err(NotBegun::Busy);
@@ -53,7 +53,7 @@ impl AddWait {
         self.begun = switch.view.opens.begin(&path, &switch.news, work);
     }
 
-    /// The answer, if it is known, or it is time for one.
+    /// Returns the answer, if the result is known or the wait is over.
     pub(super) fn part(&mut self, switch: &Switch) -> Result<Part, Fault> {
         if self.begun.is_err() {
             self.begin(switch);
@@ -70,7 +70,7 @@ impl AddWait {
             return Ok(Part::Later(Some(self.end)));
         }
         if !self.permit.revoke() {
-            // The socket is open, and the port about to be there.
+            // The socket is open, and the thread is about to add the port.
             return Ok(Part::Later(Some(now + CONTROL_WAIT_STEP)));
         }
         let begun = std::mem::replace(&mut self.begun, Err(NotBegun::Busy));

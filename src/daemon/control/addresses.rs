@@ -1,4 +1,4 @@
-//! Static addresses that come and go while the switch runs.
+//! Adds and deletes static addresses while the switch runs.
 
 use super::connection::Caller;
 use super::methods::Switch;
@@ -7,8 +7,9 @@ use api::wire::{AddAddress, DeleteAddress, Fault, Tied, Untied};
 use base::frame::MacAddr;
 
 impl Switch {
-    /// `AddAddress`: the address is the port's for as long as there is one, and cannot be learned
-    /// elsewhere. As many as a configuration may have; those that a port has already are as good.
+    /// Answers `AddAddress`: gives the port a static address until the port is deleted, so that no
+    /// other port learns the address. A port may have as many addresses as a configuration may give
+    /// it. An address that the port has already is no error.
     pub(super) fn add_address(&self, given: &AddAddress, caller: Caller) -> Result<Tied, Fault> {
         let AddAddress { mac, port } = given;
         let tied = self.daemon().assign_address(address(mac)?, port);
@@ -17,7 +18,8 @@ impl Switch {
         Ok(Tied {})
     }
 
-    /// `DeleteAddress`: one of the settings too, which are others then.
+    /// Answers `DeleteAddress`: takes a static address from a port, also an address among the
+    /// port's settings, which change then.
     pub(super) fn delete_address(
         &self,
         given: &DeleteAddress,
@@ -30,7 +32,7 @@ impl Switch {
     }
 }
 
-/// The address of one station.
+/// Returns the address of one station.
 fn address(word: &str) -> Result<MacAddr, Fault> {
     let mac = parameters::mac(word, "mac")?;
     if mac.is_station() {

@@ -1,4 +1,4 @@
-//! Ports, TAPs, streams and mirrors that are added, changed and deleted.
+//! Adds, changes and deletes ports, TAPs, streams and mirrors for clients.
 
 use super::adding::{AddWait, Wanted};
 use super::connection::Caller;
@@ -10,7 +10,7 @@ use api::wire::{self, Added, Change, Changed, Delete, Fault, WasReset, clip};
 use switch::PortId;
 
 impl Switch {
-    /// `Add`.
+    /// Answers `Add`.
     pub(super) fn add(
         &self,
         wire::Add { kind, may_exist, transient, keys }: wire::Add,
@@ -44,7 +44,7 @@ impl Switch {
             return self.added(&wanted, added).map(|added| Answer::reply(&added));
         }
         let wanted = Wanted { new, may_exist, any_socket: default };
-        // What is there already is answered without a look at a path.
+        // An existing port is answered without a look at a path.
         let mut added = self.daemon().check_name(&name);
         if added.is_ok() {
             if has_socket {
@@ -57,7 +57,7 @@ impl Switch {
         self.added(&wanted, added.map(Some)).map(|added| Answer::reply(&added))
     }
 
-    /// The answer to `Add`: the number of the port, which a mirror lacks.
+    /// Returns the answer to `Add`, with the number of the port; a mirror has no number.
     pub(super) fn added(
         &self,
         Wanted { new, may_exist, any_socket }: &Wanted,
@@ -75,7 +75,7 @@ impl Switch {
         }
     }
 
-    /// `Set`: what is not given stays as it is.
+    /// Answers `Set`: changes the given settings, and keeps the others.
     pub(super) fn set(
         &self,
         wire::Set { kind, unset, keys }: wire::Set,
@@ -91,7 +91,7 @@ impl Switch {
             return Err(Fault::refused(&format!("{name:?} is a {}", there.kind)));
         }
         if there.fd.is_some() {
-            // No file, and no later process by what is kept, could say it again.
+            // Neither a file nor the kept changes could name the inherited descriptor again.
             return Err(Fault::refused(&format!(
                 "port '{name}' cannot be changed: it has an inherited descriptor (--fd); \
                  vioswitchd --port {name},socket=PATH makes one that can"
@@ -121,7 +121,7 @@ impl Switch {
         }
     }
 
-    /// `Reset`: the port of the configuration is what the configuration says.
+    /// Answers `Reset`: gives a port of the configuration the settings of the configuration.
     pub(super) fn reset(
         &self,
         wire::Reset { name }: wire::Reset,
@@ -164,13 +164,14 @@ impl Switch {
         Ok(Answer::reply(&WasReset::default()))
     }
 
-    /// Whether there is the worker that a port asks for.
+    /// Returns an error if the switch has no worker of the number that a port asks for.
     fn check_worker(&self, wanted: &Settings, values: &Values) -> Result<(), Fault> {
         let workers = self.view.workers.handles().len();
         wanted.check_worker(workers).map_err(|wrong| values.fault(wrong))
     }
 
-    /// `Delete`: a port of any kind, or only an entry of the one that the caller takes it for.
+    /// Answers `Delete`: deletes a port of any kind, or only an entry of the kind that the caller
+    /// names.
     pub(super) fn delete(
         &self,
         Delete { name, kind }: Delete,
@@ -196,8 +197,8 @@ impl Switch {
         Ok(Answer::Removal(clip(&name), removal))
     }
 
-    /// The answer for an entry of this name that exists, if its settings are the wanted ones. A
-    /// socket that was not asked for may be anywhere.
+    /// Returns the answer for an existing entry of this name, or an error if its settings are not
+    /// the wanted settings. If the client named no socket, the entry may have any socket.
     fn same(&self, name: &str, wanted: &Settings, any_socket: bool) -> Result<Added, Fault> {
         let number = self.daemon().ports().named(name).map(|port| port.id);
         let entry = self.daemon().desired().get(name).cloned();
@@ -224,13 +225,13 @@ impl Switch {
     }
 }
 
-/// Answers `Add`: the port's number, and the path of its socket. A mirror has neither.
+/// Returns the answer to `Add`: the port's number and the path of its socket, which a mirror lacks.
 fn reply(number: Option<PortId>, settings: &Settings) -> Added {
     let socket = settings.socket.as_ref().map(|path| path.to_string_lossy().into_owned());
     Added { number, socket }
 }
 
-/// The kind that is given, or else that of virtual machines.
+/// Returns the kind of this word; without a word, the kind of virtual machines.
 fn named(kind: Option<String>) -> Result<Kind, Fault> {
     let word = kind.unwrap_or_else(|| Kind::Port.word().to_owned());
     Kind::of_word(&word).ok_or_else(|| {
@@ -238,13 +239,13 @@ fn named(kind: Option<String>) -> Result<Kind, Fault> {
     })
 }
 
-/// A key that changes, and when.
+/// Returns a key that changes, and when the change takes effect.
 pub(super) fn change(difference: &Difference) -> Change {
     let Difference { key, from, to, effect } = difference.clone();
     Change { key: key.to_owned(), from, to, effect }
 }
 
-/// Where clients may have a port's front-end met.
+/// Returns an error unless clients may have the port's front-end met at this socket.
 pub(super) fn check_endpoint(wanted: &Settings, values: &Values) -> Result<(), Fault> {
     match &wanted.socket {
         Some(path) if path.is_relative() => {

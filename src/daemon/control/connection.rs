@@ -1,4 +1,4 @@
-//! One client: bytes to messages and back, within bounds. Nothing here waits.
+//! One client: reads calls and writes answers, within bounds. No function here waits.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -16,90 +16,90 @@ use base::limits::{
 use datapath::guard::client_socket::{ClientSocket, ReadError};
 use sys::{scm, unix_socket};
 
-/// Why a connection ends.
+/// The reason why a connection ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Closed {
-    /// The client has what it asked for, or wants it no more.
+    /// The client has its answers, or wants them no more.
     #[error("it left")]
     Left,
-    /// It sent what is no call.
+    /// The client sent bytes that are no call.
     #[error("it sent no varlink call")]
     Malformed,
-    /// It sent descriptors, which no call has.
+    /// The client sent descriptors, which no call has.
     #[error("it sent descriptors")]
     Descriptors,
-    /// A message has no end.
+    /// The client sent more bytes of a message than a message may have.
     #[error("a message of more than {CONTROL_MESSAGE_BYTES} bytes")]
     TooLong,
-    /// The rest of a message did not come.
+    /// The client did not send the rest of a message in time.
     #[error("half a message for {CONTROL_MESSAGE_TIMEOUT:?}")]
     TooSlow,
-    /// It asks and does not read.
+    /// The client asks and does not read the answers.
     #[error("{CONTROL_UNREAD_BYTES} bytes of replies unread")]
     Unread,
 }
 
-/// Who is at the other end, as of its connect(2).
+/// The process at the other end of a connection, as of its connect(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caller {
-    /// Process number; 0 if it lives outside our PID namespace.
+    /// Process number; 0 if the process lives outside our PID namespace.
     pub pid: i32,
     /// User number.
     pub uid: u32,
-    /// Number of its first group.
+    /// Number of the process's first group.
     pub gid: u32,
 }
 
-/// Whose client it is; the later ones have places kept for them.
+/// The rank of a client. Places are kept for the ranks above the lowest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
-    /// One that may look.
+    /// A client that may look.
     Viewer,
-    /// One that may change the switch.
+    /// A client that may change the switch.
     Admin,
     /// Root.
     Root,
 }
 
-/// An answer waits for something to happen in the switch.
+/// The state of a client whose answer waits for something to happen in the switch.
 #[derive(Debug, Clone, Copy)]
 pub struct Idle {
-    /// Until then at most.
+    /// The end of the wait; none if the wait has no limit.
     pub until: Option<Instant>,
 }
 
 /// A client that is connected.
 pub struct Connection {
     socket: ClientSocket,
-    /// Who it is.
+    /// The process at the other end.
     pub caller: Caller,
-    /// Places that the client may take.
+    /// The rank, which decides which places the client may take.
     pub rank: Rank,
-    /// Tells it from others that had its place.
+    /// Distinguishes the client from other clients that had its place.
     pub number: u64,
     /// Bytes that came and are not yet read as a message.
     input: Vec<u8>,
-    /// No more will come.
+    /// True if the client sends no more bytes.
     ended: bool,
-    /// Since when there is half a message.
+    /// The time since which the input has had a part of a message.
     since: Option<Instant>,
-    /// Bytes for the client, which has read those before `written`.
+    /// Bytes for the client, which has read the bytes before `written`.
     output: Vec<u8>,
     written: usize,
-    /// An answer that goes on as the client reads.
+    /// An answer of several parts, which goes on as the client reads.
     pub stream: Option<Stream>,
-    /// There is nothing more of it for now.
+    /// Set while the answer has no next part.
     pub idle: Option<Idle>,
-    /// A call is being carried out that takes its time; the next one waits.
+    /// True while a call that takes its time is carried out; the next call waits.
     pub busy: bool,
-    /// Nobody would read an answer.
+    /// True if no process would read an answer.
     pub hung_up: bool,
     /// Events that the epoll set waits for.
     pub watched: EventSet,
 }
 
 impl Connection {
-    /// Goes on with a socket that was accepted.
+    /// Returns the connection of an accepted socket.
     pub fn new(socket: UnixStream, number: u64) -> io::Result<Connection> {
         let socket = ClientSocket::new(socket);
         let who = unix_socket::peer_credentials(socket.as_fd())?;
@@ -122,8 +122,8 @@ impl Connection {
         })
     }
 
-    /// The next whole message, without its end; none while one is being answered. What has come is
-    /// taken, up to a bound, when there is no whole one yet.
+    /// Returns the next whole message, without its end; none while a call is being answered. Reads
+    /// bytes from the socket, up to a bound, if the input has no whole message yet.
     pub fn message(&mut self) -> Result<Option<Vec<u8>>, Closed> {
         if self.is_answering() {
             return Ok(None);
@@ -177,12 +177,12 @@ impl Connection {
         self.stream.is_some() && self.idle.is_none() && self.unread() < CONTROL_STREAM_BYTES
     }
 
-    /// True if there is something to be done for it before anything happens.
+    /// True if the switch can go on with the client before anything happens.
     pub fn is_ready(&self) -> bool {
         self.takes_a_part() || (!self.is_answering() && self.end_of_message().is_some())
     }
 
-    /// When half a message is waited for no longer.
+    /// Returns the time at which a part of a message is waited for no longer.
     pub fn deadline(&self) -> Option<Instant> {
         self.since.filter(|_| self.wants_more()).map(|since| since + CONTROL_MESSAGE_TIMEOUT)
     }
@@ -192,7 +192,7 @@ impl Connection {
         self.output.drain(..std::mem::take(&mut self.written));
         serde_json::to_writer(&mut self.output, answer).map_err(|_| Closed::Left)?;
         self.output.push(0);
-        // What the socket takes is no longer ours to keep.
+        // Bytes that the socket takes need not be kept.
         self.flush()?;
         if self.unread() > CONTROL_UNREAD_BYTES { Err(Closed::Unread) } else { Ok(()) }
     }
@@ -201,7 +201,7 @@ impl Connection {
         self.output.len() - self.written
     }
 
-    /// Writes what the socket takes.
+    /// Writes as many bytes as the socket takes.
     pub fn flush(&mut self) -> Result<(), Closed> {
         while self.unread() > 0 {
             match scm::send(self.as_fd(), &self.output[self.written..]) {
@@ -211,12 +211,12 @@ impl Connection {
                 Err(_) => return Err(Closed::Left),
             }
         }
-        // Memory for the next answer is made when there is one.
+        // The buffer's memory is released; the next answer allocates memory.
         (self.output, self.written) = (Vec::new(), 0);
         Ok(())
     }
 
-    /// An error if nothing is left to do.
+    /// Returns an error if nothing is left to do for the client.
     pub fn check(&self) -> Result<(), Closed> {
         let over = self.ended && !self.is_answering() && self.unread() == 0;
         let gone = self.hung_up && !self.wants_more();
@@ -236,7 +236,7 @@ impl Connection {
     }
 }
 
-/// True for what is over by itself.
+/// True if the error passes without an action.
 fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }

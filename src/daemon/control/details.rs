@@ -1,9 +1,10 @@
-//! All that is known of one port, for people who look for a fault.
+//! Collects all details of one port, for people who look for a fault.
 //!
-//! What the session knows it is asked for, and not waited for longer than
-//! [`CONTROL_INSPECT_TIMEOUT`]. Who may connect is asked of the socket's file, by another thread
-//! and for [`CONTROL_LOOK_TIMEOUT`] at most: the path may lead into a directory of another user's,
-//! and to a file system that never answers. The rest are counters.
+//! The session is asked for its facts, and is waited for no longer than
+//! [`CONTROL_INSPECT_TIMEOUT`]. The socket's file says who may connect. Another thread reads the
+//! file's state, and is waited for no longer than [`CONTROL_LOOK_TIMEOUT`]: the path may lead into
+//! another user's directory, and to a file system that never answers. The other details are
+//! counters.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ use sys::blocking::{NotBegun, Task};
 use sys::clock;
 use sys::waker::Waker;
 
-/// A client waits for what a session says, and a file system.
+/// A client's wait for the facts of a session, and for a file system.
 #[derive(Debug)]
 pub struct DetailsWait {
     port: Arc<Port>,
@@ -35,7 +36,7 @@ pub struct DetailsWait {
 }
 
 impl DetailsWait {
-    /// Asks the session of a port, if there is one.
+    /// Returns a new wait; asks the session of a port for its facts, if the port has a session.
     pub fn new(port: &Arc<Port>, waker: &Arc<Waker>) -> DetailsWait {
         let question = port.as_guest().and_then(|guest| guest.inspect(waker));
         let now = Instant::now();
@@ -54,7 +55,7 @@ impl DetailsWait {
         }
     }
 
-    /// The answer, if it is time for one.
+    /// Returns the answer, if the facts are known or the wait is over.
     pub fn part(&mut self, switch: &Switch) -> Part {
         let now = Instant::now();
         let guest = self.port.as_guest();
@@ -84,20 +85,21 @@ impl DetailsWait {
     }
 }
 
-/// Where front-ends come, and who may: asked of the file by a thread of its own.
+/// A look at a socket's file by a separate thread: where front-ends connect, and who may connect.
 #[derive(Debug)]
 struct SocketLook {
     path: PathBuf,
     task: Option<Task<Socket>>,
     found: Option<Socket>,
-    /// A thread has begun to look at this path, be it for another client.
+    /// True if a thread has begun to look at this path, perhaps for another client.
     is_at_it: bool,
-    /// When it is waited for no longer.
+    /// The end of the client's wait.
     end: Instant,
 }
 
 impl SocketLook {
-    /// Begins to look, or sees what came of it. When it is waited for no longer, if it still is.
+    /// Begins to look, or takes the result. Returns the end of the wait, if the result is not
+    /// known.
     fn go_on(&mut self, switch: &Switch) -> Option<Instant> {
         if self.task.is_none() {
             let path = self.path.clone();
@@ -121,7 +123,7 @@ impl SocketLook {
     }
 }
 
-/// A socket's file as it is now.
+/// Returns the state of a socket's file.
 fn socket(path: &Path) -> Socket {
     let facts = std::fs::symlink_metadata(path).ok();
     Socket {
@@ -140,7 +142,7 @@ fn details(
     View { samples, workers, .. }: &View,
 ) -> PortDetails {
     let (mut rings, now) = (Vec::new(), clock::coarse_seconds());
-    // Those of a TAP or stream have the indices that a guest's would.
+    // The rings of a TAP or stream get the indexes that a guest's rings would have.
     port.each_queue(&mut |direction, queue, stats| {
         let index = 2 * queue + usize::from(direction == Direction::In);
         let facts = facts.and_then(|facts| facts.rings.get(index));
@@ -192,7 +194,7 @@ fn ring(stats: &QueueStats, facts: Option<&RingFacts>) -> Ring {
 fn session(facts: &SessionFacts) -> Session {
     let region = |region: &RegionFacts| {
         let RegionFacts { gpa, len, backing, page } = *region;
-        // Beyond 63 bits there is no integer of varlink's.
+        // An address beyond 63 bits does not fit into varlink's integers.
         Region { address: format!("{gpa:#x}"), bytes: len, backing: backing.to_owned(), page }
     };
     Session {
@@ -202,7 +204,7 @@ fn session(facts: &SessionFacts) -> Session {
     }
 }
 
-/// The name of a process, as it calls itself.
+/// Returns the name of a process, as the process calls itself.
 fn command(pid: i32) -> Option<String> {
     if pid <= 0 {
         return None;

@@ -1,4 +1,4 @@
-//! Events for a client: those that are kept, then new ones as they come.
+//! Sends events to a client: the kept events first, then new events as they come.
 
 use super::parameters::number;
 use super::parts::Part;
@@ -9,9 +9,9 @@ use datapath::events::{self, What};
 /// A client that gets events.
 #[derive(Debug)]
 pub struct EventStream {
-    /// The number of the last one that it knows.
+    /// The number of the last event that the client knows.
     after: u64,
-    /// It wants new ones as well.
+    /// True if the client wants new events as well.
     follow: bool,
 }
 
@@ -25,7 +25,7 @@ impl EventStream {
         Ok(EventStream { after, follow: given.follow.unwrap_or(true) })
     }
 
-    /// The next part of the answer; `label` gives that of a port.
+    /// Returns the next part of the answer; `label` returns the label of a port.
     pub fn part(
         &mut self,
         events: &events::Events,
@@ -44,7 +44,7 @@ impl EventStream {
     }
 }
 
-/// An event as clients see it.
+/// Returns an event as clients see it.
 fn show(event: &events::Event, label: impl Fn(&str) -> Option<String>) -> Event {
     let events::Event { sequence, time, monotonic, port, untold, what } = event;
     Event {
@@ -113,7 +113,7 @@ mod tests {
         keep(EVENTS_KEPT + 5);
         let (told, lost, more) = part(&mut new, &events).unwrap();
         assert_eq!((told[0], lost, more), (last + 7, 5.into(), true));
-        // Of a process that had more.
+        // The client knows a number of an earlier process, which had more events.
         let mut other = stream(json!({"since": 1_000_000, "follow": false}), &events);
         assert_eq!(part(&mut other, &events).unwrap().0[0], last + 7);
     }

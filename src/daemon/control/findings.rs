@@ -1,4 +1,4 @@
-//! Findings for clients: as answers, and among the metrics.
+//! Sends findings to clients: as answers, and among the metrics.
 
 use super::methods::{Answer, Switch};
 use super::parts::{Part, list};
@@ -9,7 +9,7 @@ use api::wire;
 use base::limits::{CONTROL_PORTS_A_REPLY, METRICS_PART_BYTES, SENDERS_TOLD};
 
 impl Switch {
-    /// `GetMetrics`: counters, states, and what is wrong.
+    /// Answers `GetMetrics`: counters, states and findings.
     pub(super) fn metrics(&self) -> Answer {
         let daemon = self.daemon();
         let (health, condition) = (Health::of(&daemon), daemon.condition());
@@ -21,7 +21,7 @@ impl Switch {
         })
     }
 
-    /// `GetFindings`.
+    /// Answers `GetFindings`.
     pub(super) fn findings(&self) -> Answer {
         let condition = self.daemon().condition();
         let found = self.view.diagnose(condition).into_iter().map(finding).collect();
@@ -35,7 +35,7 @@ fn finding(finding: diagnosis::Finding) -> wire::Finding {
     wire::Finding { level, code: code.to_owned(), port, with, cause, command }
 }
 
-/// The ports whose frames found no room at another one.
+/// Returns the ports whose frames found no room at another port.
 pub fn senders(all: Vec<Sender>) -> Vec<wire::Sender> {
     let told = all.into_iter().take(SENDERS_TOLD);
     told.map(|Sender { port, frames }| wire::Sender { port, frames }).collect()

@@ -1,4 +1,4 @@
-//! Copies of frames for a client that looks at them.
+//! Sends copies of frames to a client that looks at them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,23 +21,23 @@ use datapath::capture::{self, Batch, Wanted};
 use datapath::port::{PortTable, Ports};
 use switch::PortId;
 
-/// A capture that a client has begun; it ends with its client.
+/// A capture that a client has begun; the capture ends with its client.
 #[derive(Debug)]
 pub struct Frames {
     capture: Arc<capture::Capture>,
     ports: Arc<Ports>,
-    /// Ports that come are captured too.
+    /// True if ports that are added later are captured too.
     all: bool,
-    /// Names of ports, also of those that have gone since.
+    /// Names of ports, also of ports that are gone.
     names: HashMap<PortId, String>,
-    /// Frames that were collected and not sent; the last batch is sent first.
+    /// Batches with the collected frames; `order` has the places of the frames that were not sent.
     batches: Vec<Batch>,
     order: Vec<(usize, usize)>,
     begun: bool,
 }
 
 impl Frames {
-    /// Begins with what `Capture` requests.
+    /// Begins the capture that `Capture` requests.
     pub fn new(given: Capture, view: &View) -> Result<Frames, Fault> {
         let drops_only = given.drops.unwrap_or(false);
         let most = CAPTURE_SNAPLEN as u64;
@@ -56,19 +56,19 @@ impl Frames {
         Ok(Frames { capture, ports, all, names, batches, order, begun: false })
     }
 
-    /// The ports it is about, in words.
+    /// Returns the names of the captured ports.
     pub fn ports(&self) -> String {
         let mut names: Vec<&str> = self.names.values().map(String::as_str).collect();
         names.sort_unstable();
         if names.is_empty() { "all ports".to_owned() } else { names.join(", ") }
     }
 
-    /// The next copies.
+    /// Returns the next copies.
     pub fn part(&mut self, ports: &PortTable) -> Part {
         if !std::mem::replace(&mut self.begun, true) {
             return Part::reply(&Packets::default(), true);
         }
-        // What was left before its last port went is sent.
+        // The check comes before the collection: copies from before the last port went are sent.
         let over = self.capture.is_over();
         if self.order.is_empty() {
             self.collect(ports);
@@ -90,7 +90,8 @@ impl Frames {
         let (batches, order) = (&self.batches, &mut self.order);
         let all = batches.iter().enumerate();
         order.extend(all.flat_map(|(at, batch)| (0..batch.len()).map(move |index| (at, index))));
-        // The last ones first, and what a worker left at the same time in its order.
+        // Frames are taken from the end, so the latest frame is first; frames of equal time keep
+        // the order in which a worker left them.
         order.reverse();
         order.sort_by_key(|&(at, index)| {
             let time = batches[at].get(index).map(|(packet, _)| packet.time);
@@ -128,7 +129,7 @@ fn show(packet: capture::Packet, name: &str, data: &[u8]) -> Packet {
     }
 }
 
-/// The ports of these names, by their numbers.
+/// Returns the ports of these names, by their numbers.
 fn names(names: Vec<String>, ports: &PortTable) -> Result<HashMap<PortId, String>, Fault> {
     if names.len() > MAX_PORTS {
         return Err(Fault::parameter("ports", None));
@@ -140,7 +141,7 @@ fn names(names: Vec<String>, ports: &PortTable) -> Result<HashMap<PortId, String
     names.into_iter().map(find).collect()
 }
 
-/// A program that frames are to pass.
+/// Returns a program that selects frames.
 fn filter(program: Vec<wire::Instruction>) -> Result<Filter, Fault> {
     if program.len() > CAPTURE_FILTER_INSTRUCTIONS {
         return Err(Fault::parameter("filter", None));

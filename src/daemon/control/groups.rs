@@ -11,8 +11,8 @@ use switch::Known;
 use sys::clock;
 
 impl Switch {
-    /// Queriers and routers at a place, as they are now, and members. These are many: they are read
-    /// as the client takes them.
+    /// Answers `ListGroups` with the queriers and routers at a place, as they are now, and with the
+    /// members. Members are many: each part is read when the client takes it.
     pub(super) fn groups(&self, of: Place) -> Result<Answer, Fault> {
         let ports = self.view.ports.present();
         let Some(snooping) = ports.snooping() else {
@@ -57,7 +57,7 @@ impl Place {
 fn shown(one: &Known, ports: &PortTable) -> Option<GroupPort> {
     let port = ports.get(one.port)?.name.clone();
     let (asked, segment) = (ports.policy(one.port), one.segment);
-    // Of a bridge that the port has left the number alone is known.
+    // Of a bridge that the port has left only the number is known.
     let is_named = asked.segment(segment.vlan()) == segment && segment.bridge() != 0;
     let protocol = match one.group {
         IpAddr::V4(_) => "igmp",

@@ -1,37 +1,38 @@
-//! Messages of varlink: a call, and what is answered.
+//! Messages of varlink: calls and answers.
 //!
 //! A message is an object of JSON that ends in a zero byte. A call has a `method`, `parameters` and
-//! three flags; an answer has `parameters`, and `continues` where more follow, or an `error`.
+//! three flags; an answer has `parameters`, and `continues` if another answer follows, or an
+//! `error`.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use api::wire::Parameters;
 
-/// One call.
+/// A call of a client.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Call {
     /// Interface and method.
     pub method: String,
-    /// Its parameters.
+    /// Parameters of the method.
     pub parameters: Option<Parameters>,
-    /// The client understands an answer of several parts.
+    /// True if the client understands an answer of several parts.
     pub more: Option<bool>,
-    /// The client wants no answer.
+    /// True if the client wants no answer.
     pub oneway: Option<bool>,
-    /// The connection is to become something else.
+    /// True if the client wants another protocol on the connection.
     pub upgrade: Option<bool>,
 }
 
 impl Call {
-    /// Reads a message without its end; `None` if it is no call.
+    /// Returns the call of a message without its end; `None` if the message is no call.
     pub fn parse(message: &[u8]) -> Option<Call> {
         let object: Parameters = serde_json::from_slice(message).ok()?;
         serde_json::from_value(Value::Object(object)).ok()
     }
 }
 
-/// An answer; `continues` if another one follows.
+/// Returns an answer; `continues` is true if another answer follows.
 pub fn reply(parameters: Value, continues: bool) -> Value {
     match continues {
         true => json!({"parameters": parameters, "continues": true}),

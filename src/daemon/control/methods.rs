@@ -42,7 +42,7 @@ use sys::waker::Waker;
 use sys::{clock, group, sandbox, unix_socket};
 
 const SERVICE_DESCRIPTION: &str = include_str!("org.varlink.service.varlink");
-/// Its methods.
+/// The methods of the interface `org.varlink.service`.
 const SERVICE_METHODS: [&str; 2] = ["GetInfo", "GetInterfaceDescription"];
 
 /// Keys whose values are fields of a port, or of its details, by themselves.
@@ -50,21 +50,21 @@ const FIELDS: [&str; 5] = ["socket", "ifname", "queues", "io", "mtu"];
 
 /// Answer to a call.
 pub enum Answer {
-    /// This, and no more.
+    /// A single answer.
     Reply(Value),
     /// Parts, as the client reads them.
     Stream(Stream),
-    /// Nothing until the port of this name is gone.
+    /// No answer until the port of this name is gone.
     Removal(String, Removal),
 }
 
 impl Answer {
-    /// This, and no more.
+    /// Returns a single answer.
     pub fn reply(answer: &impl Serialize) -> Answer {
         Answer::Reply(wire::json(answer))
     }
 
-    /// Parts, of which each call makes the next one.
+    /// Returns an answer of several parts; each call of `next` makes the next part.
     pub fn parts(next: impl FnMut(&Switch) -> Result<Part, Fault> + 'static) -> Answer {
         Answer::Stream(Box::new(next))
     }
@@ -78,25 +78,25 @@ pub struct Switch {
     /// Reads the configuration again.
     pub(super) reloader: Arc<Reloader>,
     started: Instant,
-    /// Where sockets are that have no path of their own.
+    /// The directory of sockets for which clients name no path.
     pub(super) directory: PathBuf,
-    /// The group whose members may change it.
+    /// The group whose members may change the switch.
     admins: Option<u32>,
     /// The group whose members may look at frames.
     capture: Option<u32>,
     /// Counters of clients.
     pub clients: Arc<ClientStats>,
-    /// Lines about clients in the log.
+    /// Limits the log lines about clients.
     pub log: Bucket,
     /// Wakes the thread for answers that wait for something to happen.
     pub news: Arc<Waker>,
-    /// Threads that look at sockets' files, and one that compares those of the configuration.
+    /// Threads that look at sockets' files; `diffs` has the thread that compares the configuration.
     pub(super) looks: Blocking,
     pub(super) diffs: Blocking,
 }
 
 impl Switch {
-    /// A switch that runs; `control` says where its clients come from.
+    /// Returns the switch of a daemon that runs; `control` has the settings of the control socket.
     pub fn new(
         control: &config::Control,
         daemon: &Arc<Mutex<Daemon>>,
@@ -122,17 +122,18 @@ impl Switch {
         }
     }
 
-    /// The daemon, for a thread that is held up in the place of ours.
+    /// Returns the daemon, for a thread that a file system holds up in place of the thread
+    /// `control`.
     pub(super) fn shared_daemon(&self) -> Arc<Mutex<Daemon>> {
         Arc::clone(&self.daemon)
     }
 
-    /// The daemon. It is held for one step of one request.
+    /// Returns the locked daemon. The lock is held for one step of one request.
     pub fn daemon(&self) -> MutexGuard<'_, Daemon> {
         lock(&self.daemon)
     }
 
-    /// Carries out a call. No further port is removed while `many` are.
+    /// Carries out a call. While `many` is true, refuses to remove another port.
     pub fn answer(&self, call: Call, client: &Connection, many: bool) -> Result<Answer, Fault> {
         if call.upgrade == Some(true) {
             return Err(Fault::parameter("upgrade", None));
@@ -227,7 +228,7 @@ impl Switch {
         })
     }
 
-    /// The port of this name.
+    /// Returns the port of this name.
     pub(super) fn named(&self, name: &str) -> Result<Arc<Port>, Fault> {
         let ports = self.view.ports.present();
         ports.named(name).cloned().ok_or_else(|| unknown_port(&ports, name))
@@ -251,7 +252,7 @@ impl Switch {
         }
     }
 
-    /// A port, TAP or stream, and who gave it.
+    /// Returns a port, TAP or stream as clients see it, with its origin.
     pub(super) fn show(&self, port: &Port) -> wire::Port {
         let senders = self.view.samples.senders(port, clock::coarse_seconds());
         let daemon = self.daemon();
@@ -270,8 +271,8 @@ impl Switch {
         }
     }
 
-    /// Settings of a port that are not their defaults and that `GetPort` does not answer: lists,
-    /// and others.
+    /// Returns the settings of a port that are not their defaults and that `GetPort` does not
+    /// answer: first the lists, then the others.
     pub(super) fn other_keys(&self, name: &str) -> (Vec<wire::ConfigKey>, Vec<wire::ConfigKey>) {
         let daemon = self.daemon();
         let words = daemon.desired().get(name).map(|entry| entry.settings.given());
@@ -286,7 +287,7 @@ impl Switch {
         (keys(lists), keys(others))
     }
 
-    /// Who changes the switch stands in the log.
+    /// Logs which process changes the switch, within the limit of log lines.
     pub(super) fn tell(&self, does: &str, name: &str, Caller { pid, uid, .. }: Caller) {
         if self.log.take() {
             log::info!("control: pid {pid} uid {uid} {does} {:?}", clip(name));
@@ -336,7 +337,7 @@ impl Switch {
         Workers { cycles_per_second: clock::cycles_per_second(), workers }
     }
 
-    /// Returns the addresses that a request is about.
+    /// Returns the place whose addresses a request concerns.
     fn place(
         &self,
         port: Option<String>,
@@ -356,7 +357,7 @@ impl Switch {
         Ok(Place { port, bridge, vlan })
     }
 
-    /// Ports by their numbers; the table is the present one for each part.
+    /// Lists the ports by their numbers; each part reads the present table.
     fn list_ports(&self) -> Answer {
         let mut next = 0;
         Answer::parts(move |switch| {
@@ -370,7 +371,7 @@ impl Switch {
         })
     }
 
-    /// Addresses by port, as they are now.
+    /// Lists the present addresses, sorted by port.
     fn addresses(&self, of: &Place) -> Answer {
         let mut entries = self.view.fdb.entries(clock::coarse_seconds());
         entries.retain(|entry| of.has(entry.port, entry.station.segment));
@@ -382,20 +383,20 @@ impl Switch {
         }))
     }
 
-    /// The next part of `Events`.
+    /// Returns the next part of the answer to `Events`.
     fn events(&self, events: &mut EventStream) -> Part {
         let label = |port: &str| self.daemon().desired().get(port)?.settings.label.clone();
         events.part(&self.view.events, label)
     }
 }
 
-/// A value of a key, as it is shown.
+/// Returns the value of a key, as clients see it.
 fn json_of(key: &config::Key, word: String) -> Value {
     let number = word.parse::<u64>().ok().filter(|_| key.varlink() == "int");
     number.map_or_else(|| word.into(), Value::from)
 }
 
-/// A port, a bridge, a VLAN, or all of each that is not named.
+/// A port, a bridge and a VLAN; a part that is not named stands for all.
 #[derive(Debug)]
 pub(super) struct Place {
     port: Option<PortId>,
@@ -410,7 +411,7 @@ impl Place {
             && self.vlan.is_none_or(|one| one == segment.vlan())
     }
 
-    /// Whether frames there may pass by a port.
+    /// True if frames of the place may pass by a port.
     pub(super) fn has_port(&self, id: PortId, asked: &PortPolicy) -> bool {
         self.port.is_none_or(|one| one == id)
             && self.bridge.is_none_or(|one| one == asked.bridge.number())
@@ -418,7 +419,7 @@ impl Place {
     }
 }
 
-/// The directory of ports by plug, and what these have in common.
+/// Returns the directory of ports by plug, and the settings that these ports share.
 fn plug(daemon: &Daemon) -> Option<wire::Plug> {
     let (directory, template) = (daemon.plug_directory()?, daemon.desired().template()?);
     let directory = directory.to_string_lossy().into_owned();
@@ -426,7 +427,7 @@ fn plug(daemon: &Daemon) -> Option<wire::Plug> {
 }
 
 impl Switch {
-    /// Which of the places a client may take.
+    /// Returns the rank of a client.
     pub(super) fn rank(&self, client: &Connection) -> Rank {
         if client.caller.uid == 0 {
             return Rank::Root;
@@ -438,11 +439,11 @@ impl Switch {
     }
 }
 
-/// Root, the daemon's own user, and the members of `group`, which the setting `key` names.
+/// Permits root, the daemon's own user, and the members of `group`, which the setting `key` names.
 fn permit(client: &Connection, group: Option<u32>, key: &str) -> Result<(), Fault> {
     let Caller { uid, gid, .. } = client.caller;
     let belongs = |members: u32| {
-        // Where their groups are not known they belong to none.
+        // If the client's groups are unknown, only its first group counts.
         gid == members
             || unix_socket::peer_groups(client.as_fd()).is_ok_and(|all| all.contains(&members))
     };
@@ -457,12 +458,12 @@ fn permit(client: &Connection, group: Option<u32>, key: &str) -> Result<(), Faul
     Err(Fault::Switch(SwitchError::NotPermitted { wanted }))
 }
 
-/// No port has this name.
+/// Returns the error that no port has this name.
 pub fn unknown_port(ports: &PortTable, name: &str) -> Fault {
     Fault::no_such_port(name, nearest(name, ports.iter().map(|port| port.name.as_str())))
 }
 
-/// The methods of every varlink service.
+/// Answers the methods of every varlink service.
 fn service(method: &str, name: &str, given: &Parameters) -> Result<Value, Fault> {
     let known: &[&str] = if name == "GetInterfaceDescription" { &["interface"] } else { &[] };
     if !SERVICE_METHODS.contains(&name) {

@@ -1,11 +1,11 @@
-//! Mirrors that are listed.
+//! Lists mirrors for clients.
 
 use super::methods::Switch;
 use api::config::Settings;
 use api::wire::{Mirror, Mirrors};
 
 impl Switch {
-    /// `ListMirrors`.
+    /// Answers `ListMirrors`.
     pub(super) fn mirrors(&self) -> Mirrors {
         let (daemon, ports) = (self.daemon(), self.view.ports.present());
         let word = |settings: &Settings, name: &str| {

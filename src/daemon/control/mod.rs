@@ -1,29 +1,31 @@
-//! The control socket: the switch is looked at and changed while it runs.
+//! The control socket: clients look at the switch and change it while it runs.
 //!
 //! The protocol is varlink (<https://varlink.org>): a message is JSON that ends in a zero byte, and
 //! `docs/io.vioswitch.Switch.varlink` is interface and documentation in one.
 //!
-//! * `connection` one client: bytes to messages and back, within bounds;
-//! * `message` calls and answers; what they say is in [`api::wire`];
-//! * `methods` what each method does; `show` ports, workers and addresses as clients see them;
+//! * `connection` one client: reads calls and writes answers, within bounds;
+//! * `message` calls and answers, whose content is in [`api::wire`];
+//! * `methods` the work of each method; `show` ports, workers and addresses as clients see them;
 //! * `parts` answers of several parts;
-//! * `addresses` static addresses; `changes` ports that are added;
-//! * `details` all that is known of one port;
+//! * `addresses` static addresses; `groups` multicast groups; `mirrors` mirrors;
+//! * `changes` ports that are added, changed and deleted; `adding` the wait for a new port's
+//!   socket;
+//! * `details` all details of one port;
 //! * `parameters` ranges of values, and the keys of a port;
-//! * `events` what happens, for clients that watch;
-//! * `findings` what is wrong;
+//! * `events` events, for clients that watch;
+//! * `findings` findings and metrics;
+//! * `reload` the configuration, and reloads;
 //! * `wait` an answer that comes when a port is ready;
 //! * `frames` copies of frames for a client;
-//! * `trace` what would become of a frame;
-//! * `blocking` threads for what a file system may hold up;
-//! * `server` the loop; `ready` whose turn is next.
+//! * `trace` the way of a frame through the switch;
+//! * `server` the loop; `ready` the order of turns.
 //!
-//! Rules: one thread, `control`, serves all clients and waits for none of them. What a client can
-//! cost is bounded by `limits/control.rs`: messages, connections, time, unread replies. Whoever may
-//! connect may look; changing is for root, the daemon's own user and a configured group. The daemon
-//! is shared with the main thread, and its lock held for one step of one request; the removal of
-//! a port, which a front-end can hold up, is begun and gone on with, so that neither other clients
-//! nor the end of the process wait for it.
+//! Rules: one thread, `control`, serves all clients and waits for no client. `limits/control.rs`
+//! bounds the cost of a client: messages, connections, time, unread replies. Everyone who may
+//! connect may look; root, the daemon's own user and a configured group may change the switch. The
+//! main thread and the thread `control` share the daemon, and hold its lock for one step of one
+//! request. A front-end can hold up the removal of a port. So the thread begins a removal and goes
+//! on with it later: neither other clients nor the end of the process wait for the removal.
 
 mod adding;
 mod addresses;
@@ -63,10 +65,10 @@ use server::Server;
 use sys::service::Service;
 use sys::unix_socket;
 
-/// Why there is no control socket.
+/// The reason why there is no control socket.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// It cannot be opened.
+    /// The socket cannot be opened.
     #[error("control: {0}")]
     Socket(#[from] SocketError),
     /// A thread or descriptor cannot be had.
@@ -74,7 +76,7 @@ pub enum ControlError {
     Io(#[from] io::Error),
 }
 
-/// The control socket; clients that connect wait until it is served.
+/// The control socket; clients that connect wait until the socket is served.
 pub struct ControlSocket<'a> {
     settings: &'a config::Control,
     listener: Listener,
@@ -85,12 +87,13 @@ impl ControlSocket<'_> {
     pub fn bind(settings: &config::Control) -> Result<ControlSocket<'_>, ControlError> {
         let access = Access { mode: DEFAULT_SOCKET_MODE, group: settings.group };
         let listener = Listener::bind(&settings.path, access)?;
-        // Clients may send before they are let in.
+        // A client may send before its connection is accepted.
         unix_socket::refuse_descriptors(listener.as_fd());
         Ok(ControlSocket { settings, listener })
     }
 
-    /// Starts the thread that serves clients; its end disconnects them and removes the socket.
+    /// Starts the thread that serves clients; the end of the thread disconnects clients and removes
+    /// the socket.
     pub fn serve(
         self,
         daemon: &Arc<Mutex<Daemon>>,
@@ -103,7 +106,7 @@ impl ControlSocket<'_> {
     }
 }
 
-/// Counts a client that is closed.
+/// Counts a client whose connection was closed.
 fn count_closed(clients: &ClientStats, why: Closed) {
     match why {
         Closed::Left => {}

@@ -1,4 +1,4 @@
-//! Values of parameters: ranges of numbers, addresses, and the keys of a port.
+//! Checks the values of parameters: ranges of numbers, addresses, and the keys of a port.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -10,25 +10,25 @@ use api::wire::{Fault, Parameters};
 use base::frame::MacAddr;
 use base::limits::MAX_STATIC_MACS;
 
-/// A parameter that has a value which it cannot have.
+/// Returns the error about a parameter with an invalid value.
 pub fn wrong(key: &str, text: String, value: &str) -> Fault {
     Fault::invalid(&Wrong { key: key.to_owned(), text }, value)
 }
 
-/// A MAC address.
+/// Returns the MAC address of a parameter.
 pub fn mac(word: &str, key: &str) -> Result<MacAddr, Fault> {
     word.parse().map_err(|_| {
         wrong(key, format!("{key} must be a MAC address, such as 52:54:00:12:34:56"), word)
     })
 }
 
-/// An IP address.
+/// Returns the IP address of a parameter.
 pub fn ip(word: &str, key: &str) -> Result<IpAddr, Fault> {
     let text = || format!("{key} must be an IP address, such as 10.0.0.5 or fd00::5");
     word.parse().map_err(|_| wrong(key, text(), word))
 }
 
-/// A whole number, if it is given.
+/// Returns the whole number of a parameter, if the parameter is given.
 pub fn number(
     value: Option<Number>,
     key: &str,
@@ -44,11 +44,11 @@ pub fn number(
     }
 }
 
-/// Parameters as the client gave them, for answers that refuse one.
+/// Parameters as the client gave them, for answers that refuse a parameter.
 pub struct Values(Parameters);
 
 impl Values {
-    /// The error that says so.
+    /// Returns the error about a parameter, with the value that the client gave.
     pub fn fault(&self, Wrong { key, text }: Wrong) -> Fault {
         let field = key.replace('-', "_");
         let value = match self.0.get(&field).or_else(|| self.0.get(&key)) {
@@ -60,8 +60,8 @@ impl Values {
     }
 }
 
-/// Parameters as settings of a port: varlink has `_` where the configuration has `-`, and a list
-/// where that repeats a key. The name comes first.
+/// Parameters as settings of a port, the name first. Varlink has `_` where the configuration has
+/// `-`, and a list where the configuration repeats a key.
 pub type Settings = Vec<(String, Given)>;
 
 pub fn settings(parameters: Parameters) -> Result<(String, Settings, Values), Fault> {

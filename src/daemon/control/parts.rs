@@ -1,4 +1,5 @@
-//! Answers of several parts. A part is made when its client has room for it, one in each turn.
+//! Answers of several parts. A part is made when its client has room for the part, and a turn makes
+//! one part.
 
 use std::sync::mpsc::TryRecvError;
 use std::time::Instant;
@@ -12,10 +13,10 @@ use super::methods::Switch;
 use api::wire::{self, Fault};
 use sys::blocking::{NotBegun, Task};
 
-/// An answer of several parts: makes the next one.
+/// An answer of several parts: each call makes the next part.
 pub type Stream = Box<dyn FnMut(&Switch) -> Result<Part, Fault>>;
 
-/// A list, of which so many items are in each part.
+/// Returns an answer that is a list, with at most `most` items in each part.
 pub fn list<T: 'static, A: Serialize>(
     items: Vec<T>,
     most: usize,
@@ -40,21 +41,22 @@ pub fn found<T>(begun: &Result<Task<T>, NotBegun>) -> Result<Option<T>, Fault> {
 /// Next part of an answer of several parts.
 #[derive(Debug)]
 pub enum Part {
-    /// This; true if another one follows.
+    /// This part; true if another part follows.
     Reply(Value, bool),
-    /// Nothing until then, or until something that is waited for happens.
+    /// No part until this time, or until an event that the answer waits for.
     Later(Option<Instant>),
 }
 
 impl Part {
-    /// An answer, or a part of one.
+    /// Returns an answer, or a part of an answer.
     pub fn reply(answer: &impl Serialize, more: bool) -> Part {
         Part::Reply(wire::json(answer), more)
     }
 }
 
 impl Switch {
-    /// Queues the next part of a client's answer, or has it wait for what the answer waits for.
+    /// Queues the next part of a client's answer, or has the client wait until there is a next
+    /// part.
     pub fn go_on(&self, client: &mut Connection) -> Result<(), Closed> {
         let Some(mut stream) = client.stream.take() else { return Ok(()) };
         match stream(self) {

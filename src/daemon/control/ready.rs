@@ -1,9 +1,9 @@
-//! The clients that can go on, and whose turn is next.
+//! Orders the turns of the clients that can go on.
 //!
-//! Those of root come first, then those who may change the switch, then the others: it can be
-//! steered however many questions there are. Among equals they take turns. Each
-//! [`CONTROL_COMMON_TURN`]th turn is that of the first in line whatever its rank, so that one of
-//! root that reads a capture for hours leaves the others a part of the time.
+//! Clients of root come first, then clients that may change the switch, then other clients: an
+//! administrator can steer the switch however many questions there are. Clients of equal rank take
+//! turns. Each [`CONTROL_COMMON_TURN`]th turn goes to the first client in line whatever its rank,
+//! so that a client of root that reads a capture for hours leaves a part of the time to others.
 
 use std::collections::VecDeque;
 
@@ -18,24 +18,24 @@ pub struct ReadyList {
 }
 
 impl ReadyList {
-    /// True if none is in line.
+    /// True if no client is in line.
     pub fn is_empty(&self) -> bool {
         self.line.is_empty()
     }
 
-    /// Puts a client at the end, unless it is in line.
+    /// Puts a client at the end of the line, unless the client is in line.
     pub fn push(&mut self, place: usize, rank: Rank) {
         if self.line.iter().all(|(other, _)| *other != place) {
             self.line.push_back((place, rank));
         }
     }
 
-    /// Takes a client out that is gone.
+    /// Removes a client that is gone.
     pub fn remove(&mut self, place: usize) {
         self.line.retain(|(other, _)| *other != place);
     }
 
-    /// Takes the one out whose turn it is.
+    /// Removes and returns the client whose turn it is.
     pub fn pop(&mut self) -> Option<usize> {
         self.turns = self.turns.wrapping_add(1);
         let highest = self.line.iter().map(|(_, rank)| *rank).max()?;
@@ -51,7 +51,7 @@ impl ReadyList {
 mod tests {
     use super::*;
 
-    /// The order of so many turns, of clients that are ready again at once.
+    /// Returns the order of `count` turns of clients that are ready again at once.
     fn turns(list: &mut ReadyList, ranks: &[Rank], count: usize) -> Vec<usize> {
         ranks.iter().enumerate().for_each(|(place, rank)| list.push(place, *rank));
         let turn = |_| {
@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(order[..8], [3, 3, 3, 0, 3, 3, 3, 1]);
         let count = |place: usize| order.iter().filter(|turn| **turn == place).count();
         assert_eq!([0, 1, 2, 3].map(count), [3, 3, 2, 24]);
-        // Without root's the administrator's comes first.
+        // Without a client of root, the administrator's client comes first.
         list.remove(3);
         assert_eq!(list.pop(), Some(1));
     }

@@ -1,4 +1,4 @@
-//! The configuration: what is in force, and what reading it again would change.
+//! Answers about the configuration: the settings in force, and the changes of a reload.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ fn some<T: Serialize>(all: impl Iterator<Item = T>) -> Vec<T> {
     all.collect()
 }
 
-/// Keys that are set, with their values.
+/// Returns the keys that are set, with their values.
 pub(super) fn keys(words: impl IntoIterator<Item = (&'static str, Vec<String>)>) -> Vec<ConfigKey> {
     let set = words.into_iter().filter(|(_, values)| !values.is_empty());
     set.map(|(key, values)| ConfigKey { key: key.to_owned(), values }).collect()
@@ -46,7 +46,7 @@ fn busy(busy: Busy) -> Fault {
 }
 
 impl Switch {
-    /// `GetConfig`: what is in force, and what is kept without effect.
+    /// Answers `GetConfig`: the entries in force, and the kept entries without effect.
     pub(super) fn config(&self) -> Answer {
         let daemon = self.daemon();
         let desired = daemon.desired();
@@ -75,13 +75,13 @@ impl Switch {
         Answer::Stream(list(all, CONTROL_PORTS_A_REPLY, answer))
     }
 
-    /// The file that the switch was started with, wherever the client stands.
+    /// Returns the absolute path of the file that the switch was started with.
     pub(super) fn config_file(&self) -> Option<String> {
         let path = std::path::absolute(self.reloader.file()?).ok()?;
         Some(path.to_string_lossy().into_owned())
     }
 
-    /// `DiffConfig`: what files say is read and compared by a thread of its own.
+    /// Answers `DiffConfig`: a separate thread reads and compares the files.
     pub(super) fn diff(&self) -> Result<Answer, Fault> {
         self.reloader.check_file().map_err(busy)?;
         let (mut begun, mut told) = (Err(NotBegun::Busy), None::<Stream>);
@@ -91,7 +91,7 @@ impl Switch {
             }
             if let Err(NotBegun::Busy | NotBegun::Full) = begun {
                 let reloader = Arc::clone(&switch.reloader);
-                // Of the files there is one lot.
+                // The configuration has one set of files, so the path is empty.
                 let work = move || reloader.diff();
                 begun = switch.diffs.begin(Path::new(""), &switch.news, work);
             }
@@ -106,7 +106,7 @@ impl Switch {
         }))
     }
 
-    /// `ReloadConfig`.
+    /// Answers `ReloadConfig`.
     pub(super) fn reload(
         &self,
         given: ReloadConfig,
@@ -130,21 +130,21 @@ impl Switch {
         }))
     }
 
-    /// `ConfirmConfig`.
+    /// Answers `ConfirmConfig`.
     pub(super) fn confirm(&self) -> Result<Confirmed, Fault> {
         let confirmed = self.reloader.confirm();
         confirmed.map(|()| Confirmed {}).map_err(busy)
     }
 
-    /// The reload that waits to be confirmed.
+    /// Returns the reload that waits to be confirmed.
     pub(super) fn unconfirmed(&self) -> Option<Unconfirmed> {
         let (Confirm { pid, uid, .. }, left) = self.reloader.unconfirmed()?;
-        // Rounded up: none are left when it goes back.
+        // Seconds are rounded up: 0 seconds are left when the reload is undone.
         let seconds = left.as_secs() + u64::from(left.subsec_nanos() > 0);
         Some(Unconfirmed { seconds, pid, uid })
     }
 
-    /// One difference.
+    /// Returns one difference as clients see it.
     fn step(&self, step: &Step) -> wire::Step {
         let (sign, changes): (&str, Vec<Change>) = match step {
             Step::Add(_) => ("+", Vec::new()),
@@ -174,7 +174,7 @@ impl Switch {
         }
     }
 
-    /// The process at a port's socket.
+    /// Returns the process at a port's socket.
     fn front_end(&self, name: &str) -> Option<i32> {
         let ports = self.view.ports.present();
         Some(ports.named(name)?.front_end()?.pid)

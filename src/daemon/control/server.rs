@@ -1,9 +1,9 @@
 //! The loop of the thread `control`.
 //!
-//! It looks at what has happened, gives one client its turn, which is one call or one part of an
-//! answer, and does what it is time for. Clients that can go on stand in the ready list meanwhile
-//! ([`ready`](super::ready)), and while any does the thread does not wait. So what a client costs
-//! the others is a turn, however much it asks for.
+//! A round of the loop takes the events that happened, gives one client its turn, which is one call
+//! or one part of an answer, and does the work that is due. Clients that can go on stand in the
+//! ready list ([`ready`](super::ready)), and while the list has a client the thread does not wait.
+//! So a client costs other clients one turn, however much the client asks for.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -32,7 +32,7 @@ const STOP: u64 = 1;
 const NEWS: u64 = 2;
 const FIRST: u64 = 3;
 
-/// A port on its way out, and the place and number of the client that waits for it.
+/// A port that is being removed, and the place and number of the client that waits for the removal.
 struct Leaving {
     name: String,
     removal: Removal,
@@ -48,16 +48,16 @@ pub struct Server<'a> {
     /// Clients that can go on.
     ready: ReadyList,
     leaving: Vec<Leaving>,
-    /// When these are looked at again.
+    /// The time of the next look at `leaving`.
     step_at: Option<Instant>,
-    /// Accepting failed for want of descriptors or memory, and is tried again then.
+    /// The time until which no client is accepted, for want of descriptors or memory.
     closed_until: Option<Instant>,
-    /// Numbers connections.
+    /// The number of the last connection.
     last: u64,
 }
 
 impl<'a> Server<'a> {
-    /// Serves no client yet.
+    /// Returns a server without clients.
     pub fn new(
         listener: &'a Listener,
         stop: &EventFd,
@@ -83,7 +83,7 @@ impl<'a> Server<'a> {
         })
     }
 
-    /// Serves until it is to end.
+    /// Serves clients until the thread is to end.
     pub fn run(mut self) -> io::Result<()> {
         while self.look()? {
             self.give_turn();
@@ -92,9 +92,10 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
-    /// Takes what has happened, and waits for it while no client is ready. False at the end.
+    /// Takes the events that happened, and waits for events if no client is ready. False at the
+    /// end.
     fn look(&mut self) -> io::Result<bool> {
-        // What happened before it was armed wakes no thread.
+        // An event before the waker is armed wakes no thread, so the answers are looked at again.
         if self.clients().any(|client| client.idle.is_some()) && self.switch.news.arm() {
             self.resume(|_| true);
         }
@@ -122,11 +123,12 @@ impl<'a> Server<'a> {
         Ok(true)
     }
 
-    /// Something has happened to a client.
+    /// Notes an event of a client.
     fn notice(&mut self, place: usize, hung_up: bool) {
         let Some(client) = &mut self.places[place] else { return };
         client.hung_up |= hung_up;
-        // It would read no answer, and there is no other use in its calls: others want its place.
+        // The viewer would read no answer, and its calls change nothing: other clients need its
+        // place.
         if client.hung_up && client.rank == Rank::Viewer {
             return self.close(place, Closed::Left);
         }
@@ -137,7 +139,7 @@ impl<'a> Server<'a> {
         self.places.iter().flatten()
     }
 
-    /// How many milliseconds nothing is to be done for.
+    /// Returns for how many milliseconds no work is due; -1 if no work is planned.
     fn patience(&self) -> i32 {
         let waits = self.clients().filter_map(Connection::deadline);
         let idle = self.clients().filter_map(|client| client.idle.and_then(|idle| idle.until));
@@ -147,8 +149,8 @@ impl<'a> Server<'a> {
         i32::try_from(left + 1).unwrap_or(i32::MAX)
     }
 
-    /// Lets a client in that waits in the socket's queue. One a turn: who connects and leaves again
-    /// gives its place back in its turn.
+    /// Admits a client that waits in the socket's queue, at most one client in each turn: a client
+    /// that connects and leaves again gives its place back in its turn.
     fn accept(&mut self) {
         for _ in 0..CONTROL_ACCEPTS {
             if disposal::is_held_up() {
@@ -165,8 +167,8 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// Nothing could be accepted. Where it is for want of something the listener stays readable,
-    /// and is left alone for a while.
+    /// Handles an error of accept(2). For want of descriptors or memory the listener stays
+    /// readable, so no client is accepted for a while.
     fn after(&mut self, error: &io::Error) {
         let gone = matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR));
         if gone || error.raw_os_error() == Some(libc::ECONNABORTED) {
@@ -178,7 +180,7 @@ impl<'a> Server<'a> {
         self.shut_door();
     }
 
-    /// Lets no client in for a moment.
+    /// Accepts no client for a moment.
     fn shut_door(&mut self) {
         if self.watch_listener(EventSet::empty()).is_ok() {
             self.closed_until = Some(Instant::now() + ACCEPT_RETRY_MIN);
@@ -190,7 +192,7 @@ impl<'a> Server<'a> {
         self.epoll.ctl(ControlOperation::Modify, self.listener.as_fd().as_raw_fd(), event)
     }
 
-    /// Gives a client a place; false if there is none for such as it.
+    /// Gives a client a place; false if no place is free for the client's rank.
     fn admit(&mut self, socket: UnixStream) -> bool {
         self.last += 1;
         let Ok(mut client) = Connection::new(socket, self.last) else { return false };
@@ -228,7 +230,7 @@ impl<'a> Server<'a> {
         clients.connected.add(now.wrapping_sub(clients.connected.get()));
     }
 
-    /// The turn of the client that is next.
+    /// Gives the next client its turn.
     fn give_turn(&mut self) {
         let Some(place) = self.ready.pop() else { return };
         if let Err(why) = self.advance(place).and_then(|()| self.line_up(place)) {
@@ -252,7 +254,7 @@ impl<'a> Server<'a> {
         let Some(client) = &mut self.places[place] else { return Ok(()) };
         let call = Call::parse(message).ok_or(Closed::Malformed)?;
         let oneway = call.oneway == Some(true);
-        // One that no client waits for counts too.
+        // The number includes removals that no client waits for.
         let many = self.leaving.len() >= CONTROL_CONNECTIONS;
         let answer = match self.switch.answer(call, client, many) {
             Ok(Answer::Reply(parameters)) => reply(parameters, false),
@@ -272,7 +274,7 @@ impl<'a> Server<'a> {
         if oneway { Ok(()) } else { client.push(&answer) }
     }
 
-    /// Puts a client in line that can go on, and waits for what the others need.
+    /// Puts a client that can go on into the ready list; for another client, waits for its events.
     fn line_up(&mut self, place: usize) -> Result<(), Closed> {
         let Some(client) = &mut self.places[place] else { return Ok(()) };
         if client.is_ready() {
@@ -289,7 +291,7 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
-    /// Looks again at answers that wait for something, where `when` says so of a deadline.
+    /// Puts waiting clients into the ready list if `when` is true of the end of their wait.
     fn resume(&mut self, when: impl Fn(Option<Instant>) -> bool) {
         for (place, client) in self.places.iter_mut().enumerate() {
             let Some(client) = client else { continue };
@@ -302,8 +304,8 @@ impl<'a> Server<'a> {
     fn close(&mut self, place: usize, why: Closed) {
         let Some(client) = self.places[place].take() else { return };
         self.ready.remove(place);
-        // While the set has it, epoll_wait(2) takes references to it, and the last one runs what
-        // `disposal` is to keep from this thread.
+        // While the epoll set has the socket, epoll_wait(2) takes references to it, and the drop of
+        // the last reference would run in this thread the work that `disposal` keeps from it.
         let none = EpollEvent::default();
         let _ = self.epoll.ctl(ControlOperation::Delete, client.as_raw_fd(), none);
         self.count_connected();
@@ -343,7 +345,7 @@ impl<'a> Server<'a> {
         self.step_at = (!self.leaving.is_empty()).then(|| Instant::now() + CONTROL_STEP);
     }
 
-    /// Does what it is time for: closes those who have had theirs, and the door opens again.
+    /// Does the work that is due: removals, waiting answers, slow clients, and accepting again.
     fn keep_time(&mut self) -> io::Result<()> {
         let now = Instant::now();
         if self.step_at.is_some_and(|at| at <= now) {

@@ -1,4 +1,4 @@
-//! The switch's parts as clients see them.
+//! Ports, drop reasons, addresses and degradations as clients see them.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ const OFFLOADS: [(Offloads, &str); 6] = [
     (Offloads::USO6, "uso6"),
 ];
 
-/// A port, TAP or stream, without what only its settings say.
+/// Returns a port, TAP or stream, without the fields that only its settings have.
 pub fn port(port: &Port, fdb: &Fdb, samples: &Samples) -> wire::Port {
     let stats = &port.stats;
     let now = clock::coarse_seconds();
@@ -63,8 +63,8 @@ pub fn port(port: &Port, fdb: &Fdb, samples: &Samples) -> wire::Port {
     }
 }
 
-/// How frames go to the uplinks, in a group for each way and reason. There are few reasons:
-/// settings, and errors of the kernel.
+/// Returns how frames are written to the uplinks, in a group for each way and reason. There are few
+/// reasons: settings, and errors of the kernel.
 pub fn tap_writes(ports: &PortTable) -> Vec<wire::TapWrites> {
     let mut groups: Vec<wire::TapWrites> = Vec::new();
     for port in ports.iter() {
@@ -102,7 +102,7 @@ pub fn sandbox(state: &sandbox::State) -> wire::Sandbox {
     }
 }
 
-/// Why the switch is not all that it is configured to be.
+/// Returns the texts of degradations, up to a limit, and how many more there are.
 pub fn degraded(all: &[Degradation]) -> Vec<String> {
     let shown = all.iter().take(CONTROL_SHOWN_REASONS);
     let mut told: Vec<String> = shown.map(|one| one.text.clone()).collect();
@@ -125,7 +125,7 @@ pub fn degradations(all: Vec<Degradation>) -> Vec<wire::Degradation> {
     told.collect()
 }
 
-/// How far a port is with its front-end, or its interface.
+/// Returns how far a port is with its front-end, or its interface.
 pub fn state(port: &Port) -> State {
     match &port.endpoint {
         _ if port.is_leaving() => State::Removing,
@@ -139,7 +139,7 @@ pub fn state(port: &Port) -> State {
     }
 }
 
-/// Queue pairs as configured: a guest's port has rings for twice as many.
+/// Returns the number of configured queue pairs: a guest's port has rings for twice as many.
 fn queues(port: &Port) -> usize {
     match &port.endpoint {
         Endpoint::Guest(guest) => guest.tx.len() / 2,
@@ -162,7 +162,7 @@ fn traffic(traffic: &Traffic, age: impl Fn(DropReason, u64) -> Option<u32>) -> w
     wire::Traffic { frames, bytes, drops, drop_ages }
 }
 
-/// Counts by their names, those of what happened.
+/// Returns the counts that are not 0, by their names.
 pub fn happened<'n>(counts: impl Iterator<Item = (&'n str, u64)>) -> BTreeMap<String, u64> {
     counts.filter(|(_, count)| *count > 0).map(|(name, count)| (name.to_owned(), count)).collect()
 }
@@ -178,7 +178,7 @@ pub fn reasons() -> wire::DropReasons {
     wire::DropReasons { reasons: told.collect() }
 }
 
-/// An answer, or a part of one, with counters by their names.
+/// Returns an answer, or a part of an answer, with counters by their names.
 pub fn counted<'c, T: DeserializeOwned + Default>(
     counters: impl Iterator<Item = (&'static str, &'c Counter)>,
 ) -> T {
@@ -186,7 +186,7 @@ pub fn counted<'c, T: DeserializeOwned + Default>(
     serde_json::from_value(Value::Object(told)).unwrap_or_default()
 }
 
-/// An address, and who gave it if it is static; none of a port that has gone since.
+/// Returns an address, with its origin if it is static; none if its port is gone.
 pub fn address(entry: &Entry, ports: &PortTable, desired: &Desired) -> Option<wire::Address> {
     let port = ports.get(entry.port)?.name.clone();
     let (idle, origin) = match entry.age {
@@ -198,7 +198,7 @@ pub fn address(entry: &Entry, ports: &PortTable, desired: &Desired) -> Option<wi
     };
     let Station { segment, mac } = entry.station;
     let asked = ports.policy(entry.port);
-    // Of one that the port has left the number alone is known.
+    // Of a bridge that the port has left only the number is known.
     let named = asked.segment(segment.vlan()) == segment && segment.bridge() != 0;
     Some(wire::Address {
         mac: mac.to_string(),

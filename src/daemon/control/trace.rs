@@ -1,7 +1,7 @@
 //! Traces a frame through the switch: each step in a sentence, and where the frame ends.
 //!
-//! Asked about one port of the receivers, a trace says all that keeps the frame from that port, and
-//! nothing about others.
+//! If the client asks about one receiver, the trace lists everything that keeps the frame from the
+//! receiver's port, and nothing about other ports.
 
 mod between;
 mod sample;
@@ -33,16 +33,16 @@ use sys::clock;
 #[derive(Default)]
 struct Told {
     steps: Vec<String>,
-    /// Ports it reaches.
+    /// Ports that the frame reaches.
     ports: Vec<String>,
-    /// Why it reaches none, or not all.
+    /// The reason why the frame reaches no port, or not all.
     reason: Option<DropReason>,
-    /// Nothing comes in on its port now.
+    /// True if no frames come in on the frame's port now.
     is_idle: bool,
 }
 
 impl Switch {
-    /// `Trace`.
+    /// Answers `Trace`.
     pub(super) fn trace(&self, given: &Trace) -> Result<Traced, Fault> {
         let ports = &self.view.ports.present();
         let named = |name: &String| ports.named(name).ok_or_else(|| unknown_port(ports, name));
@@ -126,7 +126,8 @@ impl Told {
         self.steps.push(text);
     }
 
-    /// Says that a frame is flooded, and why; `unknown`: the port whose address is not known.
+    /// Adds the step that a frame is flooded, and why; `unknown` is the port without a known
+    /// address.
     fn flood(
         &mut self,
         port: &Port,
@@ -149,7 +150,8 @@ impl Told {
         }
     }
 
-    /// The ports that a flood from `port` reaches, and why not the others of its VLAN.
+    /// Adds the ports that a flood from `port` reaches, and why the flood does not reach other
+    /// ports of the VLAN.
     fn flooded(&mut self, policy: &Policy<'_, PortTable>, port: &Port, flood: Flood, way: Way<'_>) {
         let (ports, from) = (policy.ports, policy.ports.policy(port.id));
         let ingress = Ingress { port: port.id, kind: port.kind() };
@@ -178,7 +180,7 @@ impl Told {
         }
     }
 
-    /// Whether a port passes the protocol of a reserved address.
+    /// Adds the step whether a port passes the protocol of a reserved address.
     fn reserved(
         &mut self,
         port: &Port,
@@ -195,7 +197,8 @@ impl Told {
         self.step(format!("{taken}: {port} {does} {word}"));
     }
 
-    /// The ports that a frame for a group reaches, if not all do, and why the others do not.
+    /// Returns the ports that a frame for a group reaches, and why the frame does not reach other
+    /// ports; none if snooping does not decide about the frame.
     fn limited(
         &mut self,
         ports: &PortTable,
@@ -224,8 +227,8 @@ impl Told {
         Some((reached, why))
     }
 
-    /// Whether anything comes in on a port. Of a guest that has sent nothing so far `strictly` says
-    /// so.
+    /// Adds the step whether frames come in on a port. With `strictly`, a guest that has sent no
+    /// frame so far counts as silent.
     fn coming(&mut self, port: &Port, strictly: bool) {
         let is_silent = || port.as_guest().is_some() && port.traffic()[0].frames == 0;
         let idle = idle(port).map(|(why, _)| format!("{why}, nothing comes from there now"));
@@ -236,7 +239,7 @@ impl Told {
         self.step(format!("in on {}{idle}", quote(port)));
     }
 
-    /// The VLAN that a frame comes in on, if it does.
+    /// Returns the VLAN in which a frame comes in; none if the frame does not come in.
     fn entering(&mut self, ports: &PortTable, port: &Port, sample: &Sample) -> Option<VlanId> {
         let asked = ports.policy(port.id);
         if !asked.forwards {
@@ -252,7 +255,7 @@ impl Told {
         self.admitted(port, asked, sample)
     }
 
-    /// Tells whether snooping drops a frame as a message about groups; true if so.
+    /// Adds the step that snooping drops a frame as a message about groups; true if so.
     fn snooped(&mut self, ports: &PortTable, port: &Port, sample: &Sample) -> bool {
         let may_query = ports.may_route(port.id);
         let message = ports.snooping().map_or(Ok(None), |_| sample.message(may_query));
@@ -272,7 +275,7 @@ impl Told {
         true
     }
 
-    /// Tells the mirrors of frames from a port; true if the port gets copies itself.
+    /// Adds the mirrors of frames from a port; true if the port gets copies itself.
     fn mirrored(&mut self, ports: &PortTable, port: &Port) -> bool {
         let name = |id: PortId| ports.get(id).map_or_else(String::new, quote);
         for watch in ports.watches() {
@@ -293,7 +296,7 @@ impl Told {
         false
     }
 
-    /// Tells the mirrors of frames that reach ports.
+    /// Adds the mirrors of frames that leave by the ports that the frame reaches.
     fn mirrored_out(&mut self, ports: &PortTable) {
         for watch in ports.watches().iter().filter(|watch| watch.takes_out(watch.from)) {
             let (Some(from), Some(to)) = (ports.get(watch.from), ports.get(watch.to)) else {
@@ -307,7 +310,8 @@ impl Told {
         }
     }
 
-    /// The VLAN that a frame with this tag comes in on, if it does.
+    /// Returns the VLAN in which a frame with this tag comes in; none if the frame does not come
+    /// in.
     fn admitted(
         &mut self,
         port: &Port,
@@ -343,7 +347,7 @@ impl Told {
         vlan
     }
 
-    /// Tells the verdict of the port's guard; true if the guard drops the frame.
+    /// Adds the verdict of the port's guard; true if the guard drops the frame.
     fn guard(&mut self, port: &Port, asked: &PortPolicy, sample: &Sample) -> bool {
         let Some(rules) = &asked.security else { return false };
         let whole = &sample.guarded[..];
@@ -351,7 +355,7 @@ impl Told {
         let len = if sample.is_given { sample.length as usize } else { bytes.len() };
         let frame = Headers { bytes, whole, len, sum_at: None, is_cut: false };
         let guard = if rules.enforced { "guard=on" } else { "guard=log" };
-        // A frame that is not sent adds no DHCP client to the port.
+        // The traced frame is not sent, so it adds no DHCP client to the port.
         let violation = match port_security::check(rules, &frame, &|_| true) {
             Err(Refused::Broken(violation)) => violation,
             Err(Refused::Short | Refused::Whole) => {
@@ -420,7 +424,7 @@ impl Told {
         });
     }
 
-    /// Whether a frame leaves by a port that it is for, unless there is a reason why not.
+    /// Adds whether a frame leaves by a port that the frame is for; `why` has reasons against it.
     fn leaves(&mut self, port: &Port, asked: &PortPolicy, way: Way<'_>, mut why: Vec<String>) {
         let Way { vlan, sample } = way;
         let edit = asked.vlans.edit(vlan, &sample.bytes);
@@ -450,7 +454,7 @@ impl Told {
 
     fn dropped(&mut self, destination: MacAddr, cause: DropCause) {
         let (text, reason) = match cause {
-            // The steps about the source and the ports have said so.
+            // The steps about the source and the ports have given the reason.
             DropCause::BadSource => ("", DropReason::BadSource),
             DropCause::AdminDown => ("", DropReason::AdminDown),
             DropCause::ReservedAddress => {
@@ -494,7 +498,7 @@ impl Told {
     }
 }
 
-/// Why no frame crosses a port, if none does, and the reason that it is dropped for there.
+/// Returns why no frame crosses a port, and the drop reason at the port; none if frames cross.
 fn idle(port: &Port) -> Option<(String, DropReason)> {
     let (state, guest) = (show::state(port), port.as_guest());
     let device = |tap, xdp| match port.as_uplink().map(|(device, _)| &device.behind) {
@@ -528,7 +532,7 @@ fn idle(port: &Port) -> Option<(String, DropReason)> {
     Some((why.to_owned(), reason))
 }
 
-/// Returns what keeps a frame from leaving by its port, with the reasons of the drop.
+/// Returns everything that keeps a frame from leaving by its port, with the reasons of the drop.
 fn hindrances(port: &Port, sample: &Sample) -> Vec<(String, DropReason)> {
     let mut found: Vec<_> = idle(port).into_iter().collect();
     let (most, length) = (port.mtu.max_len(), sample.length);
@@ -547,7 +551,7 @@ struct Way<'a> {
     sample: &'a Sample,
 }
 
-/// Of which frames alone a mirror is, and how much of each it copies, if that is not all.
+/// Returns the VLAN to which a mirror is limited, and the length of its copies, if limited.
 fn limits_of(watch: &Watch) -> String {
     let vlan = watch.frames.vlan.map(|vlan| format!(", if it is in VLAN {vlan}"));
     let snaplen = watch.frames.snaplen.map(|bytes| format!(", {} at most", counted(bytes, "byte")));

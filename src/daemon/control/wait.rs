@@ -1,4 +1,4 @@
-//! Waiting until a port is as far as a client wants it.
+//! Waits until a port has the state that a client wants.
 
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ pub fn wait_for_port(given: WaitForPort) -> Result<Answer, Fault> {
         if now >= end {
             return Err(Fault::Switch(SwitchError::TimedOut { state }));
         }
-        // What ends the wait is not reported: a ring that starts, a session that ends.
+        // No event reports the end of the wait: a ring that starts, a session that ends.
         Ok(Part::Later(Some(end.min(now + CONTROL_WAIT_STEP))))
     }))
 }

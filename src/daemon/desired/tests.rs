@@ -1,4 +1,4 @@
-//! Configuration, added ports and overrides beside each other.
+//! Tests the configuration, added ports and overrides beside each other.
 
 use super::*;
 use api::config::Value;
@@ -20,7 +20,7 @@ fn entry(name: &str, keys: &[(&str, &str)], origin: Origin) -> Entry {
     Entry::new(settings(name, keys), origin)
 }
 
-/// The ports of a configuration, as a reload has them.
+/// Returns the ports that a reload of this configuration wants.
 fn configured(desired: &Desired, all: &[(&str, &[(&str, &str)])]) -> Desired {
     let entries =
         all.iter().map(|(name, keys)| ((*name).to_owned(), entry(name, keys, Origin::Config)));
@@ -59,8 +59,8 @@ fn an_address_is_one_ports_and_among_its_settings() {
     assert!(matches!(desired.assign(mac(200), "a"), Err(NotAssigned::Many(_))));
 }
 
-/// What a client sets at a port of the configuration stays through other configurations, and no
-/// other key of the port does.
+/// A setting that a client changes at a port of the configuration stays through other
+/// configurations; the port's other settings are the new configuration's.
 #[test]
 fn an_override_stays_until_it_is_reset() {
     let mut desired = configured(&Desired::default(), &[("a", &[("mtu", "1500")]), ("b", &[])]);
@@ -72,20 +72,20 @@ fn an_override_stays_until_it_is_reset() {
     assert_eq!(after.back_to(&desired).get("a"), desired.get("a"));
     assert!(after.reset("a") && !after.reset("a"));
     assert_eq!((mtu(&after, "a"), after.kept()), (Some(9000), Kept::default()));
-    // Without its port it has no effect, and is not lost.
+    // Without its port the override has no effect, and is not lost.
     let gone = configured(&desired, &[("b", &[])]);
     assert_eq!(why(&gone), ["a: the configuration has no port 'a'"]);
     let again = configured(&gone, &[("a", &[]), ("b", &[])]);
     assert_eq!((mtu(&again, "a"), why(&again)), (Some(1400), vec![]));
-    // So it is beside a key that does not go with it.
+    // An override beside a key that it does not go with has no effect either, and is not lost.
     desired.set(settings("a", &[("mtu", "1500"), ("vlan", "10")])).unwrap();
     let trunk = configured(&desired, &[("a", &[("trunk", "20")])]);
     assert!(why(&trunk)[0].starts_with("a: vlan does not go with trunk"), "{:?}", why(&trunk));
     assert_eq!(trunk.overridden("a"), Vec::<String>::new());
 }
 
-/// A port of the configuration that a client deletes stays away; one of the name that the client
-/// adds is the client's.
+/// A port of the configuration that a client deletes stays away; a port of that name that the
+/// client adds is the client's.
 #[test]
 fn a_deletion_stays_until_it_is_reset() {
     let desired = configured(&Desired::default(), &[("a", &[]), ("b", &[])]);
@@ -136,7 +136,7 @@ fn the_configuration_wins_over_what_was_added() {
             "y: mac 02:00:00:00:00:01 is already used by g: see vioswitchctl port show g",
         ]
     );
-    // A reload refuses what would disconnect a port by its socket or address.
+    // A reload refuses an entry that would disconnect a port by its socket or address.
     assert_eq!(
         after.refusals(&desired),
         [
@@ -153,7 +153,7 @@ fn the_configuration_wins_over_what_was_added() {
     assert_eq!(desired.kept(), kept);
 }
 
-/// What the configuration says in the same words is the configuration's.
+/// Settings that the configuration has with equal values are not kept beside it.
 #[test]
 fn what_the_configuration_has_is_not_kept_beside_it() {
     let mut desired = configured(&Desired::default(), &[("a", &[]), ("b", &[]), ("c", &[])]);

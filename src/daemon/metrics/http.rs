@@ -2,21 +2,22 @@
 
 use base::limits::METRICS_HEAD_FIELDS;
 
-/// What a request comes to.
+/// The meaning of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
-    /// The metrics.
+    /// The scraper asks for the metrics.
     Metrics,
-    /// An error: its status line, and a field beside the usual ones.
+    /// The request is an error: its status line, and a field beside the usual fields.
     Wrong(&'static str, &'static str),
-    /// More of the request's head must come first.
+    /// The request's head has not come whole.
     Unfinished,
 }
 
 const BAD: Asked = Asked::Wrong("400 Bad Request", "");
 const LONG: Asked = Asked::Wrong("431 Request Header Fields Too Large", "");
 
-/// Looks at what has come of a request; `full` if no more of it will be taken.
+/// Returns the meaning of the bytes of a request that have come; `full` is true if no more bytes
+/// will be taken.
 pub fn asked(bytes: &[u8], full: bool) -> Asked {
     let mut fields = [httparse::EMPTY_HEADER; METRICS_HEAD_FIELDS];
     let mut request = httparse::Request::new(&mut fields);
@@ -35,13 +36,14 @@ pub fn asked(bytes: &[u8], full: bool) -> Asked {
     }
 }
 
-/// What stands before the metrics. Their length is not known yet: the connection's end is theirs.
+/// Returns the head of the answer with the metrics. The length of the metrics is not known yet: the
+/// end of the connection marks their end.
 pub fn head() -> Vec<u8> {
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     format!("HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nConnection: close\r\n\r\n").into_bytes()
 }
 
-/// The whole of another answer.
+/// Returns the whole answer to a request that is an error.
 pub fn error(status: &str, field: &str) -> Vec<u8> {
     let text = format!("{status}: metrics are at /metrics\n");
     let length = text.len();

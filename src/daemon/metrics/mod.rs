@@ -1,15 +1,15 @@
 //! Metrics: counters and states in the format of Prometheus, for the control socket and, on a
-//! thread of its own, for clients that ask by HTTP.
+//! separate thread, for clients that ask by HTTP.
 //!
 //! * `text` the families and their series, made in parts;
 //! * `http` requests and the head of an answer;
-//! * `peer` who asks.
+//! * `peer` the peer that asks.
 //!
-//! Rules: the thread `metrics` serves all scrapers and waits for none. What one can cost is bounded
-//! by `limits/metrics.rs`: connections, a request's bytes and time, the time to read an answer.
-//! Where all places are taken, the peer that has most of them gives one up: that of its connections
-//! over which no byte has gone for longest. So a scraper that asks and reads is served whatever
-//! others do. Every client that can connect sees the metrics.
+//! Rules: the thread `metrics` serves all scrapers and waits for no scraper. `limits/metrics.rs`
+//! bounds the cost of a scraper: connections, a request's bytes and time, the time to read an
+//! answer. If all places are taken, the peer with most places gives one up: the place of the
+//! connection over which no byte has gone for the longest time. So a scraper that asks and reads is
+//! served whatever others do. Every client that can connect sees the metrics.
 
 mod http;
 mod peer;
@@ -44,21 +44,21 @@ use sys::threads::lock;
 use sys::unix_socket;
 pub use text::{Health, Scrape};
 
-/// What events are about; scrapers are numbered from `FIRST` on.
+/// Tokens of the epoll set; scrapers are numbered from `FIRST` on.
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const FIRST: u64 = 2;
 
-/// Why metrics cannot be served.
+/// The reason why metrics cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum MetricsError {
     /// The socket's file cannot be made.
     #[error("metrics: {0}")]
     Socket(#[from] SocketError),
-    /// The address cannot be listened at.
+    /// The switch cannot listen at the address.
     #[error("metrics: cannot listen at {0}: {1}")]
     Listen(MetricsSocket, io::Error),
-    /// The service manager gave none.
+    /// The service manager gave no socket for metrics.
     #[error("metrics: there is no listening socket from the service manager by the name 'metrics'")]
     NoneInherited,
     /// A thread or descriptor cannot be had.
@@ -66,7 +66,7 @@ pub enum MetricsError {
     Io(#[from] io::Error),
 }
 
-/// The socket that scrapers connect to. Dropping it removes a file of ours.
+/// The socket that scrapers connect to. Dropping the socket removes a file that this process made.
 type Listening = Box<dyn AsFd + Send>;
 
 fn open(socket: &MetricsSocket, inherited: Option<OwnedFd>) -> Result<Listening, MetricsError> {
@@ -74,7 +74,7 @@ fn open(socket: &MetricsSocket, inherited: Option<OwnedFd>) -> Result<Listening,
         MetricsSocket::Unix(path) => {
             let access = Access { mode: DEFAULT_SOCKET_MODE, group: None };
             let listener = Listener::bind(path, access)?;
-            // Scrapers may send before they are accepted.
+            // A scraper may send before its connection is accepted.
             unix_socket::refuse_descriptors(listener.as_fd());
             Ok(Box::new(listener))
         }
@@ -102,7 +102,7 @@ fn accept(listener: BorrowedFd<'_>) -> io::Result<ClientSocket> {
     Ok(ClientSocket::new(accept_with(listener, flags)?))
 }
 
-/// Opens the socket and serves who comes.
+/// Opens the socket and serves scrapers.
 pub fn start(socket: &MetricsSocket, daemon: &Arc<Mutex<Daemon>>) -> Result<Service, MetricsError> {
     let inherited = lock(daemon).take_metrics_socket();
     let listener = open(socket, inherited)?;
@@ -116,16 +116,17 @@ struct Scraper {
     socket: ClientSocket,
     peer: Peer,
     state: State,
-    /// When a byte came from it, or it took one, last.
+    /// The time at which the last byte came from the scraper or went to it.
     moved: Instant,
-    /// When it has had its time.
+    /// The time at which the scraper is disconnected.
     end: Instant,
 }
 
 enum State {
-    /// What has come of its request.
+    /// The scraper asks: the bytes of its request so far.
     Asks(Vec<u8>),
-    /// What it has not read of its answer, from a place on, and what comes behind that.
+    /// The scraper reads: bytes of its answer, the place of the first unread byte, and the parts
+    /// that follow.
     Reads(Vec<u8>, usize, Option<Box<Scrape>>),
 }
 
@@ -176,7 +177,7 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// Milliseconds until a scraper has had its time; -1 if there is none.
+    /// Returns the milliseconds until a scraper's time is over; -1 if there is no scraper.
     fn patience(&self) -> i32 {
         let Some(end) = self.places.iter().flatten().map(|one| one.end).min() else { return -1 };
         let left = end.saturating_duration_since(Instant::now()).as_millis() + 1;
@@ -193,7 +194,7 @@ impl<'a> Server<'a> {
                 Ok(socket) => self.admit(socket),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.raw_os_error() == Some(libc::ECONNABORTED) => {}
-                // For want of descriptors or memory: the listener stays readable.
+                // For want of descriptors or memory, the listener stays readable.
                 Err(_) => {
                     let _ = poll::pause(self.stop, Instant::now() + ACCEPT_RETRY_MIN);
                     return;
@@ -202,7 +203,7 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// Gives a scraper a place, if need be that of another one.
+    /// Gives a scraper a place, if need be the place of another scraper.
     fn admit(&mut self, socket: ClientSocket) {
         let peer = Peer::of(socket.as_fd());
         let free = self.places.iter().position(Option::is_none);
@@ -216,7 +217,7 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// Who makes way for one more connection of `comes`.
+    /// Returns the place of the scraper that gives way to one more connection of `comes`.
     fn gives_way(&self, comes: Peer) -> Option<usize> {
         let all = || self.places.iter().flatten();
         let share =
@@ -229,7 +230,7 @@ impl<'a> Server<'a> {
         those.min().map(|(_, place)| place)
     }
 
-    /// Does what can be done for a scraper now.
+    /// Does the work that can be done for a scraper now.
     fn go_on(&mut self, place: usize) {
         if self.listen(place).and_then(|()| self.answer(place)).is_err() {
             self.close(place);
@@ -238,13 +239,13 @@ impl<'a> Server<'a> {
 
     fn close(&mut self, place: usize) {
         let Some(Scraper { socket, .. }) = self.places[place].take() else { return };
-        // While the set has it, epoll_wait(2) takes references to it, and the last one runs what
-        // `disposal` is to keep from this thread.
+        // While the epoll set has the socket, epoll_wait(2) takes references to it, and the drop of
+        // the last reference would run in this thread the work that `disposal` keeps from it.
         let none = EpollEvent::default();
         let _ = self.epoll.ctl(ControlOperation::Delete, socket.as_fd().as_raw_fd(), none);
     }
 
-    /// Takes what has come of a request, and begins an answer when it is whole.
+    /// Reads the bytes of a request that have come, and begins an answer when the request is whole.
     fn listen(&mut self, place: usize) -> io::Result<()> {
         let Some(one) = &mut self.places[place] else { return Ok(()) };
         let State::Asks(head) = &mut one.state else { return Ok(()) };
@@ -269,7 +270,7 @@ impl<'a> Server<'a> {
         self.epoll.ctl(ControlOperation::Modify, one.socket.as_fd().as_raw_fd(), event)
     }
 
-    /// Writes what the scraper takes of its answer; an error when that is over.
+    /// Writes as many bytes of the answer as the scraper takes; an error when the answer is over.
     fn answer(&mut self, place: usize) -> io::Result<()> {
         let Some(Scraper { socket, state, moved, .. }) = &mut self.places[place] else {
             return Ok(());
@@ -293,8 +294,8 @@ impl<'a> Server<'a> {
     }
 }
 
-/// Takes what has come of a request, as much as there is room for; false if nothing has, an error
-/// if no more will.
+/// Reads the bytes of a request that have come, as many as there is room for. False if no bytes
+/// have come; an error if no more will come.
 fn take(socket: &ClientSocket, head: &mut Vec<u8>) -> io::Result<bool> {
     let mut chunk = [0; 1024];
     let room = METRICS_HEAD_BYTES.saturating_sub(head.len()).min(chunk.len());

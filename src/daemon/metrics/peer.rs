@@ -1,4 +1,4 @@
-//! Who is at the other end, as far as that is known.
+//! The peer at the other end of a connection, as far as the peer is known.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -7,19 +7,19 @@ use rustix::net::getpeername;
 
 use sys::unix_socket;
 
-/// Those who share the places that they have.
+/// The clients that share the places of one peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peer {
-    /// By a socket's file: a user's number.
+    /// A user that connects by a socket's file: the user's number.
     User(u32),
-    /// By the network.
+    /// A host that connects by the network.
     Address(IpAddr),
-    /// One that has left already, or whose address is of another kind.
+    /// A client that has left already, or whose address is of another kind.
     Unknown,
 }
 
 impl Peer {
-    /// The one of a connection.
+    /// Returns the peer of a connection.
     pub fn of(socket: BorrowedFd<'_>) -> Peer {
         if unix_socket::is_unix_stream(socket) {
             let credentials = unix_socket::peer_credentials(socket);
@@ -27,7 +27,7 @@ impl Peer {
         }
         let address = getpeername(socket).ok().flatten();
         let address = address.and_then(|address| SocketAddr::try_from(address).ok());
-        // IPv4 on a socket for both comes as ::ffff:a.b.c.d.
+        // An IPv4 address on a socket for both versions comes as ::ffff:a.b.c.d.
         address.map_or(Peer::Unknown, |address| Peer::Address(address.ip().to_canonical()))
     }
 }

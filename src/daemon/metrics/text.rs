@@ -1,8 +1,9 @@
 //! Counters and states as text: the format that Prometheus reads, version 0.0.4.
 //!
-//! A family of series stands together behind its `HELP` and `TYPE`, and the text of a thousand
-//! ports has megabytes: it is made in parts, from figures that were taken at one moment. Names
-//! have the words of the counters (`docs/counters.md`); what only grows ends in `_total`.
+//! A family of series stands together behind its `HELP` and `TYPE`. The text of a thousand ports
+//! has megabytes, so it is made in parts, from figures that were taken at one moment. Names have
+//! the words of the counters (`docs/counters.md`); the name of a series that only grows ends in
+//! `_total`.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write;
@@ -22,27 +23,26 @@ use sys::{clock, sandbox};
 #[derive(Debug)]
 struct Figures {
     name: String,
-    /// Labels of its settings.
+    /// Labels of the port's settings.
     info: String,
     is_up: bool,
     traffic: [Traffic; 2],
     addresses: u64,
-    /// Those of [`PortStats`], and [`LOG_SUPPRESSED`].
+    /// The counters of [`PortStats`], and [`LOG_SUPPRESSED`].
     whole: Vec<u64>,
-    /// Those of [`GuardStats`].
+    /// The counters of [`GuardStats`].
     guard: Vec<u64>,
 }
 
 /// A counter of a port as a whole beside its [`PortStats`].
 const LOG_SUPPRESSED: (&str, &str) =
     ("log_suppressed", "Log lines about the port beyond the limit.");
-/// Counters of a port as a whole.
+/// Number of the counters of a port as a whole.
 const WHOLE: usize = PortStats::TABLE.len() + 1;
 
-/// Series of a port that are always there: info, up, frames and bytes both ways, addresses,
-/// [`WHOLE`].
+/// Series that every port has: info, up, frames and bytes both ways, addresses, [`WHOLE`].
 const ALWAYS: usize = 2 + 4 + 1 + WHOLE;
-/// Series of drops that a port has room for.
+/// Greatest number of series of drops that a port has.
 const DROPS: usize = METRICS_SERIES_A_PORT - ALWAYS - GuardStats::TABLE.len();
 
 impl Figures {
@@ -57,19 +57,19 @@ impl Figures {
     }
 }
 
-/// Whether the switch is what it is configured to be.
+/// Says whether the switch is as configured.
 #[derive(Debug)]
 pub struct Health {
-    /// Reasons why it is not, by kind: as many as [`Code::ALL`].
+    /// The number of degradations by kind: as many items as [`Code::ALL`].
     degraded: Vec<(Code, u64)>,
-    /// A reload waits to be confirmed.
+    /// True while a reload waits to be confirmed.
     unconfirmed: bool,
     /// Labels of ports by their names.
     info: HashMap<String, String>,
 }
 
 impl Health {
-    /// As it is now.
+    /// Returns the present health of the switch.
     pub fn of(daemon: &Daemon) -> Health {
         let all = daemon.degradations();
         let count = |code: Code| all.iter().filter(|one| one.code == code).count() as u64;
@@ -85,7 +85,7 @@ impl Health {
         Health { degraded, unconfirmed: daemon.is_unconfirmed(), info }
     }
 
-    /// Ports that are not served.
+    /// Returns the number of ports that are not served.
     fn ports(&self) -> u64 {
         self.degraded.iter().filter(|(code, _)| code.is_port()).map(|(_, count)| count).sum()
     }
@@ -98,29 +98,29 @@ impl Health {
     }
 }
 
-/// What each reason means.
+/// Returns the help of the series of degradations: the meaning of each reason.
 fn health_help() -> String {
     let told = Code::ALL.iter().map(|code| format!("{} ({})", code.name(), code.meaning()));
     format!("Reasons why the switch is degraded: {}.", told.collect::<Vec<_>>().join("; "))
 }
 
-/// What comes next.
+/// The part of the text that comes next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// What there is one of.
+    /// Series of the switch as a whole.
     Switch,
-    /// A family of ports: its number, and that of the next port.
+    /// A family of ports: the number of the family, and the place of the next port.
     Port(usize, usize),
     /// A family of workers.
     Worker(usize),
     Done,
 }
 
-/// The figures of a moment, as far as they are not written yet.
+/// The figures of one moment, as far as they are not written yet.
 #[derive(Debug)]
 pub struct Scrape {
     ports: Vec<Figures>,
-    /// By worker, in the order of [`WorkerStats`].
+    /// Counters by worker, in the order of [`WorkerStats`].
     workers: Vec<Vec<u64>>,
     switch: String,
     families: Vec<Family>,
@@ -128,7 +128,7 @@ pub struct Scrape {
 }
 
 impl Scrape {
-    /// Takes all figures; these are the findings of now.
+    /// Returns a scrape with all present figures; `findings` are the present findings.
     pub fn new(view: &View, health: &Health, findings: &[Finding]) -> Scrape {
         let table = view.ports.present();
         let figures = |port: &Port| Figures::of(port, view.fdb.port_len(port.id) as u64, health);
@@ -143,12 +143,12 @@ impl Scrape {
         }
     }
 
-    /// True when all is written.
+    /// True when the text is written.
     pub fn is_done(&self) -> bool {
         self.step == Step::Done
     }
 
-    /// The next part: so many bytes, or a few lines more.
+    /// Returns the next part of the text: `bytes` bytes, or a few lines more.
     pub fn part(&mut self, bytes: usize) -> String {
         let mut out = String::new();
         while out.len() < bytes && !self.is_done() {
@@ -165,7 +165,7 @@ impl Scrape {
         out
     }
 
-    /// One port's series of a family.
+    /// Writes one port's series of a family.
     fn port(&self, out: &mut String, family: usize, at: usize) -> Step {
         let Some(family_of) = self.families.get(family) else { return Step::Worker(0) };
         let Some(port) = self.ports.get(at) else { return Step::Port(family + 1, 0) };
@@ -203,17 +203,17 @@ impl Scrape {
 /// Takes a series of a port: labels beside its name, and the value.
 type Say<'a> = &'a mut dyn FnMut(&str, u64);
 
-/// A family of series, of each port some.
+/// A family of series; each port has some of them.
 #[derive(Debug)]
 struct Family {
     name: String,
     help: String,
-    /// Which of several figures of one sort it is of.
+    /// The index of the figure, if ports have several figures of one sort.
     at: usize,
     say: fn(&Figures, usize, Say<'_>),
 }
 
-/// The families of ports.
+/// Returns the families of ports.
 fn families() -> Vec<Family> {
     let family = |name: &str, help: &str, at, say| {
         let name = format!("vioswitch_port_{name}");
@@ -268,7 +268,8 @@ fn families() -> Vec<Family> {
 }
 
 impl Figures {
-    /// Reasons that happened, in this direction, as far as a port has room for series.
+    /// Returns the reasons for drops in this direction, with counts, as far as the port has room
+    /// for series.
     fn drops(&self, way: Direction) -> impl Iterator<Item = (DropReason, u64)> {
         let before = match way {
             Direction::In => 0,
@@ -283,7 +284,7 @@ fn head(out: &mut String, name: &str, help: &str) {
     let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }
 
-/// What there is one of.
+/// Returns the text of the series of the switch as a whole.
 fn switch(view: &View, health: &Health) -> String {
     let mut out = String::new();
     let mut say = |name: &str, help: &str, series: &[(String, String)]| {
@@ -349,7 +350,7 @@ fn switch(view: &View, health: &Health) -> String {
     out
 }
 
-/// What is wrong: a series for each port and kind.
+/// Returns the text of the findings: a series for each port and code.
 fn wrong(findings: &[Finding]) -> String {
     let mut out = String::new();
     let help = "1 for each present finding of vioswitchctl doctor, by code.";
@@ -461,7 +462,7 @@ mod tests {
             }
         }
         assert_eq!(families.len(), super::families().len() + WorkerStats::TABLE.len());
-        // In parts it is the same text.
+        // The text in parts equals the whole text.
         let (mut scrape, mut parts) = (scrape(ports()), String::new());
         while !scrape.is_done() {
             let part = scrape.part(500);

@@ -1,5 +1,5 @@
-//! A trace from one port to another: a frame that the one could send to the other, and all that
-//! keeps it from there.
+//! Traces from one port to another port: chooses a frame that the first port could send to the
+//! second, and lists everything that keeps the frame from the second port.
 
 use super::sample::Sample;
 use super::{Told, Way, hindrances, quote};
@@ -13,13 +13,13 @@ use switch::{
 };
 use sys::clock;
 
-/// Stands in for a source, and for a destination, that the switch does not know.
+/// Stand in for a source and a destination that the switch does not know.
 const UNKNOWN: [MacAddr; 2] =
     [MacAddr([2, 0x76, 0x73, 0x77, 0, 1]), MacAddr([2, 0x76, 0x73, 0x77, 0, 2])];
 
 impl Switch {
-    /// The frame of a trace between two ports. What the client does not give is chosen: a VLAN that
-    /// both ports have, and addresses that were heard there last.
+    /// Returns the frame of a trace between two ports. If the client gives no VLAN or address,
+    /// chooses a VLAN that both ports have, and the addresses that were heard last on the ports.
     pub(super) fn between(
         &self,
         ports: &PortTable,
@@ -36,7 +36,7 @@ impl Switch {
         let segment = from_policy.segment(vlan);
         let address = |at: usize, word: &Option<String>| {
             let here = known[at].iter().find(|entry| entry.station.segment == segment);
-            // A source that is known in another VLAN is as good.
+            // A source that is known in another VLAN serves as well.
             let elsewhere = known[at].first().filter(|_| at == 0);
             let found = here.or(elsewhere).map(|entry| entry.station.mac);
             match word {
@@ -54,7 +54,7 @@ impl Switch {
     }
 }
 
-/// The addresses behind a port, or the given one there: the one that was heard last comes first.
+/// Returns the addresses on a port, or only the given address: the address heard last comes first.
 fn newest<'e>(entries: &'e [Entry], port: &Port, given: &Option<String>) -> Vec<&'e Entry> {
     let mac: Option<MacAddr> = given.as_deref().and_then(|word| word.parse().ok());
     let is = |entry: &&Entry| mac.is_none_or(|mac| entry.station.mac == mac);
@@ -68,8 +68,8 @@ fn newest<'e>(entries: &'e [Entry], port: &Port, given: &Option<String>) -> Vec<
     own
 }
 
-/// The VLAN of a frame from one port to another, where these addresses are known: one that both
-/// ports have, or else the first of the sender.
+/// Returns the VLAN of a frame from one port to another, where these addresses are known: a VLAN
+/// that both ports have, or else the first VLAN of the sender.
 fn vlan(from: &PortPolicy, to: &PortPolicy, [sources, destinations]: &[Vec<&Entry>; 2]) -> VlanId {
     let untagged = from.vlans.untagged();
     let common = |vlan: VlanId| from.vlans.is_member(vlan) && to.is_member(from.segment(vlan));
@@ -86,8 +86,8 @@ fn vlan(from: &PortPolicy, to: &PortPolicy, [sources, destinations]: &[Vec<&Entr
 }
 
 impl Told {
-    /// Whether a frame that came in reaches the port that is asked about; if not, all that keeps it
-    /// from there.
+    /// Adds whether a frame that came in reaches the port `to`, or else everything that keeps the
+    /// frame from the port.
     pub(super) fn toward(
         &mut self,
         policy: &Policy<'_, PortTable>,
@@ -127,7 +127,7 @@ impl Told {
                     });
                 }
             }
-            // Said of both ports already.
+            // The steps about both ports have given the reason.
             Decision::Drop(DropCause::Isolated) => self.reason = Some(DropReason::Isolated),
             Decision::Drop(DropCause::UplinkToUplink) => {
                 self.reason = Some(DropReason::UplinkToUplink);
@@ -144,7 +144,7 @@ impl Told {
         self.leaves(to, to_policy, way, why);
     }
 
-    /// Of a frame that does not come in: what would keep it from the port that is asked about.
+    /// Adds everything that would keep a frame from the port `to`, if the frame did come in.
     pub(super) fn behind(&mut self, ports: &PortTable, port: &Port, to: &Port, sample: &Sample) {
         let policies = (ports.policy(port.id), ports.policy(to.id));
         let mut why = apart(ports, (port, policies.0), (to, policies.1), None);
@@ -159,7 +159,8 @@ impl Told {
     }
 }
 
-/// Tells which settings keep two ports apart; `vlan` is the frame's, if the frame came in.
+/// Returns the settings that keep two ports apart; `vlan` is the frame's VLAN, if the frame came
+/// in.
 fn apart(
     ports: &PortTable,
     (port, from): (&Port, &PortPolicy),
@@ -183,7 +184,7 @@ fn apart(
     why
 }
 
-/// Where a port is, as its settings have it.
+/// Returns the bridge and the VLANs of a port, as its settings name them.
 fn place(policy: &PortPolicy, with_bridge: bool, with_vlans: bool) -> String {
     let bridge = with_bridge.then(|| format!("bridge={}", policy.bridge.name()));
     let vlans = with_vlans.then(|| match &policy.vlans {

@@ -15,25 +15,26 @@ use switch::multicast::{Barred, reach};
 use switch::{Reach, Reserved, Segment, Snooping, VlanId};
 use sys::clock;
 
-/// A frame of a ping has 98 bytes.
+/// Length of a frame whose length is not given: a frame of a ping has 98 bytes.
 const LENGTH: u64 = 98;
 
 /// The frame that is traced.
 pub struct Sample {
-    /// Its first bytes.
+    /// The first bytes of the frame.
     pub bytes: Vec<u8>,
-    /// The first bytes of one that a guard looks at.
+    /// The first bytes of the frame that a guard checks.
     pub guarded: Vec<u8>,
-    /// Its length in bytes.
+    /// Length of the frame in bytes.
     pub length: u32,
-    /// The client gave its bytes.
+    /// True if the client gave the frame's bytes.
     pub is_given: bool,
-    /// The source and the destination stand in for addresses that the switch does not know.
+    /// For the source and the destination: true if the address stands in for an address that the
+    /// switch does not know.
     pub stands_in: [bool; 2],
 }
 
 impl Sample {
-    /// The frame that a client describes.
+    /// Returns the frame that a client describes.
     pub fn new(given: &Trace) -> Result<Sample, Fault> {
         let Some(frame) = &given.frame else { return Sample::made(given) };
         let parts = [("src", &given.src), ("dst", &given.dst), ("ip", &given.ip)];
@@ -53,7 +54,7 @@ impl Sample {
         Ok(Sample { guarded, bytes, length, is_given: true, stands_in })
     }
 
-    /// Of addresses, tag and length.
+    /// Returns a frame made of addresses, tag and length.
     fn made(given: &Trace) -> Result<Sample, Fault> {
         let address = |word: &Option<String>, key| match word {
             Some(word) => mac(word, key),
@@ -71,7 +72,7 @@ impl Sample {
         Ok(Sample { bytes, guarded, length, is_given: false, stands_in })
     }
 
-    /// Its source and its destination.
+    /// Returns the frame's source and destination.
     pub fn addresses(&self) -> (MacAddr, MacAddr) {
         let snapshot = self.snapshot();
         (ethernet::source(&snapshot), ethernet::destination(&snapshot))
@@ -83,8 +84,9 @@ impl Sample {
         snapshot
     }
 
-    /// The ports that it reaches of those of its segment, if not all, as it is for a group or a
-    /// message about groups.
+    /// Returns which ports of the segment the frame reaches, with the group if the frame is for a
+    /// group; none if the frame is neither for a limited group nor a message about groups, and so
+    /// reaches all ports of the segment.
     pub fn reach(&self, snooping: &Snooping, segment: Segment) -> Option<(Option<IpAddr>, Reach)> {
         let (now, snapshot) = (clock::coarse_seconds(), self.snapshot());
         let (_, to) = self.addresses();
@@ -104,8 +106,8 @@ impl Sample {
         Some((Some(group), Reach::Members(limited)))
     }
 
-    /// Where snooping sends the frame as a message about groups, from a port that may have a
-    /// querier or not; nothing if the frame is none.
+    /// Returns where snooping sends the frame as a message about groups; none if the frame is no
+    /// such message. `may_query` is true if the frame's port may have a querier.
     pub fn message(&self, may_query: bool) -> Result<Option<Reach>, Barred> {
         let part = Part { bytes: &self.bytes, len: self.bytes.len(), sum_at: None };
         match self.is_given && multicast::may_be_message(&self.snapshot()) {
@@ -115,11 +117,11 @@ impl Sample {
     }
 }
 
-/// The first bytes of a frame from there, of TCP if it is one of IP.
+/// Returns the first bytes of a frame from `source`; with `ip`, of a frame of TCP.
 fn headers(source: MacAddr, ip: Option<IpAddr>) -> Vec<u8> {
     let mut bytes = [[0; 6], source.0].concat();
     match ip {
-        // A request of RARP for itself, in which a guard finds no other address.
+        // A request of RARP for its own address, in which a guard finds no other address.
         None => {
             bytes.extend([0x80, 0x35, 0, 1, 8, 0, 6, 4, 0, 3]);
             (0..2).for_each(|_| bytes.extend([&source.0[..], &[0; 4]].concat()));
