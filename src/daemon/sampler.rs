@@ -94,7 +94,11 @@ impl Samples {
         ledger.looks += 1;
         let looks = ledger.looks;
         for port in ports.iter() {
-            if ledger.ports.get(&port.name).is_none_or(|seen| !port.life.lineage.is(&seen.port.life.lineage)) {
+            if ledger
+                .ports
+                .get(&port.name)
+                .is_none_or(|seen| !port.life.lineage.is(&seen.port.life.lineage))
+            {
                 let new = Seen::new(port, Some((&Default::default(), [0; 3])), now);
                 ledger.ports.insert(port.name.clone(), new);
             }
@@ -114,7 +118,11 @@ impl Samples {
     /// Forgets a port that is gone, as the thread may sleep for as long as the workers do.
     pub fn forget(&self, port: &Port) {
         let mut ledger = self.ledger();
-        if ledger.ports.get(&port.name).is_some_and(|seen| port.life.lineage.is(&seen.port.life.lineage)) {
+        if ledger
+            .ports
+            .get(&port.name)
+            .is_some_and(|seen| port.life.lineage.is(&seen.port.life.lineage))
+        {
             ledger.ports.remove(&port.name);
         }
     }
@@ -171,7 +179,11 @@ impl Samples {
     /// the port.
     pub fn of<T>(&self, port: &Port, ask: impl FnOnce(&Seen) -> T) -> Option<T> {
         let ledger = self.ledger();
-        ledger.ports.get(&port.name).filter(|seen| port.life.lineage.is(&seen.port.life.lineage)).map(ask)
+        ledger
+            .ports
+            .get(&port.name)
+            .filter(|seen| port.life.lineage.is(&seen.port.life.lineage))
+            .map(ask)
     }
 
     /// True if there are no samples of any port.
