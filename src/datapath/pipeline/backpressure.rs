@@ -164,10 +164,10 @@ impl<'a> Backpressure<'a> {
         self.settled_end = plan.settled_end();
     }
 
-    /// True if the ring lately sent to several receivers.
+    /// True if the frames come from a ring that lately sent to several receivers.
     #[inline(always)]
     pub fn is_shared(&self) -> bool {
-        self.only.is_none()
+        self.ring.is_some() && self.only.is_none()
     }
 
     /// True if no frame behind the first frame left of a run is settled, and the ring is not
