@@ -3,7 +3,7 @@
 //! Added ports stand there as in a configuration file. `[[override]]` has the keys of a port of the
 //! configuration that a client set, with `""` for a key without a value, or `deleted = true`.
 //! Another version may have written the file: a key or a table that this version cannot read has no
-//! effect, is reported, and is written again as it was.
+//! effect, is reported, and is written again with an equal value.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -69,7 +69,7 @@ impl Unread {
     }
 }
 
-/// What clients changed.
+/// Ports that clients added, and changes of clients at ports of the configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Kept {
     /// Ports that clients added, by name.
@@ -144,31 +144,26 @@ struct Reader<'t> {
 type Pair<'t> = (&'t str, &'t Spanned<DeValue<'t>>);
 
 impl<'t> Reader<'t> {
-    /// One key outside of the tables, or all tables of one name.
+    /// Reads one key outside of the tables, or all tables of one name.
     fn item(&mut self, key: &str, value: &Spanned<DeValue<'_>>) {
-        let DeValue::Array(tables) = value.get_ref() else {
-            let why = format!("unknown key {}", quote(key));
-            let text = self.line(&(key, value));
-            let (table, name) = (None, None);
-            return self.kept.unread.push(Unread { name, why, table, is_whole: false, text });
-        };
-        for table in tables.iter() {
-            match table.get_ref() {
-                DeValue::Table(pairs) => {
-                    let pairs = pairs.iter().map(|(key, value)| (key.get_ref().as_ref(), value));
-                    let mut pairs: Vec<Pair<'_>> = pairs.collect();
-                    pairs.sort_by_key(|(_, value)| value.span().start);
-                    self.table(key, &pairs);
-                }
-                _ => {
-                    let item = quote(&self.text[table.span()]);
-                    let why = format!("{item} is no table of {}", quote(key));
-                    let table = Some(key.to_owned());
-                    let is_whole = true;
-                    let text = String::new();
-                    self.kept.unread.push(Unread { name: None, why, table, is_whole, text });
-                }
+        let tables: Option<Vec<_>> = match value.get_ref() {
+            DeValue::Array(items) if !items.is_empty() => {
+                items.iter().map(|item| item.get_ref().as_table()).collect()
             }
+            _ => None,
+        };
+        for table in tables.iter().flatten() {
+            let pairs = table.iter().map(|(key, value)| (key.get_ref().as_ref(), value));
+            let mut pairs: Vec<Pair<'_>> = pairs.collect();
+            pairs.sort_by_key(|(_, value)| value.span().start);
+            self.table(key, &pairs);
+        }
+        if tables.is_none() {
+            // A key of this name beside tables of this name is no TOML: the key is lost.
+            let is_table = Kind::named(key).is_some() || key == OVERRIDE;
+            let text = if is_table { String::new() } else { self.line(&(key, value)) };
+            let (table, name, why) = (None, None, format!("unknown key {}", quote(key)));
+            self.kept.unread.push(Unread { name, why, table, is_whole: false, text });
         }
     }
 
@@ -257,11 +252,23 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// Returns the line of a key, with its value as the file has it; nothing for a value that is
-    /// spread over the file.
+    /// Returns a line with a key and its value.
     fn line(&self, (key, value): &Pair<'_>) -> String {
-        let line = format!("{} = {}\n", key_text(key), &self.text[value.span()]);
-        if DeTable::parse(&line).is_ok() { line } else { String::new() }
+        format!("{} = {}\n", key_text(key), self.inline(value))
+    }
+
+    /// Returns a value in one piece, also if the value is spread over the file.
+    fn inline(&self, value: &Spanned<DeValue<'_>>) -> String {
+        let all: Vec<String> = match value.get_ref() {
+            DeValue::Array(items) => items.iter().map(|item| self.inline(item)).collect(),
+            DeValue::Table(pairs) => pairs
+                .iter()
+                .map(|(key, value)| format!("{} = {}", key_text(key.get_ref()), self.inline(value)))
+                .collect(),
+            _ => return self.text[value.span()].to_owned(),
+        };
+        let [open, close] = if value.get_ref().is_array() { ["[", "]"] } else { ["{", "}"] };
+        format!("{open}{}{close}", all.join(", "))
     }
 }
 
@@ -415,17 +422,58 @@ mod tests {
         }
     }
 
+    /// Returns a value with its tables in the order of their keys, whatever the notation.
+    fn canonical(value: &DeValue<'_>) -> String {
+        match value {
+            DeValue::Array(items) => {
+                let items = items.iter().map(|item| canonical(item.get_ref()));
+                format!("[{}]", items.collect::<Vec<_>>().join(","))
+            }
+            DeValue::Table(pairs) => {
+                let pair = |(key, value): (&Spanned<_>, &Spanned<DeValue<'_>>)| {
+                    format!("{}={}", key.get_ref(), canonical(value.get_ref()))
+                };
+                let mut pairs: Vec<String> = pairs.iter().map(pair).collect();
+                pairs.sort();
+                format!("{{{}}}", pairs.join(","))
+            }
+            scalar => format!("{scalar:?}"),
+        }
+    }
+
+    /// A value of a later version may be spread over the file, or be an array without tables.
+    #[test]
+    fn no_value_of_a_later_version_is_lost() {
+        let later = "features = [\"a\", \"b\"]\nx = []\na.b = 1\nwhen = 2026-11-28\n\
+                     [limits]\nmost = 3\n[limits.of]\nports = [1, [2]]\n\
+                     [[filter]]\nname = \"web\"\n\
+                     [[filter.rule]]\nto = \"80\"\n[[filter.rule]]\nto = \"443\"\n\
+                     [[port]]\nname = \"a\"\nsocket = \"/a\"\n[port.speed]\nmost = 1.5\n";
+        let text = Kept::read(later).unwrap().text();
+        let whole = |text: &str| {
+            let table = DeTable::parse(text).unwrap().into_inner();
+            canonical(&DeValue::Table(table.into_iter().collect()))
+        };
+        assert_eq!(whole(&text), whole(later), "{text}");
+        assert_eq!(Kept::read(&text).unwrap().text(), text);
+    }
+
+    /// A key in place of tables must not make the file unreadable.
+    #[test]
+    fn keys_in_place_of_tables_are_not_written() {
+        for key in ["port = 1", "override = [1]", "tap = []"] {
+            let mut kept = Kept::read(&format!("{key}\n")).unwrap();
+            (kept.added, kept.overrides) = (example().added, example().overrides);
+            let text = kept.text();
+            assert_eq!(Kept::read(&text), Ok(example()), "{text}");
+        }
+    }
+
     #[test]
     fn what_is_no_toml_is_an_error_with_its_line() {
         let error = Kept::read("a = 1\n[[port]\n").unwrap_err();
         assert!(error.starts_with("line 2: "), "{error}");
-        for text in [
-            "port = [1]\n",
-            "port = 1\n",
-            "override = [{name = 1}]\n",
-            "[port]\nname = 'a'\n",
-            "[[x]]\nname = 'a'\n[x.y]\nz = 1\n",
-        ] {
+        for text in ["port = [1]\n", "override = [{name = 1}]\n", "[port]\nname = 'a'\n"] {
             let kept = Kept::read(text).unwrap();
             assert_eq!(kept.unread.len(), 1, "{text}");
             assert!(Kept::read(&kept.text()).is_ok(), "{text}");
