@@ -1,11 +1,12 @@
-//! The ports that are wanted: by the configuration, by clients, by sockets in the plug directory.
+//! Holds the ports that are wanted: by the configuration, by clients, by sockets in the plug
+//! directory.
 //!
 //! `configured` has the ports of the command line and the files, `added` the ports that clients and
-//! sockets added, `overrides` the changes of clients at ports of the configuration. From these
-//! `Desired::build` makes `entries`, which are in force. If an added port or an override wants the
-//! name, socket, interface or address of a port of the configuration, the configuration wins, and
-//! the added port or the override has no effect ([`Desired::unused`]). `state_store` keeps added
-//! ports and overrides, so that these stay through a restart and a reload.
+//! sockets added, `overrides` the changes of clients at ports of the configuration.
+//! `Desired::build` makes `entries`, which are in force, from these three fields. If an added port
+//! or an override wants the name, socket, interface or address of a port of the configuration, the
+//! configuration wins, and the added port or the override has no effect ([`Desired::unused`]).
+//! `state_store` keeps added ports and overrides, so that they stay through a restart and a reload.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use base::frame::MacAddr;
 use base::limits::{MAX_MIRRORS, MAX_PORTS, MAX_STATIC_MACS};
 use switch::mirror::{Mirror, conflict};
 
-/// An entry claims what another one has.
+/// An entry claims a value that another entry has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what} {} is already used by {owner}{}", self.shown().display(), self.remedy())]
 pub struct Clash {
@@ -27,7 +28,8 @@ pub struct Clash {
 }
 
 impl Clash {
-    /// The command that shows the owner.
+    /// Returns the remedy: the command that shows the owner, or another path for the owner
+    /// `CONTROL`.
     fn remedy(&self) -> String {
         match self.owner.as_str() {
             CONTROL => ": choose another path".to_owned(),
@@ -35,7 +37,7 @@ impl Clash {
         }
     }
 
-    /// The path, or of an address what is behind its bridge and VLAN.
+    /// Returns the value to print: the path, or of an address the part behind its bridge and VLAN.
     fn shown(&self) -> &Path {
         let address = self.place.file_name().filter(|_| self.what == Shared::Mac);
         address.map_or(&self.place, Path::new)
@@ -64,27 +66,27 @@ pub enum NoEffect {
 pub struct Unused {
     /// The port's name.
     pub name: String,
-    /// The entry, of an added port.
+    /// The entry of an added port; none for an override.
     pub entry: Option<Entry>,
     /// The reason.
     pub why: NoEffect,
 }
 
-/// Why a port cannot be given an address.
+/// The reason why an address cannot be given to a port.
 #[derive(Debug, thiserror::Error)]
 pub enum NotAssigned {
-    /// There is no port of this name.
+    /// The switch has no port of this name.
     #[error("there is no such port")]
     NoSuchPort,
-    /// Another port has it.
+    /// Another port has the address.
     #[error("{0} is a static address of port '{1}'")]
     Taken(MacAddr, String),
-    /// The port has the most that one may have.
+    /// The port has as many static addresses as a port may have.
     #[error("port '{0}' has {MAX_STATIC_MACS} static addresses already")]
     Many(String),
 }
 
-/// An address, as something that only one port of a bridge and VLAN may have.
+/// Returns an address as a value that only one port of a bridge and VLAN may have.
 fn claim(home: &Path, mac: MacAddr) -> (Shared, PathBuf) {
     (Shared::Mac, home.join(mac.to_string()))
 }
@@ -100,7 +102,7 @@ fn by_plug(port: &str) -> String {
 #[derive(Debug, Clone, Default)]
 pub struct Desired {
     entries: BTreeMap<String, Entry>,
-    /// The sockets and interfaces of each, as they were spelled when it was entered.
+    /// The claims of each entry, as they were spelled when the entry was inserted.
     claims: HashMap<String, Vec<(Shared, PathBuf)>>,
     /// Owner of each value that one port alone may have.
     owners: HashMap<(Shared, PathBuf), String>,
@@ -112,18 +114,19 @@ pub struct Desired {
     overrides: BTreeMap<String, Override>,
     /// Parts of the kept file that this version cannot read.
     unread: Vec<Unread>,
-    /// What has no effect.
+    /// Added ports and overrides that have no effect.
     unused: Vec<Unused>,
     /// Settings of ports that bring their own sockets; none in a test of this module.
     template: Option<Settings>,
-    /// Workers of the switch; none in a test of this module.
+    /// Number of workers of the switch; none in a test of this module.
     workers: Option<usize>,
-    /// What clients change is kept.
+    /// True if the changes of clients are kept.
     keeps: bool,
 }
 
 impl Desired {
-    /// The entries of a configuration, with what clients of earlier processes added and changed.
+    /// Returns the ports that a configuration wants, with the ports and changes that clients of
+    /// earlier processes made.
     pub fn new(config: &Config, kept: Kept, keeps: bool) -> Desired {
         let Kept { added, overrides, unread } = kept;
         let entry = |settings: Settings| Entry::new(settings, Origin::Kept);
@@ -155,8 +158,8 @@ impl Desired {
         desired
     }
 
-    /// Finds out which entries are in force: those of the configuration, with the changes of
-    /// clients where these fit, then what was added where nothing is in the way.
+    /// Makes the entries that are in force: those of the configuration, with the overrides that
+    /// fit, then each added port that no entry and no limit excludes.
     fn build(&mut self) {
         self.entries.clear();
         self.claims.clear();
@@ -177,7 +180,7 @@ impl Desired {
                 self.unused.push(Unused { name, entry: Some(entry), why });
             }
         }
-        // A socket in the plug directory is found again.
+        // The plug directory's thread finds a socket again, so its port need not stay in `added`.
         let entries = &self.entries;
         let lasts = |name: &str, entry: &Entry| {
             entry.origin.plugged_by().is_none() || entries.get(name) == Some(entry)
@@ -185,8 +188,8 @@ impl Desired {
         self.added.retain(|name, entry| lasts(name, entry));
     }
 
-    /// Inserts the changed entries of the configuration. A change may need what another change
-    /// frees, so those that fail are tried again until none of them succeeds.
+    /// Inserts the changed entries of the configuration. A change may need an address that another
+    /// change frees, so failed changes are tried again until all of them fail.
     fn enter_overrides(&mut self) {
         let changed = |(name, change): (&String, &Override)| {
             let changed = match (self.configured(name), change) {
@@ -216,7 +219,7 @@ impl Desired {
         }
     }
 
-    /// Inserts an entry unless another one, or a limit, is in the way.
+    /// Inserts an entry unless another entry, or a limit, excludes it.
     fn enter_fitting(&mut self, entry: Entry) -> Result<(), NoEffect> {
         let Settings { kind, name, .. } = &entry.settings;
         self.check(&entry)?;
@@ -237,12 +240,13 @@ impl Desired {
         Ok(())
     }
 
-    /// The ports that are wanted, by name.
+    /// Returns the entries of the ports that are wanted, by name.
     pub fn entries(&self) -> &BTreeMap<String, Entry> {
         &self.entries
     }
 
-    /// Returns the ports that are wanted, those of a configuration first and in its order.
+    /// Returns the entries of the ports that are wanted, those of a configuration first and in its
+    /// order.
     pub fn in_order(&self, config: &Config) -> Vec<Entry> {
         let order = config.ports.iter().enumerate();
         let order: HashMap<&str, usize> =
@@ -254,7 +258,7 @@ impl Desired {
         all
     }
 
-    /// Ports that brought their own sockets, and whose these are.
+    /// Returns the ports that brought their own sockets, each with the user that owns the socket.
     pub fn plugged(&self) -> impl Iterator<Item = (&str, u32)> {
         let all = self.entries.iter();
         all.filter_map(|(name, entry)| Some((name.as_str(), entry.origin.plugged_by()?)))
@@ -270,7 +274,7 @@ impl Desired {
         self.configured.get(name)
     }
 
-    /// Everything that the configuration has.
+    /// Returns all entries of the configuration.
     pub fn all_configured(&self) -> impl Iterator<Item = &Entry> {
         self.configured.values()
     }
@@ -281,7 +285,7 @@ impl Desired {
         self.configured.iter().filter(move |(name, _)| is_deleted(name)).map(|(_, entry)| entry)
     }
 
-    /// Returns what is kept and has no effect.
+    /// Returns the kept ports and the overrides that have no effect.
     pub fn unused(&self) -> impl Iterator<Item = &Unused> {
         let is_kept = |entry: &Entry| entry.origin == Origin::Kept;
         self.unused.iter().filter(move |unused| unused.entry.as_ref().is_none_or(is_kept))
@@ -292,7 +296,8 @@ impl Desired {
         &self.unread
     }
 
-    /// Returns the keys of a port of the configuration that clients changed, if that has effect.
+    /// Returns the keys that clients changed at a port of the configuration, if the change has
+    /// effect.
     pub fn overridden(&self, name: &str) -> Vec<String> {
         let has_effect = self.get(name).is_some_and(|entry| entry.origin == Origin::Config)
             && !self.unused.iter().any(|unused| unused.name == name && unused.entry.is_none());
@@ -302,7 +307,7 @@ impl Desired {
         }
     }
 
-    /// Returns what the next process is to know.
+    /// Returns the ports and changes that are kept for the next process.
     pub fn kept(&self) -> Kept {
         let kept = self.added.iter().filter(|(_, entry)| entry.origin == Origin::Kept);
         Kept {
@@ -312,17 +317,18 @@ impl Desired {
         }
     }
 
-    /// The entry of one name.
+    /// Returns the entry of a name.
     pub fn get(&self, name: &str) -> Option<&Entry> {
         self.entries.get(name)
     }
 
-    /// Where a port comes from; a client added one of an unknown name.
+    /// Returns the origin of a port; of an unknown name [`Origin::Transient`], as of a client's
+    /// port.
     pub fn origin(&self, name: &str) -> Origin {
         self.get(name).map_or(Origin::Transient, |entry| entry.origin)
     }
 
-    /// Where a static address of a port comes from.
+    /// Returns the origin of a static address of a port.
     pub fn origin_of_address(&self, mac: MacAddr, name: &str) -> Origin {
         let base = self.configured(name).map(|entry| &entry.settings.mac);
         match self.origin(name) {
@@ -334,7 +340,7 @@ impl Desired {
         }
     }
 
-    /// Inserts an entry in place of the one of its name.
+    /// Inserts an entry in place of the entry of its name.
     pub fn insert(&mut self, entry: Entry) {
         let name = entry.settings.name.clone();
         self.remove(&name);
@@ -344,13 +350,13 @@ impl Desired {
         self.entries.insert(name, entry);
     }
 
-    /// The static addresses of each port.
+    /// Returns the static addresses of each port.
     pub fn addresses(&self) -> HashMap<&str, BTreeSet<MacAddr>> {
         let macs = |entry: &Entry| entry.settings.mac.iter().copied().collect();
         self.entries.iter().map(|(name, entry)| (name.as_str(), macs(entry))).collect()
     }
 
-    /// Removes an entry.
+    /// Removes the entry of a name; returns the entry.
     pub fn remove(&mut self, name: &str) -> Option<Entry> {
         let entry = self.entries.remove(name)?;
         for claim in self.claims.remove(name).unwrap_or_default() {
@@ -361,7 +367,7 @@ impl Desired {
         Some(entry)
     }
 
-    /// An error if another entry has something of this one.
+    /// Returns an error if another entry has a value that this entry claims.
     pub fn check(&self, entry: &Entry) -> Result<(), Clash> {
         let clash = entry.claims().into_iter().find_map(|(what, place)| {
             let owner = self.owners.get(&(what, place.clone()))?;
@@ -370,7 +376,7 @@ impl Desired {
         clash.map_or(Ok(()), Err)
     }
 
-    /// Inserts an entry unless another one has something of it.
+    /// Inserts an entry unless another entry has a value that this entry claims.
     pub fn enter(&mut self, entry: Entry) -> Result<(), Clash> {
         self.check(&entry)?;
         self.insert(entry);
@@ -389,17 +395,17 @@ impl Desired {
         Ok(())
     }
 
-    /// True if clients added a port of this name, in force or not.
+    /// True if a client or a socket added a port of this name, in force or not.
     pub fn is_added(&self, name: &str) -> bool {
         self.added.contains_key(name)
     }
 
-    /// Changes the settings of a port for good: its own, or beside those of the configuration.
-    /// There the keys that the port has by earlier changes stay kept, with effect or without.
+    /// Changes the settings of a port for good: of an added port the settings, of a port of the
+    /// configuration the override, which also keeps the keys of earlier changes.
     pub fn set(&mut self, settings: Settings) -> Result<(), Clash> {
         let name = settings.name.clone();
         let Some(there) = self.get(&name) else { return Ok(()) };
-        // The socket is where it was.
+        // The entry keeps its place: the change does not move the socket.
         let (before, entry) = (there.settings.clone(), Entry { settings, ..there.clone() });
         self.enter(entry.clone())?;
         let base = self.configured.get(&name).filter(|_| entry.origin == Origin::Config);
@@ -421,7 +427,7 @@ impl Desired {
         Ok(())
     }
 
-    /// Deletes a port for good, with all that is kept of it.
+    /// Deletes a port for good, with all that is kept of the port; returns the port's entry.
     pub fn delete(&mut self, name: &str) -> Option<Entry> {
         let entry = self.remove(name)?;
         if entry.origin.plugged_by().is_some() {
@@ -435,8 +441,8 @@ impl Desired {
         Some(entry)
     }
 
-    /// Ends what is kept of a name beside the configuration, or without effect; false if there is
-    /// nothing of that kind.
+    /// Removes the override of a name, and everything that is kept by the name without effect;
+    /// returns false if nothing is removed. An added port that is in force stays.
     pub fn reset(&mut self, name: &str) -> bool {
         let stays = self.get(name).is_some() && !self.configured.contains_key(name);
         let added = self.added.get(name).filter(|_| stays).cloned();
@@ -467,7 +473,7 @@ impl Desired {
         })
     }
 
-    /// Forgets what clients added and changed by a name.
+    /// Forgets the ports and changes that clients made by a name.
     fn forget(&mut self, name: &str) {
         self.added.remove(name);
         self.overrides.remove(name);
@@ -475,7 +481,8 @@ impl Desired {
         self.unused.retain(|unused| unused.name != name);
     }
 
-    /// Forgets what the configuration says by now in the same words: that is the configuration's.
+    /// Forgets the added ports and the changed keys that the configuration has by now with equal
+    /// values.
     pub fn forget_the_configured(&mut self) {
         let configured = &self.configured;
         let same = |name: &str, entry: &Entry| {
@@ -499,15 +506,20 @@ impl Desired {
         });
     }
 
-    /// Returns why the ports of `before` that clients added cannot stay beside this configuration,
-    /// a line each. A name that the configuration has is no reason.
+    /// Returns why ports and changes of clients that `before` has in force would have no effect
+    /// beside this configuration, a line each. A port of the configuration with the name of an
+    /// added port is no reason, nor is a changed port that the configuration no longer has.
     pub fn refusals(&self, before: &Desired) -> Vec<String> {
         let refusal = |Unused { name, entry, why }: &Unused| {
-            let was_there = before.get(name).is_some_and(|was| was.origin != Origin::Config);
-            let entry = entry.as_ref().filter(|_| was_there)?;
+            let was = before.get(name)?;
+            let was_in_force = match entry {
+                Some(_) => was.origin != Origin::Config,
+                None => !before.overridden(name).is_empty(),
+            };
             match why {
+                _ if !was_in_force => None,
                 NoEffect::Named(_) | NoEffect::NoPort(_) => None,
-                NoEffect::Settings(text) => Some(format!("{} {name}: {text}", entry.settings.kind)),
+                NoEffect::Settings(text) => Some(format!("{} {name}: {text}", was.settings.kind)),
                 NoEffect::Clash(clash) => {
                     let kind = self.get(&clash.owner).map_or(Kind::Port, |one| one.settings.kind);
                     let other = Clash { owner: name.clone(), ..clash.clone() };
@@ -518,12 +530,13 @@ impl Desired {
         self.unused.iter().filter_map(refusal).collect()
     }
 
-    /// The mirrors that are wanted, by name.
+    /// Returns the mirrors that are wanted, by name.
     pub fn mirrors(&self) -> impl Iterator<Item = Mirror> {
         self.entries.values().filter_map(|entry| entry.settings.mirror())
     }
 
-    /// Why a mirror cannot be beside the others, if it is one.
+    /// Returns an error if a mirror cannot exist beside the other mirrors; no error for another
+    /// kind.
     pub fn check_mirror(&self, settings: &Settings) -> Result<(), String> {
         let Some(mirror) = settings.mirror() else { return Ok(()) };
         let others: Vec<Mirror> =
@@ -543,14 +556,14 @@ impl Desired {
         self.mirrors().find(|mirror| mirror.to == name).map(|mirror| mirror.name)
     }
 
-    /// The ports that have an address, one in each bridge and VLAN.
+    /// Returns the names of the ports that have an address, at most one in each bridge and VLAN.
     pub fn owners(&self, mac: MacAddr) -> Vec<&str> {
         let (word, all) = (mac.to_string(), self.owners.iter());
         let of = all.filter(|((what, place), _)| *what == Shared::Mac && place.ends_with(&word));
         of.map(|(_, owner)| owner.as_str()).collect()
     }
 
-    /// Gives a static address to a port, among its settings.
+    /// Gives a static address to a port, among the port's settings.
     pub fn assign(&mut self, mac: MacAddr, name: &str) -> Result<(), NotAssigned> {
         let mut settings = self.get(name).ok_or(NotAssigned::NoSuchPort)?.settings.clone();
         match self.owners.get(&claim(&settings.home(), mac)) {
@@ -565,7 +578,7 @@ impl Desired {
         self.set(settings).map_err(|clash| NotAssigned::Taken(mac, clash.owner))
     }
 
-    /// Takes a static address from a port; false if the port does not have it.
+    /// Takes a static address from a port; false if the port does not have the address.
     pub fn unassign(&mut self, mac: MacAddr, name: &str) -> bool {
         let Some(entry) = self.get(name) else { return false };
         let mut settings = entry.settings.clone();

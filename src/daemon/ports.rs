@@ -1,9 +1,10 @@
-//! Ports that come and go while the switch runs.
+//! Adds and changes ports while the switch runs.
 //!
-//! A port that is added has its socket, or its interface, before it is published, and its thread
-//! after: a front-end that connects finds everything else running. What fails leaves nothing.
+//! A port that is added has its socket, or its interface, before the port is published, and its
+//! thread after: a front-end that connects finds everything else running. A step that fails undoes
+//! the steps before.
 //!
-//! How a port is removed: `super::removing`.
+//! `super::removing` removes ports.
 
 use std::io;
 use std::path::PathBuf;
@@ -30,61 +31,61 @@ use datapath::vhost_user::session::Exhausted;
 use datapath::vhost_user::socket::SocketError;
 use switch::{PortId, StaticError};
 
-/// Why a port cannot be added or removed.
+/// The reason why a port cannot be added, changed or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
-    /// There is a port or TAP of this name.
+    /// The switch has a port or TAP of this name.
     #[error("the name is taken")]
     Exists,
-    /// Another one has its socket or interface.
+    /// Another entry has the port's socket or interface.
     #[error(transparent)]
     Clash(#[from] Clash),
-    /// There is none of this name.
+    /// The switch has no port of this name.
     #[error("there is no such port")]
     NoSuchPort,
     /// No number is left.
     #[error(transparent)]
     Full(#[from] Full),
-    /// The switch has as many ports of this kind as it may.
+    /// The switch has as many ports of this kind as the limit permits.
     #[error("there are {0} {1} already")]
     Many(usize, &'static str),
-    /// The switch has as many ports by plug as it may.
+    /// The switch has as many ports by plug as the limit permits.
     #[error("there are {MAX_PLUG_PORTS} ports by plug already")]
     ManyPlugged,
-    /// The user has as many ports by plug as one user may.
+    /// The user has as many ports by plug as one user may have.
     #[error("user {0} has {MAX_PLUG_PORTS_A_USER} ports by plug already")]
     ManyOfUser(u32),
-    /// A port by plug has the name of a mirror's observer.
+    /// A port by plug has the name of the port that gets a mirror's copies.
     #[error("port '{0}' would get the copies of mirror '{1}'")]
     Observer(String, String),
-    /// The other ports have all that can be mapped.
+    /// The other ports have all the memory that can be mapped.
     #[error("no address space or mappings are left for another port (vm.max_map_count)")]
     Exhausted(#[from] Exhausted),
-    /// Its socket cannot be opened.
+    /// The port's socket cannot be opened.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// An address cannot be entered.
+    /// A static address cannot be entered.
     #[error(transparent)]
     Static(#[from] StaticError),
-    /// An address cannot be tied to it.
+    /// A static address cannot be given to the port.
     #[error(transparent)]
     NotAssigned(#[from] NotAssigned),
-    /// An address is free already.
+    /// The address is no static address, so it cannot be released.
     #[error("{0} is no static address of any port")]
     NotStatic(MacAddr),
-    /// Several ports have it.
+    /// Several ports have the address.
     #[error("{0} is a static address of several ports: name the one")]
     Several(MacAddr),
-    /// The file system of its socket's path does not answer.
+    /// The file system of the socket's path does not answer.
     #[error("socket {0:?}: its file system does not answer")]
     Silent(PathBuf),
-    /// As many file systems are silent as the daemon waits for.
+    /// The daemon waits for as many silent file systems as the limit permits.
     #[error("socket {0:?} is not opened: {SOCKET_OPENS} file systems do not answer")]
     ManySilent(PathBuf),
-    /// Its interface cannot be opened.
+    /// The port's interface cannot be opened.
     #[error(transparent)]
     Uplink(#[from] UplinkError),
-    /// A setting that belongs to the socket or interface.
+    /// The change concerns a setting that belongs to the socket or interface.
     #[error("{key} of {} '{}' cannot be changed: {}", wanted.kind, wanted.name, wanted.anew(None))]
     Fixed {
         /// The setting.
@@ -101,19 +102,19 @@ pub enum PortError {
     /// Nothing of the port is kept beside the configuration.
     #[error("nothing is kept of port '{0}' beside the configuration: {1}")]
     NothingToReset(String, String),
-    /// Another port would have no effect any more.
+    /// The change would leave another port without effect.
     #[error(transparent)]
     NoEffect(#[from] NoEffect),
-    /// A mirror that cannot be beside the others.
+    /// The mirror cannot exist beside the other mirrors.
     #[error("{0}")]
     Mirror(String),
-    /// Its settings are not those any more from which a change began.
+    /// The port's settings are no longer the settings from which the change began.
     #[error("it was changed meanwhile: try again")]
     Changed,
     /// The process is about to end.
     #[error("the switch is ending")]
     Ending,
-    /// This port is on its way out, and goes on by itself.
+    /// The port is being removed; the removal goes on without the caller.
     #[error("port {0} is being removed: try again when it is gone")]
     BeingRemoved(String),
     /// A thread or descriptor cannot be had.
@@ -122,8 +123,9 @@ pub enum PortError {
 }
 
 impl PortError {
-    /// Names the process that has the interface, where that can be seen. The search reads `/proc`
-    /// for up to [`base::limits::HOLDER_TIMEOUT`]: call this without the daemon's lock.
+    /// Returns the error with the name of the process that has the interface, if the process can be
+    /// seen. The search reads `/proc` for up to [`base::limits::HOLDER_TIMEOUT`]: call this without
+    /// the daemon's lock.
     pub fn with_holder(self) -> PortError {
         match self {
             PortError::Uplink(error) => PortError::Uplink(error.with_holder()),
@@ -135,7 +137,7 @@ impl PortError {
 /// A port that a client requests.
 #[derive(Debug, Clone)]
 pub enum NewPort {
-    /// A port of these settings, which is kept.
+    /// A port of these settings, which is kept for the next process.
     Kept(Settings),
     /// A port of these settings, which goes with the process.
     Transient(Settings),
@@ -152,7 +154,7 @@ impl NewPort {
         }
     }
 
-    /// Returns the entry, after a look at its socket's directory.
+    /// Returns the entry, after a look at the directory of the port's socket.
     pub(super) fn entry(&self, origin: Origin) -> Entry {
         match self {
             NewPort::Kept(settings) | NewPort::Transient(settings) => {
@@ -163,7 +165,7 @@ impl NewPort {
     }
 }
 
-/// Adds an entry of a client, or one of the configuration that a client deleted.
+/// Adds an entry of a client, or restores an entry of the configuration that a client deleted.
 fn add_to(desired: &mut Desired, entry: &Entry) -> Result<(), PortError> {
     check_origin(desired, entry)?;
     if entry.origin == Origin::Config {
@@ -181,8 +183,8 @@ fn check_origin(desired: &Desired, entry: &Entry) -> Result<(), PortError> {
 }
 
 impl Daemon {
-    /// Adds what a client requests while the switch runs: a port, whose socket exists when this
-    /// returns, or a TAP, of which frames pass then.
+    /// Adds a port or TAP that a client requests while the switch runs. When this returns, the
+    /// port's socket exists, or frames pass by the TAP.
     pub fn add(&mut self, new: &NewPort) -> Result<PortId, PortError> {
         let entry = new.entry(self.origin_of(new));
         self.check_new(&entry)?;
@@ -199,7 +201,7 @@ impl Daemon {
         }
     }
 
-    /// Adds a mirror, or restores one of the configuration.
+    /// Adds a mirror, or restores a mirror of the configuration.
     pub fn add_mirror(&mut self, new: &NewPort) -> Result<(), PortError> {
         let entry = new.entry(self.origin_of(new));
         let (settings, name) = (&entry.settings, &entry.settings.name);
@@ -210,7 +212,7 @@ impl Daemon {
         self.edit(|desired| add_to(desired, &entry), |daemon| daemon.reconcile_port(name))
     }
 
-    /// Keeps a port that goes with the process, if the port of `new` is to be kept.
+    /// Makes a transient port kept, if `new` asks for a kept port of the name.
     pub fn keep_existing(&mut self, new: &NewPort) -> Result<(), PortError> {
         let name = &new.settings().name;
         let there = self.desired.get(name).ok_or(PortError::NoSuchPort)?.clone();
@@ -221,8 +223,8 @@ impl Daemon {
         self.edit(|desired| desired.add(entry), |daemon| daemon.reconcile_port(name))
     }
 
-    /// Adds a port whose socket, if it has one, is open. Leaves the socket in `socket` if the port
-    /// cannot be added: a file system may hold up the closing.
+    /// Adds a port whose socket, if the port has a socket, is open. Leaves the socket in `socket`
+    /// if the port cannot be added: a file system may hold up the closing.
     pub(super) fn add_opened(
         &mut self,
         entry: Entry,
@@ -232,7 +234,7 @@ impl Daemon {
         self.edit(|desired| add_to(desired, &entry), |daemon| daemon.create(&entry, socket))
     }
 
-    /// A number for a new port or TAP, if there may be one like this.
+    /// Returns a number for a new port or TAP, or an error if the entry cannot be added.
     pub(super) fn check_new(&mut self, entry: &Entry) -> Result<PortId, PortError> {
         let id = self.check_name(&entry.settings.name)?;
         check_origin(&self.desired, entry)?;
@@ -247,7 +249,7 @@ impl Daemon {
         if self.desired.get(name).is_some() { Err(PortError::Exists) } else { Ok(id) }
     }
 
-    /// Makes a port that is wanted, with its socket, or with an interface.
+    /// Makes a port that is wanted, with its socket or its interface; returns the port's number.
     pub(super) fn create(
         &mut self,
         entry: &Entry,
@@ -267,16 +269,16 @@ impl Daemon {
         Ok(id)
     }
 
-    /// Makes a port without what it is served with, and tries again to have that.
+    /// Makes a port without its socket or interface, which the thread `retry` tries to open.
     pub(super) fn create_without(&mut self, entry: &Entry, why: &str) {
         let Ok(id) = self.free_number(&entry.settings.name) else { return };
         let published = self.publish(id, &entry.settings).map_err(PortError::from);
-        // If that fails the next plan has the entry again.
+        // If this fails, the next plan has the entry again.
         let _ = published.and_then(|port| self.miss(&port, why.to_owned()));
     }
 
-    /// A new port in the table, with its addresses. Before it is served: an event of its own must
-    /// find it.
+    /// Puts a new port into the table, with its addresses. The port is published before it is
+    /// served: an event of the port must find the port in the table.
     fn publish(&mut self, id: PortId, settings: &Settings) -> Result<Arc<Port>, StaticError> {
         settings.warnings().iter().for_each(|warning| log::warn!("{warning}"));
         let port = build::port(id, settings);
@@ -286,7 +288,8 @@ impl Daemon {
         Ok(port)
     }
 
-    /// Has a port in service whose socket is open, or known; or with an interface.
+    /// Puts a port into service, with the socket or connector `acceptor`, or else with its
+    /// interface.
     pub(super) fn put(
         &mut self,
         id: PortId,
@@ -339,7 +342,8 @@ impl Daemon {
         all.find(|serving| serving.running().name() == name).ok_or(PortError::NoSuchPort)
     }
 
-    /// Changes settings of a port that are `before`; what changes, and when.
+    /// Changes the settings `before` of a port to `wanted`; returns the changes and when each takes
+    /// effect.
     pub fn set(
         &mut self,
         before: &Settings,
@@ -359,8 +363,9 @@ impl Daemon {
         Ok(changes)
     }
 
-    /// Ends what clients changed at a port of the configuration, or added without effect; what
-    /// changes, and when. `None`: the port is to be added with [`NewPort::Configured`].
+    /// Removes the changes of clients at a port of the configuration, and everything that is kept
+    /// by the name without effect. Returns the changes and when each takes effect; `None` if the
+    /// port is to be added with [`NewPort::Configured`].
     pub fn reset(&mut self, name: &str) -> Result<Option<Vec<Difference>>, PortError> {
         let before = self.desired.get(name).map(|entry| entry.settings.clone());
         let mut after = self.desired.clone();
@@ -394,7 +399,7 @@ impl Daemon {
         self.serving(name).map(|serving| serving.running().pending()).unwrap_or_default()
     }
 
-    /// A number for a new port of this name.
+    /// Returns a number for a new port of this name.
     pub(super) fn free_number(&mut self, name: &str) -> Result<PortId, PortError> {
         if self.stopping.load(Ordering::Acquire) {
             return Err(PortError::Ending);
@@ -410,7 +415,7 @@ impl Daemon {
         Ok(self.view.ports.free(unused)?)
     }
 
-    /// Takes a port out of the table that no thread serves any more.
+    /// Takes a port without a thread out of the table.
     fn take_out(&mut self, id: PortId) {
         let serial = self.withdraw(id);
         self.context.workers.wait_adopted(serial, Instant::now() + REMOVE_TIMEOUT);

@@ -153,6 +153,26 @@ fn the_configuration_wins_over_what_was_added() {
     assert_eq!(desired.kept(), kept);
 }
 
+/// A reload that would end a change of a client, such as `admin=down`, is refused.
+#[test]
+fn a_reload_does_not_end_a_change_in_silence() {
+    let mac = ("mac", "02:00:00:00:00:01");
+    let mut desired = configured(&Desired::default(), &[("a", &[]), ("b", &[])]);
+    desired.set(settings("a", &[mac, ("admin", "down")])).unwrap();
+    let after = configured(&desired, &[("a", &[]), ("b", &[mac])]);
+    assert_eq!(
+        after.refusals(&desired),
+        ["port b: mac 02:00:00:00:00:01 is already used by a: see vioswitchctl port show a"]
+    );
+    let none = Vec::<String>::new();
+    assert_eq!(configured(&desired, &[("b", &[mac])]).refusals(&desired), none, "a is gone");
+    assert_eq!(
+        configured(&after, &[("a", &[]), ("b", &[mac])]).refusals(&after),
+        none,
+        "as before"
+    );
+}
+
 /// Settings that the configuration has with equal values are not kept beside it.
 #[test]
 fn what_the_configuration_has_is_not_kept_beside_it() {

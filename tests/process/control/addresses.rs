@@ -102,9 +102,10 @@ fn a_reload_leaves_them_alone() {
     assert!(wait_for(LOST, || statics(lab) == expected), "{:?}\n{}", statics(lab), lab.d.log());
 }
 
-/// The files have an address of a change, which has no effect then; the change is not lost.
+/// The files have an address of a change: the change has no effect after a start and is not lost,
+/// and a reload is refused until the change ends.
 #[test]
-fn a_file_wins_at_a_start_and_at_a_reload() {
+fn a_file_wins_at_a_start_and_not_in_silence_at_a_reload() {
     let state = Dir::new();
     let dir = format!("--state-dir={}", state.path().display());
     let mut filed = Filed::new(1, &[("f1", ""), ("f2", ""), ("f3", "")], &[&dir]);
@@ -133,6 +134,13 @@ fn a_file_wins_at_a_start_and_at_a_reload() {
     // What the file had in the meantime is the file's, and gone with it.
     assert_eq!(statics(&filed.lab), before[1..]);
     filed.write(&files);
+    let refused = filed.lab.ctl(&["config", "reload"]);
+    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let owner =
+        "port f4: mac 02:00:00:00:00:02 is already used by f2: see vioswitchctl port show f2";
+    assert!(!refused.status.success() && told.contains(owner), "{told}");
+    assert_eq!(statics(&filed.lab), before[1..]);
+    filed.lab.done(&["port", "reset", "f2"]);
     filed.lab.done(&["config", "reload"]);
     assert_eq!(statics(&filed.lab), expected);
 }
