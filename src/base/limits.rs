@@ -1,10 +1,9 @@
-//! Every limit and default in one place, each with its reason.
-//!
-//! This file and the files in `limits/` have all numbers that bound the requests of a guest, a
-//! front-end or a configuration, and all numbers that tune the data path. Other modules have no
-//! such numbers. A file in `limits/` has the limits of one part of the switch.
+//! Every limit and default in one place, each with its reason: all numbers that bound the requests
+//! of a guest, a front-end or a configuration, and all numbers that tune the data path. A file in
+//! `limits/` has the limits of one part of the switch.
 
 mod capture;
+mod connection_timeouts;
 mod control;
 mod diagnosis;
 mod events;
@@ -25,6 +24,7 @@ mod workers;
 mod xdp;
 
 pub use capture::*;
+pub use connection_timeouts::*;
 pub use control::*;
 pub use diagnosis::*;
 pub use events::*;

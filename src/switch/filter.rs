@@ -58,7 +58,7 @@ base::words! {
         Out "out",
     }
 
-    /// What becomes of a packet.
+    /// Verdict about a packet.
     Verdict {
         /// The packet passes.
         Accept "accept",

@@ -82,35 +82,3 @@ pub const REJECT_QUOTE: usize = 128;
 
 /// Tuning: flows that a worker remembers. A burst has up to 64.
 pub const REMEMBERED_FLOWS: usize = 256;
-
-/// Tuning: time-outs of tracked connections, those of Linux's `nf_conntrack`. A TCP connection
-/// whose opening has begun …
-pub const TCP_SYN_SENT_SECONDS: u32 = 120;
-/// Tuning: … and been answered.
-pub const TCP_SYN_RECEIVED_SECONDS: u32 = 60;
-/// Tuning: an idle TCP connection.
-pub const TCP_ESTABLISHED_SECONDS: u32 = 5 * 86_400;
-/// Tuning: one that was not seen to begin, before its first answer.
-pub const TCP_UNANSWERED_SECONDS: u32 = 300;
-/// Tuning: one with a FIN.
-pub const TCP_FIN_WAIT_SECONDS: u32 = 120;
-/// Tuning: one whose FIN was acknowledged.
-pub const TCP_CLOSE_WAIT_SECONDS: u32 = 60;
-/// Tuning: one with a FIN each way.
-pub const TCP_LAST_ACK_SECONDS: u32 = 30;
-/// Tuning: one that has ended.
-pub const TCP_TIME_WAIT_SECONDS: u32 = 120;
-/// Tuning: one that was reset or aborted.
-pub const TCP_CLOSED_SECONDS: u32 = 10;
-/// Tuning: an association of SCTP that begins or ends.
-pub const SCTP_HANDSHAKE_SECONDS: u32 = 3;
-/// Tuning: an idle one.
-pub const SCTP_ESTABLISHED_SECONDS: u32 = 210;
-/// Tuning: datagrams of UDP, and requests of ICMP, without a lasting exchange.
-pub const DATAGRAM_SECONDS: u32 = 30;
-/// Tuning: datagrams both ways for [`STREAM_AFTER_SECONDS`].
-pub const DATAGRAM_STREAM_SECONDS: u32 = 120;
-/// Tuning: time after which datagrams both ways are a stream.
-pub const STREAM_AFTER_SECONDS: u32 = 2;
-/// Tuning: packets of other protocols.
-pub const OTHER_PROTOCOL_SECONDS: u32 = 600;

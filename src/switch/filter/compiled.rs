@@ -56,7 +56,7 @@ pub type RuleNumber = u16;
 pub struct Ruling {
     /// The rule that decides.
     pub rule: RuleNumber,
-    /// What becomes of the packet.
+    /// Verdict about the packet.
     pub verdict: Verdict,
     /// The packet is logged.
     pub log: bool,

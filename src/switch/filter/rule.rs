@@ -34,7 +34,7 @@ pub(super) const SCTP: u8 = 132;
 pub struct FilterRule {
     /// Direction of the packets that the rule is for.
     pub direction: Direction,
-    /// What becomes of packets that match.
+    /// Verdict about packets that match.
     pub verdict: Verdict,
     /// Protocols; an empty list stands for any.
     pub protocols: Vec<Protocol>,

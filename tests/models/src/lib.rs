@@ -21,7 +21,12 @@ pub mod frame {
 
 pub mod loomed;
 
+#[path = "../../../src/base/limits/connection_timeouts.rs"]
+mod connection_timeouts;
+
 pub mod limits {
+    pub use crate::connection_timeouts::*;
+
     pub const FDB_LOCK_ATTEMPTS: u32 = 1;
     pub const FDB_MAX_ENTRIES: u32 = 64;
     pub const FDB_MAX_ENTRIES_LIMIT: u32 = 1 << 20;
@@ -49,21 +54,6 @@ pub mod limits {
     pub const MAX_CONNECTIONS_PER_PORT: u32 = 8;
     pub const RESERVED_CONNECTIONS_PER_PORT: u32 = 1;
     pub const MAX_NAME_LEN: usize = 64;
-    pub const TCP_SYN_SENT_SECONDS: u32 = 120;
-    pub const TCP_SYN_RECEIVED_SECONDS: u32 = 60;
-    pub const TCP_ESTABLISHED_SECONDS: u32 = 5 * 86_400;
-    pub const TCP_UNANSWERED_SECONDS: u32 = 300;
-    pub const TCP_FIN_WAIT_SECONDS: u32 = 120;
-    pub const TCP_CLOSE_WAIT_SECONDS: u32 = 60;
-    pub const TCP_LAST_ACK_SECONDS: u32 = 30;
-    pub const TCP_TIME_WAIT_SECONDS: u32 = 120;
-    pub const TCP_CLOSED_SECONDS: u32 = 10;
-    pub const SCTP_HANDSHAKE_SECONDS: u32 = 3;
-    pub const SCTP_ESTABLISHED_SECONDS: u32 = 210;
-    pub const DATAGRAM_SECONDS: u32 = 30;
-    pub const DATAGRAM_STREAM_SECONDS: u32 = 120;
-    pub const STREAM_AFTER_SECONDS: u32 = 2;
-    pub const OTHER_PROTOCOL_SECONDS: u32 = 600;
 
     pub const SNAPSHOT_LEN: usize = 64;
     pub const MAX_HEADERS_LEN: usize = 256;
