@@ -87,7 +87,7 @@ impl Daemon {
     pub(super) fn set_mirrors(&self) {
         if self.view.ports.set_mirrors(self.desired.mirrors().collect()) {
             let ports = self.view.ports.present();
-            let observers = ports.watches().iter().map(|watch| watch.to);
+            let observers = ports.watches().map(|watch| watch.to);
             observers.for_each(|port| _ = self.context.fdb.flush_port(port));
         }
     }

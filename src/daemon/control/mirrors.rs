@@ -22,7 +22,7 @@ impl Switch {
             Some(Mirror {
                 copies,
                 lost,
-                active: ports.watches().iter().any(|watch| watch.name == mirror.name),
+                active: ports.watches().any(|watch| watch.name == mirror.name),
                 name: mirror.name,
                 from: mirror.from,
                 to: mirror.to,

@@ -298,7 +298,7 @@ impl Told {
 
     /// Adds the mirrors of frames that leave by the ports that the frame reaches.
     fn mirrored_out(&mut self, ports: &PortTable) {
-        for watch in ports.watches().iter().filter(|watch| watch.takes_out(watch.from)) {
+        for watch in ports.watches().filter(|watch| watch.takes_out(watch.from)) {
             let (Some(from), Some(to)) = (ports.get(watch.from), ports.get(watch.to)) else {
                 continue;
             };

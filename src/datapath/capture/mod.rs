@@ -7,10 +7,12 @@
 //!
 //! * `allowance` bounds the time that a capture takes from a worker;
 //! * [`outcomes`] records the outcome of each copy of a burst's frames;
+//! * [`observer`] names receivers of copies: captures and mirrors;
 //! * [`filter`] runs the classic BPF programs that choose frames.
 
 mod allowance;
 pub mod filter;
+pub mod observer;
 pub mod outcomes;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -125,11 +127,6 @@ impl Capture {
     /// True if the capture is of all present and future ports.
     fn is_of_all(&self) -> bool {
         self.wanted.ports.is_empty()
-    }
-
-    /// Returns true if the client wants each copy of each frame.
-    pub fn is_of_everything(&self) -> bool {
-        self.is_of_all() && !self.wanted.drops_only
     }
 
     /// Removes a port that is gone: its number may soon be another port's.

@@ -1,18 +1,25 @@
-//! Records the outcome of each copy of a burst's frames, while a capture needs the outcomes.
+//! Records where the frames of a burst were seen, while an observer needs the record.
 
 use base::limits::CAPTURE_OUTCOMES;
-use base::stats::DropReason;
+use base::stats::{Direction, DropReason};
 use switch::PortId;
 
-/// Outcome of one copy of a frame.
+/// A frame at a port: at the frame's source, or at one of the frame's receivers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Outcome {
-    /// Index of the frame in its burst.
+pub struct Sighting {
+    /// Index of the frame in its burst; [`Sighting::NO_FRAME`] for a rejected chain.
     pub frame: u8,
-    /// The port that the copy was for.
+    /// The port.
     pub port: PortId,
-    /// Why the copy did not arrive; `None` if it did.
+    /// Whether the port sent or received the frame.
+    pub direction: Direction,
+    /// Why the frame was dropped at the port; `None` if the frame was not dropped.
     pub dropped: Option<DropReason>,
+}
+
+impl Sighting {
+    /// Stands for the index of something that was no frame.
+    pub const NO_FRAME: u8 = u8::MAX;
 }
 
 /// Outcomes of the copies of a burst's frames.
@@ -21,22 +28,27 @@ pub struct Outcomes {
     wanted: bool,
     /// A capture may look at frames of the burst, which are private then.
     pub may_look: bool,
-    all: Vec<Outcome>,
+    all: Vec<Sighting>,
     /// Outcomes beyond [`CAPTURE_OUTCOMES`].
     lost: u64,
-    /// All dropped copies, whether a capture needs their outcomes or not.
+    /// All dropped copies, whether an observer needs their outcomes or not.
     drops: u64,
 }
 
 impl Outcomes {
-    /// Begins to record a burst that a capture needs.
+    /// Begins to record a burst that an observer needs.
     pub fn begin(&mut self) {
-        (self.wanted, self.may_look) = (true, true);
+        (self.wanted, self.may_look) = (true, false);
         self.all.clear();
         self.lost = 0;
     }
 
-    /// True if a capture needs the outcomes.
+    /// Ends the record of a burst that no observer needs.
+    pub fn give_up(&mut self) {
+        self.wanted = false;
+    }
+
+    /// True if an observer needs the outcomes.
     #[inline(always)]
     pub fn are_wanted(&self) -> bool {
         self.wanted
@@ -67,17 +79,25 @@ impl Outcomes {
     #[cold]
     fn add(&mut self, frame: u8, port: PortId, dropped: Option<DropReason>) {
         if self.all.len() < CAPTURE_OUTCOMES {
-            self.all.push(Outcome { frame, port, dropped });
+            self.all.push(Sighting { frame, port, direction: Direction::Out, dropped });
         } else {
             self.lost += 1;
         }
     }
 
-    /// Ends the record of a burst. Returns the outcomes sorted by frame, and the number of outcomes
-    /// that were lost.
-    pub fn end(&mut self) -> (&[Outcome], u64) {
+    /// Ends the record of a burst of `frames` frames, and adds the frames `received` from the
+    /// source. Returns all sightings sorted by frame, each frame at its source first, and the
+    /// number of outcomes that were lost.
+    pub fn end(
+        &mut self,
+        frames: usize,
+        received: impl Iterator<Item = Sighting>,
+    ) -> (&[Sighting], u64) {
         self.wanted = false;
-        self.all.sort_by_key(|outcome| outcome.frame);
+        // Later frames were given back to the source.
+        self.all.retain(|seen| usize::from(seen.frame) < frames);
+        self.all.extend(received);
+        self.all.sort_by_key(|seen| (seen.frame, seen.direction == Direction::Out));
         (&self.all, self.lost)
     }
 }
@@ -85,27 +105,37 @@ impl Outcomes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::iter::empty;
 
     #[test]
     fn outcomes_are_bounded_and_come_by_their_frames() {
         let mut outcomes = Outcomes::default();
         outcomes.dropped(&[0, 1], 1, DropReason::NoBuffer);
         outcomes.begin();
-        assert_eq!(outcomes.end(), (&[][..], 0), "nobody wanted to know");
+        assert_eq!(outcomes.end(3, empty()), (&[][..], 0), "nobody wanted to know");
         assert_eq!(outcomes.drops(), 2, "but they are counted");
         outcomes.begin();
         outcomes.add(2, 1, None);
         outcomes.dropped(&[0, 1], 4, DropReason::NoBuffer);
         outcomes.add(0, 3, None);
-        let places = |outcomes: &mut Outcomes| -> Vec<(u8, PortId)> {
-            outcomes.end().0.iter().map(|one| (one.frame, one.port)).collect()
-        };
-        assert_eq!(places(&mut outcomes), [(0, 4), (0, 3), (1, 4), (2, 1)]);
-        for _ in 0..CAPTURE_OUTCOMES {
+        outcomes.add(3, 1, None);
+        let received = [0, 1, 2, Sighting::NO_FRAME].map(|frame| Sighting {
+            frame,
+            port: 9,
+            direction: Direction::In,
+            dropped: None,
+        });
+        let (seen, lost) = outcomes.end(3, received.into_iter());
+        let places: Vec<(u8, PortId)> = seen.iter().map(|one| (one.frame, one.port)).collect();
+        let last = (Sighting::NO_FRAME, 9);
+        assert_eq!(places, [(0, 9), (0, 4), (0, 3), (1, 9), (1, 4), (2, 9), (2, 1), last]);
+        assert_eq!(lost, 0);
+        outcomes.begin();
+        for _ in 0..CAPTURE_OUTCOMES + 4 {
             outcomes.add(0, 1, None);
         }
-        assert_eq!(outcomes.end().1, 4);
+        assert_eq!(outcomes.end(3, empty()).1, 4);
         outcomes.begin();
-        assert_eq!(places(&mut outcomes), []);
+        assert!(outcomes.end(3, empty()).0.is_empty());
     }
 }

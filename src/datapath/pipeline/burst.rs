@@ -15,11 +15,10 @@
 //! source's lock is still held then.
 
 pub mod announce;
-mod capture;
 mod device;
 mod flood;
 mod guest;
-mod mirror;
+mod observe;
 mod rate;
 
 use std::iter::repeat_n;
@@ -273,10 +272,7 @@ impl Pipeline {
     ) {
         let mut frames = 0;
         if context.outcomes.are_wanted() {
-            if ports.is_captured() {
-                context.outcomes.may_look = self.may_capture(ports);
-            }
-            frames |= context.frames_for_observers(ports, source.port().id);
+            frames |= self.frames_for_observers(ports, source.port().id, context);
         }
         if self.stalls.is_watching() && source.ring().is_some() {
             frames |= context.plan.unsettled();
@@ -415,7 +411,7 @@ pub struct BurstContext {
     pub flood: FloodState,
     /// End of the time for waiting for locks of receive rings; none before the first wait.
     pub wait_until: Option<Instant>,
-    /// Outcome of each copy, if a capture or a mirror observes the ports.
+    /// Outcome of each copy, if the ports are observed.
     pub outcomes: Outcomes,
     /// Buffers for delivering.
     pub room: Room,

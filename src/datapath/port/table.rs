@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{GuestPort, Port};
 use crate::capture::Capture;
+use crate::capture::observer::Observer;
 use base::limits::{MAX_CAPTURES, MAX_PORTS};
 use base::stats::MirrorStats;
 use switch::mirror::{Mirror, Watch};
@@ -32,16 +33,13 @@ pub struct PortTable {
     policies: Box<[Arc<PortPolicy>]>,
     /// A port has a rate.
     limited: bool,
-    /// The active captures.
-    captures: Box<[Arc<Capture>]>,
-    /// The configured mirrors, and the mirrors whose ports exist (`watches`).
+    /// The active captures, then the mirrors whose ports exist.
+    observers: Box<[Observer]>,
+    /// The configured mirrors.
     mirrors: Arc<[Mirror]>,
     mirror_stats: Arc<[Arc<MirrorStats>]>,
-    watches: Box<[Watch]>,
     /// Multicast groups and members, if snooping is on.
     snooping: Option<Arc<Snooping>>,
-    /// There is a capture, or a mirror whose ports exist.
-    observed: bool,
     /// Ports by number; none where a port was removed.
     slots: Box<[Option<Arc<Port>>]>,
 }
@@ -106,12 +104,12 @@ impl PortTable {
     /// True if frames are captured or mirrored.
     #[inline(always)]
     pub fn is_observed(&self) -> bool {
-        self.observed
+        !self.observers.is_empty()
     }
 
-    /// True if frames are captured.
-    pub fn is_captured(&self) -> bool {
-        !self.captures.is_empty()
+    /// Returns the receivers of copies: the active captures, then the mirrors whose ports exist.
+    pub fn observers(&self) -> &[Observer] {
+        &self.observers
     }
 
     /// Returns the configured mirrors.
@@ -125,13 +123,19 @@ impl PortTable {
     }
 
     /// Returns the mirrors whose ports exist.
-    pub fn watches(&self) -> &[Watch] {
-        &self.watches
+    pub fn watches(&self) -> impl Iterator<Item = &Watch> {
+        self.observers.iter().filter_map(|observer| match observer {
+            Observer::Port(watch) => Some(watch),
+            Observer::Client(_) => None,
+        })
     }
 
     /// Returns the active captures.
-    pub fn captures(&self) -> impl Iterator<Item = &Capture> {
-        self.captures.iter().map(Arc::as_ref)
+    pub fn captures(&self) -> impl Iterator<Item = &Arc<Capture>> {
+        self.observers.iter().filter_map(|observer| match observer {
+            Observer::Client(capture) => Some(capture),
+            Observer::Port(_) => None,
+        })
     }
 
     /// Returns the multicast groups and members, if snooping is on.
@@ -181,21 +185,24 @@ impl PortTable {
 
     /// Returns a table with the ports `ports`, and otherwise the state of this table.
     fn with(&self, ports: impl Iterator<Item = Arc<Port>>) -> PortTable {
-        let (captures, mirrors) = (self.captures.clone(), Arc::clone(&self.mirrors));
-        let (snooping, mirror_stats) = (self.snooping.clone(), Arc::clone(&self.mirror_stats));
-        PortTable { captures, mirrors, mirror_stats, snooping, ..ports.collect() }.observed()
+        let (mirrors, mirror_stats) = (Arc::clone(&self.mirrors), Arc::clone(&self.mirror_stats));
+        let table =
+            PortTable { mirrors, mirror_stats, snooping: self.snooping.clone(), ..ports.collect() };
+        table.observed(self.captures())
     }
 
-    /// Resolves the ports of mirrors. A port that gets mirrored copies has no other traffic.
-    fn observed(mut self) -> PortTable {
+    /// Returns the table with the observers `captures` and with the mirrors whose ports exist. A
+    /// port that gets mirrored copies has no other traffic.
+    fn observed<'c>(mut self, captures: impl Iterator<Item = &'c Arc<Capture>>) -> PortTable {
         let number = |name: &str| self.named(name).map(|port| port.id);
         let found = self.mirrors.iter().enumerate().filter_map(|(place, mirror)| {
             let (from, to) = (number(&mirror.from)?, number(&mirror.to)?);
             Some(Watch { name: mirror.name.clone(), place, from, to, frames: mirror.frames })
         });
-        self.watches = found.collect();
-        self.observed = !self.captures.is_empty() || !self.watches.is_empty();
-        for watch in &self.watches {
+        let captures = captures.cloned().map(Observer::Client);
+        self.observers = captures.chain(found.map(Observer::Port)).collect();
+        for observer in &self.observers {
+            let Observer::Port(watch) = observer else { continue };
             let policy = self.slots.iter().map(|slot| slot.as_ref().map(|port| port.policy.get()));
             if self.policies.is_empty() {
                 self.policies = policy.map(Option::unwrap_or_default).collect();
@@ -249,12 +256,10 @@ impl FromIterator<Arc<Port>> for PortTable {
             serial: 0,
             policies,
             limited,
-            captures: Box::default(),
+            observers: Box::default(),
             mirrors: Arc::default(),
             mirror_stats: Arc::default(),
-            watches: Box::default(),
             snooping: None,
-            observed: false,
             slots: slots.into(),
         }
     }
@@ -352,10 +357,9 @@ impl Ports {
     /// Publishes a table with `capture`. False if there are [`MAX_CAPTURES`] captures already.
     pub fn begin_capture(&self, capture: &Arc<Capture>) -> bool {
         let mut present = self.lock();
-        let room = present.captures.len() < MAX_CAPTURES;
+        let room = present.captures().count() < MAX_CAPTURES;
         if room {
-            let captures = present.captures.iter().chain([capture]).cloned().collect();
-            let next = PortTable { captures, ..PortTable::clone(&present) }.observed();
+            let next = PortTable::clone(&present).observed(present.captures().chain([capture]));
             self.replace(&mut present, next);
         }
         room
@@ -364,8 +368,8 @@ impl Ports {
     /// Publishes a table without `capture`.
     pub fn end_capture(&self, capture: &Arc<Capture>) {
         self.publish(|table| {
-            let others = table.captures.iter().filter(|other| !Arc::ptr_eq(other, capture));
-            PortTable { captures: others.cloned().collect(), ..table.clone() }.observed()
+            let others = table.captures().filter(|other| !Arc::ptr_eq(other, capture));
+            table.clone().observed(others)
         });
     }
 
@@ -374,19 +378,16 @@ impl Ports {
         let mut present = self.lock();
         let new = present.mirrors[..] != mirrors[..];
         if new {
-            let all = present.iter().cloned();
-            let captures = present.captures.clone();
-            let snooping = present.snooping.clone();
             // The counters of a mirror stay as long as a mirror has its name.
             let old = present.mirrors.iter().zip(present.mirror_stats.iter());
             let mirror_stats = mirrors.iter().map(|mirror| {
                 let known = old.clone().find(|(other, _)| other.name == mirror.name);
                 known.map(|(_, stats)| Arc::clone(stats)).unwrap_or_default()
             });
-            let mirror_stats = mirror_stats.collect();
-            let mirrors = mirrors.into();
-            let next = PortTable { captures, mirrors, mirror_stats, snooping, ..all.collect() };
-            self.replace(&mut present, next.observed());
+            let (mirrors, mirror_stats) = (mirrors[..].into(), mirror_stats.collect());
+            let next = PortTable { mirrors, mirror_stats, ..PortTable::clone(&present) };
+            let next = next.with(present.iter().cloned());
+            self.replace(&mut present, next);
         }
         new
     }

@@ -168,7 +168,7 @@ fn apart(
     vlan: Option<VlanId>,
 ) -> Vec<String> {
     let mut why = Vec::new();
-    if let Some(watch) = ports.watches().iter().find(|watch| watch.to == to.id) {
+    if let Some(watch) = ports.watches().find(|watch| watch.to == to.id) {
         why.push(format!("it gets the copies of mirror '{}', and nothing else", watch.name));
     }
     let bridges = from.bridge.number() != policy.bridge.number();

@@ -109,7 +109,7 @@ impl Pipeline {
         if ports.is_observed() {
             context.outcomes.begin();
             // The result is not needed: frames of a flood are private already.
-            let _ = context.frames_for_observers(ports, from.id);
+            let _ = self.frames_for_observers(ports, from.id, context);
         }
         self.deliver_floods(ports, from, context, stats);
         if context.outcomes.are_wanted() {
