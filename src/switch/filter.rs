@@ -33,6 +33,7 @@ mod gate;
 pub mod memo;
 pub mod named;
 pub mod packet;
+mod port_filter;
 pub mod reject;
 pub mod rule;
 pub mod span;
@@ -46,6 +47,7 @@ pub use gate::{Answer, Cause, Gate};
 pub use memo::FlowMemo;
 pub use named::{Filter, Group};
 pub use packet::Packet;
+pub use port_filter::PortFilter;
 pub use rule::{FilterRule, RuleError};
 pub use span::Span;
 

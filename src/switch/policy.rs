@@ -8,7 +8,10 @@
 //! and refused learning from the answers. The caller calls [`Policy::admit_source`] and
 //! [`Policy::decide`] if the burst's memos (`memo.rs`) have no answer.
 
+use std::sync::Arc;
+
 use super::fdb::{Fdb, Learn, PortId, Tick};
+use super::filter::PortFilter;
 use super::port_security::PortSecurity;
 use super::reserved::{Reserved, ReservedSet};
 use super::segment::{Bridge, Segment, Station, VlanId};
@@ -99,6 +102,8 @@ pub struct PortPolicy {
     pub multicast_router: Option<bool>,
     /// The port gets the copies of a mirror, and takes part in no forwarding.
     pub observes: bool,
+    /// Rules for the packets from the port and to the port; `None`: all pass.
+    pub filter: Option<Arc<PortFilter>>,
 }
 
 impl PortPolicy {
@@ -115,6 +120,7 @@ impl PortPolicy {
         security: None,
         multicast_router: None,
         observes: false,
+        filter: None,
     };
 
     /// True if such floods go to this port.
@@ -140,7 +146,10 @@ impl PortPolicy {
     /// True if the port's frames must be examined one by one.
     #[inline(always)]
     pub fn screens(&self) -> bool {
-        self.vlans != Membership::Opaque || self.security.is_some() || self.observes
+        self.vlans != Membership::Opaque
+            || self.security.is_some()
+            || self.observes
+            || self.filter.is_some()
     }
 
     /// Returns the segment of a VLAN of the port's bridge.

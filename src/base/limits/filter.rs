@@ -54,6 +54,12 @@ pub const CONNECTION_LOCK_ATTEMPTS: u32 = 256;
 /// Tuning: places that are looked at to make room for one connection.
 pub const HALF_OPEN_LOOKS: usize = 8;
 
+/// Tuning: pause of the thread that removes connections that have timed out.
+pub const CONNECTION_SWEEP_PAUSE: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// Tuning: parts of the table of which the thread looks at one after each pause.
+pub const CONNECTION_SWEEP_PARTS: usize = 10;
+
 /// Tuning: buckets that a sweep looks at in one step.
 pub const CONNECTION_SWEEP_BUCKETS: usize = 64;
 

@@ -90,6 +90,10 @@ drop_reasons! {
      read",
     "compare the sender's addresses with mac and allowed-ips: vioswitchctl port show NAME";
 
+    Filter, "filter", "in, port",
+    "a rule of the sending port's filters, or of the receiving port's, drops the packet",
+    "compare the packet with the filters of both ports: vioswitchctl port show NAME";
+
     Observer, "observer", "in",
     "the frame comes from a port that gets the copies of a mirror",
     "nothing; its mirrors: vioswitchctl mirror list";

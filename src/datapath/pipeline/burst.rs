@@ -29,6 +29,7 @@ use std::time::Instant;
 use super::arrival::Arrival;
 use super::backpressure::{self, Backpressure};
 use super::deliver::{Delivery, Room, report_broken};
+use super::filter::Filters;
 use super::flood::{FloodList, Floods};
 use super::guard::Violations;
 use super::multicast::Snooped;
@@ -403,6 +404,8 @@ pub struct BurstContext {
     pub plan: Plan,
     /// Port-security rules that frames broke.
     pub violations: Violations,
+    /// Frames that filters judge.
+    pub filters: Filters,
     /// Frames that multicast snooping notes or limits.
     pub snooped: Snooped,
     /// Bytes of the classified frames.
@@ -556,6 +559,8 @@ impl Drop for BurstGuard<'_> {
 
 #[cfg(test)]
 mod device_tests;
+#[cfg(test)]
+mod filter_tests;
 #[cfg(test)]
 mod flood_tests;
 #[cfg(test)]

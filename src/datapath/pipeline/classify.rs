@@ -25,7 +25,7 @@ use base::limits::BURST_FRAMES;
 use base::stats::DropReason;
 use switch::{
     BurstMemo, Decision, DropCause, Fdb, Flood, Ingress, Learn, PortId, PortPolicy, Reach,
-    ReservedSet, Segment, Station,
+    ReservedSet, Segment, Station, Tick,
 };
 use sys::prefetch;
 
@@ -71,6 +71,8 @@ struct Exits {
     max_len: u32,
     /// All ports send frames with the tags with which the frames came in.
     keep_tags: bool,
+    /// A port has a filter.
+    are_filtered: bool,
 }
 
 impl<'a> Classifier<'a> {
@@ -92,7 +94,7 @@ impl<'a> Classifier<'a> {
             last: Addresses::NONE,
             decision: Decision::Flood(Flood::Group),
             receiver: Receiver { queues: Receivers::NONE, are_many: false, only: 0, hashes },
-            exits: Exits { max_len: NO_LIMIT, keep_tags: true },
+            exits: Exits { max_len: NO_LIMIT, keep_tags: true, are_filtered: false },
         }
     }
 
@@ -262,7 +264,10 @@ impl Exits {
     #[inline(always)]
     fn add(&mut self, ports: &PortTable, from: PortId, to: PortId) {
         self.max_len = self.max_len.min(ports[to].mtu.max_len());
-        self.keep_tags &= ports.is_plain() || Passage::new(ports, from, to).is_open();
+        if !ports.is_plain() {
+            self.keep_tags &= Passage::new(ports, from, to).is_open();
+            self.are_filtered |= ports.policy(to).filter.is_some();
+        }
     }
 }
 
@@ -277,7 +282,7 @@ impl BurstContext {
         arrival: Arrival<'_>,
         mut floods: Floods<'_>,
     ) {
-        let BurstContext { burst, plan, memo, flows, violations, snooped, .. } = self;
+        let BurstContext { burst, plan, memo, flows, violations, filters, snooped, .. } = self;
         memo.start_burst();
         let Arrival { policy, port, now, .. } = arrival;
         let rules = policy.ports.policy(port.id);
@@ -286,7 +291,14 @@ impl BurstContext {
             Some(guard) if SCREENED && rules.forwards => violations.find(burst, guard, port, now),
             _ => 0,
         };
-        let barred = refused | if SNOOPED { snooped.find(burst, policy.ports, port) } else { 0 };
+        let filtered = match &rules.filter {
+            Some(filter) if SCREENED && rules.forwards => {
+                filters.find(burst, (filter, rules), port, refused, now)
+            }
+            _ => 0,
+        };
+        let barred =
+            refused | filtered | if SNOOPED { snooped.find(burst, policy.ports, port) } else { 0 };
         let mut classifier = Classifier::new(arrival, memo, flows.take());
         if policy.fdb.is_large() && !SCREENED {
             fetch_entries(policy.fdb, burst.frames(), classifier.entry.segment);
@@ -304,7 +316,7 @@ impl BurstContext {
                 stretch = false;
             }
             if is_barred {
-                plan.drop(i as u8, snooped.refused(i, refused));
+                plan.drop(i as u8, snooped.refused(i, refused, filtered));
                 continue;
             }
             match classifier.decide::<SCREENED>(frame) {
@@ -330,7 +342,7 @@ impl BurstContext {
         let Classifier { exits, entry, .. } = classifier;
         burst.are_alike = SCREENED && entry.tag_changes < 2;
         self.flood.permit = floods.permit;
-        self.end_classification(policy.ports, port.id, &exits, cut);
+        self.end_classification(policy.ports, (port.id, now), &exits, cut);
     }
 
     /// Ends the classification of a burst from port `from`; frames from `cut` on wait.
@@ -338,15 +350,18 @@ impl BurstContext {
     fn end_classification(
         &mut self,
         ports: &PortTable,
-        from: PortId,
+        (from, now): (PortId, Tick),
         exits: &Exits,
         cut: Option<usize>,
     ) {
-        let BurstContext { burst, plan, outcomes, .. } = self;
+        let BurstContext { burst, plan, filters, outcomes, .. } = self;
         plan.close();
         if exits.max_len < NO_LIMIT || !exits.keep_tags {
             let max_len = if exits.keep_tags { exits.max_len } else { 0 };
             egress::limit_runs(burst, plan, (from, ports), max_len, outcomes);
+        }
+        if exits.are_filtered {
+            filters.limit_runs(burst, plan, (from, ports), now, outcomes);
         }
         if let Some(at) = cut {
             self.flood.waits = at == 0;

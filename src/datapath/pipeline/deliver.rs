@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use super::backpressure::Backpressure;
 use super::egress::Copies;
+use super::filter::Filters;
 use super::flood::limit_part;
 use super::plan::{Fan, Plan, Run};
 use super::screen::Passage;
@@ -36,6 +37,7 @@ use base::limits::{
     BURST_FRAMES, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_FLOOD_SEGMENTS, MAX_SEGMENTS,
 };
 use base::stats::{DropReason, Drops, WorkerStats};
+use switch::Tick;
 use sys::clock;
 use sys::frame_io::FrameBatch;
 
@@ -421,22 +423,31 @@ impl Delivery<'_> {
 
     /// Delivers the floods of `plan` in one attempt, a copy to each target, after all unicast
     /// frames of the burst.
-    pub fn flood(&mut self, burst: &mut Burst, plan: &mut Plan) {
+    pub fn flood(&mut self, burst: &mut Burst, plan: &mut Plan, filters: &mut Filters, now: Tick) {
         let (fans, run, settled) = plan.floods_left();
         for fan in fans {
-            self.fan_out(burst, fan, run, settled);
+            self.fan_out(burst, fan, (run, settled), (filters, now));
         }
     }
 
     /// Delivers a copy of a fan's frames to each of the fan's targets; adds the copies to
     /// `settled`.
-    fn fan_out(&mut self, burst: &mut Burst, fan: &Fan, run: &mut Run, settled: &mut usize) {
+    fn fan_out(
+        &mut self,
+        burst: &mut Burst,
+        fan: &Fan,
+        (run, settled): (&mut Run, &mut usize),
+        (filters, tick): (&mut Filters, Tick),
+    ) {
         let Backpressure { ports, from, now, .. } = self.backpressure;
         let frames = fan.frames();
         let (copies, mut kept) = (Copies::new(burst, from, frames), [0; BURST_FRAMES]);
+        let mut passing = [0; BURST_FRAMES];
         for &target in fan.targets() {
             let (port, passage) = (&ports[target], Some(Passage::new(ports, from, target)));
             let fitting = copies.for_port(burst, (port, passage), now, &mut kept, self.outcomes);
+            let way = (from, ports, port);
+            let fitting = filters.that_pass(burst, fitting, way, tick, &mut passing, self.outcomes);
             *settled += frames.len() - fitting.len();
             self.tag(burst, port, fitting);
             self.copy_to(port, burst, fitting, (run, settled), Try::Flood);

@@ -4,6 +4,7 @@
 //!
 //! * [`burst`] one burst, step by step: take, classify, plan, deliver, complete;
 //! * [`guard`] port security: frames that the port may not send;
+//! * [`filter`] filters: packets that rules and connections do not let pass;
 //! * [`multicast`] snooping of IGMP and MLD;
 //! * [`classify`] admission, learning and destination of each frame;
 //! * [`screen`] VLAN membership and tags at ingress and egress;
@@ -22,6 +23,7 @@ pub mod burst;
 pub mod classify;
 pub mod deliver;
 pub mod egress;
+pub mod filter;
 pub mod flood;
 pub mod guard;
 pub mod multicast;

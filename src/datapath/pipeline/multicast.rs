@@ -73,12 +73,14 @@ impl Snooped {
     }
 
     /// Returns why frame `index` is dropped. `guards` has the bits of frames that port security
-    /// refused; the frame is one of these, or snooping refused the frame.
+    /// refused, `filters` those that the port's filter refused; the frame is one of these, or
+    /// snooping refused the frame.
     #[cold]
-    pub fn refused(&self, index: usize, guards: u64) -> DropReason {
-        match (guards >> index & 1, self.no_querier >> index & 1) {
-            (1, _) => DropReason::Guard,
-            (_, 1) => DropReason::Querier,
+    pub fn refused(&self, index: usize, guards: u64, filters: u64) -> DropReason {
+        match (guards >> index & 1, filters >> index & 1, self.no_querier >> index & 1) {
+            (1, ..) => DropReason::Guard,
+            (_, 1, _) => DropReason::Filter,
+            (.., 1) => DropReason::Querier,
             _ => DropReason::Membership,
         }
     }
@@ -246,7 +248,7 @@ mod tests {
         assert_eq!(snooped.find(&mut burst, &ports, &ports[0]), 0, "without snooping");
         let ports = ports.with_snooping(Some(Arc::default()));
         assert_eq!(snooped.find(&mut burst, &ports, &ports[0]), 0b10);
-        assert_eq!((snooped.reports, snooped.refused(1, 0)), (0b01, DropReason::Membership));
+        assert_eq!((snooped.reports, snooped.refused(1, 0, 0)), (0b01, DropReason::Membership));
         (0..2).for_each(|n| guest.write(at(n), &[0xee; 600]));
         let mut bytes = vec![0; 700];
         let len = burst.egress(0).copy_beginning(&mut bytes);

@@ -11,6 +11,7 @@
 //!
 //! [`GuestPort::session`]: super::GuestPort::session
 
+use std::collections::HashMap;
 use std::ops::Index;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,6 +21,7 @@ use crate::capture::Capture;
 use crate::capture::observer::Observer;
 use base::limits::{MAX_CAPTURES, MAX_PORTS};
 use base::stats::MirrorStats;
+use switch::filter::PortFilter;
 use switch::mirror::{Mirror, Watch};
 use switch::{
     Limited, PortId, PortKind, PortPolicy, PortView, Reach, ReservedSet, Segment, Snooping,
@@ -38,6 +40,8 @@ pub struct PortTable {
     /// The configured mirrors.
     mirrors: Arc<[Mirror]>,
     mirror_stats: Arc<[Arc<MirrorStats>]>,
+    /// Filters, by the names of their ports; the policies of present ports have them too.
+    filters: Arc<HashMap<String, Arc<PortFilter>>>,
     /// Multicast groups and members, if snooping is on.
     snooping: Option<Arc<Snooping>>,
     /// Ports by number; none where a port was removed.
@@ -186,9 +190,29 @@ impl PortTable {
     /// Returns a table with the ports `ports`, and otherwise the state of this table.
     fn with(&self, ports: impl Iterator<Item = Arc<Port>>) -> PortTable {
         let (mirrors, mirror_stats) = (Arc::clone(&self.mirrors), Arc::clone(&self.mirror_stats));
-        let table =
-            PortTable { mirrors, mirror_stats, snooping: self.snooping.clone(), ..ports.collect() };
-        table.observed(self.captures())
+        let (filters, snooping) = (Arc::clone(&self.filters), self.snooping.clone());
+        let table = PortTable { mirrors, mirror_stats, filters, snooping, ..ports.collect() };
+        table.filtered().observed(self.captures())
+    }
+
+    /// Puts the filters of present ports into their policies.
+    fn filtered(mut self) -> PortTable {
+        for (at, slot) in self.slots.iter().enumerate() {
+            let filter = slot.as_ref().and_then(|port| self.filters.get(&port.name));
+            let Some(filter) = filter else { continue };
+            filter.connections.prepare(at as PortId);
+            if self.policies.is_empty() {
+                self.policies = self.own_policies().collect();
+            }
+            Arc::make_mut(&mut self.policies[at]).filter = Some(Arc::clone(filter));
+        }
+        self
+    }
+
+    /// Returns the policy of each port, by number.
+    fn own_policies(&self) -> impl Iterator<Item = Arc<PortPolicy>> {
+        let own = |slot: &Option<Arc<Port>>| slot.as_ref().map(|port| port.policy.get());
+        self.slots.iter().map(move |slot| own(slot).unwrap_or_default())
     }
 
     /// Returns the table with the observers `captures` and with the mirrors whose ports exist. A
@@ -203,9 +227,8 @@ impl PortTable {
         self.observers = captures.chain(found.map(Observer::Port)).collect();
         for observer in &self.observers {
             let Observer::Port(watch) = observer else { continue };
-            let policy = self.slots.iter().map(|slot| slot.as_ref().map(|port| port.policy.get()));
             if self.policies.is_empty() {
-                self.policies = policy.map(Option::unwrap_or_default).collect();
+                self.policies = self.own_policies().collect();
             }
             if let Some(policy) = self.policies.get_mut(usize::from(watch.to)) {
                 Arc::make_mut(policy).observes = true;
@@ -259,6 +282,7 @@ impl FromIterator<Arc<Port>> for PortTable {
             observers: Box::default(),
             mirrors: Arc::default(),
             mirror_stats: Arc::default(),
+            filters: Arc::default(),
             snooping: None,
             slots: slots.into(),
         }
@@ -390,6 +414,18 @@ impl Ports {
             self.replace(&mut present, next);
         }
         new
+    }
+
+    /// Publishes a table with these filters, by the names of ports: no frame meets some of them as
+    /// they were and others as they are. A filter of a name without a port waits for the port.
+    pub fn set_filters(&self, filters: HashMap<String, Arc<PortFilter>>) {
+        self.publish(|table| match *table.filters == filters {
+            true => table.clone(),
+            false => {
+                let table = PortTable { filters: Arc::new(filters), ..table.clone() };
+                table.with(table.iter().cloned())
+            }
+        });
     }
 
     /// Publishes a table of the present ports with their present policies and rates.

@@ -10,9 +10,9 @@
 //! snapshot. A frame that is too short for its headers has zeros behind its end; ports and flags of
 //! what is remembered are not zero.
 
-use super::Direction;
 use super::compiled::{Compiled, RuleNumber};
 use super::packet::{Content, Packet, Part};
+use super::{Direction, Gate};
 use crate::fdb::Tick;
 use base::frame::ethernet::Snapshot;
 use base::limits::REMEMBERED_FLOWS;
@@ -70,15 +70,18 @@ const _: () = assert!(REMEMBERED_FLOWS.is_power_of_two());
 pub struct Epoch {
     rules: u32,
     direction: Direction,
+    /// VLAN of packets without a tag.
+    vlan: u16,
     tick: Tick,
     /// The table's [`super::Connections::generation`], read before the packets.
     table: u64,
 }
 
 impl Epoch {
-    /// Makes an epoch of a port's rules and the table's generation.
-    pub fn new(rules: &Compiled, direction: Direction, tick: Tick, table: u64) -> Epoch {
-        Epoch { rules: rules.generation(), direction, tick, table }
+    /// Makes the present epoch of a gate, for packets in a VLAN.
+    pub fn new(gate: &Gate<'_>, direction: Direction, vlan: u16, tick: Tick) -> Epoch {
+        let table = gate.connections.generation();
+        Epoch { rules: gate.rules.generation(), direction, vlan, tick, table }
     }
 }
 

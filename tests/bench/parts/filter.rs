@@ -123,7 +123,8 @@ pub fn all(c: &mut Criterion) {
             });
         });
         let mut memo = FlowMemo::default();
-        memo.begin(Epoch::new(&rules, Direction::In, now, table.generation()));
+        let gate = Gate { port: 0, rules: &rules, connections: &table, fragments: &fragments };
+        memo.begin(Epoch::new(&gate, Direction::In, 0, now));
         let mut snapshots: Vec<Snapshot> = Vec::new();
         for frame in &frames {
             let mut snapshot = [0; 64];

@@ -200,7 +200,7 @@ fn streams(input: &mut Input<'_>) {
         }
         let mut snapshot: Snapshot = [0; SNAPSHOT_LEN];
         snapshot[..frame.len()].copy_from_slice(&frame);
-        memo.begin(Epoch::new(&port.rules, direction, now, port.connections.generation()));
+        memo.begin(Epoch::new(&port.gate(), direction, 0, now));
         let knew = memo.covers(&snapshot, frame.len() as u32, &port.rules);
         memo.end(&port.rules);
         // A receiver drops a packet with a wrong length, so the memo need not look at lengths.

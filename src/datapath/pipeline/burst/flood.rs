@@ -129,9 +129,10 @@ impl Pipeline {
         context: &mut BurstContext,
         stats: &WorkerStats,
     ) {
-        let BurstContext { burst, plan, room, outcomes, wait_until, .. } = context;
+        let now = self.time.tick;
+        let BurstContext { burst, plan, filters, room, outcomes, wait_until, .. } = context;
         let mut delivery = self.delivery((ports, from.id), (room, wait_until), outcomes, stats);
-        delivery.flood(burst, plan);
+        delivery.flood(burst, plan, filters, now);
         let slow = delivery.slow;
         burst.keep_tags();
         self.account.forgive(slow);

@@ -24,23 +24,23 @@ use sys::frame_io::Transfer;
 
 const ALL: [u8; 6] = [0xff; 6];
 /// Bytes of a guest's buffer.
-const BUFFER: u64 = 8192;
+pub(super) const BUFFER: u64 = 8192;
 /// Number of receivers for three parts; the last part is smaller.
 const MANY: usize = 2 * FLOOD_RECEIVERS + 40;
 
 /// Port 0, which sends, and guests that receive.
-struct Lab {
-    pipelines: [Pipeline; 2],
-    ports: PortTable,
+pub(super) struct Lab {
+    pub(super) pipelines: [Pipeline; 2],
+    pub(super) ports: PortTable,
     stats: WorkerStats,
-    memory: Vec<Guest>,
+    pub(super) memory: Vec<Guest>,
     sent: u16,
     /// Cycle of all turns.
     now: u64,
     _watch: BlockedWriterWatch,
 }
 
-fn mac_of(port: PortId) -> [u8; 6] {
+pub(super) fn mac_of(port: PortId) -> [u8; 6] {
     let [high, low] = port.to_be_bytes();
     [2, 0, 0, 0, high, low]
 }
@@ -57,7 +57,7 @@ impl Lab {
         Lab::with((0..=receivers as PortId).map(|id| Port::guest(id, &id.to_string(), 1)))
     }
 
-    fn with(ports: impl Iterator<Item = Port>) -> Lab {
+    pub(super) fn with(ports: impl Iterator<Item = Port>) -> Lab {
         let ports: PortTable = ports.map(Arc::new).collect();
         let fdb = Arc::new(fdb(ports.numbers()));
         let watch = BlockedWriterWatch::start().unwrap();
@@ -73,12 +73,12 @@ impl Lab {
         Lab { pipelines, ports, stats, memory, sent: 0, now: clock::cycles(), _watch: watch }
     }
 
-    fn guest(&self, port: PortId) -> &GuestPort {
+    pub(super) fn guest(&self, port: PortId) -> &GuestPort {
         self.ports[port].as_guest().unwrap()
     }
 
     /// Puts a frame into the sender's ring, which takes 64 frames.
-    fn send(&mut self, bytes: &[u8]) {
+    pub(super) fn send(&mut self, bytes: &[u8]) {
         let (queue, head) = (self.memory[0].queue(), self.sent);
         let at = DATA + BUFFER * u64::from(head);
         self.memory[0].write(at, &[&[0; 12], bytes].concat());
@@ -117,7 +117,7 @@ impl Lab {
     }
 
     /// Looks until nothing is left, and returns the number of looks that found something.
-    fn finish(&mut self, worker: usize) -> usize {
+    pub(super) fn finish(&mut self, worker: usize) -> usize {
         (0..100).take_while(|_| self.look(worker) == Next::More).count()
     }
 

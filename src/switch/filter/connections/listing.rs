@@ -83,7 +83,10 @@ impl Connections {
 
     /// Removes all connections of a port that is gone, or that has no filter any more.
     pub fn close_port(&self, port: u16) -> usize {
-        self.flush(|parts| parts.port == port)
+        match self.port_len(port) {
+            0 => 0,
+            _ => self.flush(|parts| parts.port == port),
+        }
     }
 
     /// Removes the connection of a slot if its key and its time are wanted.

@@ -14,8 +14,7 @@ fn snapshot(frame: &[u8]) -> Snapshot {
 /// Decides by the memo or the gate; returns whether the frame passes and whether the memo knew.
 fn decide(memo: &mut FlowMemo, port: &Port, frame: &[u8], direction: Direction) -> (bool, bool) {
     let snapshot = snapshot(frame);
-    let table = port.connections.generation();
-    memo.begin(Epoch::new(&port.rules, direction, port.now, table));
+    memo.begin(Epoch::new(&port.gate(), direction, 0, port.now));
     let knew = memo.covers(&snapshot, frame.len() as u32, &port.rules);
     let mut passes = knew;
     if !knew {

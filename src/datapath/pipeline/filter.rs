@@ -1,0 +1,169 @@
+//! Filters: the packets of a burst that the rules and the connections of a port do not let pass.
+//!
+//! The sender's filter sees a frame when the frame comes in, behind port security and before
+//! learning; the receiver's filter when the frame's destination is known. Checked bytes are the
+//! delivered bytes, as for port security ([`super::guard`]).
+//!
+//! A burst may be given back to its ring, in whole or in part, and taken again. Its frames are then
+//! judged again, and counted again at their rules.
+
+use super::plan::Plan;
+use super::screen::admit;
+use crate::capture::outcomes::Outcomes;
+use crate::port::{Port, PortTable};
+use crate::ring::{Burst, Frame};
+use base::frame::offload::NEEDS_CSUM;
+use base::limits::BURST_FRAMES;
+use base::stats::DropReason;
+use switch::filter::memo::{Epoch, FlowMemo};
+use switch::filter::packet::{self, Parsed, Unread};
+use switch::filter::{Direction, Gate, PortFilter};
+use switch::port_security::Headers;
+use switch::{Membership, PortId, PortPolicy, Tick};
+
+/// Judges the frames of a worker's bursts.
+#[derive(Default)]
+pub struct Filters {
+    memo: FlowMemo,
+}
+
+/// One end of the frames that are judged.
+#[derive(Clone, Copy)]
+struct Judge<'a> {
+    gate: Gate<'a>,
+    direction: Direction,
+    /// Policy of the port that sent the frames, which says what their tags mean.
+    sender: &'a PortPolicy,
+    now: Tick,
+}
+
+impl Filters {
+    /// Judges the frames from `port`, whose policy is `sender`, but those of `refused`. Returns the
+    /// frames to drop, as bits of their indices.
+    #[inline(never)]
+    pub fn find(
+        &mut self,
+        burst: &mut Burst,
+        (filter, sender): (&PortFilter, &PortPolicy),
+        port: &Port,
+        refused: u64,
+        now: Tick,
+    ) -> u64 {
+        let judge = Judge { gate: filter.at(port.id), direction: Direction::Out, sender, now };
+        self.begin(&judge);
+        let mut found = 0;
+        for index in 0..burst.frames().len() {
+            if refused >> index & 1 == 0 && !self.passes(burst, index, &judge) {
+                found |= 1 << index;
+            }
+        }
+        self.memo.end(judge.gate.rules);
+        found
+    }
+
+    /// Judges the frames of each run to a port with a filter; drops and counts those that do not
+    /// pass.
+    #[inline(never)]
+    pub fn limit_runs(
+        &mut self,
+        burst: &mut Burst,
+        plan: &mut Plan,
+        (from, ports): (PortId, &PortTable),
+        now: Tick,
+        outcomes: &mut Outcomes,
+    ) {
+        let mut kept = [0; BURST_FRAMES];
+        for run in plan.runs() {
+            let to = (from, ports, &ports[run.port]);
+            let count = self.that_pass(burst, run.left(), to, now, &mut kept, outcomes).len();
+            if count < run.left().len() {
+                run.settle_all_but(&kept[..count]);
+            }
+        }
+    }
+
+    /// Returns the frames from port `from` that pass the filter of port `to`; drops and counts the
+    /// others. `kept` is a buffer for the returned frames.
+    pub fn that_pass<'k>(
+        &mut self,
+        burst: &mut Burst,
+        frames: &'k [u8],
+        (from, ports, to): (PortId, &PortTable, &Port),
+        now: Tick,
+        kept: &'k mut [u8; BURST_FRAMES],
+        outcomes: &mut Outcomes,
+    ) -> &'k [u8] {
+        let Some(filter) = &ports.policy(to.id).filter else { return frames };
+        let (direction, sender) = (Direction::In, ports.policy(from));
+        let judge = Judge { gate: filter.at(to.id), direction, sender, now };
+        self.begin(&judge);
+        let mut count = 0;
+        for &index in frames {
+            if self.passes(burst, usize::from(index), &judge) {
+                kept[count] = index;
+                count += 1;
+            } else {
+                let refused = (from, &[index][..]);
+                to.drop_copies(&to.stats.drops, refused, DropReason::Filter, outcomes);
+            }
+        }
+        self.memo.end(judge.gate.rules);
+        &kept[..count]
+    }
+
+    fn begin(&mut self, judge: &Judge<'_>) {
+        let Judge { gate, direction, sender, now } = judge;
+        let vlan = sender.vlans.untagged().unwrap_or(0);
+        self.memo.begin(Epoch::new(gate, *direction, vlan, *now));
+    }
+
+    /// True if a frame passes.
+    #[inline]
+    fn passes(&mut self, burst: &mut Burst, index: usize, judge: &Judge<'_>) -> bool {
+        let frame = &burst.frames()[index];
+        if self.memo.covers(&frame.snapshot, frame.len, judge.gate.rules) {
+            return true;
+        }
+        self.judge(burst, index, judge)
+    }
+
+    #[inline(never)]
+    fn judge(&mut self, burst: &mut Burst, index: usize, judge: &Judge<'_>) -> bool {
+        let Judge { gate, direction, sender, now } = judge;
+        let Ok(mut parsed) = read(burst, index) else { return false };
+        let frame = &burst.frames()[index];
+        if let Parsed::Packet(packet) = &mut parsed
+            && sender.vlans != Membership::Opaque
+        {
+            // The tag may differ at the receiver, the VLAN does not.
+            let Ok(vlan) = admit(sender, frame) else { return false };
+            packet.vlan = vlan;
+        }
+        let answer = gate.judge(&parsed, *direction, frame.len, *now);
+        if let (true, Some(rule), Parsed::Packet(packet)) = (answer.settled, answer.rule, &parsed) {
+            self.memo.note(packet, &frame.snapshot, rule);
+        }
+        answer.refused.is_none()
+    }
+}
+
+/// Reads the packet of frame `index`: its snapshot, or its headers if these are longer.
+fn read(burst: &mut Burst, index: usize) -> Result<Parsed, Unread> {
+    let frame = &burst.frames()[index];
+    let (len, sum_at) = (frame.len as usize, sum_at(burst, frame));
+    let none = Headers { bytes: &[], whole: &[], len, sum_at, is_cut: false };
+    match packet::parse(&Headers { bytes: frame.head(), ..none }) {
+        Err(Unread::Short) => {
+            let bytes = burst.headers(index).ok_or(Unread::Bad)?;
+            packet::parse(&Headers { bytes, ..none })
+        }
+        answer => answer,
+    }
+}
+
+/// Returns the offset at which a checksum is written on the frame's way.
+fn sum_at(burst: &Burst, frame: &Frame) -> Option<usize> {
+    let request = frame.request();
+    let asks = burst.needs_offloads() && request.header.flags & NEEDS_CSUM != 0;
+    asks.then(|| request.csum_at())
+}
