@@ -23,7 +23,7 @@ _vioswitchd() {
 
     case "${cmd}" in
         vioswitchd)
-            opts="-h -V --config --port --tap --xdp --stream --mirror --socket-path --fd --state-dir --strict --check --print-capabilities --workers --cpus --poll --latency --age --control --control-group --control-admin-group --capture-group --metrics --log-level --uplink-to-uplink --mac-flap-damping --multicast-snooping --sandbox --plug --help --version"
+            opts="-h -V --config --port --tap --xdp --stream --mirror --filter --group --socket-path --fd --state-dir --strict --check --print-capabilities --workers --cpus --poll --latency --age --control --control-group --control-admin-group --capture-group --metrics --log-level --uplink-to-uplink --mac-flap-damping --multicast-snooping --sandbox --plug --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -50,6 +50,14 @@ _vioswitchd() {
                     return 0
                     ;;
                 --mirror)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --filter)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --group)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

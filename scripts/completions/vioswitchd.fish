@@ -4,6 +4,8 @@ complete -c vioswitchd -l tap -d 'Add a TAP interface as an uplink; repeatable' 
 complete -c vioswitchd -l xdp -d 'Add an interface of the host as an uplink that bypasses the host\'s network stack (AF_XDP); repeatable' -r
 complete -c vioswitchd -l stream -d 'Add a port for a process that speaks QEMU\'s -netdev stream over a Unix socket, such as passt; repeatable' -r
 complete -c vioswitchd -l mirror -d 'Add a mirror, which copies frames of one port to another; repeatable' -r
+complete -c vioswitchd -l filter -d 'Add a filter: rules about the packets of ports that name the filter in filter=; repeatable' -r
+complete -c vioswitchd -l group -d 'Add a group: addresses that rules of filters name as group:NAME; repeatable' -r
 complete -c vioswitchd -l socket-path -d 'Add one port, named port0, that listens on PATH' -r
 complete -c vioswitchd -l fd -d 'Add one port, named port0, on the inherited socket N' -r
 complete -c vioswitchd -l state-dir -d 'Keep changes made while the switch runs in this directory [default: $STATE_DIRECTORY]' -r -F

@@ -20,7 +20,7 @@ pub fn build(
 ) -> Result<PortTable, StartError> {
     let (mut ports, addresses) = (Vec::new(), desired.addresses());
     for (id, Entry { settings, .. }) in config.ports.iter().enumerate() {
-        if settings.kind == Kind::Mirror {
+        if !settings.kind.is_port() {
             continue;
         }
         let port = port(id as PortId, settings).telling(events);
@@ -56,7 +56,7 @@ pub fn port(id: PortId, settings: &Settings) -> Port {
         Kind::Stream => (Port::device(id, name, DevicePort::stream()), Offloads::NONE),
         // The port has twice the configured pairs: some front-ends read the number of rings as
         // pairs.
-        Kind::Port | Kind::Mirror | Kind::Template => {
+        Kind::Port | Kind::Mirror | Kind::Filter | Kind::Group | Kind::Template => {
             (Port::guest(id, name, 2 * settings.queues), settings.offload.receive)
         }
     };

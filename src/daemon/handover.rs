@@ -31,7 +31,8 @@ use base::limits::{KEEP_TIMEOUT, MAX_HANDOVER_BYTES};
 use base::words::counted;
 use datapath::port::PortTable;
 use datapath::vhost_user::socket::{self, Access, Identity, Listener, Place, SocketError};
-use switch::{Entry as Address, Fdb};
+use switch::filter::Connections;
+use switch::{Entry as Address, Fdb, Tick};
 use sys::inherited::{self, Passed};
 use sys::notify::FdStore;
 use sys::tap::{self, TapQueue};
@@ -39,6 +40,8 @@ use sys::{clock, fs};
 
 /// The name of the state in the store.
 const STATE: &str = "state";
+/// The name of the table of connections in the store.
+const CONNECTIONS: &str = "connections";
 /// The name that the service manager gives the socket for metrics.
 const METRICS: &str = "metrics";
 
@@ -59,6 +62,8 @@ pub struct Received {
     metrics: Option<OwnedFd>,
     state: Option<String>,
     had_state: bool,
+    connections: Option<OwnedFd>,
+    had_connections: bool,
     /// True if a descriptor was of no use and was discarded.
     discarded: bool,
 }
@@ -108,6 +113,8 @@ impl Handover {
         for Passed { name, fd } in passed {
             if name == STATE && fs::is_memory(&fd).unwrap_or(false) {
                 (received.state, received.had_state) = (read(fd), true);
+            } else if name == CONNECTIONS && fs::is_memory(&fd).unwrap_or(false) {
+                (received.connections, received.had_connections) = (Some(fd), true);
             } else if name == METRICS && config.metrics == Some(MetricsSocket::Inherited) {
                 received.metrics = Some(fd);
             } else if let Some(port) = port_of(&places, &name, &fd) {
@@ -186,6 +193,9 @@ impl Handover {
         if received.had_state {
             self.discard(&[STATE.to_owned()]);
         }
+        if received.had_connections {
+            self.discard(&[CONNECTIONS.to_owned()]);
+        }
     }
 
     /// Has the service manager keep the state for the next process. To be called when nothing
@@ -193,7 +203,7 @@ impl Handover {
     pub fn keep_state(&self, ports: &PortTable, addresses: &[Address]) {
         let Some(store) = &self.store else { return };
         let text = state::write(ports, addresses, clock::coarse_seconds());
-        let kept = memory_file(&text).and_then(|file| {
+        let kept = memory_file(STATE, text.as_bytes()).and_then(|file| {
             store.keep(STATE, &[file.as_fd()])?;
             store.barrier()
         });
@@ -201,6 +211,28 @@ impl Handover {
             log::warn!("addresses and counters are lost: {error}");
         }
     }
+}
+
+impl Handover {
+    /// Has the connections of ports with a filter kept for the next process. To be called when no
+    /// frame passes any more.
+    pub fn keep_connections(&self, ports: &PortTable, connections: &Connections) {
+        let Some(store) = self.store.as_ref().filter(|_| !connections.is_empty()) else { return };
+        let name = |id| ports.get(id).map(|port| port.name.clone());
+        let bytes = connections.dump(now(), name);
+        let kept = memory_file(CONNECTIONS, &bytes).and_then(|file| {
+            store.keep(CONNECTIONS, &[file.as_fd()])?;
+            store.barrier()
+        });
+        if let Err(error) = kept {
+            log::warn!("connections are lost: {error}");
+        }
+    }
+}
+
+fn now() -> Tick {
+    let (seconds, nanos) = clock::coarse();
+    Tick::new(seconds, nanos)
 }
 
 impl Received {
@@ -259,6 +291,27 @@ impl Received {
     }
 }
 
+impl Received {
+    /// Takes over the connections, if there are any.
+    pub fn restore_connections(&mut self, ports: &PortTable, connections: &Connections) {
+        let Some(fd) = self.connections.take() else { return };
+        let mut bytes = Vec::new();
+        let mut file = File::from(fd);
+        let read = io::Seek::rewind(&mut file)
+            .and_then(|()| file.take(MAX_HANDOVER_BYTES).read_to_end(&mut bytes));
+        let number = |name: &str| ports.named(name).map(|port| port.id);
+        match read.map(|_| connections.load(&bytes, now(), number)) {
+            Ok(Ok(count)) => {
+                log::info!("taken over from the process before: {}", counted(count, "connection"));
+            }
+            Ok(Err(damaged)) => log::warn!("the process before left {damaged}"),
+            Err(error) => {
+                log::warn!("the connections of the process before cannot be read: {error}")
+            }
+        }
+    }
+}
+
 /// Returns the ports that listen, by the identity of the file at their path. Each path is looked up
 /// once: to compare a thousand sockets with as many paths would take a million look-ups.
 fn places(config: &Config) -> HashMap<Identity, usize> {
@@ -302,9 +355,9 @@ fn read(file: OwnedFd) -> Option<String> {
     }
 }
 
-fn memory_file(text: &str) -> io::Result<File> {
-    let mut file = File::from(fs::memfd(STATE, 0)?);
-    file.write_all(text.as_bytes())?;
+fn memory_file(name: &str, bytes: &[u8]) -> io::Result<File> {
+    let mut file = File::from(fs::memfd(name, 0)?);
+    file.write_all(bytes)?;
     Ok(file)
 }
 

@@ -31,6 +31,7 @@ pub mod desired;
 mod diagnose;
 mod diff;
 mod drops;
+mod filters;
 mod front_end;
 mod handover;
 mod latency;
@@ -84,6 +85,7 @@ use datapath::vhost_user::session::{Context, Ledger};
 use datapath::worker::{Shared, Workers};
 use desired::Desired;
 pub use diff::{Step, summary};
+use filters::Filters;
 use handover::{Handover, Received};
 pub use latency::start_latency;
 use missing::Missing;
@@ -158,6 +160,8 @@ pub struct Daemon {
     store: StateStore,
     /// The configuration that the daemon was started with.
     started: Config,
+    /// The filters of ports.
+    filters: Filters,
     /// Names of the ports that the thread of a reload makes.
     coming: BTreeSet<String>,
     /// The service manager's listening socket for clients that ask for metrics.
@@ -235,6 +239,7 @@ impl Daemon {
         let news = Arc::new(Waker::new()?);
         let events = Arc::new(Events::new(&news));
         let ports = build::build(config, &desired, &fdb, &events)?;
+        let filters = Filters::new()?;
         received.restore(&ports, &fdb);
         let snooping = config.multicast_snooping.then(Arc::<Snooping>::default);
         let ports = ports.with_snooping(snooping);
@@ -273,12 +278,14 @@ impl Daemon {
             desired,
             store,
             started: config.clone(),
+            filters,
             coming: BTreeSet::new(),
             metrics_socket: received.metrics(),
             stopping: Arc::new(AtomicBool::new(false)),
             link_monitor: None,
             helpers: Vec::new(),
         };
+        daemon.take_over_connections(&mut received);
         daemon.set_mirrors();
         match daemon.start_ports(config, received) {
             Ok(()) => Ok(daemon),
@@ -461,7 +468,11 @@ impl Daemon {
     /// consistent.
     pub fn stop(&mut self) {
         let addresses = self.halt();
-        self.handover.keep_state(&self.view.ports.present(), &addresses);
+        let ports = self.view.ports.present();
+        self.handover.keep_state(&ports, &addresses);
+        if let Some(connections) = self.filters.connections() {
+            self.handover.keep_connections(&ports, connections);
+        }
     }
 
     /// Stops the switch; returns the addresses that the table had before the ports forgot them.

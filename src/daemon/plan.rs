@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::PathBuf;
 
 use super::desired::Desired;
-use api::config::{Effect, Entry, Kind, Shared};
+use api::config::{Effect, Entry, Shared};
 use base::frame::MacAddr;
 
 /// One step, with the name of its port.
@@ -83,7 +83,7 @@ pub fn plan(desired: &Desired, actual: &Actual<'_>) -> Vec<Action> {
         assign.extend(new.map(|mac| Action::Assign((*name).to_owned(), *mac)));
     }
     for (name, entry) in desired.entries() {
-        let is_port = entry.settings.kind != Kind::Mirror;
+        let is_port = entry.settings.kind.is_port();
         if is_port && !actual.running.contains_key(name.as_str()) && !held.has_any_of(entry) {
             create.push(Action::Create(entry.clone()));
         }
@@ -132,6 +132,7 @@ fn exclusive(entry: &Entry) -> impl Iterator<Item = (Shared, PathBuf)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use api::config::Kind;
     use api::config::{Origin, Settings, Value};
 
     /// A sequence that looks random and is equal in each run (splitmix64: Steele et al. 2014).

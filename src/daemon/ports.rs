@@ -281,6 +281,8 @@ impl Daemon {
     /// served: an event of the port must find the port in the table.
     fn publish(&mut self, id: PortId, settings: &Settings) -> Result<Arc<Port>, StaticError> {
         settings.warnings().iter().for_each(|warning| log::warn!("{warning}"));
+        // No frame of the port passes without its filter.
+        self.set_filters();
         let port = build::port(id, settings);
         let port = Arc::new(port.telling(&self.view.events));
         self.enter_addresses(&port, settings)?;

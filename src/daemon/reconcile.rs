@@ -15,7 +15,7 @@ use super::front_end::Acceptor;
 use super::plan::{Action, Actual, Running, plan};
 use super::running_port::RunningPort;
 use super::{Daemon, PortError};
-use api::config::{Entry, Kind};
+use api::config::Entry;
 
 /// Result of [`Daemon::reconcile`].
 #[derive(Default)]
@@ -54,6 +54,8 @@ impl Daemon {
     /// Does every step that needs no socket. A step that fails keeps no other step from being done.
     pub(super) fn reconcile(&mut self) -> Reconciled {
         self.advance_all();
+        // Before a new port is served: no frame of it passes without its filter.
+        self.set_filters();
         let (fdb, mut reconciled) = (Arc::clone(&self.context.fdb), Reconciled::default());
         for action in self.plan() {
             let done = match &action {
@@ -137,7 +139,7 @@ impl Daemon {
         let running: HashSet<&str> =
             self.serving.iter().map(|serving| serving.running().name()).collect();
         let entries = self.desired.entries().values();
-        let entries = entries.filter(|entry| entry.settings.kind != Kind::Mirror);
+        let entries = entries.filter(|entry| entry.settings.kind.is_port());
         entries.filter(move |entry| !running.contains(entry.settings.name.as_str()))
     }
 

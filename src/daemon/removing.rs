@@ -300,6 +300,9 @@ impl Daemon {
             let unused = workers.have_adopted(serial);
             if unused {
                 fdb.close_port(id);
+                if let Some(connections) = self.filters.connections() {
+                    connections.close_port(id);
+                }
                 workers.forget_memberships(id);
             }
             !unused

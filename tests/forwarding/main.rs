@@ -3,6 +3,7 @@
 
 mod coalescing;
 mod differential;
+mod filters;
 mod flood;
 mod guard_clients;
 mod guard_leases;

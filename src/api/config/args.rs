@@ -88,6 +88,18 @@ struct Options {
     #[arg(long, value_name = "NAME,from=PORT,to=PORT[,KEY=VALUE]...", verbatim_doc_comment)]
     mirror: Vec<String>,
 
+    /// Add a filter: rules about the packets of ports that name the filter in filter=; repeatable
+    ///
+    /// {keys}
+    #[arg(long, value_name = "NAME[,KEY=VALUE]...", verbatim_doc_comment)]
+    filter: Vec<String>,
+
+    /// Add a group: addresses that rules of filters name as group:NAME; repeatable
+    ///
+    /// {keys}
+    #[arg(long, value_name = "NAME[,KEY=VALUE]...", verbatim_doc_comment)]
+    group: Vec<String>,
+
     /// Add one port, named port0, that listens on PATH
     #[arg(long, value_name = "PATH", conflicts_with = "fd")]
     socket_path: Option<String>,

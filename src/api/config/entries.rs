@@ -1,8 +1,8 @@
 //! Relations of entries: values that two entries may not share, and the command line laid over the
 //! file.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry::{Occupied, Vacant};
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use log::LevelFilter;
@@ -85,13 +85,14 @@ pub(super) fn conflicts(checked: &Validated, places: Places<'_>) -> Vec<Complain
             }
         }
     }
-    let is_port = |entry: &&Checked| entry.settings.kind != Kind::Mirror;
+    let is_port = |entry: &&Checked| entry.settings.kind.is_port();
     if let Some(entry) = checked.entries.iter().filter(is_port).nth(limits::MAX_PORTS) {
         let text = format!("more than {} ports, taps and streams", limits::MAX_PORTS);
         complaints.push(Complaint::new(&entry.at, text));
     }
     complaints.append(&mut mirrored_mirrors(&checked.entries));
-    for kind in [Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Mirror] {
+    let limited = [Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Mirror, Kind::Filter, Kind::Group];
+    for kind in limited {
         let (most, noun) = kind.most();
         let mut all = checked.entries.iter().filter(|entry| entry.settings.kind == kind);
         if let Some(entry) = all.nth(most) {
@@ -163,6 +164,7 @@ pub(super) fn overlay(
         }
     }
     let mut complaints = conflicts(&all, places);
+    complaints.append(&mut missing_filters(&all.entries));
     // With a control socket, ports may be added later.
     if all.entries.is_empty() && all.scalars.control.is_none() && all.scalars.plug.is_none() {
         let text = "nothing to switch: give --port, --tap or another entry, or --config FILE, or \
@@ -171,6 +173,23 @@ pub(super) fn overlay(
     }
     complaints.extend(missing_workers(&all));
     (config(all.scalars, all.entries, places), complaints)
+}
+
+/// Returns a complaint for each name of a filter or group that does not exist.
+fn missing_filters(entries: &[Checked]) -> Vec<Complaint> {
+    let named = |entry: &Checked| (entry.settings.kind, entry.settings.name.clone());
+    let known: HashSet<(Kind, String)> = entries.iter().map(named).collect();
+    let missing = |entry: &Checked| {
+        let wanted = entry.settings.wanted_filters().into_iter();
+        let at = entry.at.clone();
+        let missing = wanted.filter(|wanted| !known.contains(wanted));
+        missing
+            .map(move |(kind, name)| {
+                Complaint::new(&at, format!("there is no {kind} {}", quote(&name)))
+            })
+            .collect::<Vec<_>>()
+    };
+    entries.iter().flat_map(missing).collect()
 }
 
 /// Returns a complaint for each entry with a `worker` that will not exist.

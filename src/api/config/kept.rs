@@ -398,7 +398,7 @@ mod tests {
         let later = "version = 2\n\n[[port]]\nname = \"a\"\nsocket = \"/a\"\nmtu = 1400\n\
                      speed = [\"x\", {y = 1}]\n\n[[port]]\nname = \"b\"\nsocket = \"/b\"\n\
                      flood = \"maybe\"\n\n[[override]]\nname = \"f\"\nmtu = 1300\nspeed = 7\n\n\
-                     [[filter]]\nname = \"deny\"\nallow = false\n\n[[tap]]\nifname = \"t\"\n";
+                     [[gauge]]\nname = \"deny\"\nallow = false\n\n[[tap]]\nifname = \"t\"\n";
         let kept = Kept::read(later).unwrap();
         assert_eq!(kept.added["a"].mtu, Some(1400));
         assert_eq!((kept.added.len(), kept.overrides.len()), (1, 1));
@@ -407,7 +407,7 @@ mod tests {
         assert_eq!(
             told,
             [
-                "[[filter]] 'deny': unknown table",
+                "[[gauge]] 'deny': unknown table",
                 "[[override]] 'f': unknown key 'speed'",
                 "[[port]] 'a': unknown key 'speed'",
                 "[[port]] 'b': flood must be on or off, not 'maybe'",

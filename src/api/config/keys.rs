@@ -15,16 +15,18 @@ use super::amount::FloodRates;
 use super::entries::Shared;
 use super::raw::Setting;
 use super::types::{
-    ADDRESSES, ADMIN, ALLOW_SERVER, ALLOWED_IPS, ALLOWED_MACS, BRIDGE, BURST, ETHERTYPES, GROUP,
-    GUARD, INHERITED, INTERFACE, IO, LABEL, MAC, MEMORY, MODE, MTU, NAME, NATIVE, OFFLOAD, ON_OFF,
-    PASS, PEER, PERMISSIONS, QUEUES, RATE, SNAPLEN, SOCKET, STORM, SWITCHED, TRUNK, VLAN, WAY,
-    WORKER,
+    ADDRESSES, ADMIN, ALLOW_SERVER, ALLOWED_IPS, ALLOWED_MACS, BRIDGE, BURST, ETHERTYPES,
+    FILTER_NAMES, GROUP, GUARD, INHERITED, INTERFACE, IO, LABEL, MAC, MEMORY, MODE, MTU, NAME,
+    NATIVE, OFFLOAD, ON_OFF, PASS, PEER, PERMISSIONS, QUEUES, RATE, RULE, SNAPLEN, SOCKET, SPAN,
+    STORM, SWITCHED, TRUNK, VERDICT, VLAN, WAY, WORKER,
 };
 use super::types::{
-    Admin, AllowedMac, Ethertype, Guard, Memory, Mode, Offload, Server, Slot, is_list, words_of,
+    Admin, AllowedMac, Ethertype, FilterNames, Guard, Memory, Mode, Offload, Server, Slot, is_list,
+    words_of,
 };
 use base::frame::{MacAddr, Prefix};
 use base::limits;
+use switch::filter::{FilterRule, Span, Verdict};
 use switch::mirror::Way;
 use switch::{Bridge, Rate, ReservedSet, Size, VlanId, VlanSet};
 use sys::tap_ring::Io;
@@ -42,6 +44,10 @@ base::words! {
         Stream "stream",
         /// Mirror, which is no port: frames of one port are copied to another port.
         Mirror "mirror",
+        /// Filter, which is no port: rules about packets.
+        Filter "filter",
+        /// Group, which is no port: addresses that rules name.
+        Group "group",
         /// Template, which is no port: settings that all ports by plug share.
         Template "template",
     }
@@ -51,7 +57,13 @@ impl Kind {
     /// Kinds of ports.
     pub const PORTS: [Kind; 4] = [Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream];
     /// Kinds that may have several entries.
-    pub const NAMED: [Kind; 5] = [Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Mirror];
+    pub const NAMED: [Kind; 7] =
+        [Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Mirror, Kind::Filter, Kind::Group];
+
+    /// True if entries of the kind are ports.
+    pub fn is_port(self) -> bool {
+        Kind::PORTS.contains(&self)
+    }
 
     /// Returns the kind of entries with this name.
     pub fn named(name: &str) -> Option<Kind> {
@@ -63,9 +75,11 @@ impl Kind {
         if self == Kind::Port { "vm" } else { self.name() }
     }
 
-    /// Returns the kind of entries for which the control socket has this word.
+    /// Returns the kind of entries for which the control socket has this word: those that a client
+    /// may add.
     pub fn of_word(word: &str) -> Option<Kind> {
-        Kind::NAMED.into_iter().find(|kind| kind.word() == word)
+        let may_be_added = |kind: &Kind| kind.is_port() || *kind == Kind::Mirror;
+        Kind::NAMED.into_iter().filter(may_be_added).find(|kind| kind.word() == word)
     }
 
     /// Returns the largest number of entries of the kind, and their noun.
@@ -75,6 +89,8 @@ impl Kind {
             Kind::Xdp => (limits::MAX_XDPS, "xdp uplinks"),
             Kind::Stream => (limits::MAX_STREAMS, "streams"),
             Kind::Mirror => (limits::MAX_MIRRORS, "mirrors"),
+            Kind::Filter => (limits::MAX_FILTERS, "filters"),
+            Kind::Group => (limits::MAX_FILTERS, "groups"),
             Kind::Port | Kind::Template => (limits::MAX_PORTS, "ports"),
         }
     }
@@ -228,6 +244,8 @@ const HELP_INDENT: usize = 22;
 const NAMED: &[Kind] = &Kind::NAMED;
 const PORTS: &[Kind] = &Kind::PORTS;
 const MIRRORS: &[Kind] = &[Kind::Mirror];
+const FILTERS: &[Kind] = &[Kind::Filter];
+const GROUPS: &[Kind] = &[Kind::Group];
 const SOCKETS: &[Kind] = &[Kind::Port, Kind::Stream];
 const GUARDED: &[Kind] = &[Kind::Port, Kind::Stream, Kind::Template];
 const TAPS: &[Kind] = &[Kind::Tap];
@@ -379,6 +397,21 @@ port_keys! { |kind|
         "[\"0x88b5\"]",
         "For `guard`: an allowed EtherType beside IPv4, IPv6, ARP and RARP; `llc`: frames of IEEE \
          802.2.";
+    "filter" filter: Option<FilterNames> = None, FILTER_NAMES, ALL, Now, "\"web\"",
+        "Filters of the port, separated by commas: their rules decide about the packets to and \
+         from the VM. The first rule that matches a packet decides.";
+    "default-in" default_in: Option<Verdict> = None, VERDICT, FILTERS, Now, "\"drop\"",
+        "Verdict about packets to the VM that match no rule. The first filter of a port with this \
+         key decides; without the key packets are accepted.";
+    "default-out" default_out: Option<Verdict> = None, VERDICT, FILTERS, Now, "\"accept\"",
+        "Verdict about packets from the VM that match no rule.";
+    "rules" rules: Vec<FilterRule> = Vec::new(), RULE, FILTERS, Now,
+        "[\"in accept tcp from 10.0.0.0/8 to port 22,443\"]",
+        "A rule: direction, verdict, protocols, `from` and `to` with addresses and ports.";
+    "addresses" addresses: Vec<Span> = Vec::new(), SPAN, GROUPS, Now, "[\"10.0.0.53\"]",
+        "An address, prefix or range of the group.";
+    "ports" ports: Vec<String> = Vec::new(), PEER, GROUPS, Now, "[\"vm3\"]",
+        "A port whose allowed-ips belong to the group.";
     "from" from: Option<String> = None, PEER, MIRRORS, Now, "\"vm1\"",
         "The port whose frames are copied.";
     "to" to: Option<String> = None, PEER, MIRRORS, Now, "\"monitor\"",

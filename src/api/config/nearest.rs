@@ -10,7 +10,7 @@ const MIN_BEGINNING: usize = 3;
 const HABITS: &str = "\
     tag vlan, pvid native, pvid vlan, vlans trunk, trunks trunk, network bridge, br bridge, ip \
     allowed-ips, address mac, hwaddr mac, macaddr mac, dev ifname, device ifname, iface ifname, \
-    interface ifname, path socket, chardev socket, server mode, group socket-group, perm \
+    interface ifname, path socket, chardev socket, server mode, perm \
     socket-mode, rate rate-in, bandwidth rate-in, inbound rate-in, outbound rate-out, burst \
     burst-in, isolate isolated, limit max-addresses, state admin, up admin, comment label, \
     description label, alias label, cpu worker, cpu cpus, threads workers, ageing age, igmp \

@@ -91,7 +91,10 @@ macro_rules! scalars {
             &[$(Scalar { name: $name, form: $form, help: $help },)*];
         /// All keys that may stand outside of entries.
         pub(super) const SCALAR_KEYS: &[&str] =
-            &["port", "tap", "xdp", "stream", "mirror", $($name,)* "template", "socket-path", "fd"];
+            &[
+                "port", "tap", "xdp", "stream", "mirror", "filter", "group", $($name,)* "template",
+                "socket-path", "fd",
+            ];
     };
 }
 

@@ -10,6 +10,7 @@ use super::raw::{Complaint, Place, Section, Setting, Value, shell_word};
 use super::types::{Admin, AllowedMac, Guard, Mode, Server};
 use super::validate::{Validated, entry};
 use base::frame::MacAddr;
+use switch::filter::Filter;
 use switch::mirror::{Copied, Mirror};
 use switch::port_security::{AllowedIps, AllowedMacs};
 use switch::{Bridge, FloodLimits, Limit, Membership, PortPolicy, PortSecurity, Rate, Size};
@@ -163,7 +164,32 @@ impl Settings {
             security: (self.guard != Guard::Off).then(|| self.security()),
             multicast_router: self.multicast_router,
             observes: false,
+            // The table of ports has the compiled filters, by the names of ports.
+            filter: None,
         }
+    }
+
+    /// Returns the filter, if the settings are of a filter.
+    pub fn filter(&self) -> Option<Filter> {
+        (self.kind == Kind::Filter).then(|| Filter {
+            name: self.name.clone(),
+            default_in: self.default_in,
+            default_out: self.default_out,
+            rules: self.rules.clone(),
+        })
+    }
+
+    /// Returns the names of the port's filters, in order.
+    pub fn filter_names(&self) -> &[String] {
+        self.filter.as_ref().map_or(&[], |names| &names.0)
+    }
+
+    /// Returns the names of filters, groups and ports that the settings name and that must exist.
+    pub fn wanted_filters(&self) -> Vec<(Kind, String)> {
+        let filters = self.filter_names().iter().map(|name| (Kind::Filter, name.clone()));
+        let rules = self.filter();
+        let groups = rules.iter().flat_map(|filter| filter.groups());
+        filters.chain(groups.map(|name| (Kind::Group, name.to_owned()))).collect()
     }
 
     /// Returns the port's membership of VLANs.

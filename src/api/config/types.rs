@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::amount::{FloodRates, rate, rate_word, size, size_word, storm, storm_word};
 use super::entries::Shared;
 use super::keys::Kind;
-use super::raw::{Setting, quote};
+use super::raw::{Setting, Value, quote};
 use super::value::{
     group, inherited_socket, interface_name, label, number, one_of, permissions, port_name, prefix,
     protocols, socket_path, station_address, text as text_of, vlan_set, worker, worker_word,
@@ -16,6 +16,7 @@ use base::frame::{MacAddr, Prefix};
 use base::limits;
 use base::limits::MAX_VLAN;
 use base::words::Words;
+use switch::filter::{FilterRule, Span, Verdict};
 use switch::mirror::Way;
 use switch::port_security::{FIRST_ETHERTYPE, LLC, Servers};
 use switch::segment::VlanId;
@@ -90,6 +91,18 @@ impl Listed for Server {
 
 impl Listed for Ethertype {
     const MOST: (usize, &'static str) = (limits::MAX_ALLOWED, "ethertypes");
+}
+
+impl Listed for FilterRule {
+    const MOST: (usize, &'static str) = (limits::MAX_FILTER_RULES, "rules");
+}
+
+impl Listed for Span {
+    const MOST: (usize, &'static str) = (limits::MAX_GROUP_ADDRESSES, "addresses");
+}
+
+impl Listed for String {
+    const MOST: (usize, &'static str) = (limits::MAX_PORTS, "ports");
 }
 
 impl<T: Listed> Slot<T> for Vec<T> {
@@ -361,6 +374,41 @@ fn offloads(kind: Kind) -> Vec<(&'static str, Offload)> {
     Offload::WORDS.iter().copied().filter(has).collect()
 }
 
+/// Names of filters, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FilterNames(pub Vec<String>);
+
+impl FilterNames {
+    fn read(setting: &Setting) -> Result<FilterNames, String> {
+        let all = text_of(setting)?;
+        let one = |name: &str| {
+            let value = Value::Word(name.trim().to_owned());
+            port_name(&Setting { value, ..setting.clone() })
+        };
+        let names: Vec<String> = all.split(',').map(one).collect::<Result<_, _>>()?;
+        match names.len() <= limits::MAX_PORT_FILTERS {
+            true => Ok(FilterNames(names)),
+            false => Err(format!("more than {} filters", limits::MAX_PORT_FILTERS)),
+        }
+    }
+
+    fn word(&self) -> String {
+        self.0.join(",")
+    }
+}
+
+/// Reads a rule of a filter.
+fn rule(setting: &Setting) -> Result<FilterRule, String> {
+    let text = text_of(setting)?;
+    text.parse().map_err(|error| format!("rule {}: {error}", quote(text)))
+}
+
+/// Reads a range of addresses.
+fn span(setting: &Setting) -> Result<Span, String> {
+    let text = text_of(setting)?;
+    text.parse().map_err(|error| format!("{} is wrong: expected {error}", quote(text)))
+}
+
 /// Declares types: name, form, reader, writer and further properties.
 macro_rules! types {
     ($($name:ident $type:ty:
@@ -390,6 +438,10 @@ types! {
     PASS ReservedSet: "PROTOCOLS", protocols, ReservedSet::to_string, is_shown: true,
         has_commas: true;
     WORKER Option<u16>: "auto|N", worker, worker_word, is_number: true, is_shown: true;
+    FILTER_NAMES FilterNames: "FILTERS", FilterNames::read, FilterNames::word, is_shown: true,
+        has_commas: true;
+    RULE FilterRule: "RULE", rule, FilterRule::to_string, has_commas: true;
+    SPAN Span: "IP[/LENGTH]|IP-IP", span, Span::to_string;
     LABEL String: "TEXT", label, String::clone, is_shown: true;
     ALLOWED_MACS AllowedMac: "own|vrrp|MAC", AllowedMac::read, AllowedMac::word;
     ALLOWED_IPS Prefix: "IP[/LENGTH]", prefix, Prefix::to_string;
@@ -401,6 +453,7 @@ pub(super) const MODE: Type<Mode> =
 pub(super) const MEMORY: Type<Memory> = words();
 pub(super) const IO: Type<Io> = words();
 pub(super) const WAY: Type<Way> = words();
+pub(super) const VERDICT: Type<Verdict> = words();
 pub(super) const ON_OFF: Type<bool> = words();
 pub(super) const ALLOW_SERVER: Type<Server> = words();
 pub(super) const SWITCHED: Type<bool> = shown(words());

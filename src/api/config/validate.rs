@@ -78,7 +78,9 @@ fn shorthand(setting: &Setting, set: impl FnOnce(&mut Settings)) -> Checked {
 /// arrays.
 fn one_by_one(kind: Kind, setting: &Setting) -> Vec<Cow<'_, Setting>> {
     match &setting.value {
-        Value::Word(all) if kind.key(&setting.key).is_some_and(|key| key.is_list) => {
+        Value::Word(all)
+            if kind.key(&setting.key).is_some_and(|key| key.is_list && !key.has_commas) =>
+        {
             let parts = all.split(',').map(|part| Value::Word(part.to_owned()));
             parts.map(|value| Cow::Owned(Setting { value, ..setting.clone() })).collect()
         }

@@ -27,6 +27,7 @@ impl Switch {
         let wanted = Settings::parse(kind, given).map_err(|wrong| values.fault(wrong))?;
         check_endpoint(&wanted, &values)?;
         self.check_worker(&wanted, &values)?;
+        self.check_filters(&wanted, &values)?;
         self.tell("adds", &name, caller);
         let (mirror, has_socket) = (wanted.mirror(), wanted.socket.is_some());
         let new = match transient {
@@ -113,11 +114,28 @@ impl Switch {
         }
         let wanted = Settings::parse(kind, all).map_err(|wrong| values.fault(wrong))?;
         self.check_worker(&wanted, &values)?;
+        self.check_filters(&wanted, &values)?;
         self.tell("changes", &name, caller);
         let changed = self.daemon().set(&there, &wanted);
         match changed {
             Ok(changes) => Ok(Changed { changes: changes.iter().map(change).collect() }),
             Err(error) => Err(self.fault(&name, &error)),
+        }
+    }
+
+    /// Returns an error if a filter that a port names does not exist.
+    fn check_filters(&self, wanted: &Settings, values: &Values) -> Result<(), Fault> {
+        let daemon = self.daemon();
+        let is_there = |name: &str| {
+            let entry = daemon.desired().get(name);
+            entry.is_some_and(|entry| entry.settings.kind == Kind::Filter)
+        };
+        match wanted.filter_names().iter().find(|name| !is_there(name)) {
+            None => Ok(()),
+            Some(name) => {
+                let text = format!("there is no filter '{name}'");
+                Err(values.fault(Wrong { key: "filter".to_owned(), text }))
+            }
         }
     }
 
@@ -180,6 +198,10 @@ impl Switch {
         let (of_any, wanted) = (kind.is_none(), named(kind)?);
         let mut daemon = self.daemon();
         match daemon.desired().get(&name).map(|entry| entry.settings.kind) {
+            Some(is @ (Kind::Filter | Kind::Group)) => {
+                let text = format!("'{name}' is a {is} of a file: change the file and reload it");
+                return Err(Fault::refused(&text));
+            }
             Some(is) if is != wanted && (is == Kind::Mirror || !of_any) => {
                 let text =
                     format!("'{name}' is a {is}, not a {wanted}: {is} del {name} deletes it");

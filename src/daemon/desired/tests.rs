@@ -238,7 +238,7 @@ fn with_file(text: &str) -> Desired {
 /// A table of a later version that is about no port may have the name of one.
 #[test]
 fn what_happens_to_a_port_leaves_an_unknown_table() {
-    let mut desired = with_file("[[filter]]\nname = \"a\"\n\n[[tap]]\nname = \"a\"\nmode = 1\n");
+    let mut desired = with_file("[[gauge]]\nname = \"a\"\n\n[[tap]]\nname = \"a\"\nmode = 1\n");
     assert_eq!(desired.unread().len(), 2);
     desired.add(entry("a", &[], Origin::Kept)).unwrap();
     assert_eq!(desired.unread().len(), 1, "the name is one port's");

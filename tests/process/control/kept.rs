@@ -231,7 +231,7 @@ fn what_a_later_version_kept_is_not_lost() {
     kept.lab.done(&["port", "add", "r1", "mtu=1400"]);
     kept.lab.d.kill();
     let text = fs::read_to_string(kept.file()).expect("read");
-    let later = "\n[[filter]]\nname = \"deny\"\nfrom = \"r1\"\n";
+    let later = "\n[[gauge]]\nname = \"deny\"\nfrom = \"r1\"\n";
     let text = text.replace("mtu = 1400\n", "mtu = 1400\nspeed = \"high\"\n") + later;
     fs::write(kept.file(), text).expect("write");
     kept.start();
@@ -242,7 +242,7 @@ fn what_a_later_version_kept_is_not_lost() {
         all.map(|one| one["cause"].as_str().expect("a cause").to_owned()).collect::<Vec<_>>()
     };
     let causes = of_code(&kept);
-    let words = ["[[port]] 'r1': unknown key 'speed'", "[[filter]] 'deny': unknown table"];
+    let words = ["[[port]] 'r1': unknown key 'speed'", "[[gauge]] 'deny': unknown table"];
     for words in words {
         assert!(causes.iter().any(|cause| cause.contains(words)), "{words}: {causes:?}");
         assert!(kept.lab.d.log().contains(words), "{}", kept.lab.d.log());

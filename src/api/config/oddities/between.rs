@@ -32,7 +32,8 @@ impl Between {
 
 /// Returns the combinations among all ports and mirrors of a switch.
 pub fn between<'s>(all: impl Iterator<Item = &'s Settings>) -> Vec<Between> {
-    let (mirrors, ports): (Vec<_>, Vec<_>) = all.partition(|one| one.kind == Kind::Mirror);
+    let (ports, others): (Vec<_>, Vec<_>) = all.partition(|one| one.kind.is_port());
+    let mirrors: Vec<_> = others.into_iter().filter(|one| one.kind == Kind::Mirror).collect();
     // A mirror's destination sends nothing, and gets only copies.
     let observers: HashSet<&str> = mirrors.iter().filter_map(|one| one.to.as_deref()).collect();
     let mut bridges: BTreeMap<&str, Vec<&Settings>> = BTreeMap::new();

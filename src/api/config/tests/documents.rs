@@ -25,7 +25,9 @@ fn example(key: &Key, kind: Kind) -> String {
         Kind::Xdp => ("fast", ":04\""),
         Kind::Stream => ("net", ":03\""),
         Kind::Mirror if key.name == "name" => ("watch", ":01\""),
-        Kind::Mirror => ("vm1", ":01\""),
+        Kind::Filter if key.name == "name" => ("web", ":01\""),
+        Kind::Group if key.name == "name" => ("dns", ":01\""),
+        Kind::Mirror | Kind::Filter | Kind::Group => ("vm1", ":01\""),
         Kind::Port | Kind::Template => ("vm1", ":01\""),
     };
     let example = key.example.replace("vm1", name).replace(":01\"", address);
@@ -71,6 +73,8 @@ fn the_commented_example_has_every_key() {
         ("\n#[[xdp]]\n", Kind::Xdp),
         ("\n#[[stream]]\n", Kind::Stream),
         ("\n#[[mirror]]\n", Kind::Mirror),
+        ("\n#[[filter]]\n", Kind::Filter),
+        ("\n#[[group]]\n", Kind::Group),
     ] {
         text = with(&text, header, "\n\n", commented(kind).trim_end());
     }
@@ -78,12 +82,14 @@ fn the_commented_example_has_every_key() {
 }
 
 /// Kinds of entries, as tables call them.
-const KINDS: [(Kind, &str); 5] = [
+const KINDS: [(Kind, &str); 7] = [
     (Kind::Port, "VM"),
     (Kind::Tap, "TAP"),
     (Kind::Xdp, "XDP"),
     (Kind::Stream, "stream"),
     (Kind::Mirror, "mirror"),
+    (Kind::Filter, "filter"),
+    (Kind::Group, "group"),
 ];
 
 /// Returns values that differ by the kind of a port, as `VM: 1 to 16, TAP: 1 to 64`.

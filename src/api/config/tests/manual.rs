@@ -202,8 +202,7 @@ fn check_scalars(settings: &[&str]) {
 /// Adds the keys of entries, each key once with its entries.
 fn keys_of_entries(page: &mut String) {
     for key in KEYS.iter().filter(|key| !key.kinds.is_empty()) {
-        let named = Kind::PORTS.into_iter().chain([Kind::Mirror]);
-        let kinds = named.filter(|kind| key.kinds.contains(kind));
+        let kinds = Kind::NAMED.into_iter().filter(|kind| key.kinds.contains(kind));
         let kinds: Vec<&str> = kinds.map(Kind::name).collect();
         let is_default = key.kinds.iter().any(|kind| !key.default(*kind).is_empty());
         let mark = if is_default || key.is_required() { "" } else { " (example)" };

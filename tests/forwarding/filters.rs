@@ -1,0 +1,147 @@
+//! Filters between real Linux stacks: what a rule accepts passes with its replies and errors, what
+//! none accepts does not, and a reload changes all of it at once.
+
+use std::fs;
+use std::process::{Child, Command, Stdio};
+
+use testkit::SOON;
+use testkit::host::in_namespace;
+use testkit::proc::{Daemon, Dir, wait_for};
+use testkit::relay::{INTERFACE, Stack};
+
+const MACS: [&str; 2] = ["52:54:00:66:00:01", "52:54:00:66:00:02"];
+
+/// A server that answers each connection to its port with one line.
+const SERVER: &str = "
+import socket, sys
+s = socket.create_server(('::', int(sys.argv[1])), family=socket.AF_INET6, dualstack_ipv6=True)
+while True:
+    c, _ = s.accept()
+    c.sendall(b'hello')
+    c.close()
+";
+
+/// A client that fails unless the server's line comes.
+const CLIENT: &str = "
+import socket, sys
+s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 1)
+s.settimeout(1)
+sys.exit(0 if s.recv(9) == b'hello' else 1)
+";
+
+/// A program that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Two stacks, `a` and `b`, of which `b` has a filter.
+struct Lab {
+    d: Daemon,
+    stacks: [Stack; 2],
+    config: std::path::PathBuf,
+    _dir: Dir,
+}
+
+impl Lab {
+    fn new(filter: &str) -> Lab {
+        let dir = Dir::new();
+        let config = dir.path().join("switch.toml");
+        fs::write(&config, document(&dir, filter)).expect("a file");
+        let d = Daemon::with(0, &["--config", &config.display().to_string()]);
+        let sockets = [0, 1].map(|n| dir.path().join(format!("s{n}")));
+        assert!(wait_for(SOON, || sockets.iter().all(|path| path.exists())), "{}", d.log());
+        let stacks = [0, 1].map(|n| Stack::attach(&sockets[n], MACS[n]));
+        for (n, stack) in stacks.iter().enumerate() {
+            stack.sh(&format!(
+                "ip address add 10.66.0.{0}/24 dev {INTERFACE}; \
+                 ip address add fd66::{0}/64 dev {INTERFACE} nodad; ip link set lo up; \
+                 ip link set {INTERFACE} up",
+                n + 1
+            ));
+        }
+        Lab { d, stacks, config, _dir: dir }
+    }
+
+    fn serve(&self, stack: usize, port: &str) -> Running {
+        let mut command = self.stacks[stack].command("/usr/bin/python3");
+        command.args(["-c", SERVER, port]).stdin(Stdio::null());
+        Running(command.spawn().expect("start a server"))
+    }
+
+    fn connects(&self, from: usize, to: &str, port: &str) -> bool {
+        let mut command: Command = self.stacks[from].command("/usr/bin/python3");
+        command.args(["-c", CLIENT, to, port]).stderr(Stdio::null());
+        command.status().expect("start a client").success()
+    }
+
+    fn pings(&self, from: usize, to: &str) -> bool {
+        self.stacks[from].try_sh(&format!("ping -n -c 1 -W 1 {to}")).status.success()
+    }
+}
+
+fn document(dir: &Dir, filter: &str) -> String {
+    let path = dir.path().display();
+    format!(
+        "[[stream]]\nname = \"a\"\nsocket = \"{path}/s0\"\n\n\
+         [[stream]]\nname = \"b\"\nsocket = \"{path}/s1\"\nfilter = \"web\"\n\n{filter}"
+    )
+}
+
+const WEB: &str = "\
+[[filter]]
+name = \"web\"
+default-in = \"drop\"
+rules = [
+  \"in accept tcp from group:peers to port 8080\",
+]
+
+[[group]]
+name = \"peers\"
+addresses = [\"10.66.0.1\", \"fd66::/64\"]
+";
+
+#[test]
+fn a_rule_accepts_connections_and_their_replies() {
+    in_namespace(|| {
+        let lab = Lab::new(WEB);
+        let _servers = [lab.serve(1, "8080"), lab.serve(1, "8081"), lab.serve(0, "8080")];
+        // The servers take some time to start.
+        for address in ["10.66.0.2", "fd66::2"] {
+            assert!(wait_for(SOON, || lab.connects(0, address, "8080")), "{}", lab.d.log());
+            assert!(!lab.connects(0, address, "8081"), "{address}: no rule");
+            assert!(!lab.pings(0, address), "{address}: no rule");
+        }
+        for address in ["10.66.0.1", "fd66::1"] {
+            assert!(wait_for(SOON, || lab.connects(1, address, "8080")), "{}", lab.d.log());
+            assert!(lab.pings(1, address), "{address}: the reply");
+        }
+        let drops = |counters: &testkit::counters::Counters| counters.get("b", "drop.filter");
+        assert!(drops(&lab.d.counters()) > 0);
+    });
+}
+
+#[test]
+fn a_reload_changes_the_filter() {
+    in_namespace(|| {
+        let lab = Lab::new(WEB);
+        let _server = lab.serve(1, "8080");
+        assert!(wait_for(SOON, || lab.connects(0, "10.66.0.2", "8080")), "{}", lab.d.log());
+        let text = fs::read_to_string(&lab.config).expect("a file");
+        fs::write(&lab.config, text.replace("to port 8080", "to port 9090")).expect("a file");
+        lab.d.signal(libc::SIGHUP);
+        assert!(wait_for(SOON, || !lab.connects(0, "10.66.0.2", "8080")), "{}", lab.d.log());
+        // A rule that is wrong changes nothing, and says why.
+        fs::write(&lab.config, text.replace("accept tcp", "accept tpc")).expect("a file");
+        lab.d.signal(libc::SIGHUP);
+        assert!(wait_for(SOON, || lab.d.log().contains("'tpc' is wrong")), "{}", lab.d.log());
+        assert!(!lab.connects(0, "10.66.0.2", "8080"));
+        fs::write(&lab.config, text).expect("a file");
+        lab.d.signal(libc::SIGHUP);
+        assert!(wait_for(SOON, || lab.connects(0, "10.66.0.2", "8080")), "{}", lab.d.log());
+    });
+}
