@@ -24,6 +24,20 @@ pub fn counted(count: impl Display, noun: &str) -> String {
     format!("{count} {noun}{ending}")
 }
 
+/// Returns a sentence with its places filled. A place is `{NAME}` or `{NAME:DEFAULT}`. `value`
+/// returns the text for a name, or none for the default.
+pub fn fill(sentence: &str, value: impl Fn(&str) -> Option<String>) -> String {
+    let mut parts = sentence.split('{');
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (place, rest) = part.split_once('}').unwrap_or((part, ""));
+        let (name, default) = place.split_once(':').unwrap_or((place, ""));
+        text += value(name).as_deref().unwrap_or(default);
+        text += rest;
+    }
+    text
+}
+
 /// Returns a path quoted so that a shell reads one word.
 pub fn quote(path: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@%:,".contains(c);

@@ -19,21 +19,8 @@ use api::diagnosis::{self, Finding};
 use base::frame::MacAddr;
 use base::stats::{Direction, DropReason};
 use datapath::port::{Port, PortTable};
-use switch::{Membership, PortId, PortKind, PortView, Segment, Station};
+use switch::{Membership, PortId, PortKind, Segment, Station, segment_name};
 use sys::{clock, group, sandbox};
-
-/// Drop reasons that a healthy guest does not cause, and that no other finding covers.
-const REFUSALS: [DropReason; 9] = [
-    DropReason::Guard,
-    DropReason::Storm,
-    DropReason::BadSource,
-    DropReason::BadOffload,
-    DropReason::BadChain,
-    DropReason::BadDirection,
-    DropReason::TooShort,
-    DropReason::TooLong,
-    DropReason::NoFit,
-];
 
 impl Daemon {
     /// Returns the state of the switch as a whole.
@@ -164,15 +151,11 @@ impl View {
 fn segment(ports: &PortTable, port: &Port) -> Option<facts::Segment> {
     let own = ports.policy(port.id);
     let segment = own.untagged().filter(|segment| *segment != Segment::DEFAULT)?;
-    let bridge = format!("bridge '{}'", own.bridge.name());
-    let name = match segment.vlan() {
-        0 => bridge,
-        vlan => format!("VLAN {vlan} of {bridge}"),
-    };
+    let name = segment_name(own.bridge.name(), segment.vlan());
     let mut found = facts::Segment { name, is_shared: false, is_cut_off: false };
     let mut leads_out = false;
     for other in ports.iter().filter(|other| ports.policy(other.id).bridge == own.bridge) {
-        let is_member = ports.is_member(other.id, segment);
+        let is_member = ports.policy(other.id).is_member(segment);
         let is_uplink = other.kind() == PortKind::Uplink;
         let is_trunk = matches!(ports.policy(other.id).vlans, Membership::Trunk { .. });
         found.is_shared |= is_member && other.id != port.id;
@@ -213,17 +196,10 @@ fn guest_memory(port: &Port, dropped: &[(DropReason, u64)]) -> facts::Memory {
 }
 
 fn refused(port: &Port, dropped: &[(DropReason, u64)]) -> Option<Refused> {
-    let refusals = dropped.iter().filter(|(reason, _)| REFUSALS.contains(reason));
+    let refusals = dropped.iter().filter(|(reason, _)| reason.is_refusal());
     let &(reason, frames) = refusals.max_by_key(|(_, frames)| *frames)?;
     let violation = port.observed.last_seen.violation().filter(|_| reason == DropReason::Guard);
-    let address = violation.map(|last| last.address.to_string());
-    Some(Refused {
-        reason: reason.name(),
-        meaning: reason.meaning(),
-        advice: reason.advice(),
-        frames,
-        address: address.filter(|text| !text.is_empty()),
-    })
+    Some(Refused { reason, frames, violation: violation.map(|last| last.to_string()) })
 }
 
 /// Returns the indexes of the broken rings. Looks at no ring of a port that never counted a broken

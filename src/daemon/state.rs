@@ -20,7 +20,7 @@ use std::fmt::Write;
 use base::frame::MacAddr;
 use base::stats::Counter;
 use datapath::port::{Port, PortTable};
-use switch::{Entry, EntryAge, Fdb, PortId, PortView, Station};
+use switch::{Entry, EntryAge, Fdb, PortId, Station};
 
 const FIRST_LINE: &str = "vioswitch-state 1";
 
@@ -78,8 +78,8 @@ pub fn restore(text: &str, ports: &PortTable, fdb: &Fdb, now: u32) -> Option<Res
                 if let (Some((mac, seen)), Some(&port)) = (known, ids.get(port)) {
                     let segment = ports.policy(port).segment(vlan.parse().unwrap_or(0));
                     // The port may be in another VLAN now, or learn no more.
-                    let learned = ports.is_member(port, segment)
-                        && ports.learns(port)
+                    let learned = ports.policy(port).is_member(segment)
+                        && ports.policy(port).learns
                         && fdb.learn(Station::new(segment, mac), port, seen.min(now)).is_in_table();
                     restored.addresses += usize::from(learned);
                 }

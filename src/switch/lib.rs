@@ -10,7 +10,7 @@
 //! `segment` and `vlan` have the broadcast domains and the tags; `memo` has the answers that a
 //! worker may remember between frames; `meter` limits rates and `storm` limits floods; `reserved`
 //! has the protocols between neighbours; `mirror` has the ports whose frames are copied; `trace`
-//! tells the fate of a frame without forwarding it.
+//! tells the fate of a frame without forwarding it, and `ruling` words the decisions.
 
 #![forbid(unsafe_code)]
 
@@ -23,6 +23,7 @@ pub mod multicast;
 pub mod policy;
 pub mod port_security;
 pub mod reserved;
+pub mod ruling;
 pub mod segment;
 pub mod storm;
 mod sync;
@@ -34,12 +35,11 @@ pub use fdb::{Entry, EntryAge, Fdb, FdbConfig, Learn, PortId, StaticError, Tick}
 pub use memo::{BurstMemo, SourceMemo};
 pub use meter::{Booking, Limit, Meter, Rate, Room, Size};
 pub use multicast::{Known, Limited, Noted, Reach, Snooping};
-pub use policy::{
-    Decision, DropCause, Flood, Ingress, Policy, PortKind, PortPolicy, PortView, Rules,
-};
+pub use policy::{Decision, Flood, Ingress, Policy, PortKind, PortPolicy, PortView, Rules};
 pub use port_security::{PortSecurity, Rule, Violation};
 pub use reserved::{Reserved, ReservedSet};
-pub use segment::{Bridge, Segment, Station, VlanId};
+pub use ruling::{Note, Ruling};
+pub use segment::{Bridge, Segment, Station, VlanId, segment_name};
 pub use storm::{FloodClass, FloodLimits};
-pub use trace::{Source, Trace};
+pub use trace::Trace;
 pub use vlan::{Membership, VlanSet};

@@ -37,6 +37,7 @@ use base::limits::{
     MAX_QUERY_RESPONSE_SECONDS, MAX_SNOOPED_SEGMENTS, MEMBERSHIP_RECORDS_PER_SECOND,
     QUERY_GRACE_SECONDS, RESERVED_GROUPS_PER_SEGMENT, SNOOPING_LOCK_ATTEMPTS,
 };
+use base::stats::DropReason;
 use table::{PLACES, Querier, Table};
 
 /// Groups and their members; shared by all workers.
@@ -55,15 +56,6 @@ pub enum Reach {
     Routers,
     /// Ports with multicast routers, and the members of the frame's group.
     Members(Limited),
-}
-
-/// Why a message about groups is dropped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Barred {
-    /// A query or a multicast router's message, from a port that may have no querier or router.
-    NoQuerier,
-    /// The message is not canonical, or is only a part of one.
-    Malformed,
 }
 
 /// A group that is limited to its members, as a worker remembers it through a burst.
@@ -129,19 +121,19 @@ struct Accounts {
 }
 
 /// Returns the ports that a message about groups reaches; `Ok(None)` if the message goes where its
-/// addresses say. `may_query`: the ingress port may have a querier. A host that hears a report
-/// would not report itself, and a querier that hears a query would yield to a lower address (RFC
-/// 4541 section 2.1.1).
+/// addresses say, and an error is the reason of the drop. `may_query`: the ingress port may have a
+/// querier or a multicast router. A host that hears a report would not report itself, and a querier
+/// that hears a query would yield to a lower address (RFC 4541 section 2.1.1).
 pub fn reach(
     message: &Result<Option<Message<'_>>, Refused>,
     may_query: bool,
-) -> Result<Option<Reach>, Barred> {
+) -> Result<Option<Reach>, DropReason> {
     match message {
         Ok(None) => Ok(None),
         Ok(Some(Message::Report(_))) => Ok(Some(Reach::Routers)),
         Ok(Some(_)) if may_query => Ok(Some(Reach::All)),
-        Ok(Some(_)) => Err(Barred::NoQuerier),
-        Err(_) => Err(Barred::Malformed),
+        Ok(Some(_)) => Err(DropReason::Querier),
+        Err(_) => Err(DropReason::Membership),
     }
 }
 

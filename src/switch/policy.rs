@@ -16,6 +16,7 @@ use super::port_security::PortSecurity;
 use super::reserved::{Reserved, ReservedSet};
 use super::segment::{Bridge, Segment, Station, VlanId};
 use super::vlan::Membership;
+use base::stats::DropReason;
 
 /// The kind of device behind a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,17 +32,8 @@ pub trait PortView {
     /// Returns the kind of a port; `None` if the port does not exist, or no longer exists.
     fn kind(&self, port: PortId) -> Option<PortKind>;
 
-    /// True if frames of the segment leave by the port.
-    fn is_member(&self, port: PortId, segment: Segment) -> bool;
-
-    /// True if the sources of the port's frames are learned.
-    fn learns(&self, port: PortId) -> bool;
-
-    /// True if the port is isolated: isolated ports do not reach each other.
-    fn is_isolated(&self, port: PortId) -> bool;
-
-    /// Returns the protocols between neighbours that pass from the port.
-    fn passes(&self, port: PortId) -> ReservedSet;
+    /// Returns the settings of a port; [`PortPolicy::PLAIN`] if the port does not exist.
+    fn policy(&self, port: PortId) -> &PortPolicy;
 }
 
 /// Ports by number, without settings.
@@ -50,20 +42,8 @@ impl PortView for [Option<PortKind>] {
         self.get(usize::from(port)).copied().flatten()
     }
 
-    fn is_member(&self, _: PortId, segment: Segment) -> bool {
-        segment == Segment::DEFAULT
-    }
-
-    fn learns(&self, _: PortId) -> bool {
-        true
-    }
-
-    fn is_isolated(&self, _: PortId) -> bool {
-        false
-    }
-
-    fn passes(&self, _: PortId) -> ReservedSet {
-        ReservedSet::NONE
+    fn policy(&self, _: PortId) -> &PortPolicy {
+        &PortPolicy::PLAIN
     }
 }
 
@@ -216,27 +196,8 @@ pub enum Decision {
     Unicast(PortId),
     /// To every port for which [`Rules::flood_reaches`] and [`PortPolicy::takes`] are true.
     Flood(Flood),
-    /// Nowhere.
-    Drop(DropCause),
-}
-
-/// Why a frame is dropped. A drop is an outcome, not an error: the caller counts drops.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum DropCause {
-    /// A bridge must not forward the destination (01:80:c2:00:00:00 to 0f), and the ingress port
-    /// does not pass the frame's protocol.
-    ReservedAddress,
-    /// The source is zero or a group address. No station sends such frames, and answers would
-    /// flood.
-    BadSource,
-    /// The destination is on the ingress port.
-    Hairpin,
-    /// The frame goes from one uplink to another, which the rules do not allow.
-    UplinkToUplink,
-    /// The frame goes from one isolated port to another.
-    Isolated,
-    /// The ingress or the egress port does not forward ([`PortPolicy::forwards`]).
-    AdminDown,
+    /// Nowhere. A drop is an outcome, not an error: the caller counts the drop.
+    Drop(DropReason),
 }
 
 impl Rules {
@@ -274,11 +235,11 @@ impl<P: PortView + ?Sized> Policy<'_, P> {
         ingress: Ingress,
         source: Station,
         now: impl Into<Tick>,
-    ) -> Result<Learn, DropCause> {
+    ) -> Result<Learn, DropReason> {
         if !source.mac.is_station() {
-            return Err(DropCause::BadSource);
+            return Err(DropReason::BadSource);
         }
-        match self.ports.learns(ingress.port) {
+        match self.ports.policy(ingress.port).learns {
             true => Ok(self.fdb.learn(source, ingress.port, now)),
             false => Ok(self.fdb.recognise(source, ingress.port)),
         }
@@ -288,10 +249,10 @@ impl<P: PortView + ?Sized> Policy<'_, P> {
     /// alone does not identify the protocol, since several protocols share an address.
     pub fn decide_reserved(&self, ingress: Ingress, bytes: &[u8]) -> Decision {
         match Reserved::of(bytes) {
-            Some(protocol) if self.ports.passes(ingress.port).has(protocol) => {
+            Some(protocol) if self.ports.policy(ingress.port).passes.has(protocol) => {
                 Decision::Flood(Flood::Reserved(protocol))
             }
-            _ => Decision::Drop(DropCause::ReservedAddress),
+            _ => Decision::Drop(DropReason::Reserved),
         }
     }
 
@@ -301,7 +262,7 @@ impl<P: PortView + ?Sized> Policy<'_, P> {
     pub fn decide(&self, ingress: Ingress, destination: Station) -> Decision {
         if destination.mac.is_group() {
             return match destination.mac.is_bridge_reserved() {
-                true => Decision::Drop(DropCause::ReservedAddress),
+                true => Decision::Drop(DropReason::Reserved),
                 false => Decision::Flood(Flood::Group),
             };
         }
@@ -309,21 +270,21 @@ impl<P: PortView + ?Sized> Policy<'_, P> {
             return Decision::Flood(Flood::Unknown);
         };
         if egress == ingress.port {
-            return Decision::Drop(DropCause::Hairpin);
+            return Decision::Drop(DropReason::Hairpin);
         }
         match self.ports.kind(egress) {
             // The port is gone and its addresses are about to be flushed, so the address counts as
             // unknown.
             None => Decision::Flood(Flood::Unknown),
             // The port has left the segment since the address was learned there.
-            Some(_) if !self.ports.is_member(egress, destination.segment) => {
+            Some(_) if !self.ports.policy(egress).is_member(destination.segment) => {
                 Decision::Flood(Flood::Unknown)
             }
             Some(kind) if !self.rules.allow(ingress.kind, kind) => {
-                Decision::Drop(DropCause::UplinkToUplink)
+                Decision::Drop(DropReason::UplinkToUplink)
             }
-            Some(_) if self.ports.is_isolated(ingress.port) && self.ports.is_isolated(egress) => {
-                Decision::Drop(DropCause::Isolated)
+            Some(_) if !self.ports.policy(ingress.port).reaches(self.ports.policy(egress)) => {
+                Decision::Drop(DropReason::Isolated)
             }
             Some(_) => Decision::Unicast(egress),
         }

@@ -213,6 +213,27 @@ pub struct Violation {
     pub address: Address,
 }
 
+/// Prints the violation as a sentence.
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Violation { rule, address } = self;
+        match rule {
+            Rule::Mac | Rule::Ip => write!(f, "{address} is not allowed as a source address"),
+            Rule::Server => f.write_str("the frame is a server's or router's"),
+            Rule::Headers => f.write_str("the headers cannot be read to their end"),
+            Rule::Ethertype => f.write_str("the frame's type is not in ethertypes"),
+            Rule::Version => write!(f, "allowed-ips has no address of the IP version of {address}"),
+            Rule::Dhcp if *address == Address::None => {
+                f.write_str("the port has had too many DHCP clients")
+            }
+            rule => {
+                let rule = rule.name().to_uppercase();
+                write!(f, "{address} is not allowed inside {rule}")
+            }
+        }
+    }
+}
+
 base::words! {
     /// Rules, named after the part of a frame that breaks them; the names are those of counters and
     /// events.

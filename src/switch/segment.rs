@@ -130,6 +130,14 @@ impl Bridge {
     }
 }
 
+/// Returns the name of a VLAN of a bridge, for people; VLAN 0 stands for the frames without a VLAN.
+pub fn segment_name(bridge: &str, vlan: VlanId) -> String {
+    match vlan {
+        0 => format!("bridge '{bridge}'"),
+        vlan => format!("VLAN {vlan} of bridge '{bridge}'"),
+    }
+}
+
 impl PartialEq for Bridge {
     fn eq(&self, other: &Bridge) -> bool {
         self.number() == other.number()

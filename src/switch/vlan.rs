@@ -5,6 +5,8 @@
 //! (egress). Only tags of type 0x8100 are VLAN tags. A tag with the identifier 0 carries a priority
 //! and counts as no tag.
 
+use std::fmt;
+
 use super::segment::VlanId;
 use base::frame::ethernet::{self, TagEdit, VLAN_TAG_LEN};
 use base::limits::MAX_VLAN;
@@ -79,8 +81,8 @@ impl Default for VlanSet {
 }
 
 /// Prints `all`, or ranges such as `10,20-29`.
-impl std::fmt::Display for VlanSet {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for VlanSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if *self == VlanSet::all() {
             return f.write_str("all");
         }
@@ -95,8 +97,8 @@ impl std::fmt::Display for VlanSet {
     }
 }
 
-impl std::fmt::Debug for VlanSet {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for VlanSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "VlanSet({self})")
     }
 }
@@ -192,6 +194,20 @@ impl Membership {
                 Some(tag) if tag & VID_MASK != vlan && tag & VID_MASK != 0 => None,
                 Some(_) => (!ethernet::is_tagged(bytes, 12 + VLAN_TAG_LEN)).then_some(TagEdit::Pop),
             },
+        }
+    }
+}
+
+/// Prints the keys of the membership, such as `trunk=10,20 native=1`.
+impl fmt::Display for Membership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Membership::Opaque => f.write_str("no vlan"),
+            Membership::Access(vlan) => write!(f, "vlan={vlan}"),
+            Membership::Trunk { tagged, native: None } => write!(f, "trunk={tagged} and no native"),
+            Membership::Trunk { tagged, native: Some(native) } => {
+                write!(f, "trunk={tagged} native={native}")
+            }
         }
     }
 }

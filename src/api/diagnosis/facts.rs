@@ -3,6 +3,7 @@
 
 use super::history::Counts;
 use base::frame::MacAddr;
+use base::stats::DropReason;
 
 /// All facts of a moment.
 #[derive(Debug, Clone, Default)]
@@ -120,16 +121,12 @@ pub struct Memory {
 /// Frames that were dropped for one reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// The reason's name.
-    pub reason: &'static str,
-    /// Meaning of the reason.
-    pub meaning: &'static str,
-    /// Advice on the reason.
-    pub advice: &'static str,
+    /// The reason.
+    pub reason: DropReason,
     /// Number of frames.
     pub frames: u64,
-    /// Address of the last frame that the frame may not have.
-    pub address: Option<String>,
+    /// Sentence about the last frame that broke a rule of the guard.
+    pub violation: Option<String>,
 }
 
 /// A bridge, or a VLAN of a bridge.

@@ -117,14 +117,16 @@ fn too_long(port: &Port) -> Option<Finding> {
 }
 
 fn refused(port: &Port) -> Option<Finding> {
-    let Refused { reason, meaning, advice, frames, address } = port.refused.as_ref()?;
-    let last = address.as_ref().map(|last| format!("; the last one's address: {last}"));
+    let Refused { reason, frames, violation } = port.refused.as_ref()?;
+    let last = violation.as_ref().map(|last| format!("; the last one: {last}"));
     let cause = format!(
-        "the switch dropped {} lately ({reason}): {meaning}{}",
+        "the switch dropped {} lately ({}): {}{}",
         counted(frames, "frame"),
+        reason.name(),
+        reason.meaning(),
         last.unwrap_or_default()
     );
-    Some(Finding::of(FRAMES_REFUSED, port, cause, advice.replace("NAME", &port.name)))
+    Some(Finding::of(FRAMES_REFUSED, port, cause, reason.advice().replace("NAME", &port.name)))
 }
 
 /// Finds a receiver without offloads, for which a worker does the offloads.

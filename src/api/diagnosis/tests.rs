@@ -6,6 +6,7 @@ use super::facts::{
 use super::history::Counts;
 use super::*;
 use base::frame::MacAddr;
+use base::stats::DropReason;
 
 fn mac() -> MacAddr {
     MacAddr([0x52, 0x54, 0, 0, 0, 1])
@@ -109,10 +110,9 @@ const FAULTS: [Fault; 27] = [
     ("memory-partly-shared", |facts| facts.ports[0].guest_memory.outside = 7),
     ("memory-partly-shared", |facts| facts.ports[0].lately.bad_buffers = 1),
     ("frames-refused", |facts| {
-        let (meaning, advice) = ("it is not the port's", "vioswitchctl port show NAME");
-        let address = Some("10.0.0.9".to_owned());
-        facts.ports[1].refused =
-            Some(Refused { reason: "guard", meaning, advice, frames: 3, address });
+        let violation = Some("10.0.0.9 is not allowed as a source address".to_owned());
+        let reason = DropReason::Guard;
+        facts.ports[1].refused = Some(Refused { reason, frames: 3, violation });
     }),
     ("settings-at-odds", |facts| {
         let cause = "burst-in has no effect without rate-in".to_owned();
@@ -174,8 +174,11 @@ fn a_finding_names_those_it_is_about() {
     assert_eq!(said, (Some("vm1"), &["vm2".to_owned()][..]), "{cut_off:?}");
     let refused = &found(FAULTS[24].1)[0];
     assert!(refused.cause.contains("the switch dropped 3 frames lately (guard)"), "{refused:?}");
-    assert!(refused.cause.ends_with("the last one's address: 10.0.0.9"), "{refused:?}");
-    assert_eq!(refused.command, "vioswitchctl port show vm2");
+    assert!(
+        refused.cause.ends_with("the last one: 10.0.0.9 is not allowed as a source address"),
+        "{refused:?}"
+    );
+    assert!(refused.command.ends_with("vioswitchctl port show vm2"), "{refused:?}");
     let (none, disk) = (&found(FAULTS[19].1)[0], &found(FAULTS[20].1)[0]);
     assert!(none.cause.contains("shares no memory") && disk.cause.contains("on a disk"));
     let full = found(|facts| {
@@ -199,9 +202,8 @@ fn one_thing_is_singular() {
         }),
         ("1 frame was too long", |facts| facts.ports[1].lately.too_big = 1),
         ("dropped 1 frame lately", |facts| {
-            let (meaning, advice) = ("", "");
-            facts.ports[1].refused =
-                Some(Refused { reason: "guard", meaning, advice, frames: 1, address: None });
+            let reason = DropReason::Guard;
+            facts.ports[1].refused = Some(Refused { reason, frames: 1, violation: None });
         }),
         ("1 buffer of its guest", |facts| facts.ports[0].guest_memory.outside = 1),
     ];

@@ -1,14 +1,19 @@
-//! The reasons for a drop: one table of names, meanings and advice, for logs, metrics, the control
-//! socket and `docs/counters.md`.
+//! The reasons for a drop: one table of names, sentences and advice, for logs, metrics, the control
+//! socket, findings, traces and `docs/counters.md`.
+//!
+//! The sentence about a reason is about one frame, as a trace shows the sentence, and about all
+//! frames of a counter: places such as `{port:the sending port}` have the name of a port in a
+//! trace, and otherwise their default.
 
 use super::Direction;
+use crate::words::fill;
 
 macro_rules! drop_reasons {
-    ($($name:ident, $text:literal, $place:literal, $meaning:literal, $advice:literal;)*) => {
+    ($($name:ident, $text:literal, $place:literal, $sentence:literal, $advice:literal;)*) => {
         /// Reason why the switch dropped a frame, or a copy of a frame.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[repr(u8)]
-        pub enum DropReason { $(#[doc = $meaning] $name,)* }
+        pub enum DropReason { $(#[doc = concat!("Counted as `", $text, "`.")] $name,)* }
 
         impl DropReason {
             /// All reasons, in the order of their discriminants.
@@ -25,9 +30,9 @@ macro_rules! drop_reasons {
                 match self { $(DropReason::$name => $place,)* }
             }
 
-            /// Returns the meaning of the reason.
-            pub const fn meaning(self) -> &'static str {
-                match self { $(DropReason::$name => $meaning,)* }
+            /// Returns the sentence about the reason, with places for facts.
+            pub const fn sentence(self) -> &'static str {
+                match self { $(DropReason::$name => $sentence,)* }
             }
 
             /// Returns the advice to an operator.
@@ -38,7 +43,7 @@ macro_rules! drop_reasons {
     };
 }
 
-// Variant, name in the log, places of the count, meaning, advice.
+// Variant, name in the log, places of the count, sentence, advice.
 drop_reasons! {
     BadAddress, "bad_address", "in",
     "a transmit descriptor points outside the guest's memory",
@@ -66,36 +71,37 @@ drop_reasons! {
     "a broken or hostile driver: try offload=off";
 
     BadSource, "bad_source", "in",
-    "the source address is zero or a group address",
+    "{mac:the source address} is zero or a group address",
     "look at the frames of the guest";
 
     Reserved, "reserved", "in",
-    "the destination is 01:80:c2:00:00:00 to 0f, which a bridge must not forward",
+    "a bridge must not forward frames for {mac:01:80:c2:00:00:00 to 0f}",
     "nothing, or pass= at both ports";
 
     Hairpin, "hairpin", "in",
-    "the destination is behind the port that the frame came from",
+    "{mac:the destination} is behind the port that the frame came from",
     "nothing, if the guest bridges";
 
     Vlan, "vlan", "in, port",
-    "the frame's VLAN is no VLAN of the sending port, or of the receiving port",
+    "{port:the sending or the receiving port} has {own:other VLANs}: {frame:the frame} does not \
+     pass",
     "compare vlan, trunk and native of both ports: vioswitchctl why NAME NAME";
 
     AdminDown, "admin_down", "in",
-    "the sending or the receiving port has admin=down",
+    "{port:the sending or the receiving port} is administratively down (admin=down)",
     "vioswitchctl port set NAME admin=up";
 
     Guard, "guard", "in",
-    "the sender's addresses are not the port's, the frame is a server's, or its headers cannot be \
-     read",
+    "guard=on at {port:the sending port}: {why:the sender's addresses are not the port's, the \
+     frame is a server's, or its headers cannot be read}",
     "compare the sender's addresses with mac and allowed-ips: vioswitchctl port show NAME";
 
     Filter, "filter", "in, port",
-    "a rule of the sending port's filters, or of the receiving port's, drops the packet",
+    "{rule:a rule of the sending port's filters, or of the receiving port's,} drops the packet",
     "compare the packet with the filters of both ports: vioswitchctl port show NAME";
 
     Observer, "observer", "in",
-    "the frame comes from a port that gets the copies of a mirror",
+    "{port:the sending port} gets the copies of {mirror:a mirror}, and nothing else",
     "nothing; its mirrors: vioswitchctl mirror list";
 
     Mirror, "mirror", "port, out",
@@ -103,11 +109,12 @@ drop_reasons! {
     "larger rings for the observer, a snaplen, or a mirror of one direction";
 
     UplinkToUplink, "uplink_to_uplink", "in",
-    "the frame goes from one uplink to another uplink",
+    "{port:the receiving port} and {other:the sending port} are uplinks, and uplink-to-uplink is \
+     off",
     "--uplink-to-uplink, if the uplinks form no loop";
 
     Isolated, "isolated", "in",
-    "the frame goes from one isolated port to another isolated port",
+    "{port:the receiving port} and {other:the sending port} have isolated=on",
     "for one of the ports: vioswitchctl port set NAME isolated=off";
 
     NoReceiver, "no_receiver", "in",
@@ -116,12 +123,12 @@ drop_reasons! {
     "nothing";
 
     Querier, "querier", "in",
-    "a query of IGMP or MLD, or a multicast router's message, from a port with \
-     multicast-router=off",
+    "{port:a port} with multicast-router=off sends a query of IGMP or MLD, or a multicast router's \
+     message",
     "if multicast routers may be behind the port: vioswitchctl port set NAME multicast-router=on";
 
     Membership, "membership", "in",
-    "a message of IGMP or MLD that is in fragments, malformed, or for another Ethernet address",
+    "a message of IGMP or MLD is in fragments, malformed, or for another Ethernet address",
     "look at these messages: vioswitchctl capture NAME --drops";
 
     Disabled, "disabled", "in",
@@ -129,7 +136,8 @@ drop_reasons! {
     "nothing while a VM is paused or resumed";
 
     PortDown, "port_down", "port, out",
-    "no front-end is connected, or no enabled receive ring has its memory and ever held a buffer",
+    "{why:no front-end is connected, or no enabled receive ring has its memory and ever held a \
+     buffer}",
     "start the VM, or its network driver";
 
     NoBuffer, "no_buffer", "out",
@@ -146,7 +154,7 @@ drop_reasons! {
     "mergeable buffers for the guest's driver: mrg_rxbuf=on";
 
     TooBig, "too_big", "port",
-    "the packet is longer than the MTU of the receiving port",
+    "{packet:the packet is} too long for {mtu:the MTU of the receiving port}",
     "make the MTUs agree: vioswitchctl port set NAME mtu=NUMBER";
 
     Rate, "rate", "port",
@@ -172,11 +180,11 @@ drop_reasons! {
     "the host is overloaded: tc -s qdisc show dev IFNAME";
 
     TapDown, "tap_down", "out",
-    "the TAP's interface is down",
+    "{why:the TAP's interface is down}",
     "ip link set IFNAME up";
 
     TapGone, "tap_gone", "port, out",
-    "the TAP's interface is gone",
+    "{why:the TAP's interface is gone}",
     "make the interface again";
 
     TapRejected, "tap_rejected", "in, out",
@@ -190,11 +198,11 @@ drop_reasons! {
      link show IFNAME";
 
     XdpDown, "xdp_down", "out",
-    "the XDP uplink's interface is down",
+    "{why:the XDP uplink's interface is down}",
     "ip link set IFNAME up";
 
     XdpGone, "xdp_gone", "port, out",
-    "the XDP uplink's interface is gone",
+    "{why:the XDP uplink's interface is gone}",
     "make the interface again";
 
     XdpRejected, "xdp_rejected", "out",
@@ -206,7 +214,7 @@ drop_reasons! {
     "the process at the other end is slow, or stopped";
 
     StreamGone, "stream_gone", "port, out",
-    "no process is connected to the stream",
+    "{why:no process is connected to the stream}",
     "start the process at the other end";
 
     FloodBusy, "flood_busy", "in",
@@ -220,6 +228,20 @@ drop_reasons! {
 }
 
 impl DropReason {
+    /// Returns the meaning of a counter of the reason.
+    pub fn meaning(self) -> String {
+        fill(self.sentence(), |_| None)
+    }
+
+    /// Returns true if no healthy guest causes drops of the reason, and no finding other than
+    /// `frames-refused` covers these drops.
+    pub const fn is_refusal(self) -> bool {
+        use DropReason as Is;
+        let is_broken = matches!(self, Is::BadOffload | Is::BadChain | Is::BadDirection);
+        let is_odd = matches!(self, Is::BadSource | Is::TooShort | Is::TooLong | Is::NoFit);
+        is_broken || is_odd || matches!(self, Is::Guard | Is::Storm)
+    }
+
     /// Returns true if the receiver takes frames slower than they arrive.
     pub const fn is_want_of_room(self) -> bool {
         let full =

@@ -172,7 +172,7 @@ pub fn reasons() -> wire::DropReasons {
     let told = DropReason::ALL.iter().map(|reason| wire::DropReason {
         name: reason.name().to_owned(),
         directions: Direction::ALL.into_iter().filter(|way| reason.is_counted(*way)).collect(),
-        meaning: reason.meaning().to_owned(),
+        meaning: reason.meaning(),
         advice: reason.advice().to_owned(),
     });
     wire::DropReasons { reasons: told.collect() }

@@ -15,26 +15,25 @@ use super::show;
 use api::config::limit_word;
 use api::wire::{Fault, State, Trace, Traced};
 use base::frame::MacAddr;
-use base::frame::ethernet::{self, TagEdit};
-use base::limits::{MAX_HEADERS_LEN, MIN_FRAME_LEN};
+use base::frame::ethernet::TagEdit;
+use base::limits::MIN_FRAME_LEN;
 use base::stats::DropReason;
 use base::words::counted;
 use datapath::port::{Behind, Port, PortTable};
 use switch::mirror::Watch;
-use switch::multicast::Barred;
-use switch::port_security::{self, Address, Headers, Refused};
+use switch::ruling::{Ground, Verdict};
 use switch::{
-    Bridge, Decision, DropCause, Flood, FloodClass, Ingress, Membership, Policy, PortId,
-    PortPolicy, Reach, Reserved, ReservedSet, Rule, Segment, Source, Station, Tick, VlanId,
+    Decision, Flood, FloodClass, Ingress, Note, Policy, PortId, PortPolicy, Reach, Reserved,
+    Ruling, Segment, Station, Tick, VlanId,
 };
 use sys::clock;
 
 /// Parts of the answer about a frame.
-#[derive(Default)]
-struct Told {
+struct Told<'a> {
+    ports: &'a PortTable,
     steps: Vec<String>,
     /// Ports that the frame reaches.
-    ports: Vec<String>,
+    reached: Vec<PortId>,
     /// The reason why the frame reaches no port, or not all.
     reason: Option<DropReason>,
     /// True if no frames come in on the frame's port now.
@@ -55,390 +54,221 @@ impl Switch {
             Some(to) => self.between(ports, (port, to), given)?,
             None => Sample::new(given)?,
         };
-        let mut told = Told::default();
+        let (steps, reached, reason, is_idle) = (Vec::new(), Vec::new(), None, false);
+        let mut told = Told { ports, steps, reached, reason, is_idle };
         told.coming(port, to.is_some());
-        match (told.entering(ports, port, sample), to) {
-            (Some(vlan), _) => {
-                self.forwarded(&mut told, ports, (port, to), Way { vlan, sample });
-                told.mirrored_out(ports);
+        let policy = Policy { fdb: &self.view.fdb, ports: &**ports, rules: self.view.rules };
+        match (told.entering(port, sample), to) {
+            (Some(vlan), to) => {
+                told.forwarded(&policy, (port, to), Way { vlan, sample });
+                told.mirrored_out();
             }
-            (None, Some(to)) => told.behind(ports, port, to, sample),
+            (None, Some(to)) => told.behind(&policy, port, to, sample),
             (None, None) => {}
         }
         Ok(told.answer(port, to))
     }
-
-    /// Traces a frame that came in.
-    fn forwarded(
-        &self,
-        told: &mut Told,
-        ports: &PortTable,
-        (port, to): (&Port, Option<&Arc<Port>>),
-        way: Way<'_>,
-    ) {
-        let Way { vlan, sample } = way;
-        let (source, destination) = sample.addresses();
-        let ingress = Ingress { port: port.id, kind: port.kind() };
-        let policy = Policy { fdb: &self.view.fdb, ports, rules: self.view.rules };
-        let asked = ports.policy(port.id);
-        let segment = asked.segment(vlan);
-        let stations = [source, destination].map(|mac| Station::new(segment, mac));
-        let (seconds, nanos) = clock::coarse();
-        let trace = policy.trace(ingress, stations[0], stations[1], Tick::new(seconds, nanos));
-        if let Some(limit) = port.rates.input.limit() {
-            let limit = limit_word(&limit);
-            told.step(format!("its rate-in is {limit}: what exceeds it waits there"));
-        }
-        match trace.source {
-            Source::New if sample.stands_in[0] => {
-                told.step(format!("no address is known behind {}", quote(port)));
-            }
-            source_is => told.source(ports, source, source_is),
-        }
-        let mut decision = trace.decision;
-        if let (Some(protocol), true) = (Reserved::of(&sample.bytes), trace.is_reserved()) {
-            told.reserved(port, asked.passes, (destination, protocol), sample.is_given);
-            decision = policy.decide_reserved(ingress, &sample.bytes);
-        }
-        if let Some(to) = to {
-            return told.toward(&policy, (port, to), (destination, decision), way);
-        }
-        match decision {
-            Decision::Unicast(to) => {
-                let to = &ports[to];
-                told.step(format!(
-                    "{destination} is on {}: the frame is sent there alone",
-                    quote(to)
-                ));
-                told.leaves(to, ports.policy(to.id), way, Vec::new());
-            }
-            Decision::Flood(flood) => {
-                told.flood(port, (destination, flood, None));
-                told.flooded(&policy, port, flood, way);
-            }
-            Decision::Drop(cause) => told.dropped(destination, cause),
-        }
-    }
 }
 
-impl Told {
-    fn step(&mut self, text: String) {
-        self.steps.push(text);
+impl Told<'_> {
+    /// Adds a decision. True if the frame is dropped.
+    fn add(&mut self, ruling: &Ruling) -> bool {
+        self.steps.push(ruling.words(|port| self.name(port)));
+        self.reason = ruling.reason().or(self.reason);
+        ruling.reason().is_some()
     }
 
-    /// Adds the step that a frame is flooded, and why; `unknown` is the port without a known
-    /// address.
-    fn flood(
-        &mut self,
-        port: &Port,
-        (destination, flood, unknown): (MacAddr, Flood, Option<&Port>),
-    ) {
-        self.step(match (flood, unknown) {
-            (Flood::Unknown, Some(to)) => {
-                format!("no address is known behind {}: frames for it are flooded", quote(to))
-            }
-            (Flood::Unknown, None) => format!("{destination} is not known: it is flooded"),
-            (Flood::Group, _) => format!("{destination} is a group's address: it is flooded"),
-            (Flood::Reserved(_), _) => {
-                format!("{destination} is flooded to the ports that pass it")
-            }
-        });
-        let class = FloodClass::of(destination);
-        if let Some(limit) = port.rates.floods[class as usize].limit() {
-            let (class, rate) = (class.name(), limit_word(&limit));
-            self.step(format!("its storm limit is {class}:{rate}: what exceeds it is dropped"));
-        }
-    }
-
-    /// Adds the ports that a flood from `port` reaches, and why the flood does not reach other
-    /// ports of the VLAN.
-    fn flooded(&mut self, policy: &Policy<'_, PortTable>, port: &Port, flood: Flood, way: Way<'_>) {
-        let (ports, from) = (policy.ports, policy.ports.policy(port.id));
-        let ingress = Ingress { port: port.id, kind: port.kind() };
-        let segment = from.segment(way.vlan);
-        let limited = self.limited(ports, segment, way.sample);
-        for to in ports.iter().filter(|to| ports.policy(to.id).is_member(segment)) {
-            let asked = ports.policy(to.id);
-            let why = if limited.as_ref().is_some_and(|(reached, _)| !reached.contains(&to.id)) {
-                limited.as_ref().map_or("", |(_, why)| why).to_owned()
-            } else if !policy.rules.flood_reaches(ingress, to.id, to.kind()) {
-                "both are uplinks".to_owned()
-            } else if !from.reaches(asked) {
-                "both are isolated".to_owned()
-            } else if asked.forwards && !asked.takes(flood) {
-                match flood {
-                    Flood::Reserved(protocol) => format!("it does not pass {protocol}"),
-                    _ => "flood=off".to_owned(),
-                }
-            } else {
-                self.leaves(to, asked, way, Vec::new());
-                continue;
-            };
-            if to.id != port.id {
-                self.step(format!("not to {}: {why}", quote(to)));
-            }
-        }
-    }
-
-    /// Adds the step whether a port passes the protocol of a reserved address.
-    fn reserved(
-        &mut self,
-        port: &Port,
-        passes: ReservedSet,
-        (address, protocol): (MacAddr, Reserved),
-        is_given: bool,
-    ) {
-        let (port, word) = (quote(port), protocol.name());
-        let does = if passes.has(protocol) { "passes" } else { "does not pass" };
-        let taken = match is_given {
-            true => format!("it is a frame of {word}"),
-            false => format!("taken for a frame of {word}, which {address} is for"),
-        };
-        self.step(format!("{taken}: {port} {does} {word}"));
-    }
-
-    /// Returns the ports that a frame for a group reaches, and why the frame does not reach other
-    /// ports; none if snooping does not decide about the frame.
-    fn limited(
-        &mut self,
-        ports: &PortTable,
-        segment: Segment,
-        sample: &Sample,
-    ) -> Option<(Vec<PortId>, &'static str)> {
-        let snooping = ports.snooping()?;
-        let (group, reach) = sample.reach(snooping, segment)?;
-        let members = ports.iter().filter(|to| ports.policy(to.id).is_member(segment));
-        let mut reached: Vec<PortId> = members.map(|to| to.id).collect();
-        ports.keep_reached(reach, &mut reached);
-        let (what, why) = match (group, reach) {
-            (Some(group), _) => {
-                let names: Vec<String> = reached.iter().map(|id| quote(&ports[*id])).collect();
-                let names = names.join(", ");
-                let what = format!("group {group}: members, routers, and ports not asked yet are ");
-                (what + &names, "it is no member of the group")
-            }
-            (None, Reach::Routers) => (
-                "it is a report of IGMP or MLD, which is for multicast routers".to_owned(),
-                "no multicast router is there",
-            ),
-            (None, _) => ("it is a message of IGMP or MLD, which is for all".into(), ""),
-        };
-        self.step(what);
-        Some((reached, why))
+    fn name(&self, port: PortId) -> String {
+        self.ports.get(port).map_or_else(|| "a port that is gone".to_owned(), quote)
     }
 
     /// Adds the step whether frames come in on a port. With `strictly`, a guest that has sent no
     /// frame so far counts as silent.
     fn coming(&mut self, port: &Port, strictly: bool) {
         let is_silent = || port.as_guest().is_some() && port.traffic()[0].frames == 0;
-        let idle = idle(port).map(|(why, _)| format!("{why}, nothing comes from there now"));
         let silent = || "its guest has sent no frame yet: its interface is down, or has no address";
+        let idle = idle(port).map(|ruling| ruling.words(|_| "it".to_owned()));
+        let idle = idle.map(|why| format!("{why}, nothing comes from there now"));
         let idle = idle.or_else(|| (strictly && is_silent()).then(|| silent().to_owned()));
         self.is_idle = idle.is_some();
         let idle = idle.map_or_else(String::new, |why| format!(": {why}"));
-        self.step(format!("in on {}{idle}", quote(port)));
+        self.add(&Ruling::passes(port.id, Note::In).with("idle", idle));
     }
 
     /// Returns the VLAN in which a frame comes in; none if the frame does not come in.
-    fn entering(&mut self, ports: &PortTable, port: &Port, sample: &Sample) -> Option<VlanId> {
-        let asked = ports.policy(port.id);
-        if !asked.forwards {
+    fn entering(&mut self, port: &Port, sample: &Sample) -> Option<VlanId> {
+        let policy = self.ports.policy(port.id);
+        if !policy.forwards {
             self.reason = Some(DropReason::AdminDown);
             return None;
         }
-        if self.mirrored(ports, port)
-            || self.guard(port, asked, sample)
-            || self.snooped(ports, port, sample)
-        {
-            return None;
+        let guarded = policy.guarded(port.id, &sample.headers(), sample.is_given);
+        let rulings =
+            self.watched(port).into_iter().chain(guarded).chain(self.snooped(port, sample));
+        for ruling in rulings.collect::<Vec<_>>() {
+            if self.add(&ruling) {
+                return None;
+            }
         }
-        self.admitted(port, asked, sample)
+        match policy.entry(port.id, &sample.bytes) {
+            Ok((vlan, ruling)) => {
+                ruling.iter().for_each(|ruling| _ = self.add(ruling));
+                Some(vlan)
+            }
+            Err(ruling) => {
+                self.add(&ruling);
+                None
+            }
+        }
     }
 
-    /// Adds the step that snooping drops a frame as a message about groups; true if so.
-    fn snooped(&mut self, ports: &PortTable, port: &Port, sample: &Sample) -> bool {
-        let may_query = ports.may_route(port.id);
-        let message = ports.snooping().map_or(Ok(None), |_| sample.message(may_query));
-        let (text, reason) = match message {
-            Ok(_) => return false,
-            Err(Barred::NoQuerier) => {
-                let port = quote(port);
-                (format!("it is a query, and {port} has multicast-router=off"), DropReason::Querier)
-            }
-            Err(Barred::Malformed) => (
-                "it is a message of IGMP or MLD that is not whole and canonical".to_owned(),
-                DropReason::Membership,
-            ),
+    /// Returns the mirrors of frames from a port, or the mirror whose copies the port gets.
+    fn watched(&self, port: &Port) -> Vec<Ruling> {
+        if let Some(mut ruling) = observer(self.ports, port.id) {
+            ruling.verdict = Verdict::Drops;
+            return vec![ruling];
+        }
+        let copied = |watch: &Watch| {
+            let ruling = Ruling::passes(port.id, Note::MirroredIn).with("mirror", &watch.name);
+            ruling.with_port("to", watch.to).with("limits", limits_of(watch))
         };
-        self.step(text);
-        self.reason = Some(reason);
-        true
-    }
-
-    /// Adds the mirrors of frames from a port; true if the port gets copies itself.
-    fn mirrored(&mut self, ports: &PortTable, port: &Port) -> bool {
-        let name = |id: PortId| ports.get(id).map_or_else(String::new, quote);
-        for watch in ports.watches() {
-            if watch.to == port.id {
-                self.step(format!(
-                    "{} gets the copies of mirror '{}': nothing passes from it",
-                    quote(port),
-                    watch.name
-                ));
-                self.reason = Some(DropReason::Observer);
-                return true;
-            }
-            if watch.takes_in(port.id) {
-                let (mirror, to, which) = (&watch.name, name(watch.to), limits_of(watch));
-                self.step(format!("mirror '{mirror}' copies it to {to}{which}"));
-            }
-        }
-        false
+        self.ports.watches().filter(|watch| watch.takes_in(port.id)).map(copied).collect()
     }
 
     /// Adds the mirrors of frames that leave by the ports that the frame reaches.
-    fn mirrored_out(&mut self, ports: &PortTable) {
-        for watch in ports.watches().filter(|watch| watch.takes_out(watch.from)) {
-            let (Some(from), Some(to)) = (ports.get(watch.from), ports.get(watch.to)) else {
-                continue;
-            };
-            if self.ports.contains(&from.name) {
-                let (mirror, which) = (&watch.name, limits_of(watch));
-                let (from, to) = (quote(from), quote(to));
-                self.step(format!("mirror '{mirror}' copies what leaves by {from} to {to}{which}"));
+    fn mirrored_out(&mut self) {
+        for watch in self.ports.watches().filter(|watch| watch.takes_out(watch.from)) {
+            if self.reached.contains(&watch.from) {
+                let ruling = Ruling::passes(watch.from, Note::MirroredOut);
+                let ruling = ruling.with("mirror", &watch.name).with_port("to", watch.to);
+                self.add(&ruling.with("limits", limits_of(watch)));
             }
         }
     }
 
-    /// Returns the VLAN in which a frame with this tag comes in; none if the frame does not come
-    /// in.
-    fn admitted(
+    /// Returns the decision by which snooping drops a frame as a message about groups.
+    fn snooped(&self, port: &Port, sample: &Sample) -> Option<Ruling> {
+        self.ports.snooping()?;
+        let reason = sample.message(self.ports.may_route(port.id)).err()?;
+        Some(Ruling::drops(port.id, reason))
+    }
+
+    /// Adds what becomes of a frame that came in, for all ports or for port `to`.
+    fn forwarded(
         &mut self,
-        port: &Port,
-        PortPolicy { bridge, vlans, .. }: &PortPolicy,
-        Sample { bytes, .. }: &Sample,
-    ) -> Option<VlanId> {
-        let vlan = vlans.classify(bytes);
-        let tag = ethernet::vlan_tag(bytes).map(|tag| tag & 0xfff);
-        match (vlan, bridge.name()) {
-            (Some(0), Bridge::DEFAULT_NAME) => {}
-            (Some(0), bridge) => self.step(format!("it is in bridge {bridge}")),
-            (Some(vlan), Bridge::DEFAULT_NAME) => self.step(format!("it is in VLAN {vlan}")),
-            (Some(vlan), bridge) => {
-                self.step(format!("it is in VLAN {vlan} of bridge {bridge}"));
+        policy: &Policy<'_, PortTable>,
+        (port, to): (&Port, Option<&Arc<Port>>),
+        way: Way<'_>,
+    ) {
+        let Way { vlan, sample } = way;
+        let (source, destination) = sample.addresses();
+        let ingress = ingress(port);
+        let settings = self.ports.policy(port.id);
+        let stations = [source, destination].map(|mac| Station::new(settings.segment(vlan), mac));
+        let (seconds, nanos) = clock::coarse();
+        let trace = policy.trace(ingress, stations[0], stations[1], Tick::new(seconds, nanos));
+        if let Some(limit) = port.rates.input.limit() {
+            self.add(&Ruling::passes(port.id, Note::RateIn).with("rate", limit_word(&limit)));
+        }
+        let is_new = trace.source.ground == Ground::Note(Note::Learned);
+        self.add(&match is_new && sample.stands_in[0] {
+            true => Ruling::passes(port.id, Note::NoSource),
+            false => trace.source,
+        });
+        let mut decision = trace.decision;
+        if let (Decision::Drop(DropReason::Reserved), Some(protocol)) =
+            (decision, Reserved::of(&sample.bytes))
+        {
+            self.add(&reserved(port, settings, (destination, protocol), sample.is_given));
+            decision = policy.decide_reserved(ingress, &sample.bytes);
+        }
+        match (to, decision) {
+            (Some(to), _) => self.toward(policy, (port, to), (stations[1], decision), way),
+            (None, Decision::Flood(flood)) => {
+                let ruling = policy.destination(ingress, stations[1], decision);
+                self.flood(port, (ruling, destination));
+                self.flooded(policy, port, flood, way);
             }
-            (None, _) => {
-                let is = match vlans {
-                    Membership::Access(own) => format!("is an access port of VLAN {own}"),
-                    _ if tag.unwrap_or(0) == 0 => "is a trunk without native".to_owned(),
-                    _ => "is a trunk of other VLANs".to_owned(),
-                };
-                let frame = match tag {
-                    Some(tag) => format!("a frame with the tag of VLAN {tag}"),
-                    None if ethernet::is_service_tagged(bytes, 12) => {
-                        "a frame with a provider's tag".to_owned()
-                    }
-                    None => "a frame without a tag".to_owned(),
-                };
-                self.step(format!("{} {is}: {frame} does not come in", quote(port)));
-                self.reason = Some(DropReason::Vlan);
+            (None, Decision::Unicast(to)) => {
+                self.add(&policy.destination(ingress, stations[1], decision));
+                self.leaves(&self.ports[to], way, Vec::new());
+            }
+            // The source's decision is the drop.
+            (None, Decision::Drop(DropReason::BadSource)) => {}
+            (None, Decision::Drop(_)) => {
+                self.add(&policy.destination(ingress, stations[1], decision));
             }
         }
-        vlan
     }
 
-    /// Adds the verdict of the port's guard; true if the guard drops the frame.
-    fn guard(&mut self, port: &Port, asked: &PortPolicy, sample: &Sample) -> bool {
-        let Some(rules) = &asked.security else { return false };
-        let whole = &sample.guarded[..];
-        let bytes = &whole[..whole.len().min(MAX_HEADERS_LEN)];
-        let len = if sample.is_given { sample.length as usize } else { bytes.len() };
-        let frame = Headers { bytes, whole, len, sum_at: None, is_cut: false };
-        let guard = if rules.enforced { "guard=on" } else { "guard=log" };
-        // The traced frame is not sent, so it adds no DHCP client to the port.
-        let violation = match port_security::check(rules, &frame, &|_| true) {
-            Err(Refused::Broken(violation)) => violation,
-            Err(Refused::Short | Refused::Whole) => {
-                self.step(format!("{guard} needs more of its bytes to say whether it is allowed"));
-                return false;
-            }
-            Ok(()) => {
-                let servers = rules.servers.names().join(",");
-                let servers = match servers.is_empty() {
-                    true => String::new(),
-                    false => format!(", allow-server={servers}"),
-                };
-                let what = if sample.is_given { "it is" } else { "its source addresses are" };
-                self.step(format!("{what} allowed ({guard}{servers})"));
-                return false;
-            }
-        };
-        let (address, to) = (violation.address, quote(port));
-        let alone = if rules.enforced { "" } else { ", which counts it alone" };
-        let what = match violation.rule {
-            Rule::Mac | Rule::Ip => {
-                format!("{address} is not allowed as a source address of {to}")
-            }
-            Rule::Server => format!("a server or router sends it, which {to} may not have"),
-            Rule::Headers => "its headers are not allowed, as they cannot be followed".to_owned(),
-            Rule::Ethertype => format!("its type is not in the ethertypes of {to}"),
-            Rule::Version => {
-                format!("{to} has no address of the IP version of {address} in allowed-ips")
-            }
-            Rule::Dhcp if address == Address::None => {
-                format!("{to} has had too many DHCP clients")
-            }
-            rule => {
-                let rule = rule.name().to_uppercase();
-                format!("{address} is not allowed inside {rule} from {to}")
-            }
-        };
-        self.step(format!("{what} ({guard}{alone})"));
-        self.reason = rules.enforced.then_some(DropReason::Guard);
-        rules.enforced
+    /// Adds the decision that a frame from `port` is flooded, and the rate of these floods.
+    fn flood(&mut self, port: &Port, (ruling, destination): (Ruling, MacAddr)) {
+        self.add(&ruling);
+        let class = FloodClass::of(destination);
+        if let Some(limit) = port.rates.floods[class as usize].limit() {
+            let limit = format!("{}:{}", class.name(), limit_word(&limit));
+            self.add(&Ruling::passes(port.id, Note::Storm).with("limit", limit));
+        }
     }
 
-    fn source(&mut self, ports: &PortTable, mac: MacAddr, source: Source) {
-        let name = |id: PortId| ports.get(id).map_or_else(|| "a port that is gone".into(), quote);
-        self.step(match source {
-            Source::Bad => format!("{mac} is no address of a station"),
-            Source::Here(true) => format!("{mac} is configured here"),
-            Source::Here(false) => format!("{mac} is known here"),
-            Source::Moves(from) => format!("{mac} was seen on {}, and moves here", name(from)),
-            Source::Static(on) => {
-                format!(
-                    "{mac} is configured on {}: not learned here, so answers go there",
-                    name(on)
-                )
-            }
-            Source::Held(at) => format!(
-                "{mac} flaps between ports, and is held on {} for a while: not learned here, so \
-                 answers go there",
-                name(at)
-            ),
-            Source::New => format!("{mac} is new, and is learned here"),
-            Source::Full => {
-                format!("{mac} is not learned here: the port has as many as it may (max-addresses)")
-            }
-            Source::Off => format!("{mac} is not learned here (learn=off)"),
-        });
+    /// Adds the ports that a flood from `port` reaches, and why the flood does not reach other
+    /// ports of the VLAN.
+    fn flooded(&mut self, policy: &Policy<'_, PortTable>, port: &Port, flood: Flood, way: Way<'_>) {
+        let segment = self.ports.policy(port.id).segment(way.vlan);
+        let limited = self.limited(segment, way.sample);
+        let members = self.ports.iter().filter(|to| self.ports.policy(to.id).is_member(segment));
+        for to in members.filter(|to| to.id != port.id) {
+            let mut why = policy.between(ingress(port), ingress(to), Some(way.vlan));
+            why.extend(self.left_out(to, flood, limited.as_ref()));
+            self.leaves(to, way, why);
+        }
+    }
+
+    /// Returns why a flood leaves out port `to`, by the port's own settings.
+    fn left_out(&self, to: &Port, flood: Flood, limited: Option<&Limits>) -> Vec<Ruling> {
+        let group = limited.filter(|(reached, _)| !reached.contains(&to.id));
+        let group = group.map(|(_, note)| Ruling::avoids(to.id, *note));
+        group.into_iter().chain(self.ports.policy(to.id).avoids(to.id, flood)).collect()
+    }
+
+    /// Adds the decision of snooping about a frame for a group. Returns the ports that the frame
+    /// reaches, and why the frame does not reach other ports; none if snooping does not decide.
+    fn limited(&mut self, segment: Segment, sample: &Sample) -> Option<Limits> {
+        let snooping = self.ports.snooping()?;
+        let (group, reach) = sample.reach(snooping, segment)?;
+        let members = self.ports.iter().filter(|to| self.ports.policy(to.id).is_member(segment));
+        let mut reached: Vec<PortId> = members.map(|to| to.id).collect();
+        self.ports.keep_reached(reach, &mut reached);
+        let names: Vec<String> = reached.iter().map(|id| self.name(*id)).collect();
+        let (note, why) = match (group, reach) {
+            (Some(_), _) => (Note::Members, Note::NoMember),
+            (None, Reach::Routers) => (Note::Report, Note::NoRouter),
+            (None, _) => (Note::ForAll, Note::NoMember),
+        };
+        // No port decides about a group.
+        let ruling = Ruling::passes(0, note).with("members", names.join(", "));
+        let group = group.map(|group| group.to_string()).unwrap_or_default();
+        self.add(&ruling.with("group", group));
+        Some((reached, why))
     }
 
     /// Adds whether a frame leaves by a port that the frame is for; `why` has reasons against it.
-    fn leaves(&mut self, port: &Port, asked: &PortPolicy, way: Way<'_>, mut why: Vec<String>) {
+    fn leaves(&mut self, port: &Port, way: Way<'_>, mut why: Vec<Ruling>) {
         let Way { vlan, sample } = way;
-        let edit = asked.vlans.edit(vlan, &sample.bytes);
+        let vlans = &self.ports.policy(port.id).vlans;
+        let edit = vlans.edit(vlan, &sample.bytes);
         let mut found = hindrances(port, sample);
         if edit.is_none() && why.is_empty() {
-            found.push(("its tag would be that of a VLAN there".to_owned(), DropReason::Vlan));
+            let frame = "a frame whose tag would be that of a VLAN there";
+            let ruling = Ruling::drops(port.id, DropReason::Vlan).with("own", vlans);
+            found.push(ruling.with("frame", frame));
         }
-        if let (Some((_, reason)), true) = (found.first(), why.is_empty()) {
-            self.reason.get_or_insert(*reason);
+        if why.is_empty() {
+            self.reason = self.reason.or(found.first().and_then(Ruling::reason));
         }
-        why.extend(found.into_iter().map(|(text, _)| text));
+        why.extend(found);
         if !why.is_empty() {
-            self.step(format!("not to {}: {}", quote(port), why.join("; ")));
-            return;
+            return self.misses(port, &why);
         }
         let tag = match edit {
             None | Some(TagEdit::Keep) => "",
@@ -447,35 +277,24 @@ impl Told {
             Some(TagEdit::Rewrite(_)) => " with another tag",
         };
         let limit = port.rates.output.limit().map(|limit| limit_word(&limit));
-        let rate = limit.map(|limit| format!(", unless its rate-out of {limit} is used up (rate)"));
-        self.step(format!("out to {}{tag}{}", quote(port), rate.unwrap_or_default()));
-        self.ports.push(port.name.clone());
+        let limit =
+            limit.map(|limit| format!(", unless its rate-out of {limit} is used up (rate)"));
+        let ruling = Ruling::passes(port.id, Note::Out).with("tag", tag);
+        self.add(&ruling.with("limit", limit.unwrap_or_default()));
+        self.reached.push(port.id);
     }
 
-    fn dropped(&mut self, destination: MacAddr, cause: DropCause) {
-        let (text, reason) = match cause {
-            // The steps about the source and the ports have given the reason.
-            DropCause::BadSource => ("", DropReason::BadSource),
-            DropCause::AdminDown => ("", DropReason::AdminDown),
-            DropCause::ReservedAddress => {
-                ("is an address that a bridge keeps to itself", DropReason::Reserved)
-            }
-            DropCause::Hairpin => ("is on the port that it came from", DropReason::Hairpin),
-            DropCause::UplinkToUplink => {
-                ("is on another uplink, and uplink-to-uplink is off", DropReason::UplinkToUplink)
-            }
-            DropCause::Isolated => {
-                ("is on another port with isolated=on, as this one is", DropReason::Isolated)
-            }
-        };
-        if !text.is_empty() {
-            self.step(format!("{destination} {text}"));
-        }
-        self.reason = Some(reason);
+    /// Adds the step that a frame does not reach a port, and why.
+    fn misses(&mut self, port: &Port, why: &[Ruling]) {
+        let name = |id| if id == port.id { "it".to_owned() } else { self.name(id) };
+        let why: Vec<String> = why.iter().map(|ruling| ruling.words(name)).collect();
+        self.steps.push(format!("not to {}: {}", quote(port), why.join("; ")));
     }
 
     fn answer(self, port: &Port, to: Option<&Arc<Port>>) -> Traced {
-        let Told { steps, mut ports, reason, is_idle } = self;
+        let Told { steps, reached, reason, is_idle, .. } = self;
+        let mut ports: Vec<String> =
+            reached.iter().map(|id| self.ports[*id].name.clone()).collect();
         if let Some(to) = to {
             ports.retain(|name| !is_idle && *name == to.name);
             let verdict = match () {
@@ -498,25 +317,56 @@ impl Told {
     }
 }
 
-/// Returns why no frame crosses a port, and the drop reason at the port; none if frames cross.
-fn idle(port: &Port) -> Option<(String, DropReason)> {
+/// Ports that a frame for a group reaches, and the reason why it does not reach other ports.
+type Limits = (Vec<PortId>, Note);
+
+fn ingress(port: &Port) -> Ingress {
+    Ingress { port: port.id, kind: port.kind() }
+}
+
+/// Returns the decision by which a port that gets a mirror's copies takes part in no forwarding.
+fn observer(ports: &PortTable, port: PortId) -> Option<Ruling> {
+    let watch = ports.watches().find(|watch| watch.to == port)?;
+    let ruling = Ruling::avoids(port, DropReason::Observer);
+    Some(ruling.with("mirror", format!("mirror '{}'", watch.name)))
+}
+
+/// Returns the decision whether a port passes the protocol of a reserved address.
+fn reserved(
+    port: &Port,
+    settings: &PortPolicy,
+    (address, protocol): (MacAddr, Reserved),
+    is_given: bool,
+) -> Ruling {
+    let frame = match is_given {
+        true => format!("this is a frame of {protocol}"),
+        false => format!("taken for a frame of {protocol}, which {address} is for"),
+    };
+    let note = match settings.passes.has(protocol) {
+        true => Note::PassesProtocol,
+        false => Note::DeniesProtocol,
+    };
+    Ruling::passes(port.id, note).with("frame", frame).with("protocol", protocol)
+}
+
+/// Returns the decision by which no frame crosses a port in its state; none if frames cross.
+fn idle(port: &Port) -> Option<Ruling> {
     let (state, guest) = (show::state(port), port.as_guest());
     let device = |tap, xdp| match port.as_uplink().map(|(device, _)| &device.behind) {
         Some(Behind::Xdp(..)) => xdp,
         Some(_) => tap,
         None => DropReason::StreamGone,
     };
-    let gone = if guest.is_some() {
-        DropReason::PortDown
-    } else {
-        device(DropReason::TapGone, DropReason::XdpGone)
+    let gone = match guest {
+        Some(_) => DropReason::PortDown,
+        None => device(DropReason::TapGone, DropReason::XdpGone),
     };
     let (why, reason) = match state {
         State::Attached => return None,
+        State::Disabled => return Some(Ruling::drops(port.id, DropReason::AdminDown)),
         State::Removing => ("it is being removed", gone),
         State::LeftOut if port.as_uplink().is_some() => ("it has no interface", gone),
         State::LeftOut => ("it has no socket", gone),
-        State::Disabled => ("it is administratively down (admin=down)", DropReason::AdminDown),
         State::Down => ("its interface is down", device(DropReason::TapDown, DropReason::XdpDown)),
         State::Gone => ("its interface is gone", gone),
         State::Listening if guest.is_some() => ("no front-end is connected to it", gone),
@@ -526,22 +376,19 @@ fn idle(port: &Port) -> Option<(String, DropReason)> {
             let why = format!(
                 "its front-end (pid {pid}) is connected, and its guest's driver takes no frames"
             );
-            return Some((why, gone));
+            return Some(Ruling::drops(port.id, gone).with("why", why));
         }
     };
-    Some((why.to_owned(), reason))
+    Some(Ruling::drops(port.id, reason).with("why", why))
 }
 
-/// Returns everything that keeps a frame from leaving by its port, with the reasons of the drop.
-fn hindrances(port: &Port, sample: &Sample) -> Vec<(String, DropReason)> {
-    let mut found: Vec<_> = idle(port).into_iter().collect();
+/// Returns everything that keeps a frame from leaving by its port.
+fn hindrances(port: &Port, sample: &Sample) -> Vec<Ruling> {
     let (most, length) = (port.mtu.max_len(), sample.length);
-    if length > most {
-        let most = most - MIN_FRAME_LEN;
-        let why = format!("{length} bytes are too long for an MTU of {most}");
-        found.push((why, DropReason::TooBig));
-    }
-    found
+    let mtu = format!("an MTU of {}", most.saturating_sub(MIN_FRAME_LEN));
+    let long = Ruling::drops(port.id, DropReason::TooBig).with("mtu", mtu);
+    let long = long.with("packet", format!("{length} bytes are"));
+    idle(port).into_iter().chain((length > most).then_some(long)).collect()
 }
 
 /// A frame on its way out.

@@ -24,8 +24,8 @@ use base::frame::{MacAddr, flow_hash};
 use base::limits::BURST_FRAMES;
 use base::stats::DropReason;
 use switch::{
-    BurstMemo, Decision, DropCause, Fdb, Flood, Ingress, Learn, PortId, PortPolicy, Reach,
-    ReservedSet, Segment, Station, Tick,
+    BurstMemo, Decision, Fdb, Flood, Ingress, Learn, PortId, PortPolicy, Reach, ReservedSet,
+    Segment, Station, Tick,
 };
 use sys::prefetch;
 
@@ -149,7 +149,7 @@ impl<'a> Classifier<'a> {
             self.resolve(ethernet::destination(&frame.snapshot));
         }
         self.last = addresses;
-        if self.decision == Decision::Drop(DropCause::ReservedAddress)
+        if self.decision == Decision::Drop(DropReason::Reserved)
             && self.rules.passes != ReservedSet::NONE
         {
             // The next frame for this reserved address may be of another protocol.
@@ -165,7 +165,7 @@ impl<'a> Classifier<'a> {
         let station = Station::new(self.entry.segment, from);
         let Arrival { policy, source, now, .. } = &mut self.arrival;
         if !source.covers(station, id, generation, *now) {
-            let learn = policy.admit_source(self.ingress, station, *now).map_err(reason)?;
+            let learn = policy.admit_source(self.ingress, station, *now)?;
             source.note(station, id, generation, *now, learn);
             self.count(from, learn);
         }
@@ -205,7 +205,7 @@ impl<'a> Classifier<'a> {
         let mut queues = Receivers::NONE;
         if let Decision::Unicast(egress) = self.decision {
             if !ports.policy(egress).forwards {
-                self.decision = Decision::Drop(DropCause::AdminDown);
+                self.decision = Decision::Drop(DropReason::AdminDown);
             } else {
                 if let Endpoint::Guest(guest) = &ports[egress].endpoint {
                     queues = guest.receivers();
@@ -332,8 +332,7 @@ impl BurstContext {
                         break;
                     }
                 }
-                Ok(Decision::Drop(cause)) => plan.drop(i as u8, reason(cause)),
-                Err(reason) => plan.drop(i as u8, reason),
+                Ok(Decision::Drop(reason)) | Err(reason) => plan.drop(i as u8, reason),
             }
         }
         if stretch {
@@ -383,17 +382,5 @@ fn fetch_entries(fdb: &Fdb, burst: &[Frame], segment: Segment) {
             let destination = Station::new(segment, ethernet::destination(&frame.snapshot));
             fdb.prefetch(source, destination, prefetch::read);
         }
-    }
-}
-
-/// Returns the drop reason of a decision's cause.
-fn reason(cause: DropCause) -> DropReason {
-    match cause {
-        DropCause::ReservedAddress => DropReason::Reserved,
-        DropCause::BadSource => DropReason::BadSource,
-        DropCause::Hairpin => DropReason::Hairpin,
-        DropCause::UplinkToUplink => DropReason::UplinkToUplink,
-        DropCause::Isolated => DropReason::Isolated,
-        DropCause::AdminDown => DropReason::AdminDown,
     }
 }

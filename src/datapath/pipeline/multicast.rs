@@ -17,7 +17,7 @@ use base::frame::multicast::{self, Message, Part, Refused};
 use base::frame::offload::NEEDS_CSUM;
 use base::limits::BURST_FRAMES;
 use base::stats::DropReason;
-use switch::multicast::{Barred, reach};
+use switch::multicast::reach;
 use switch::{Limited, Noted, Reach, Segment, Snooping};
 
 // One bit for each frame.
@@ -66,8 +66,8 @@ impl Snooped {
             Ok(None | Some(Reach::Members(_))) => return,
             Ok(Some(Reach::Routers)) => &mut self.reports,
             Ok(Some(Reach::All)) => &mut self.queries,
-            Err(Barred::NoQuerier) => &mut self.no_querier,
-            Err(Barred::Malformed) => &mut self.malformed,
+            Err(DropReason::Querier) => &mut self.no_querier,
+            Err(_) => &mut self.malformed,
         };
         *bits |= 1 << index;
     }

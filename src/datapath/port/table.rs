@@ -23,9 +23,7 @@ use base::limits::{MAX_CAPTURES, MAX_PORTS};
 use base::stats::MirrorStats;
 use switch::filter::PortFilter;
 use switch::mirror::{Mirror, Watch};
-use switch::{
-    Limited, PortId, PortKind, PortPolicy, PortView, Reach, ReservedSet, Segment, Snooping,
-};
+use switch::{Limited, PortId, PortKind, PortPolicy, PortView, Reach, Snooping};
 
 /// The ports of one moment, by number.
 #[derive(Debug, Clone)]
@@ -306,24 +304,9 @@ impl PortView for PortTable {
         self.get(port).map(Port::kind)
     }
 
-    #[inline]
-    fn is_member(&self, port: PortId, segment: Segment) -> bool {
-        self.policy(port).is_member(segment)
-    }
-
-    #[inline]
-    fn learns(&self, port: PortId) -> bool {
-        self.policy(port).learns
-    }
-
-    #[inline]
-    fn is_isolated(&self, port: PortId) -> bool {
-        self.policy(port).isolated
-    }
-
-    #[inline]
-    fn passes(&self, port: PortId) -> ReservedSet {
-        self.policy(port).passes
+    #[inline(always)]
+    fn policy(&self, port: PortId) -> &PortPolicy {
+        PortTable::policy(self, port)
     }
 }
 

@@ -74,20 +74,8 @@ impl PortView for [PortPolicy; 4] {
         Some(PortKind::Guest)
     }
 
-    fn is_member(&self, port: PortId, segment: Segment) -> bool {
-        self[usize::from(port)].is_member(segment)
-    }
-
-    fn learns(&self, port: PortId) -> bool {
-        self[usize::from(port)].learns
-    }
-
-    fn is_isolated(&self, port: PortId) -> bool {
-        self[usize::from(port)].isolated
-    }
-
-    fn passes(&self, port: PortId) -> ReservedSet {
-        self[usize::from(port)].passes
+    fn policy(&self, port: PortId) -> &PortPolicy {
+        &self[usize::from(port)]
     }
 }
 
@@ -105,7 +93,7 @@ fn isolated_ports_do_not_reach_each_other_and_all_others() {
             let both = from < 2 && to < 2;
             let decision = policy.decide(ingress, station(to as u8).into());
             let expected = match both {
-                true => Decision::Drop(DropCause::Isolated),
+                true => Decision::Drop(DropReason::Isolated),
                 false => Decision::Unicast(to),
             };
             assert_eq!(decision, expected, "{from} to {to}");
@@ -128,7 +116,7 @@ fn a_port_that_does_not_learn_knows_its_static_addresses() {
     let known = [1, 2, 3].map(admit);
     assert_eq!(known, [Ok(Learn::Known), Ok(Learn::Static), Ok(Learn::Off)]);
     let group = MacAddr::BROADCAST.into();
-    assert_eq!(policy.admit_source(GUEST_A, group, NOW), Err(DropCause::BadSource));
+    assert_eq!(policy.admit_source(GUEST_A, group, NOW), Err(DropReason::BadSource));
     // An address that was learned elsewhere stays there.
     bench.fdb.learn(station(3), 1, NOW);
     assert_eq!((admit(3), bench.fdb.lookup(station(3))), (Ok(Learn::Off), Some(1)));
@@ -172,7 +160,7 @@ fn reserved_addresses_are_not_forwarded_and_their_sender_is_learned() {
     for last in 0..=0x0f {
         let to = MacAddr([0x01, 0x80, 0xc2, 0, 0, last]);
         let verdict = bench.forward(GUEST_A, station(last + 1), to);
-        assert_eq!(verdict.decision, Decision::Drop(DropCause::ReservedAddress), "{to}");
+        assert_eq!(verdict.decision, Decision::Drop(DropReason::Reserved), "{to}");
         assert_eq!(verdict.learned, Some(Learn::Inserted));
     }
 }
@@ -188,7 +176,7 @@ fn a_protocol_passes_between_ports_that_both_pass_it() {
     let ports = [&Reserved::ALL[..], &[Reserved::Lldp], &[Reserved::Stp], &[]].map(passes);
     let bench = Bench::new();
     let policy = Policy { fdb: &bench.fdb, ports: &ports, rules: Rules::default() };
-    let dropped = Decision::Drop(DropCause::ReservedAddress);
+    let dropped = Decision::Drop(DropReason::Reserved);
     for protocol in Reserved::ALL {
         let last = [0x0e, 2, 0][protocol as usize];
         let to = MacAddr([0x01, 0x80, 0xc2, 0, 0, last]);
@@ -224,7 +212,7 @@ fn a_source_no_station_has_is_dropped_and_not_learned() {
     let multicast = MacAddr([0x01, 0, 0x5e, 0, 0, 1]);
     for source in [MacAddr([0; 6]), multicast, MacAddr::BROADCAST] {
         let verdict = bench.forward(GUEST_A, source, station(1));
-        let dropped = Decision::Drop(DropCause::BadSource);
+        let dropped = Decision::Drop(DropReason::BadSource);
         assert_eq!(verdict, Verdict { learned: None, decision: dropped }, "{source}");
     }
     assert!(bench.fdb.is_empty());
@@ -235,7 +223,7 @@ fn a_frame_does_not_go_back_where_it_came_from() {
     let bench = Bench::new();
     bench.forward(GUEST_A, station(1), MacAddr::BROADCAST);
     let verdict = bench.forward(GUEST_A, station(2), station(1));
-    assert_eq!(verdict.decision, Decision::Drop(DropCause::Hairpin));
+    assert_eq!(verdict.decision, Decision::Drop(DropReason::Hairpin));
 }
 
 #[test]
@@ -243,7 +231,7 @@ fn uplink_to_uplink_is_dropped_unless_allowed() {
     let mut bench = Bench::new();
     bench.forward(UPLINK_D, station(4), MacAddr::BROADCAST);
     let verdict = bench.forward(UPLINK_C, station(3), station(4));
-    assert_eq!(verdict.decision, Decision::Drop(DropCause::UplinkToUplink));
+    assert_eq!(verdict.decision, Decision::Drop(DropReason::UplinkToUplink));
     let from_guest = bench.forward(GUEST_A, station(1), station(4));
     assert_eq!(from_guest.decision, Decision::Unicast(UPLINK_D.port));
     bench.rules.uplink_to_uplink = true;

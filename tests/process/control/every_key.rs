@@ -49,8 +49,13 @@ const MIRROR: Keys =
     &[("from", "p0"), ("to", "p1"), ("dir", "in"), ("vlan", "10"), ("snaplen", "96")];
 
 /// What `trace` says of a frame from the first port, and of one from the port with [`TRUNK`].
-const TRACED: [&str; 5] =
-    ["VLAN 10 of bridge blue", "learn=off", "rate-in is 10mbit", "bursts of 64kib", "bcast:1kpps"];
+const TRACED: [&str; 5] = [
+    "VLAN 10 of bridge 'blue'",
+    "learn=off",
+    "rate-in is 10mbit",
+    "bursts of 64kib",
+    "bcast:1kpps",
+];
 const TRACED_DOWN: &str = "admin";
 
 /// The two ports of a kind, with all its keys between them but the name.

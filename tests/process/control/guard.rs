@@ -216,7 +216,7 @@ fn a_trace_knows_the_guard() {
         assert!(trace(&[own, ip]).ends_with("it reaches 'p1'\n"), "{ip}");
     }
     let told = trace(&["src=02:56:53:00:00:09"]);
-    let why = "02:56:53:00:00:09 is not allowed as a source address of 'p0' (guard=on)";
+    let why = "guard=on at 'p0': 02:56:53:00:00:09 is not allowed as a source address";
     assert!(told.contains(why) && told.ends_with("it is dropped: guard\n"), "{told}");
     for ip in ["10.0.0.9", "fd00::9", "0.0.0.0", "::"] {
         let told = trace(&[own, &format!("ip={ip}")]);
@@ -225,7 +225,10 @@ fn a_trace_knows_the_guard() {
     }
     pair.lab.done(&["port", "set", "p0", "guard=log"]);
     let told = trace(&[own, "ip=10.0.0.9"]);
-    assert!(told.contains("counts it") && told.ends_with("it reaches 'p1'\n"), "{told}");
+    assert!(
+        told.contains("guard=log at 'p0' counts the frame") && told.ends_with("it reaches 'p1'\n"),
+        "{told}"
+    );
     let (status, line) = pair.lab.fails(&["trace", "p0", own, "dst=ff:ff:ff:ff:ff:ff", "ip=x"]);
     assert!(status == 1 || status == 2, "{status}");
     assert!(line.contains("ip must be an IP address"), "{line}");
@@ -242,23 +245,23 @@ fn a_trace_of_a_frame_looks_at_what_it_carries() {
     };
     for frame in honest() {
         let told = trace(&frame);
-        assert!(told.contains("it is allowed (guard=on)"), "{told}");
+        assert!(told.contains("the frame is allowed (guard=on)"), "{told}");
         assert!(told.ends_with("it reaches 'p1'\n"), "{told}");
     }
     for (rule, frame) in spoofed() {
         let told = trace(&frame);
         let why = match rule {
-            "mac" | "ip" => "is not allowed as a source address of 'p0'".to_owned(),
-            "server" => "a server or router sends it, which 'p0' may not have".to_owned(),
-            "ethertype" => "its type is not in the ethertypes of 'p0'".to_owned(),
-            "headers" => "its headers are not allowed".to_owned(),
-            rule => format!("is not allowed inside {} from 'p0'", rule.to_uppercase()),
+            "mac" | "ip" => "is not allowed as a source address".to_owned(),
+            "server" => "the frame is a server's or router's".to_owned(),
+            "ethertype" => "the frame's type is not in ethertypes".to_owned(),
+            "headers" => "the headers cannot be read".to_owned(),
+            rule => format!("is not allowed inside {}", rule.to_uppercase()),
         };
         assert!(told.contains(&why) && told.ends_with("it is dropped: guard\n"), "{rule}: {told}");
     }
     let cut = BASE64_STANDARD.encode(&discover(OWN)[..64]);
     let told = pair.lab.done(&["trace", "p0", &format!("frame={cut}"), "len=292"]);
-    assert!(told.contains("guard=on needs more of its bytes"), "{told}");
+    assert!(told.contains("guard=on needs more bytes"), "{told}");
     for (more, wanted) in [
         (&["frame=AAAA"][..], "frame must be 14 to 65557 bytes in base64"),
         (&["frame=//////8CVlMAAAAICAA=", "len=13"], "len must be a number from 14"),

@@ -63,14 +63,14 @@ fn ports_are_isolated_and_joined_while_they_serve() {
         pass(&mut vms, false);
         let told = trace(&words(three));
         assert_eq!((&told["reason"], &told["ports"]), (&json!("isolated"), &json!([])), "{told}");
-        assert!(has(&told, "is on another port with isolated=on"), "{told}");
+        assert!(has(&told, "'p3' and 'p2' have isolated=on"), "{told}");
         let told = trace("ff:ff:ff:ff:ff:ff");
-        assert!(has(&told, "not to 'p3': both are isolated"), "{told}");
+        assert!(has(&told, "not to 'p3': it and 'p2' have isolated=on"), "{told}");
         assert_eq!(told["ports"], json!(["p0", "p1"]), "{told}");
         let found = lab.ctl(&["why", "p2", "p3"]);
         let text = String::from_utf8(found.stdout).expect("UTF-8");
         assert!(found.status.code() == Some(1), "{text}");
-        assert!(text.contains("not to 'p3': both have isolated=on"), "{text}");
+        assert!(text.contains("not to 'p3': it and 'p2' have isolated=on"), "{text}");
         let port = lab.json(&["port", "show", "p3"])["port"].clone();
         // One of each round is for an address that is known.
         assert_eq!(port["isolated"], json!("on"));

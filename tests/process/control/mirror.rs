@@ -52,9 +52,9 @@ fn a_mirror_is_added_shown_and_deleted() {
         let frame = ["src=02:00:00:00:00:09", "dst=ff:ff:ff:ff:ff:ff"];
         lab.done(&["trace", port, frame[0], frame[1]])
     };
-    assert!(trace("p0").contains("mirror 'm' copies it to 'p2'"), "{}", trace("p0"));
+    assert!(trace("p0").contains("mirror 'm' copies the frame to 'p2'"), "{}", trace("p0"));
     assert!(trace("p2").contains("dropped: observer"), "{}", trace("p2"));
-    let words = "mirror 'm' copies what leaves by 'p0' to 'p2'";
+    let words = "mirror 'm' copies frames that leave by 'p0' to 'p2'";
     assert!(trace("p1").contains(words), "{}", trace("p1"));
     let file = lab.done(&["config", "show"]);
     assert!(file.contains("[[mirror]]") && file.contains("from = \"p0\""), "{file}");

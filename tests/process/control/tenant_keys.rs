@@ -59,29 +59,28 @@ const CASES: &[Case] = &[
     Case {
         keys: &["bridge"],
         ports: [",bridge=red", ""],
-        sentence: "it is in bridge red",
+        sentence: "the frame is in bridge 'red'",
         series: r#"in_drops_total{port="p0",reason="no_receiver"} 1"#,
         ..PLAIN
     },
     Case {
         keys: &["vlan"],
         ports: [",vlan=10", ",vlan=20"],
-        sentence: "'p0' is an access port of VLAN 10: a frame with the tag of VLAN 20 does not \
-                   come in",
+        sentence: "'p0' has vlan=10: a frame with the tag of VLAN 20 does not pass",
         series: r#"in_drops_total{port="p0",reason="vlan"} 1"#,
         ..TAGGED
     },
     Case {
         keys: &["trunk"],
         ports: [",trunk=10", ""],
-        sentence: "'p0' is a trunk of other VLANs",
+        sentence: "'p0' has trunk=10 and no native: a frame with the tag of VLAN 20 does not pass",
         series: r#"in_drops_total{port="p0",reason="vlan"} 1"#,
         ..TAGGED
     },
     Case {
         keys: &["native"],
         ports: [",trunk=10,native=30", ",bridge=default,vlan=30"],
-        sentence: "it is in VLAN 30",
+        sentence: "the frame is in VLAN 30",
         series: r#"out_frames_total{port="p1"} 1"#,
         ..PLAIN
     },
@@ -89,7 +88,7 @@ const CASES: &[Case] = &[
         keys: &["isolated"],
         ports: [",isolated=on", ",isolated=on"],
         dst: PEER,
-        sentence: "is on another port with isolated=on",
+        sentence: "'p1' and 'p0' have isolated=on",
         series: r#"in_drops_total{port="p0",reason="isolated"} 1"#,
         ..PLAIN
     },
@@ -104,7 +103,7 @@ const CASES: &[Case] = &[
         keys: &["flood"],
         ports: ["", ",flood=off"],
         dst: UNKNOWN,
-        sentence: "not to 'p1': flood=off",
+        sentence: "not to 'p1': it has flood=off",
         series: r#"out_frames_total{port="p1"} 0"#,
         ..PLAIN
     },
@@ -126,7 +125,7 @@ const CASES: &[Case] = &[
     Case {
         keys: &["guard", "allowed-macs"],
         ports: [",guard=on,allowed-macs=02:00:00:00:00:05", ""],
-        sentence: "02:56:53:00:00:00 is not allowed as a source address of 'p0' (guard=on)",
+        sentence: "guard=on at 'p0': 02:56:53:00:00:00 is not allowed as a source address",
         series: r#"in_drops_total{port="p0",reason="guard"} 1"#,
         ..PLAIN
     },
@@ -135,8 +134,8 @@ const CASES: &[Case] = &[
         ports: [",guard=log,allowed-ips=10.0.0.5", ""],
         rest: IP,
         given: "ip=10.0.0.9",
-        sentence: "10.0.0.9 is not allowed as a source address of 'p0' (guard=log, which counts it \
-                   alone)",
+        sentence: "guard=log at 'p0' counts the frame alone: 10.0.0.9 is not allowed as a source \
+                   address",
         series: r#"guard_violations_total{port="p0",rule="ip"} 1"#,
         ..PLAIN
     },
@@ -144,21 +143,21 @@ const CASES: &[Case] = &[
         keys: &["allow-server"],
         ports: [",guard=on,allow-server=dhcp,ra", ""],
         rest: IP,
-        sentence: "its source addresses are allowed (guard=on, allow-server=dhcp,ra)",
+        sentence: "the source addresses are allowed (guard=on, allow-server=dhcp,ra)",
         series: r#"out_frames_total{port="p1"} 1"#,
         ..PLAIN
     },
     Case {
         keys: &["ethertypes"],
         ports: [",guard=on,ethertypes=0x88b5", ""],
-        sentence: "its source addresses are allowed (guard=on)",
+        sentence: "the source addresses are allowed (guard=on)",
         series: r#"out_frames_total{port="p1"} 1"#,
         ..PLAIN
     },
     Case {
         keys: &["rate-in", "burst-in"],
         ports: [",rate-in=8kbit,burst-in=1514byte", ""],
-        sentence: "its rate-in is 8kbit (bursts of 1514byte): what exceeds it waits there",
+        sentence: "rate-in is 8kbit (bursts of 1514byte): frames beyond the rate wait",
         // One that waits is not waited for here: see `rates`.
         series: r#"rate_waits_total{port="p0"} 0"#,
         ..PLAIN
@@ -176,7 +175,7 @@ const CASES: &[Case] = &[
         keys: &["storm"],
         ports: [",storm=bcast:1pps", ""],
         count: 100,
-        sentence: "its storm limit is bcast:1pps: what exceeds it is dropped",
+        sentence: "the storm limit is bcast:1pps: floods beyond the limit are dropped",
         series: r#"in_drops_total{port="p0",reason="storm"} "#,
         ..PLAIN
     },
@@ -203,7 +202,7 @@ const CASES: &[Case] = &[
         keys: &["from", "to", "dir", "vlan", "snaplen"],
         extra: &["--mirror=m,from=p0,to=p2,dir=in,vlan=20,snaplen=64"],
         ports: [",trunk=20", ",trunk=20"],
-        sentence: "mirror 'm' copies it to 'p2', if it is in VLAN 20, 64 bytes at most",
+        sentence: "mirror 'm' copies the frame to 'p2', if it is in VLAN 20, 64 bytes at most",
         series: r#"mirror_copies_total{mirror="m"} 1"#,
         ..TAGGED
     },

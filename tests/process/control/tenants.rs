@@ -180,12 +180,22 @@ fn a_trace_tells_of_vlans() {
         lab.json(&args)
     };
     for (port, vlan, ports, sentence) in [
-        ("p1", "", json!(["p3"]), "it is in VLAN 10"),
-        ("p1", "vlan=20", json!([]), "'p1' is an access port of VLAN 10"),
+        ("p1", "", json!(["p3"]), "the frame is in VLAN 10"),
+        (
+            "p1",
+            "vlan=20",
+            json!([]),
+            "'p1' has vlan=10: a frame with the tag of VLAN 20 does not pass",
+        ),
         ("p1", "vlan=0", json!(["p3"]), "out to 'p3' with another tag"),
         ("p3", "vlan=20", json!(["p2"]), "out to 'p2' without its tag"),
-        ("p3", "vlan=30", json!([]), "'p3' is a trunk of other VLANs"),
-        ("p3", "", json!([]), "'p3' is a trunk without native: a frame without a tag"),
+        (
+            "p3",
+            "vlan=30",
+            json!([]),
+            "'p3' has trunk=10,20 and no native: a frame with the tag of VLAN 30",
+        ),
+        ("p3", "", json!([]), "no native: a frame without a tag"),
         ("p0", "vlan=10", json!([]), "is flooded"),
     ] {
         let told = trace(port, vlan);

@@ -79,7 +79,7 @@ fn a_trace_says_what_becomes_of_a_frame() {
         [
             "in on 'p0'",
             "02:56:53:00:00:00 is known here",
-            "ff:ff:ff:ff:ff:ff is a group's address: it is flooded",
+            "ff:ff:ff:ff:ff:ff is a group's address: the frame is flooded",
             "out to 'p1'",
             "not to 'p2': no front-end is connected to it",
             "it reaches 'p1'",
@@ -149,15 +149,18 @@ fn a_trace_of_a_frame_knows_what_snooping_does() {
     let report = igmp([239, 1, 1, 1], &[0x16, 0, 0, 0, 239, 1, 1, 1]);
     let query = igmp([224, 0, 0, 1], &[0x11, 0, 0, 0, 0, 0, 0, 0, 2, 125, 0, 0]);
     let told = trace("p0", &report);
-    assert!(told.contains("it is a report of IGMP or MLD, which is for multicast"), "{told}");
+    assert!(
+        told.contains("the frame is a report of IGMP or MLD, which is for multicast"),
+        "{told}"
+    );
     assert!(told.contains("not to 'p2': no multicast router is there"), "{told}");
     assert!(told.ends_with("it reaches 'p1'\n"), "{told}");
     let told = trace("p0", &query);
-    assert!(told.contains("it is a query, and 'p0' has multicast-router=off"), "{told}");
+    assert!(told.contains("'p0' with multicast-router=off sends a query"), "{told}");
     assert!(told.ends_with("it is dropped: querier\n"), "{told}");
     let hidden = [&[0xff; 6], &query[6..]].concat();
     let told = trace("p1", &hidden);
-    assert!(told.contains("it is a message of IGMP or MLD that is not whole"), "{told}");
+    assert!(told.contains("a message of IGMP or MLD is in fragments, malformed"), "{told}");
     assert!(told.ends_with("it is dropped: membership\n"), "{told}");
     ask(&mut vms[1]);
     assert!(trace("p1", &query).ends_with("it reaches 2 ports\n"));
@@ -190,7 +193,7 @@ fn a_trace_says_which_port_does_not_pass_a_protocol() {
     assert_eq!(changed, "pass - -> lldp,stp  now\n");
     lab.done(&["port", "set", "p1", "pass=lldp"]);
     let told = trace("0e");
-    has(&told, "01:80:c2:00:00:0e is flooded to the ports that pass it");
+    has(&told, "the frame is flooded to the ports that pass its protocol");
     has(&told, "not to 'p2': it does not pass lldp");
     has(&told, "it reaches 'p1'");
     has(&trace("00"), "it is dropped: no_receiver");

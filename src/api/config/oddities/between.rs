@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::Oddity;
 use crate::config::{Kind, Settings};
-use switch::{Reserved, VlanSet};
+use switch::{Reserved, VlanSet, segment_name};
 
 /// A combination of several ports' keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,14 +63,6 @@ fn by_vlan<'s>(members: &[&'s Settings]) -> BTreeMap<u16, Vec<&'s Settings>> {
     vlans
 }
 
-/// Names a VLAN of a bridge.
-fn segment(bridge: &str, vlan: u16) -> String {
-    match vlan {
-        0 => format!("bridge '{bridge}'"),
-        vlan => format!("VLAN {vlan} of bridge '{bridge}'"),
-    }
-}
-
 /// Finds VLANs of which all ports are isolated.
 fn isolated(members: &[&Settings]) -> Vec<Between> {
     let mut open = VlanSet::new();
@@ -82,7 +74,7 @@ fn isolated(members: &[&Settings]) -> Vec<Between> {
         let common = ports.iter().find(|port| port.kind != Kind::Port).unwrap_or(&first);
         let cause = format!(
             "isolated=on at all ports of {}: no frame passes between them",
-            segment(&first.bridge, vlan)
+            segment_name(&first.bridge, vlan)
         );
         let command = common.command("isolated=off");
         Between::of(ports, cause, command)
@@ -146,7 +138,7 @@ fn mtus(members: &[&Settings]) -> Vec<Between> {
         let cause = format!(
             "MTUs differ in {}: longer frames from '{}', mtu={most}, are dropped at '{}', \
              mtu={least}",
-            segment(&long.bridge, vlan),
+            segment_name(&long.bridge, vlan),
             long.name,
             short.name
         );

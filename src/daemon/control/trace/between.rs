@@ -2,14 +2,13 @@
 //! second, and lists everything that keeps the frame from the second port.
 
 use super::sample::Sample;
-use super::{Told, Way, hindrances, quote};
+use super::{Told, Way, hindrances, ingress, observer};
 use crate::control::methods::Switch;
 use api::wire::{Fault, Trace};
 use base::frame::MacAddr;
-use base::stats::DropReason;
 use datapath::port::{Port, PortTable};
 use switch::{
-    Decision, DropCause, Entry, EntryAge, Flood, Ingress, Membership, Policy, PortPolicy, VlanId,
+    Decision, Entry, EntryAge, Flood, Membership, Note, Policy, PortPolicy, Ruling, Station, VlanId,
 };
 use sys::clock;
 
@@ -85,116 +84,65 @@ fn vlan(from: &PortPolicy, to: &PortPolicy, [sources, destinations]: &[Vec<&Entr
     all.chain(listed).find(|vlan| common(*vlan)).or(untagged).or(first).unwrap_or(0)
 }
 
-impl Told {
+impl Told<'_> {
     /// Adds whether a frame that came in reaches the port `to`, or else everything that keeps the
     /// frame from the port.
     pub(super) fn toward(
         &mut self,
         policy: &Policy<'_, PortTable>,
         (port, to): (&Port, &Port),
-        (destination, decision): (MacAddr, Decision),
+        (destination, decision): (Station, Decision),
         way: Way<'_>,
     ) {
-        let ports = policy.ports;
-        let (from_policy, to_policy) = (ports.policy(port.id), ports.policy(to.id));
-        let mut why = apart(ports, (port, from_policy), (to, to_policy), Some(way.vlan));
-        if from_policy.vlans.untagged().is_none() {
-            let port = quote(port);
-            self.step(format!("{port} is a trunk without native: only tagged frames come in"));
+        let from = self.ports.policy(port.id);
+        let between = policy.between(ingress(port), ingress(to), Some(way.vlan));
+        let mut why: Vec<Ruling> = observer(self.ports, to.id).into_iter().chain(between).collect();
+        if from.vlans.untagged().is_none() {
+            self.add(&Ruling::passes(port.id, Note::TaggedOnly));
         }
+        let ruling = policy.destination(ingress(port), destination, decision);
         match decision {
             Decision::Unicast(at) => {
-                let at = &ports[at];
-                self.step(format!(
-                    "{destination} is on {}: the frame is sent there alone",
-                    quote(at)
-                ));
-                if at.id != to.id {
-                    why.push("the frame is for another port".to_owned());
-                }
+                self.add(&ruling);
+                why.extend((at != to.id).then(|| Ruling::avoids(to.id, Note::OtherPort)));
             }
             Decision::Flood(flood) => {
-                self.flood(port, (destination, flood, way.sample.stands_in[1].then_some(to)));
-                let segment = from_policy.segment(way.vlan);
-                let limited = self.limited(ports, segment, way.sample);
-                let reached = |reached: &Vec<_>| reached.contains(&to.id);
-                let limited = limited.filter(|(all, _)| !reached(all));
-                why.extend(limited.map(|(_, text)| text.to_owned()));
-                if to_policy.forwards && !to_policy.takes(flood) {
-                    why.push(match flood {
-                        Flood::Reserved(protocol) => format!("it does not pass {protocol}"),
-                        _ => "it has flood=off".to_owned(),
-                    });
+                let ruling = match flood {
+                    Flood::Unknown if way.sample.stands_in[1] => {
+                        Ruling::passes(to.id, Note::NoDestination)
+                    }
+                    _ => ruling,
+                };
+                self.flood(port, (ruling, destination.mac));
+                let limited = self.limited(destination.segment, way.sample);
+                why.extend(self.left_out(to, flood, limited.as_ref()));
+            }
+            Decision::Drop(reason) => {
+                self.reason = Some(reason);
+                if !why.iter().any(|known| known.ground == ruling.ground) {
+                    self.add(&ruling);
+                    why.push(Ruling::avoids(to.id, Note::Nowhere));
                 }
             }
-            // The steps about both ports have given the reason.
-            Decision::Drop(DropCause::Isolated) => self.reason = Some(DropReason::Isolated),
-            Decision::Drop(DropCause::UplinkToUplink) => {
-                self.reason = Some(DropReason::UplinkToUplink);
-            }
-            Decision::Drop(cause) => {
-                self.dropped(destination, cause);
-                why.push("the frame goes nowhere".to_owned());
-            }
         }
-        let ingress = Ingress { port: port.id, kind: port.kind() };
-        if !policy.rules.flood_reaches(ingress, to.id, to.kind()) {
-            why.push("both are uplinks, and uplink-to-uplink is off".to_owned());
-        }
-        self.leaves(to, to_policy, way, why);
+        self.leaves(to, way, why);
     }
 
     /// Adds everything that would keep a frame from the port `to`, if the frame did come in.
-    pub(super) fn behind(&mut self, ports: &PortTable, port: &Port, to: &Port, sample: &Sample) {
-        let policies = (ports.policy(port.id), ports.policy(to.id));
-        let mut why = apart(ports, (port, policies.0), (to, policies.1), None);
-        let found = hindrances(to, sample);
-        if sample.stands_in[1] && !policies.1.flood_unknown {
-            why.push("it has flood=off".to_owned());
-        }
-        why.extend(found.into_iter().map(|(text, _)| text));
+    pub(super) fn behind(
+        &mut self,
+        policy: &Policy<'_, PortTable>,
+        port: &Port,
+        to: &Port,
+        sample: &Sample,
+    ) {
+        let between = policy.between(ingress(port), ingress(to), None);
+        let flood = self.ports.policy(to.id).avoids(to.id, Flood::Unknown);
+        let flood = flood.filter(|_| sample.stands_in[1]);
+        let why = observer(self.ports, to.id).into_iter().chain(between).chain(flood);
+        let why: Vec<Ruling> = why.chain(hindrances(to, sample)).collect();
         if !why.is_empty() {
-            self.step(format!("not to {}: {}", quote(to), why.join("; ")));
+            self.misses(to, &why);
         }
     }
-}
-
-/// Returns the settings that keep two ports apart; `vlan` is the frame's VLAN, if the frame came
-/// in.
-fn apart(
-    ports: &PortTable,
-    (port, from): (&Port, &PortPolicy),
-    (to, policy): (&Port, &PortPolicy),
-    vlan: Option<VlanId>,
-) -> Vec<String> {
-    let mut why = Vec::new();
-    if let Some(watch) = ports.watches().find(|watch| watch.to == to.id) {
-        why.push(format!("it gets the copies of mirror '{}', and nothing else", watch.name));
-    }
-    let bridges = from.bridge.number() != policy.bridge.number();
-    let vlans = vlan.is_some_and(|vlan| !policy.vlans.is_member(vlan));
-    if bridges || vlans {
-        let differs = bridges && from.vlans != policy.vlans || vlans;
-        let [own, other] = [policy, from].map(|policy| place(policy, bridges, differs));
-        why.push(format!("it has {own}, {} has {other}", quote(port)));
-    }
-    if !from.reaches(policy) {
-        why.push("both have isolated=on".to_owned());
-    }
-    why
-}
-
-/// Returns the bridge and the VLANs of a port, as its settings name them.
-fn place(policy: &PortPolicy, with_bridge: bool, with_vlans: bool) -> String {
-    let bridge = with_bridge.then(|| format!("bridge={}", policy.bridge.name()));
-    let vlans = with_vlans.then(|| match &policy.vlans {
-        Membership::Opaque => "no vlan".to_owned(),
-        Membership::Access(vlan) => format!("vlan={vlan}"),
-        Membership::Trunk { tagged, native: None } => format!("trunk={tagged}"),
-        Membership::Trunk { tagged, native: Some(native) } => {
-            format!("trunk={tagged} native={native}")
-        }
-    });
-    let parts: Vec<String> = bridge.into_iter().chain(vlans).collect();
-    parts.join(" and ")
 }

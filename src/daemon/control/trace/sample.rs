@@ -10,8 +10,10 @@ use api::wire::{Fault, Trace};
 use base::frame::MacAddr;
 use base::frame::ethernet::{self, Snapshot};
 use base::frame::multicast::{self, Part};
-use base::limits::{MAX_FRAME_LEN, MAX_VLAN, MIN_FRAME_LEN, SNAPSHOT_LEN};
-use switch::multicast::{Barred, reach};
+use base::limits::{MAX_FRAME_LEN, MAX_HEADERS_LEN, MAX_VLAN, MIN_FRAME_LEN, SNAPSHOT_LEN};
+use base::stats::DropReason;
+use switch::multicast::reach;
+use switch::port_security::Headers;
 use switch::{Reach, Reserved, Segment, Snooping, VlanId};
 use sys::clock;
 
@@ -78,6 +80,14 @@ impl Sample {
         (ethernet::source(&snapshot), ethernet::destination(&snapshot))
     }
 
+    /// Returns the headers that a guard checks.
+    pub fn headers(&self) -> Headers<'_> {
+        let whole = &self.guarded[..];
+        let bytes = &whole[..whole.len().min(MAX_HEADERS_LEN)];
+        let len = if self.is_given { self.length as usize } else { bytes.len() };
+        Headers { bytes, whole, len, sum_at: None, is_cut: false }
+    }
+
     fn snapshot(&self) -> Snapshot {
         let mut snapshot = [0; SNAPSHOT_LEN];
         snapshot.iter_mut().zip(&self.bytes).for_each(|(to, byte)| *to = *byte);
@@ -108,7 +118,7 @@ impl Sample {
 
     /// Returns where snooping sends the frame as a message about groups; none if the frame is no
     /// such message. `may_query` is true if the frame's port may have a querier.
-    pub fn message(&self, may_query: bool) -> Result<Option<Reach>, Barred> {
+    pub fn message(&self, may_query: bool) -> Result<Option<Reach>, DropReason> {
         let part = Part { bytes: &self.bytes, len: self.bytes.len(), sum_at: None };
         match self.is_given && multicast::may_be_message(&self.snapshot()) {
             true => reach(&multicast::parse(&part), may_query),

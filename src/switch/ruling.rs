@@ -1,0 +1,226 @@
+//! Decisions about one frame, for people: the port that decides, the values that decide, and the
+//! verdict.
+//!
+//! The table of [`Note`] words each decision that no counter counts; the table of [`DropReason`]
+//! words each drop, for counters too. A sentence has its port in `{port}`, and other facts in
+//! places with their names ([`base::words::fill`]). A view such as `trace` adds the names of ports.
+
+use std::fmt::Display;
+
+use super::fdb::PortId;
+use base::stats::DropReason;
+use base::words::fill;
+
+/// A decision about a frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ruling {
+    /// The port whose settings, addresses or state decide.
+    pub port: PortId,
+    /// The row of a table that words the decision.
+    pub ground: Ground,
+    /// Facts of the sentence by name: values of keys, addresses, other ports.
+    facts: Vec<(&'static str, Fact)>,
+    /// Consequence for the frame.
+    pub verdict: Verdict,
+}
+
+/// The row that words a decision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ground {
+    /// A decision that no counter counts.
+    Note(Note),
+    /// A decision for which frames are dropped.
+    Drop(DropReason),
+}
+
+/// A fact of a decision.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Fact {
+    Port(PortId),
+    Text(String),
+}
+
+/// The consequence of a decision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The frame goes on.
+    Passes,
+    /// A flood leaves the port out, and no drop is counted.
+    Avoids,
+    /// The frame is dropped and counted.
+    Drops,
+}
+
+impl Ruling {
+    /// Makes a decision by which the frame goes on.
+    pub fn passes(port: PortId, note: Note) -> Ruling {
+        Ruling { port, ground: Ground::Note(note), facts: Vec::new(), verdict: Verdict::Passes }
+    }
+
+    /// Makes a decision by which the frame does not go to `port`.
+    pub fn avoids(port: PortId, ground: impl Into<Ground>) -> Ruling {
+        Ruling { port, ground: ground.into(), facts: Vec::new(), verdict: Verdict::Avoids }
+    }
+
+    /// Makes a decision by which the frame is dropped.
+    pub fn drops(port: PortId, reason: DropReason) -> Ruling {
+        Ruling { port, ground: Ground::Drop(reason), facts: Vec::new(), verdict: Verdict::Drops }
+    }
+
+    /// Adds a fact.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, value: impl Display) -> Ruling {
+        self.facts.push((name, Fact::Text(value.to_string())));
+        self
+    }
+
+    /// Adds a port as a fact.
+    #[must_use]
+    pub fn with_port(mut self, name: &'static str, port: PortId) -> Ruling {
+        self.facts.push((name, Fact::Port(port)));
+        self
+    }
+
+    /// Returns the reason of the drop, if the frame is dropped.
+    pub fn reason(&self) -> Option<DropReason> {
+        match (self.ground, self.verdict) {
+            (Ground::Drop(reason), Verdict::Drops) => Some(reason),
+            _ => None,
+        }
+    }
+
+    /// Returns the decision as a sentence. `name` returns the name of a port.
+    pub fn words(&self, name: impl Fn(PortId) -> String) -> String {
+        let sentence = match self.ground {
+            Ground::Note(note) => note.sentence(),
+            Ground::Drop(reason) => reason.sentence(),
+        };
+        fill(sentence, |place| match self.facts.iter().find(|(known, _)| *known == place) {
+            Some((_, Fact::Text(text))) => Some(text.clone()),
+            Some((_, Fact::Port(port))) => Some(name(*port)),
+            None => (place == "port").then(|| name(self.port)),
+        })
+    }
+}
+
+impl From<Note> for Ground {
+    fn from(note: Note) -> Ground {
+        Ground::Note(note)
+    }
+}
+
+impl From<DropReason> for Ground {
+    fn from(reason: DropReason) -> Ground {
+        Ground::Drop(reason)
+    }
+}
+
+macro_rules! notes {
+    ($($(#[$doc:meta])* $note:ident $sentence:literal;)*) => {
+        /// A decision that no counter counts.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Note { $($(#[$doc])* $note,)* }
+
+        impl Note {
+            /// Returns the sentence about the decision, with places for facts.
+            pub const fn sentence(self) -> &'static str {
+                match self { $(Note::$note => $sentence,)* }
+            }
+        }
+    };
+}
+
+notes! {
+    /// The frame comes in by the port.
+    In "in on {port}{idle}";
+    /// A mirror copies the frame as it comes in.
+    MirroredIn "mirror '{mirror}' copies the frame to {to}{limits}";
+    /// A mirror copies the frame as it leaves.
+    MirroredOut "mirror '{mirror}' copies frames that leave by {port} to {to}{limits}";
+    /// The port's guard lets the frame pass.
+    Allowed "{what} allowed ({guard})";
+    /// The guard cannot decide about the known bytes.
+    Unread "{guard} needs more bytes of the frame to decide";
+    /// The guard does not let the frame pass, and only counts the frame.
+    Counted "guard=log at {port} counts the frame alone: {why}";
+    /// The frame is in a VLAN or bridge other than the default.
+    InSegment "the frame is in {segment}";
+    /// The port admits only frames with a tag.
+    TaggedOnly "{port} is a trunk without native: only tagged frames come in";
+    /// Frames from the port beyond a rate wait.
+    RateIn "rate-in is {rate}: frames beyond the rate wait at the sender";
+    /// The source address is static at the port.
+    StaticHere "{mac} is configured here";
+    /// The source address is known at the port.
+    KnownHere "{mac} is known here";
+    /// The source address moves to the port.
+    Moves "{mac} was seen on {from}, and moves here";
+    /// The source address is static at another port.
+    StaticElsewhere "{mac} is configured on {at}: not learned here, so answers go there";
+    /// The source address flaps, and is held at another port.
+    Held "{mac} flaps between ports, and is held on {at} for a while: not learned here, so answers \
+          go there";
+    /// The source address is learned.
+    Learned "{mac} is new, and is learned here";
+    /// The port has learned as many addresses as it may.
+    Full "{mac} is not learned here: the port has as many as it may (max-addresses)";
+    /// The port learns no addresses.
+    LearnOff "{mac} is not learned here (learn=off)";
+    /// No address is known behind the sending port.
+    NoSource "no address is known behind {port}";
+    /// The port passes the protocol of a reserved address.
+    PassesProtocol "{frame}: {port} passes {protocol}";
+    /// The port does not pass the protocol of a reserved address.
+    DeniesProtocol "{frame}: {port} does not pass {protocol}";
+    /// The destination is behind one port.
+    Unicast "{mac} is on {port}: the frame is sent there alone";
+    /// The destination is the address of a group.
+    FloodedGroup "{mac} is a group's address: the frame is flooded";
+    /// No port is known to have the destination.
+    FloodedUnknown "{mac} is not known: the frame is flooded";
+    /// No address is known behind the receiving port.
+    NoDestination "no address is known behind {port}: frames for it are flooded";
+    /// The destination is reserved for a protocol that ports pass.
+    FloodedReserved "the frame is flooded to the ports that pass its protocol";
+    /// Floods from the port beyond a rate are dropped.
+    Storm "the storm limit is {limit}: floods beyond the limit are dropped";
+    /// The group has members.
+    Members "group {group}: members, routers, and ports not asked yet are {members}";
+    /// The frame is a report of a group.
+    Report "the frame is a report of IGMP or MLD, which is for multicast routers";
+    /// The frame is a message about groups for all.
+    ForAll "the frame is a message of IGMP or MLD, which is for all";
+    /// The port is no member of the group.
+    NoMember "{port} is no member of the group";
+    /// No multicast router is behind the port.
+    NoRouter "no multicast router is there";
+    /// The destination is behind another port.
+    OtherPort "the frame is for another port";
+    /// The frame is dropped.
+    Nowhere "the frame goes nowhere";
+    /// The ports have different bridges or VLANs.
+    Apart "{port} has {own}, {other} has {others}";
+    /// The port gets no frames for unknown addresses.
+    FloodOff "{port} has flood=off";
+    /// The port does not pass the frame's protocol.
+    PassOff "{port} does not pass {protocol}";
+    /// The frame leaves by the port.
+    Out "out to {port}{tag}{limit}";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ruling_is_worded_with_its_facts() {
+        let name = |port| format!("'p{port}'");
+        let moves = Ruling::passes(1, Note::Moves).with("mac", "02::1").with_port("from", 2);
+        assert_eq!(moves.words(name), "02::1 was seen on 'p2', and moves here");
+        assert_eq!(moves.reason(), None);
+        let isolated = Ruling::drops(1, DropReason::Isolated).with_port("other", 2);
+        assert_eq!(isolated.words(name), "'p1' and 'p2' have isolated=on");
+        assert_eq!(isolated.reason(), Some(DropReason::Isolated));
+        assert_eq!(Ruling::avoids(1, Note::FloodOff).words(name), "'p1' has flood=off");
+    }
+}
