@@ -5,6 +5,7 @@
 //! | [`vhost_user`] | one front-end's session |
 //! | [`worker`] | threads of the data path: when each ring is worked, and by which |
 //! | [`pipeline`] | one burst, top to bottom: take, classify, plan, deliver, complete |
+//! | [`stalls`] | waits for a guest's memory: reserve threads, suspended ports |
 //! | [`port`] | what frames come from and go to: a guest's rings, an uplink |
 //! | [`ring`] | split virtqueues |
 //! | [`memory`] | guest memory: mapping, translation, dirty log |
@@ -23,5 +24,6 @@ pub mod memory;
 pub mod pipeline;
 pub mod port;
 pub mod ring;
+pub mod stalls;
 pub mod vhost_user;
 pub mod worker;

@@ -70,7 +70,7 @@ struct Entry {
     thread: AtomicI32,
     /// `state` at the watchdog's last look.
     seen: AtomicU64,
-    presence: Presence,
+    presence: Arc<Presence>,
     /// Called if the slot's thread is stuck; `None` if nobody wants to know.
     watched: Option<Watched>,
 }
@@ -150,7 +150,7 @@ impl BlockedWriterWatch {
             state: AtomicU64::new(IDLE),
             thread: AtomicI32::new(0),
             seen: AtomicU64::new(IDLE),
-            presence: Presence::default(),
+            presence: Arc::default(),
             watched,
         });
         lock(&self.shared.entries).push(Arc::clone(&entry));
@@ -230,16 +230,9 @@ impl SignalSlot {
         }
     }
 
-    /// Notes the two places that the thread is at, for the report of a stuck thread.
-    #[inline(always)]
-    pub fn at(&self, at: [u32; 2]) {
-        self.entry.presence.at(at);
-    }
-
-    /// Notes the second place that the thread is at, for the report of a stuck thread.
-    #[inline(always)]
-    pub fn also_at(&self, second: u32) {
-        self.entry.presence.also_at(second);
+    /// Returns the record in which the thread publishes its places.
+    pub fn presence(&self) -> Arc<Presence> {
+        Arc::clone(&self.entry.presence)
     }
 
     /// Notes that the thread begins step `step`, which differs from the last step.

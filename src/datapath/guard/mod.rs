@@ -14,5 +14,5 @@ mod signal_cost;
 
 pub use blocked_writers::{BlockedWriterWatch, SignalSlot};
 pub use call::{CallFd, SignalResult};
-pub use presence::{IsStalled, NOWHERE, OnStall, Stalled};
+pub use presence::{IsStalled, NOWHERE, OnStall, Presence, Stalled};
 pub use signal_cost::{SignalCost, Took};

@@ -24,7 +24,7 @@ const BUSY_NANOS: u64 = 1_000_000;
 /// The state that a thread publishes for the watchdog; on its own cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(super) struct Presence {
+pub struct Presence {
     /// The thread's id in the kernel; 0 before the thread is awake for the first time.
     thread: AtomicI32,
     state: OnceLock<State>,
@@ -75,7 +75,7 @@ impl fmt::Debug for Watched {
 
 impl Presence {
     /// Notes that the calling thread, whose id is `thread`, is awake.
-    pub fn awake(&self, thread: i32) {
+    pub(super) fn awake(&self, thread: i32) {
         if self.thread.load(Ordering::Relaxed) != thread {
             self.thread.store(thread, Ordering::Relaxed);
             self.state.get_or_init(State::of_this_thread);
@@ -84,23 +84,17 @@ impl Presence {
     }
 
     /// Notes that the thread is about to sleep.
-    pub fn asleep(&self) {
+    pub(super) fn asleep(&self) {
         self.awake.store(false, Ordering::Relaxed);
     }
 
     /// Notes the two places that the thread is at from here on.
     #[inline(always)]
     pub fn at(&self, at: [u32; 2]) {
+        // The memory accessed next may be these very words, for all that the compiler knows, so the
+        // compiler keeps these stores in front. A fence would cost ten instructions a run.
         self.at[0].store(at[0], Ordering::Relaxed);
-        self.also_at(at[1]);
-    }
-
-    /// Notes the second place that the thread is at from here on.
-    #[inline(always)]
-    pub fn also_at(&self, second: u32) {
-        // The memory accessed next may be this very word, for all that the compiler knows, so the
-        // compiler keeps this store in front. A fence would cost ten instructions a run.
-        self.at[1].store(second, Ordering::Relaxed);
+        self.at[1].store(at[1], Ordering::Relaxed);
     }
 
     /// True if the thread is awake and in step `step`.
@@ -112,7 +106,7 @@ impl Presence {
 
     /// Notes that the thread begins step `step`.
     #[inline(always)]
-    pub fn step(&self, step: u64) {
+    pub(super) fn step(&self, step: u64) {
         self.steps.store(step, Ordering::Relaxed);
     }
 }
@@ -186,7 +180,7 @@ mod tests {
             |slot, ended| {
                 slot.active();
                 slot.step(7);
-                slot.at([42, NOWHERE]);
+                slot.presence().at([42, NOWHERE]);
                 let _ = ended.recv();
             },
             LONG,

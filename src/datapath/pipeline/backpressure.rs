@@ -18,10 +18,10 @@
 
 use super::plan::{Plan, Run};
 use super::rate_out;
-use super::stalls::At;
 use crate::port::gate::Waiting;
 use crate::port::{Next, PortTable, Queue, Rx, RxState, Tx, TxState};
 use crate::ring::{Burst, SplitRing};
+use crate::stalls::Stalls;
 use base::limits::LOCK_WAIT_NANOS;
 use switch::PortId;
 use sys::clock;
@@ -70,10 +70,9 @@ impl<'a> Backpressure<'a> {
     }
 
     /// Looks at the receiver that the ring's first frames wait for. Returns how many frames, at
-    /// most `limit`, are worth taking now; an error says what the worker does instead. Calls
-    /// `is_at` with the port whose memory is touched, and at the end with the sender's port.
+    /// most `limit`, are worth taking now; an error says what the worker does instead.
     #[inline(never)]
-    pub fn look(&mut self, limit: usize, is_at: impl Fn(At)) -> Result<usize, Next> {
+    pub fn look(&mut self, limit: usize, stalls: &Stalls) -> Result<usize, Next> {
         let Some((state, _)) = &mut self.ring else { return Ok(limit) };
         let TxState { vring, side: Tx { gate, .. }, .. } = &mut **state;
         let price = gate.receiver.and_then(|to| gate.price((to.port, to.queue), self.now));
@@ -97,9 +96,9 @@ impl<'a> Backpressure<'a> {
         };
         waiting.locked_since = None;
         let Some((receive_ring, admission)) = receiver.admission() else { return Ok(limit) };
-        is_at(At::NOTHING.and(waiting.port));
+        stalls.at_receiver(waiting.port);
         let free = receive_ring.offered();
-        is_at(At::sender(self.from));
+        stalls.at_sender(self.from);
         let waited = waiting.charge(self.now, price.unwrap_or(1));
         let may_wait = admission.may_wait(self.from, waited) && price.is_some();
         let mut granted = admission.grant(self.from, wanted, free);
@@ -286,9 +285,9 @@ fn wait_for_lock(waiting: &mut Waiting, queue: &Queue<Rx>, now: u64) -> Result<(
 }
 
 /// Asks for a kick at the next buffers of the receiver that a ring's frames wait for, before worker
-/// `worker` sleeps. True if buffers came already. Calls `is_at` with the receiver whose memory is
-/// touched. Frames that wait for a rate need no kick: their waiting ends at a known time.
-pub fn listen(worker: usize, ports: &PortTable, state: &TxState, is_at: impl Fn(At)) -> bool {
+/// `worker` sleeps. True if buffers came already. Frames that wait for a rate need no kick: their
+/// waiting ends at a known time.
+pub fn listen(worker: usize, ports: &PortTable, state: &TxState, stalls: &Stalls) -> bool {
     let gate = &state.side.gate;
     if gate.booked.is_some() || state.memory.is_set() {
         // The ring is not looked at before a known time, whatever comes.
@@ -298,7 +297,7 @@ pub fn listen(worker: usize, ports: &PortTable, state: &TxState, is_at: impl Fn(
         return false;
     };
     let Some(receiver) = receiver_of(ports, &waiting) else { return true };
-    is_at(At::NOTHING.and(waiting.port));
+    stalls.at_receiver(waiting.port);
     match receiver.lock_again() {
         Some(mut state) => {
             state.side.awaited.add(worker);

@@ -36,7 +36,6 @@ use super::multicast::Snooped;
 use super::plan::Plan;
 use super::rate_out;
 use super::signals::{Broken, Signals};
-use super::stalls::{At, Stalls};
 use crate::capture::outcomes::Outcomes;
 use crate::guard::SignalSlot;
 use crate::port::device::FrameReader;
@@ -44,6 +43,7 @@ use crate::port::quantum::Account;
 use crate::port::steering::Steering;
 use crate::port::{FloodPermit, FloodSlot, Next, Port, PortTable, Queue, Tx, TxState};
 use crate::ring::Burst;
+use crate::stalls::Stalls;
 use base::frame::flow_hash;
 use base::limits::{BURST_FRAMES, RETRY_NANOS};
 use base::stats::{DropReason, QueueStats, WorkerStats};
@@ -122,8 +122,8 @@ impl Pipeline {
             rules,
             context: Some(Box::default()),
             reader: FrameReader::default(),
+            stalls: Stalls::new(slot.presence()),
             signals: Signals::new(worker, slot),
-            stalls: Stalls::default(),
             account: Account::default(),
             floods: Arc::default(),
             time: Time { tick: Tick::default(), cycle: 0, retry: clock::cycles_in(RETRY_NANOS) },
@@ -159,7 +159,7 @@ impl Pipeline {
     /// Ends a turn: reports broken rings and sends the turn's signals.
     #[inline]
     pub fn end_turn(&mut self, ports: &PortTable, stats: &WorkerStats) {
-        self.is_at(At::NOTHING);
+        self.stalls.at_nothing();
         for Broken { port, session, ring, error } in self.signals.broken() {
             report_broken(&ports[port], session, ring, error);
         }
@@ -173,12 +173,6 @@ impl Pipeline {
         self.floods = Arc::clone(floods);
     }
 
-    /// Publishes the ports whose memory the worker touches from now on.
-    #[inline(always)]
-    pub fn is_at(&self, at: At) {
-        self.signals.slot().at(at.0);
-    }
-
     /// Returns when to retry a condition that another thread ends and no event reports.
     pub fn retry(&self) -> Next {
         // One cycle less than the shortest sleep: the worker spins, since the condition may end
@@ -189,7 +183,7 @@ impl Pipeline {
     /// Asks for a kick, before a sleep, from the receiver whose buffers a ring's frames wait for;
     /// see [`backpressure::listen`].
     pub fn listen(&self, ports: &PortTable, state: &TxState) -> bool {
-        backpressure::listen(self.worker, ports, state, |at| self.is_at(at))
+        backpressure::listen(self.worker, ports, state, &self.stalls)
     }
 
     /// Returns the worker's record of delays by guests' memory.
@@ -258,7 +252,7 @@ impl Pipeline {
             passed.refund_cut(source.port(), &guard.burst);
         }
         self.report(ports, source.port(), &mut guard, stats);
-        self.is_at(At::sender(source.port().id));
+        self.stalls.at_sender(source.port().id);
         source.complete(self, guard, stats, next)
     }
 

@@ -27,17 +27,17 @@ use super::flood::limit_part;
 use super::plan::{Fan, Plan, Run};
 use super::screen::Passage;
 use super::signals::Signals;
-use super::stalls::{At, Stalls};
 use crate::capture::outcomes::Outcomes;
 use crate::events::{What, reason};
 use crate::port::{DevicePort, Endpoint, Eviction, GuestPort, Port, Queue, Rx, RxState};
 use crate::ring::{Burst, Cut, Delivered, RingError, RxScratch};
+use crate::stalls::Stalls;
 use base::frame::flow_hash;
 use base::limits::{
     BURST_FRAMES, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_FLOOD_SEGMENTS, MAX_SEGMENTS,
 };
 use base::stats::{DropReason, Drops, WorkerStats};
-use switch::Tick;
+use switch::{PortId, Tick};
 use sys::clock;
 use sys::frame_io::FrameBatch;
 
@@ -239,17 +239,17 @@ impl Delivery<'_> {
         self.wait_for(queue)
     }
 
-    /// Names the memory of the guest that sends the burst, or none if no ring is the source.
-    fn sender(&self) -> At {
-        let Backpressure { from, ring, .. } = &self.backpressure;
-        if ring.is_some() { At::sender(*from) } else { At::NOTHING }
+    /// Returns the port in whose memory the frames may lie; none for copies of private frames and
+    /// for frames of devices.
+    fn sender(&self) -> Option<PortId> {
+        self.backpressure.ring.is_some().then_some(self.backpressure.from)
     }
 
     /// Sleeps until the lock is free, at most for the rest of the burst's time for waiting.
     #[cold]
     fn wait_for<'q>(&mut self, queue: &'q Queue<Rx>) -> Option<MutexGuard<'q, RxState>> {
         self.stats.lock_parks.add(1);
-        self.signals.slot().at(At::NOTHING.0);
+        self.stalls.at_nothing();
         // Guests are owed a signal at the end of this turn, which the sleep would delay.
         self.signals.flush(self.backpressure.ports, self.stats, self.backpressure.now);
         let most = Duration::from_nanos(LOCK_WAIT_NANOS);
@@ -258,7 +258,6 @@ impl Delivery<'_> {
             std::thread::sleep(LOCK_WAIT_STEP);
             let state = queue.lock_again();
             if state.is_some() {
-                self.signals.slot().at(self.sender().0);
                 return state;
             }
         }
@@ -277,12 +276,8 @@ impl Delivery<'_> {
         burst: &Burst,
         how: Try,
     ) -> Rest {
-        self.signals.slot().also_at(to.port.id.into());
+        let start = self.stalls.begin_run(self.sender(), to.port.id);
         let (session, slow) = (state.vring.session, self.slow);
-        let start = self.stalls.is_watching().then(clock::cycles);
-        if start.is_some() {
-            self.signals.slot().at(At::NOTHING.and(to.port.id).0);
-        }
         let rest = self.fill(to, run, state, burst, how);
         if let Some(stall) = start.and_then(|start| self.stalls.end_run(start)) {
             self.slow = slow.saturating_add(stall.cycles);
@@ -482,14 +477,11 @@ impl Delivery<'_> {
         frames: &[u8],
         settled: &mut dyn FnMut(usize),
     ) {
-        // Sending may take long: the peer of a socket or the host's network may be slow. While the
-        // worker watches, the frames are in private memory, so the sender's memory is not touched.
-        let from = if self.stalls.is_watching() { At::NOTHING } else { self.sender() };
-        self.signals.slot().at(from.and(port.id).0);
+        // Sending may take long: the peer of a socket or the host's network may be slow.
+        self.stalls.begin_run(self.sender(), port.id);
         let frames = (self.backpressure.from, frames);
         let batch = &mut self.room.batch;
         device.send(self.worker, burst, frames, batch, (port, self.outcomes), settled);
-        self.signals.slot().at(self.sender().0);
     }
 
     /// Delivers copies of frames to the port of a mirror without a change of tags, and returns the

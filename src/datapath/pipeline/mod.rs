@@ -14,8 +14,7 @@
 //! * [`backpressure`] frames that wait in their sender's ring for their receiver;
 //! * [`rate_out`] frames beyond the rate of their egress port;
 //! * [`deliver`] delivery of the runs of a plan to their ports;
-//! * [`signals`] signals to guests;
-//! * [`stalls`] delays by guests' memory.
+//! * [`signals`] signals to guests.
 
 mod arrival;
 pub mod backpressure;
@@ -31,6 +30,5 @@ pub mod plan;
 pub mod rate_out;
 pub mod screen;
 pub mod signals;
-pub mod stalls;
 
 pub use burst::{Pipeline, announce::Announcement};

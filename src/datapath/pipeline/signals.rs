@@ -11,10 +11,9 @@ use std::cmp::Reverse;
 use std::sync::{Arc, Weak};
 
 use self::held::HeldSignals;
-use crate::events::{What, reason};
 use crate::guard::{SignalResult, SignalSlot, Took};
 use crate::port::moderation::Completed;
-use crate::port::{Eviction, Port, PortTable, Tx, TxState, Vring};
+use crate::port::{PortTable, Tx, TxState, Vring};
 use crate::ring::{CallFd, RingError};
 use base::limits::{SENDERS_NANOS, SHORTEST_SLEEP_NANOS};
 use base::stats::{QueueStats, WorkerStats};
@@ -310,7 +309,7 @@ impl Signals {
                 }
             };
             if let (Some(harm), Some(port)) = (harm, ports.get(*id)) {
-                evict(port, call.owner(), harm);
+                port.evict(call.owner(), harm);
             }
             if took.micros.is_some() || cycles > self.slot.long() {
                 self.charge(at, took);
@@ -388,14 +387,6 @@ fn pace(paced: &mut Vec<PacedSignal>, port: PortId, call: &Arc<CallFd>) {
         let now = clock::cycles();
         let due = now.saturating_add(call.wait_left(now));
         paced.push(PacedSignal { port, call: Arc::downgrade(call), due });
-    }
-}
-
-/// Ends the session of a front-end that delays others.
-pub fn evict(port: &Port, session: u64, why: &str) {
-    let guest = port.as_guest();
-    if guest.is_some_and(|guest| guest.evict(session, Eviction::Harmful)) {
-        port.tell(What::Dropped { why: reason(why) });
     }
 }
 

@@ -47,7 +47,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::capture::outcomes::Outcomes;
-use crate::events::{Events, PortEvents, What};
+use crate::events::{Events, PortEvents, What, reason};
 use crate::guard::bucket::Bucket;
 use base::frame::MacAddr;
 use base::frame::offload::Offloads;
@@ -212,6 +212,14 @@ impl Port {
     /// Reports an event, with a log line if the port's log limit permits.
     pub fn tell(&self, what: What) {
         self.reports.events.tell(&self.name, what, self.reports.log.allow());
+    }
+
+    /// Ends session `session` of a front-end that delays others, and reports why.
+    pub fn evict(&self, session: u64, why: &str) {
+        let guest = self.as_guest();
+        if guest.is_some_and(|guest| guest.evict(session, Eviction::Harmful)) {
+            self.tell(What::Dropped { why: reason(why) });
+        }
     }
 
     /// Returns the VM behind this port, if the port is a VM's.

@@ -126,10 +126,9 @@ mod tests {
     /// Returns workers that have handles and no threads.
     fn workers(count: usize) -> Workers {
         let handles = (0..count).map(|n| Arc::new(super::super::WorkerHandle::new(n).unwrap()));
-        let handles: Vec<_> = handles.collect();
-        let rings = super::super::Assignment::new(handles.clone(), Arc::default());
-        let reserves = super::super::Reserves::new(handles, count, Arc::default());
-        Workers { rings, reserves: Arc::new(reserves), threads: Default::default() }
+        let handles: Arc<[_]> = handles.collect();
+        let rings = super::super::Assignment::new(handles.to_vec(), Arc::default());
+        Workers { rings, handles, threads: Default::default() }
     }
 
     #[test]

@@ -3,25 +3,21 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::Thread;
 
-use rustix::thread::gettid;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::guard::{BlockedWriterWatch, Stalled};
+use crate::guard::BlockedWriterWatch;
 use crate::pipeline::Announcement;
 use crate::pipeline::flood::FloodList;
-use crate::port::{Port, Ports};
+use crate::port::Ports;
+use crate::stalls::Takeover;
 use base::limits::MAX_NOTES;
 use base::stats::WorkerStats;
 use switch::{Fdb, PortId, Rules};
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Subject of an event in a worker's epoll set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -83,7 +79,7 @@ pub enum Note {
 #[derive(Debug)]
 pub struct WorkerHandle {
     pub(super) epoll: Epoll,
-    pub(super) wake: EventFd,
+    pub(super) wake: Arc<EventFd>,
     pub(super) notes: Mutex<Vec<Note>>,
     pub(super) noted: AtomicBool,
     pub(super) stop: AtomicBool,
@@ -93,7 +89,9 @@ pub struct WorkerHandle {
     /// Unfinished floods of the worker.
     pub(super) floods: Arc<FloodList>,
     /// Takeover state of the thread.
-    pub(super) takeover: Takeover,
+    pub(super) takeover: Arc<Takeover>,
+    /// For a worker: counts by threads that relieved it.
+    pub(super) counted: WorkerStats,
     /// Counters.
     pub stats: WorkerStats,
 }
@@ -101,9 +99,10 @@ pub struct WorkerHandle {
 impl WorkerHandle {
     pub(super) fn new(number: usize) -> io::Result<WorkerHandle> {
         let epoll = Epoll::new()?;
-        let wake = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
+        let wake = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
         let handle = WorkerHandle {
             epoll,
+            takeover: Arc::new(Takeover::new(number, Arc::clone(&wake))),
             wake,
             notes: Mutex::new(Vec::new()),
             noted: AtomicBool::new(false),
@@ -111,7 +110,7 @@ impl WorkerHandle {
             adopted: AtomicU64::new(0),
             sleep_state: SleepState::default(),
             floods: Arc::default(),
-            takeover: Takeover::new(number),
+            counted: WorkerStats::default(),
             stats: WorkerStats::default(),
         };
         handle.watch(handle.wake.as_raw_fd(), Token::Wake)?;
@@ -194,99 +193,10 @@ impl WorkerHandle {
     }
 }
 
-/// Task of a reserve.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Duty {
-    /// The worker to relieve.
-    pub worker: usize,
-    /// The stuck thread.
-    pub instead_of: usize,
-    /// State of the thread when it was found stuck.
-    pub stalled: Stalled,
-}
-
-/// A port whose rings are suspended.
-#[derive(Debug)]
-pub(super) struct Suspended {
-    pub port: Arc<Port>,
-    pub session: Option<u64>,
-    /// The thread touched no other port.
-    pub alone: bool,
-}
-
-/// Takeover state of a thread: of a worker that is relieved, or of a reserve.
-#[derive(Debug, Default)]
-pub(super) struct Takeover {
-    /// Kernel thread id, once the thread runs.
-    pub(super) thread: AtomicI32,
-    /// One of the following fields changed.
-    pub(super) news: AtomicBool,
-    /// For a worker: the number of the thread that works for it.
-    pub(super) acting: AtomicUsize,
-    /// For a reserve: its task.
-    pub(super) duty: Mutex<Option<Duty>>,
-    /// The ports whose memory the stuck thread touches.
-    pub(super) suspended: Mutex<Vec<Suspended>>,
-    /// For a worker: counts by threads that relieved it.
-    pub counted: WorkerStats,
-}
-
-impl Takeover {
-    /// Creates the state of thread `number`.
-    pub fn new(number: usize) -> Takeover {
-        Takeover { acting: AtomicUsize::new(number), ..Takeover::default() }
-    }
-
-    /// True once after each change.
-    #[inline(always)]
-    pub fn has_news(&self) -> bool {
-        self.news.load(Ordering::Relaxed) && self.news.swap(false, Ordering::Acquire)
-    }
-
-    /// Tells the thread of a change, which the thread reads before it sleeps at the latest.
-    pub(super) fn notify(&self) {
-        self.news.store(true, Ordering::SeqCst);
-    }
-
-    /// True if there is a change. Called after the thread published that it is about to sleep: a
-    /// thread that notifies, and then finds this thread awake, need not wake it.
-    pub fn has_news_before_sleep(&self) -> bool {
-        fence(Ordering::SeqCst);
-        self.news.load(Ordering::Relaxed)
-    }
-
-    /// Records the calling thread as the thread of this state.
-    pub fn begin(&self) {
-        self.thread.store(gettid().as_raw_pid(), Ordering::Relaxed);
-    }
-
-    /// Returns the task of the reserve.
-    pub fn duty(&self) -> Option<Duty> {
-        *lock(&self.duty)
-    }
-
-    /// Ends the task of the reserve.
-    pub fn end_duty(&self) {
-        *lock(&self.duty) = None;
-    }
-
-    /// Takes the ports that were suspended since the thread got stuck.
-    pub fn take_suspended(&self) -> Vec<Suspended> {
-        std::mem::take(&mut lock(&self.suspended))
-    }
-}
-
 impl WorkerHandle {
     /// True while the thread sleeps.
     pub(super) fn is_asleep(&self) -> bool {
         self.sleep_state.asleep.load(Ordering::Relaxed)
-    }
-
-    /// Tells the thread of a change of its takeover state, and wakes the thread.
-    pub(super) fn notify_takeover(&self) {
-        self.takeover.notify();
-        // EAGAIN means that the counter is full: the thread wakes up anyway.
-        let _ = self.wake.write(1);
     }
 }
 

@@ -21,7 +21,6 @@ use std::sync::MutexGuard;
 
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-use crate::pipeline::signals::evict;
 use crate::port::{Awaited, GuestPort, Port, RxState};
 use crate::ring::SplitRing;
 use base::limits::SIGNAL_MICROS;
@@ -84,7 +83,7 @@ fn measured<T>(port: &Port, work: impl FnOnce() -> T) -> T {
         let now = clock::cycles();
         let harmful = guest.signal_cost.took(micros, clock::since(began, now), now);
         if harmful && let Some(session) = guest.session() {
-            evict(port, session, "its kick descriptor has too many waiters");
+            port.evict(session, "its kick descriptor has too many waiters");
         }
     }
     done

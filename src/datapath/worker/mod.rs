@@ -9,7 +9,6 @@
 //! * [`assignment`] which worker serves which ring, and moves of rings;
 //! * [`balance`] the choice of rings that move for their load; [`balancer`] the thread that moves
 //!   rings;
-//! * [`reserve`] threads that relieve a stuck worker;
 //! * [`run`] the loop of a worker;
 //! * [`handle`] the part of a worker that other threads use;
 //! * [`kick`] kick descriptors and their events;
@@ -24,7 +23,6 @@ pub mod balance;
 pub mod balancer;
 pub mod handle;
 pub mod kick;
-pub mod reserve;
 pub mod run;
 pub mod spin;
 
@@ -35,8 +33,8 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use self::assignment::Assignment;
-use self::reserve::Reserves;
 use crate::port::Port;
+use crate::stalls::Reserves;
 use base::limits::{ADOPTION_STEP, RESERVES, STOP_TIMEOUT};
 use switch::PortId;
 use sys::affinity;
@@ -49,7 +47,8 @@ pub use handle::{Helper, Note, Shared, Token, WorkerHandle};
 /// All workers and reserves of the process.
 pub struct Workers {
     rings: Assignment,
-    reserves: Arc<Reserves>,
+    /// Handles of workers and reserves, by number.
+    handles: Arc<[Arc<WorkerHandle>]>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -60,15 +59,16 @@ impl Workers {
         let rate = clock::cycles_per_second();
         log::debug!("the cycle counter makes {rate} ticks a second");
         let handle = |number| WorkerHandle::new(number).map(Arc::new);
-        let threads = (0..count + RESERVES).map(handle).collect::<io::Result<Vec<_>>>()?;
-        let handles = threads[..count].to_vec();
+        let handles = (0..count + RESERVES).map(handle).collect::<io::Result<Arc<[_]>>>()?;
+        let takeovers = handles.iter().map(|handle| Arc::clone(&handle.takeover)).collect();
+        let reserves = Arc::new(Reserves::new(takeovers, count, Arc::clone(&shared.ports)));
         let workers = Workers {
-            rings: Assignment::new(handles, Arc::clone(&shared.ports)),
-            reserves: Arc::new(Reserves::new(threads, count, Arc::clone(&shared.ports))),
+            rings: Assignment::new(handles[..count].to_vec(), Arc::clone(&shared.ports)),
+            handles,
             threads: Mutex::new(Vec::new()),
         };
         for number in 0..count + RESERVES {
-            let worker = run::Worker::new(number, &workers.reserves, shared.clone());
+            let worker = run::Worker::new(number, &workers.handles, &reserves, shared.clone());
             // A reserve is not bound: it moves to the CPUs of the stuck thread.
             let cpu = cpus.get(number % cpus.len().max(1)).copied().filter(|_| number < count);
             let name = match number.checked_sub(count) {
@@ -129,8 +129,7 @@ impl Workers {
     /// True if every thread has adopted the table of ports with serial number `serial` or a later
     /// table.
     pub fn have_adopted(&self, serial: u64) -> bool {
-        let threads = self.reserves.threads();
-        threads.iter().all(|handle| handle.adopted.load(Ordering::Acquire) >= serial)
+        self.handles.iter().all(|handle| handle.adopted.load(Ordering::Acquire) >= serial)
     }
 
     /// Forgets a port's memberships in multicast groups: the hosts behind the port have left.
@@ -143,7 +142,7 @@ impl Workers {
     /// serial number `serial`. True if they did: no thread then has state of a port that is gone
     /// from the table.
     pub fn wait_adopted(&self, serial: u64, end: Instant) -> bool {
-        for handle in self.reserves.threads() {
+        for handle in self.handles.iter() {
             let _ = handle.wake.write(1);
         }
         while !self.have_adopted(serial) {
@@ -157,7 +156,7 @@ impl Workers {
 
     /// Ends all threads after their turn, and waits for them until `end` at most.
     pub fn stop(&self, end: Instant) {
-        for handle in self.reserves.threads() {
+        for handle in self.handles.iter() {
             handle.stop.store(true, Ordering::Release);
             let _ = handle.wake.write(1);
         }

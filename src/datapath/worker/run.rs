@@ -16,14 +16,13 @@ use self::ready::{Ready, ReadySources};
 use self::turn::Turn;
 use super::handle::{Note, Shared, Token, WorkerHandle};
 use super::kick::receive_kick;
-use super::reserve::Reserves;
 use super::spin::{Instead, SpinPolicy};
 use crate::guard::IsStalled;
 use crate::pipeline::Pipeline;
 use crate::pipeline::deliver::count_broken;
 use crate::pipeline::signals::Owing;
-use crate::pipeline::stalls::At;
 use crate::port::{Discard, Endpoint, Next, PortTable, Ports, Queue, Tx, TxState};
+use crate::stalls::Reserves;
 use base::limits::{EPOLL_BATCH, SHORTEST_SLEEP_NANOS};
 use switch::PortId;
 use sys::clock;
@@ -37,6 +36,8 @@ pub struct Worker {
     number: usize,
     /// Handle of this thread.
     own: Arc<WorkerHandle>,
+    /// Handles of all threads, by number.
+    threads: Arc<[Arc<WorkerHandle>]>,
     reserves: Arc<Reserves>,
     /// Handle of the worker whose sources the thread serves; of another worker while a reserve
     /// relieves this worker.
@@ -73,17 +74,25 @@ struct Debts {
 
 impl Worker {
     /// Creates the thread with number `index`.
-    pub fn new(index: usize, reserves: &Arc<Reserves>, shared: Shared) -> Worker {
-        let handle = Arc::clone(&reserves.threads()[index]);
+    pub fn new(
+        index: usize,
+        threads: &Arc<[Arc<WorkerHandle>]>,
+        reserves: &Arc<Reserves>,
+        shared: Shared,
+    ) -> Worker {
+        let (handle, threads) = (Arc::clone(&threads[index]), Arc::clone(threads));
         let (weak, is_worker) = (Arc::downgrade(reserves), index < reserves.workers());
+        let all = Arc::clone(&threads);
         let on_stall = move |stalled, is_stalled: IsStalled<'_>| {
-            if let Some(reserves) = weak.upgrade() {
-                reserves.relieve(index, stalled, is_stalled);
+            let Some(reserves) = weak.upgrade() else { return };
+            if let Some(worker) = reserves.relieve(index, stalled, is_stalled) {
+                all[worker].stats.stalls.add_shared(1);
             }
         };
         let mut worker = Worker {
             number: index,
             own: Arc::clone(&handle),
+            threads,
             reserves: Arc::clone(reserves),
             handle,
             index,
@@ -270,7 +279,7 @@ impl Worker {
                 self.ready.remove(at);
             }
         }
-        self.pipeline.is_at(At::NOTHING);
+        self.pipeline.stalls().at_nothing();
     }
 
     /// Ends an iteration: counts its cycles, and uses one reading of the clock for its end and the
@@ -420,7 +429,7 @@ impl Worker {
         let Some(queue) = guest.tx.get(usize::from(queue)) else { return false };
         // A session holds the lock, and may just be enabling the ring: look again later.
         let Some(mut state) = queue.lock_for_burst() else { return true };
-        self.pipeline.is_at(At::sender(id));
+        self.pipeline.stalls().at_sender(id);
         let vring = &mut state.vring;
         if vring.owner != Some(self.index) {
             return false;
@@ -505,7 +514,7 @@ impl Worker {
         let (Token::Transmit(id, index) | Token::Receive(id, index)) = token else { return };
         let Some((port, guest)) = ports.guest(id) else { return };
         let index = usize::from(index);
-        self.pipeline.is_at(At::sender(id));
+        self.pipeline.stalls().at_sender(id);
         // No kick comes twice, so a kick is kept if a session or another worker holds the lock.
         // Both release the lock soon unless a guest's memory makes them wait.
         let kept = if matches!(token, Token::Transmit(..)) {
@@ -520,7 +529,7 @@ impl Worker {
         if kept.is_none() {
             self.inbox.kicked.push((token, kicked));
         }
-        self.pipeline.is_at(At::NOTHING);
+        self.pipeline.stalls().at_nothing();
     }
 
     /// Handles kicks of rings again whose lock another thread had.

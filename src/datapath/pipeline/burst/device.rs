@@ -4,7 +4,6 @@ use std::sync::{Arc, MutexGuard};
 
 use super::{BurstContext, BurstGuard, Pipeline, Source};
 use crate::pipeline::flood::is_stuck;
-use crate::pipeline::stalls::At;
 use crate::port::device::{Bounds, Reading};
 use crate::port::{DevicePort, DeviceQueue, Endpoint, FloodSlot, Next, Port, PortTable};
 use base::frame::Offloads;
@@ -34,7 +33,7 @@ impl Pipeline {
         let Some(port) = ports.get(id) else { return Next::Gone };
         let Endpoint::Device(device) = &port.endpoint else { return Next::Gone };
         let Some(queue) = device.queues().get(index) else { return Next::Gone };
-        self.is_at(At::NOTHING);
+        self.stalls.at_nothing();
         let Some(mut reading) = queue.reading() else { return self.retry() };
         let is_waiting = |taken_at| !is_stuck(taken_at, self.time.cycle);
         if queue.floods.taken_at().is_some_and(is_waiting) {

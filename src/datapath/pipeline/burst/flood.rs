@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use super::{BurstContext, Pipeline};
 use crate::pipeline::flood::{AT_ONCE, FloodList, PendingFlood, find, limit_part};
-use crate::pipeline::stalls::At;
 use crate::port::quantum::Deficit;
 use crate::port::{FloodSlot, Port, PortTable};
 use base::stats::{DropReason, WorkerStats};
@@ -102,7 +101,7 @@ impl Pipeline {
         stats: &WorkerStats,
     ) -> u64 {
         self.account.end_look();
-        self.is_at(At::NOTHING);
+        self.stalls.at_nothing();
         let unsettled = Unsettled { context, from };
         let context = &mut *unsettled.context;
         context.flood.is_continued = true;
@@ -116,7 +115,6 @@ impl Pipeline {
             self.observe(ports, from, context, stats);
         }
         drop(unsettled);
-        self.is_at(At::NOTHING);
         let spent = self.account.lap();
         slot.into_iter().for_each(|slot| slot.owe(spent));
         spent

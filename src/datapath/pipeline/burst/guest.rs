@@ -4,7 +4,6 @@ use std::sync::{Arc, MutexGuard};
 
 use super::{BurstContext, BurstGuard, Pipeline, Source, Time};
 use crate::pipeline::backpressure::Backpressure;
-use crate::pipeline::stalls::At;
 use crate::port::moderation::Completed;
 use crate::port::{Discard, FloodSlot, GuestPort, Next, Port, PortTable, Queue, Tx, TxState};
 use crate::ring::{RingError, SplitRing};
@@ -46,7 +45,7 @@ impl Pipeline {
         if guest.floods.owes() {
             self.account.collect(&mut state.side.deficit, &queue.stats, guest.floods.take_owed());
         }
-        self.is_at(At::sender(id));
+        self.stalls.at_sender(id);
         match self.may_take(ports, port, queue, &mut state) {
             Ok(limit) => {
                 let ring = TransmitRing { port, guest, queue, index, state, limit };
@@ -85,7 +84,7 @@ impl Pipeline {
         let Time { cycle, retry, .. } = self.time;
         let ring = Some((&mut *state, queue));
         let mut backpressure = Backpressure::of_ring(ports, id, ring, (cycle, retry));
-        let worth = backpressure.look(limit, |at| self.is_at(at));
+        let worth = backpressure.look(limit, &self.stalls);
         if worth.is_err() {
             self.account.charge(&mut state.side.deficit, &queue.stats, None);
         }

@@ -44,15 +44,16 @@ impl Lab {
         sender.vring.ring = Some(self.memory.start(&self.memory.queue()));
         let ring = wait.then_some((&mut sender, &sending));
         let backpressure = Backpressure::of_ring(&self.ports, 1, ring, (0, 0));
+        let slot = self.watch.register();
         let mut delivery = Delivery {
             worker: 0,
             stats: &self.stats,
             backpressure,
             wait_until: until,
             room: &mut Room::default(),
-            stalls: &mut Stalls::default(),
+            stalls: &mut Stalls::new(slot.presence()),
             slow: 0,
-            signals: &mut Signals::new(0, self.watch.register()),
+            signals: &mut Signals::new(0, slot),
             outcomes: &mut Outcomes::default(),
         };
         let (mut burst, mut plan) = (Burst::default(), Plan::default());

@@ -4,7 +4,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::*;
 use crate::guard::BlockedWriterWatch;
-use crate::port::GuestPort;
+use crate::port::{GuestPort, Port};
 use base::limits::{MAX_HELD_SIGNALS, MAX_HELD_SIGNALS_OF_PORT, TX_COALESCED_NANOS};
 use sys::descriptor::from_eventfd;
 

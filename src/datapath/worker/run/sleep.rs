@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use super::Worker;
-use crate::pipeline::stalls::At;
 use crate::port::Awaited;
 use crate::worker::Token;
 use base::limits::RETRY_NANOS;
@@ -63,23 +62,24 @@ impl Worker {
             let token = self.ready[at].token;
             more |= self.listen_behind_ring(token);
         }
-        self.pipeline.is_at(At::NOTHING);
+        self.pipeline.stalls().at_nothing();
         let now = clock::cycles();
         self.pipeline.stalls().end_turn(clock::since(self.turn.now, now), now);
         more
     }
 
-    fn listen_behind_ring(&self, token: Token) -> bool {
+    fn listen_behind_ring(&mut self, token: Token) -> bool {
         let Token::Transmit(id, queue) = token else { return false };
-        let queue = self.ports.guest(id).and_then(|of| of.1.tx.get(usize::from(queue)));
+        let Worker { ports, pipeline, index, .. } = self;
+        let queue = ports.guest(id).and_then(|of| of.1.tx.get(usize::from(queue)));
         let Some(state) = queue.and_then(|queue| queue.lock_for_burst()) else { return false };
-        self.pipeline.is_at(At::sender(id));
-        state.vring.owner == Some(self.index) && self.pipeline.listen(&self.ports, &state)
+        pipeline.stalls().at_sender(id);
+        state.vring.owner == Some(*index) && pipeline.listen(ports, &state)
     }
 
     /// Wakes the other workers in `waiting`: the event that they wait for went to this worker.
     pub(super) fn wake(&self, waiting: Awaited) {
-        for (index, handle) in self.reserves.threads().iter().enumerate() {
+        for (index, handle) in self.threads.iter().enumerate() {
             if index != self.index && waiting.has(index) {
                 let _ = handle.wake.write(1);
             }

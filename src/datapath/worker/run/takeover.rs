@@ -1,16 +1,12 @@
-//! Takeover: a thread begins or ends to relieve a worker; see `worker::reserve`.
+//! Takeover: a thread begins or ends to relieve a worker; see [`crate::stalls`].
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use super::Worker;
-use crate::pipeline::signals::{Owing, evict};
-use crate::pipeline::stalls::Stall;
+use crate::pipeline::signals::Owing;
 use crate::port::{Endpoint, Port, QueueRef};
+use crate::stalls::Duty;
 use crate::worker::Token;
-use crate::worker::handle::{Duty, Suspended};
-use base::limits::HARMFUL_STALL_NANOS;
-use sys::clock;
 
 impl Worker {
     /// Registers this thread with the watchdog. Called by the thread itself.
@@ -24,13 +20,14 @@ impl Worker {
     /// Acts on changes of the takeover state.
     #[cold]
     pub(super) fn update_takeover(&mut self) {
-        self.end_suspensions();
+        let stalls = self.pipeline.stalls();
+        self.reserves.resume(&self.own.takeover, || stalls.last_turn());
         let reserves = Arc::clone(&self.reserves);
         if self.number < self.reserves.workers() {
             if let Some(thread) = reserves.come_back(self.number) {
                 self.begin_work(Owing::Thread(thread));
             }
-            self.own.takeover.counted.move_to(&self.own.stats);
+            self.own.counted.move_to(&self.own.stats);
             return;
         }
         let Some(duty) = self.own.takeover.duty() else { return };
@@ -67,15 +64,15 @@ impl Worker {
             self.handle.leave(note);
         }
         self.inbox.debts.rings.clear();
-        self.own.stats.move_to(&self.handle.takeover.counted);
-        self.handle.notify_takeover();
+        self.own.stats.move_to(&self.handle.counted);
+        self.handle.takeover.wake();
         self.work_for(self.number);
         self.own.takeover.end_duty();
     }
 
     fn work_for(&mut self, index: usize) {
         self.index = index;
-        self.handle = Arc::clone(&self.reserves.threads()[index]);
+        self.handle = Arc::clone(&self.threads[index]);
         self.pipeline.work_for(index, &self.handle.floods, self.is_relieving());
     }
 
@@ -148,27 +145,7 @@ impl Worker {
         });
         self.inbox.debts.rings = debts;
     }
-
-    /// Ends the suspension of ports whose memory this thread waited for. If it is known which port
-    /// caused the delay, this port is charged.
-    fn end_suspensions(&mut self) {
-        let suspended = self.own.takeover.take_suspended();
-        if suspended.is_empty() {
-            return;
-        }
-        let clear = matches!(suspended[..], [Suspended { alone: true, .. }]);
-        let stall = self.pipeline.stalls().last_turn().filter(|_| clear);
-        for Suspended { port, session, .. } in suspended {
-            let Some(guest) = port.as_guest() else { continue };
-            let slow = stall.map_or(0, |stall| stall.cycles);
-            guest.queues().for_each(|queue| queue.resume(slow, clock::cycles()));
-            if let (Some(Stall { blocked: blocked @ HARMFUL_STALL_NANOS.., .. }), Some(session)) =
-                (stall, session)
-                && self.reserves.is_harmful(session, Instant::now())
-            {
-                let long = Duration::from_nanos(blocked);
-                evict(&port, session, &format!("its memory made a worker wait for {long:.0?}"));
-            }
-        }
-    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,13 +1,10 @@
-//! Kicks of rings whose lock another thread has, state of ports that are gone, charges, and stuck
-//! workers.
+//! Kicks of rings whose lock another thread has, state of ports that are gone, and charges.
 
 use std::sync::mpsc;
 use std::time::Duration;
 
-use vmm_sys_util::eventfd::EventFd;
-
 use super::*;
-use crate::guard::{BlockedWriterWatch, CallFd, Stalled};
+use crate::guard::BlockedWriterWatch;
 use crate::pipeline::flood::PendingFlood;
 use crate::pipeline::plan::Scope;
 use crate::port::device::{Device, fake::Fake};
@@ -18,18 +15,16 @@ use base::frame::Offloads;
 use base::limits::RETRY_NANOS;
 use base::stats::QueueStats;
 use switch::{Fdb, FdbConfig, Rules};
-use sys::affinity;
-use sys::descriptor::from_eventfd;
 
 /// Far longer than any thread waits, however busy the machine is.
-const LOST: Duration = Duration::from_secs(60);
+pub(super) const LOST: Duration = Duration::from_secs(60);
 
 pub(super) fn worker() -> Worker {
     let [worker, _] = worker_and_reserve();
     worker
 }
 
-fn worker_and_reserve() -> [Worker; 2] {
+pub(super) fn worker_and_reserve() -> [Worker; 2] {
     let fdb = Fdb::new(FdbConfig::limited(1, 300, [1, 2]));
     let shared = Shared {
         ports: Arc::new(Ports::new([Arc::new(Port::guest(0, "held", 1))].into_iter().collect())),
@@ -38,9 +33,10 @@ fn worker_and_reserve() -> [Worker; 2] {
         poll: false,
         watch: Arc::new(BlockedWriterWatch::start().unwrap()),
     };
-    let threads = (0..2).map(|n| Arc::new(WorkerHandle::new(n).unwrap())).collect();
-    let reserves = Arc::new(Reserves::new(threads, 1, Arc::clone(&shared.ports)));
-    [0, 1].map(|number| Worker::new(number, &reserves, shared.clone()))
+    let threads: Arc<[_]> = (0..2).map(|n| Arc::new(WorkerHandle::new(n).unwrap())).collect();
+    let takeovers = threads.iter().map(|handle| Arc::clone(&handle.takeover)).collect();
+    let reserves = Arc::new(Reserves::new(takeovers, 1, Arc::clone(&shared.ports)));
+    [0, 1].map(|number| Worker::new(number, &threads, &reserves, shared.clone()))
 }
 
 /// The holder of the lock, a session or the ring's new worker, may wait for a guest's memory: the
@@ -81,7 +77,7 @@ fn is_served_later<Side: Default>(
     assert_eq!((worker.ready.len(), queue.stats.kicks.get()), (ready, 1));
 }
 
-fn tokens(worker: &Worker) -> Vec<Token> {
+pub(super) fn tokens(worker: &Worker) -> Vec<Token> {
     worker.ready.iter().map(|ready| ready.token).collect()
 }
 
@@ -126,7 +122,7 @@ fn nothing_is_left_of_a_port_that_is_gone_or_another_one() {
 }
 
 /// Returns a flood without frames, which lasts for one part.
-fn empty_flood() -> PendingFlood {
+pub(super) fn empty_flood() -> PendingFlood {
     let (frames, scope) = (Burst::default().keep(&[]), Scope::FOR_TESTS);
     PendingFlood { frames, scope, next: 0, slot: None, permit: None, deficit: Deficit::default() }
 }
@@ -144,22 +140,6 @@ fn floods_leave_the_sources_their_turn() {
     assert!(worker.turn() && !worker.pipeline.floods().is_empty());
     assert_eq!([1, 2].map(|id| input(&worker, id).frames.get()), [1, 1]);
     assert!(worker.turn.contended);
-}
-
-/// A reserve serves its worker's floods, and leaves the floods when the worker is back.
-#[test]
-fn floods_belong_to_the_worker() {
-    let [mut worker, mut reserve] = worker_and_reserve();
-    worker.pipeline.floods().push(empty_flood());
-    let stalled = Stalled { thread: 0, at: At::NOTHING.0, step: 0 };
-    worker.reserves.relieve(0, stalled, &|| true);
-    reserve.update_takeover();
-    assert_eq!(reserve.pipeline.floods().len(), 1);
-    worker.update_takeover();
-    reserve.update_takeover();
-    assert_eq!([&reserve, &worker].map(|one| one.pipeline.floods().len()), [0, 1]);
-    worker.finish_floods();
-    assert!(worker.pipeline.floods().is_empty());
 }
 
 /// A daemon that ends delivers all frames that it has taken; a removed port takes its floods along.
@@ -237,124 +217,6 @@ fn a_throttled_device_is_not_forgotten() {
     assert_eq!(turns.last().unwrap().1, 3, "{turns:?}");
 }
 
-/// Worker 0 is stuck at frames of guest 1, and has noted a signal for guest 0; a reserve works for
-/// the worker until it is back.
-#[test]
-fn a_reserve_works_for_a_worker_that_stands_still() {
-    let [mut worker, mut reserve] = worker_and_reserve();
-    worker.present.add(Arc::new(Port::guest(1, "slow", 1)));
-    let ports = worker.present.present();
-    let queue = |id: PortId| &ports[id].as_guest().unwrap().tx[0];
-    let called = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-    let call = from_eventfd(called.try_clone().unwrap());
-    let mut state = queue(0).lock();
-    state.vring.call = Some(Arc::new(CallFd::new(call, Arc::default(), 0)));
-    worker.pipeline.signals().note(0, true, &mut state.vring, &queue(0).stats);
-    drop(state);
-    let reserves = Arc::clone(&worker.reserves);
-    let relieve = || {
-        reserves.relieve(0, Stalled { thread: 0, at: At::sender(1).0, step: 0 }, &|| true);
-    };
-    relieve();
-    // The only reserve has a task.
-    relieve();
-    assert_eq!(worker.own.stats.stalls.get(), 1);
-    assert!(queue(1).lock_for_burst().is_none() && queue(0).lock_for_burst().is_some());
-
-    assert!(reserve.own.takeover.has_news() && !reserve.own.takeover.has_news());
-    let held = queue(0).lock();
-    reserve.update_takeover();
-    assert!(reserve.is_relieving() && reserve.index == 0);
-    assert_eq!(tokens(&reserve), [Token::Transmit(0, 0), Token::Transmit(1, 0)]);
-    drop(held);
-    reserve.settle_debts();
-    assert!(
-        reserve.inbox.debts.rings.iter().all(|(id, _)| *id == 1),
-        "{:?}",
-        reserve.inbox.debts.rings
-    );
-    reserve.pipeline.end_turn(&ports, &reserve.own.stats);
-    assert_eq!(called.read().unwrap(), 1, "the signal that the worker owes");
-    reserve.handle.look(Token::Receive(0, 0));
-    assert!(worker.handle.noted.load(Ordering::Relaxed));
-
-    assert!(worker.own.takeover.has_news());
-    // The reserve does not answer, so the worker looks at all sources itself.
-    worker.update_takeover();
-    assert!(queue(1).lock_for_burst().is_some());
-    assert_eq!(tokens(&worker), tokens(&reserve));
-    assert!(reserve.own.takeover.has_news());
-    reserve.own.stats.frames.add(7);
-    reserve.update_takeover();
-    assert!(!reserve.is_relieving() && reserve.ready.is_empty());
-    assert!(worker.own.takeover.has_news());
-    worker.update_takeover();
-    assert_eq!((worker.own.stats.frames.get(), reserve.own.stats.frames.get()), (7, 0));
-    let mut notes = Vec::new();
-    worker.handle.take_notes(&mut notes);
-    assert!(notes.contains(&Note::Look(Token::Transmit(0, 0))), "{notes:?}");
-    relieve();
-    assert_eq!(worker.own.stats.stalls.get(), 2, "and again");
-}
-
-/// The watchdog lost its CPU before it acted: by then the thread has continued, and may sleep.
-#[test]
-fn a_thread_that_went_on_meanwhile_is_woken_and_not_relieved() {
-    let [mut worker, mut reserve] = worker_and_reserve();
-    worker.present.add(Arc::new(Port::guest(1, "slow", 1)));
-    let ports = worker.present.present();
-    let is_apart = || ports[1].as_guest().unwrap().tx[0].is_stalled();
-    let reserves = Arc::clone(&worker.reserves);
-    for at in [At::sender(1), At::NOTHING] {
-        let stalled = Stalled { thread: 0, at: at.0, step: 0 };
-        reserves.relieve(0, stalled, &|| false);
-        assert!(worker.own.wake.read().is_ok(), "it would sleep with its ports kept apart");
-        assert!(!reserve.own.takeover.has_news() && worker.own.takeover.has_news());
-        worker.update_takeover();
-        assert!(!is_apart() && reserves.works_for(0, 0) && reserve.own.takeover.has_news());
-        reserve.update_takeover();
-        assert!(!reserve.is_relieving() && reserve.own.takeover.duty().is_none());
-        assert!(!reserve.own.takeover.has_news(), "it tells itself nothing");
-    }
-    assert_eq!(worker.own.stats.stalls.get(), 0);
-    // Meanwhile another thread works for the worker, too.
-    let stalled = Stalled { thread: 0, at: At::sender(1).0, step: 0 };
-    reserves.relieve(0, stalled, &|| true);
-    assert!(worker.own.wake.read().is_err(), "it stands still, and looks before it sleeps");
-    reserves.relieve(0, stalled, &|| false);
-    assert!(worker.own.wake.read().is_ok());
-}
-
-/// A reserve that continued meanwhile has retired: the next reserve works for the worker, whose own
-/// thread is still stuck.
-#[test]
-fn a_reserve_that_went_on_meanwhile_leaves_the_worker_to_the_next() {
-    let [worker, _] = worker_and_reserve();
-    let threads = (0..3).map(|n| Arc::new(WorkerHandle::new(n).unwrap())).collect();
-    let reserves = Reserves::new(threads, 1, Arc::clone(&worker.present));
-    let stalled = Stalled { thread: 0, at: At::NOTHING.0, step: 0 };
-    reserves.relieve(0, stalled, &|| true);
-    let next = &reserves.threads()[2].takeover;
-    reserves.relieve(1, stalled, &|| false);
-    assert!(reserves.works_for(2, 0) && next.duty().is_some() && next.has_news());
-    assert!(reserves.threads()[1].wake.read().is_ok(), "it retires");
-}
-
-/// The worker came back between the two steps, and sent the reserve away itself.
-#[test]
-fn a_thread_that_comes_back_amid_its_relief_has_none() {
-    let [worker, mut reserve] = worker_and_reserve();
-    let reserves = Arc::clone(&worker.reserves);
-    let comes_back = || {
-        assert_eq!(reserves.come_back(0), Some(1), "the reserve does not answer");
-        false
-    };
-    reserves.relieve(0, Stalled { thread: 0, at: At::NOTHING.0, step: 0 }, &comes_back);
-    assert!(reserves.works_for(0, 0) && reserve.own.takeover.has_news());
-    reserve.update_takeover();
-    assert!(!reserve.is_relieving() && reserve.own.takeover.duty().is_none());
-}
-
 /// Frames that wait for a rate, for example, are due at a known time.
 #[test]
 fn a_worker_does_not_spin_for_a_time_that_it_knows() {
@@ -376,112 +238,4 @@ fn a_worker_does_not_spin_for_a_time_that_it_knows() {
         // Otherwise the spin depends on the load of the machine.
         assert!(!rests || worker.after_turn(false));
     }
-}
-
-/// A change that comes after the thread's last check, and before the thread published its sleep.
-#[test]
-fn a_worker_that_was_told_something_does_not_sleep() {
-    let mut worker = worker();
-    worker.own.takeover.notify();
-    let (tell, told) = mpsc::channel();
-    let handle = Arc::clone(&worker.own);
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            worker.sleep();
-            let _ = tell.send(worker.own.takeover.has_news());
-        });
-        let woke = told.recv_timeout(LOST / 6);
-        let _ = handle.wake.write(1);
-        assert_eq!(woke, Ok(true), "it sleeps without having looked");
-    });
-}
-
-/// A thread gets stuck again before its turn ends, while another thread works for the worker: the
-/// memory must be suspended, or the other thread gets stuck next.
-#[test]
-fn what_a_second_stall_of_a_turn_is_at_is_kept_apart_too() {
-    let [mut worker, _] = worker_and_reserve();
-    let guests = [1, 2].map(|id| Arc::new(Port::guest(id, &id.to_string(), 1)));
-    for port in &guests {
-        worker.present.add(Arc::clone(port));
-    }
-    let apart = || guests.each_ref().map(|port| port.as_guest().unwrap().tx[0].is_stalled());
-    for (id, expected) in [(1, [true, false]), (1, [true, false]), (2, [true, true])] {
-        let at = At::sender(id).0;
-        worker.reserves.relieve(0, Stalled { thread: 0, at, step: 0 }, &|| true);
-        assert_eq!(apart(), expected);
-    }
-    assert_eq!(worker.own.stats.stalls.get(), 1, "relieved once");
-    assert!(worker.own.takeover.has_news());
-    worker.update_takeover();
-    assert_eq!(apart(), [false; 2]);
-}
-
-/// A stuck thread may be waiting for a device that a guest sends to: the guest's rings are
-/// suspended, and the guest is not charged.
-#[test]
-fn a_device_that_holds_a_worker_up_is_not_its_senders_fault() {
-    let [worker, _] = worker_and_reserve();
-    worker.present.add(Arc::new(Port::guest(1, "sender", 1)));
-    for (at, alone) in [(At::sender(1).and(7), false), (At::sender(1), true)] {
-        worker.reserves.relieve(0, Stalled { thread: 0, at: at.0, step: 0 }, &|| true);
-        let suspended = worker.own.takeover.take_suspended();
-        assert_eq!(suspended.iter().map(|one| one.alone).collect::<Vec<_>>(), [alone], "{at:?}");
-    }
-}
-
-/// A reserve is moved to the CPUs of the stuck thread before the reserve is woken: a thread that
-/// moves itself queues behind all threads that wait there.
-#[test]
-fn a_reserve_wakes_where_the_worker_may_run() {
-    let [worker, mut reserve] = worker_and_reserve();
-    let cpus = affinity::allowed().unwrap();
-    let (tell, told) = mpsc::channel();
-    let (go, gone) = mpsc::channel::<()>();
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            affinity::pin(*cpus.first().unwrap()).unwrap();
-            reserve.begin();
-            tell.send(affinity::allowed().unwrap()).unwrap();
-            let _ = gone.recv();
-            tell.send(affinity::allowed().unwrap()).unwrap();
-        });
-        let before = told.recv().unwrap();
-        let all = affinity::allowed().unwrap();
-        let me = rustix::thread::gettid().as_raw_pid();
-        worker.reserves.relieve(0, Stalled { thread: me, at: At::NOTHING.0, step: 0 }, &|| true);
-        drop(go);
-        assert_eq!((before.len(), told.recv().unwrap()), (1, all));
-    });
-}
-
-/// A reserve that panicked looks at all sources again, for the worker that the reserve relieves.
-#[test]
-fn a_reserve_that_panicked_goes_on_for_the_worker() {
-    let [worker, mut reserve] = worker_and_reserve();
-    worker.reserves.relieve(0, Stalled { thread: 0, at: At::NOTHING.0, step: 0 }, &|| true);
-    reserve.update_takeover();
-    let taken = tokens(&reserve);
-    reserve.ready.take();
-    reserve.recover();
-    assert!(reserve.is_relieving() && !taken.is_empty());
-    assert_eq!(tokens(&reserve), taken);
-}
-
-/// Another reserve relieves a stuck reserve, for the same worker.
-#[test]
-fn a_reserve_that_stands_still_is_relieved() {
-    let [worker, _] = worker_and_reserve();
-    let threads = (0..3).map(|n| Arc::new(WorkerHandle::new(n).unwrap())).collect();
-    let reserves = Reserves::new(threads, 1, Arc::clone(&worker.present));
-    let stalled = Stalled { thread: 0, at: At::NOTHING.0, step: 0 };
-    let acting = || (0..3).find(|&number| reserves.works_for(number, 0));
-    reserves.relieve(2, stalled, &|| true);
-    assert_eq!(acting(), Some(0), "one that has nothing to do");
-    for (number, next) in [(0, 1), (0, 1), (1, 2), (2, 2)] {
-        reserves.relieve(number, stalled, &|| true);
-        assert_eq!(acting(), Some(next));
-    }
-    assert_eq!(reserves.come_back(0), Some(2));
-    assert_eq!((acting(), reserves.come_back(0)), (Some(0), None));
 }
