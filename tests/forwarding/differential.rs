@@ -1,7 +1,7 @@
 //! Bridging by the kernel's bridge and by Open vSwitch's own datapath: the same random frames come
 //! in by the same ports, which come, go and change meanwhile, and leave with the same tags.
 
-mod kernel;
+pub mod kernel;
 mod ours;
 mod ovs;
 

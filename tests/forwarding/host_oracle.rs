@@ -6,7 +6,7 @@
 mod envelope;
 mod groups;
 mod host;
-mod messages;
+pub mod messages;
 
 use std::collections::BTreeMap;
 

@@ -3,6 +3,7 @@
 
 mod coalescing;
 mod differential;
+mod filter_oracle;
 mod filters;
 mod flood;
 mod guard_clients;

@@ -21,7 +21,7 @@ pub fn missing() -> Option<String> {
 }
 
 /// A TAP of this name.
-fn open(name: &str) -> File {
+pub fn open(name: &str) -> File {
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
     let tap = options.open("/dev/net/tun").expect("/dev/net/tun");
