@@ -74,6 +74,15 @@ pub mod limits {
     pub const QUERY_GRACE_SECONDS: u32 = 2;
 }
 
+pub mod stats {
+    /// The reasons for which snooping drops a frame.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum DropReason {
+        Querier,
+        Membership,
+    }
+}
+
 #[path = "../../../src/sys"]
 pub mod sys {
     pub mod pages;
