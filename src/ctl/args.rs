@@ -39,7 +39,7 @@ const LIST: [&str; 2] = ["list", "ls"];
 const DELETE: [&str; 3] = ["rm", "remove", "delete"];
 
 /// Path of the control socket unless an option or the environment names another path.
-pub const DEFAULT_CONTROL: &str = "/run/vioswitch/control.sock";
+pub(crate) const DEFAULT_CONTROL: &str = "/run/vioswitch/control.sock";
 
 /// Shows and changes vioswitchd while it runs
 #[derive(Debug, Parser)]
@@ -47,14 +47,14 @@ pub const DEFAULT_CONTROL: &str = "/run/vioswitch/control.sock";
 pub struct Options {
     /// Path of the switch's control socket; overrides VIOSWITCH_CONTROL in the environment
     #[arg(long, global = true, value_name = "PATH", default_value = DEFAULT_CONTROL)]
-    pub control: PathBuf,
+    pub(crate) control: PathBuf,
 
     /// Print answers and failures as JSON
     #[arg(long, global = true)]
-    pub json: bool,
+    pub(crate) json: bool,
 
     #[command(subcommand)]
-    pub command: Command,
+    pub(crate) command: Command,
 }
 
 #[derive(Debug, Subcommand)]
@@ -171,20 +171,20 @@ fn since(text: &str) -> Result<u64, String> {
 
 /// A port, TAP or stream that is shown; without a name all of them.
 #[derive(Debug, clap::Args)]
-pub struct Shown {
-    pub name: Option<String>,
+pub(crate) struct Shown {
+    pub(crate) name: Option<String>,
     /// Measure the port's rates for a second
     #[arg(long, requires = "name")]
-    pub rate: bool,
+    pub(crate) rate: bool,
 }
 
 /// One that is deleted.
 #[derive(Debug, clap::Args)]
 pub struct Deleted {
-    pub name: String,
+    pub(crate) name: String,
     /// Succeed if no port has this name
     #[arg(long)]
-    pub if_exists: bool,
+    pub(crate) if_exists: bool,
 }
 
 /// State of a port that the switch can wait for.
@@ -193,7 +193,7 @@ pub struct State(wire::State);
 
 impl State {
     /// Returns the switch's name of the state.
-    pub fn name(self) -> String {
+    pub(crate) fn name(self) -> String {
         self.0.name().to_owned()
     }
 }
@@ -225,7 +225,7 @@ impl ValueEnum for State {
 }
 
 /// Reads `500ms`, `30s`, `5m` or `1h`, at most a day; a number without a unit is seconds.
-pub fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let number: Option<f64> = digits.parse().ok();
     let factor = match &text[digits.len()..] {
@@ -369,7 +369,7 @@ pub enum Fdb {
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Mdb {
+pub(crate) enum Mdb {
     /// Show queriers, ports with routers, and groups with their members
     #[command(visible_aliases = LIST)]
     Show(Of),
@@ -393,7 +393,7 @@ pub struct Of {
 
 impl Of {
     /// Returns the port, bridge and VLAN, as a request has them.
-    pub fn place(&self) -> (Option<String>, Option<String>, Option<Number>) {
+    pub(crate) fn place(&self) -> (Option<String>, Option<String>, Option<Number>) {
         let port = self.name.as_ref().or(self.port.as_ref());
         (port.cloned(), self.bridge.clone(), self.vlan.map(Into::into))
     }
@@ -469,6 +469,6 @@ pub fn parse(args: &[OsString], control: Option<OsString>) -> Result<Options, Ou
 }
 
 /// True if a failure is to be printed as JSON; the command line may be invalid.
-pub fn wants_json(args: &[OsString]) -> bool {
+pub(crate) fn wants_json(args: &[OsString]) -> bool {
     args.iter().take_while(|word| *word != OsStr::new("--")).any(|word| word == "--json")
 }

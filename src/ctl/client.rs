@@ -48,7 +48,7 @@ pub enum Next<A> {
 }
 
 impl Client {
-    pub fn connect(path: &Path) -> Result<Client, Failure> {
+    pub(crate) fn connect(path: &Path) -> Result<Client, Failure> {
         let socket = UnixStream::connect(path).map_err(|error| Failure::connect(path, &error))?;
         let mut client = Client::with(socket, PATIENCE);
         client.unproven = Some(path.to_owned());
@@ -58,7 +58,7 @@ impl Client {
 
     /// Connects, without waiting, to a socket that may belong to a switch. Limits each wait for an
     /// answer to `DOUBT`.
-    pub fn to_ask(path: &Path) -> Result<Client, Failure> {
+    pub(crate) fn to_ask(path: &Path) -> Result<Client, Failure> {
         let socket = unix_socket::connect(path).map(UnixStream::from);
         let socket = socket.and_then(|socket| socket.set_nonblocking(false).map(|()| socket));
         let socket = socket.map_err(|error| Failure::connect(path, &error))?;
@@ -73,7 +73,7 @@ impl Client {
     }
 
     /// Sets the wait for the next answers to the default wait plus `longer`.
-    pub fn wait_for(&mut self, longer: Duration) -> Result<(), Failure> {
+    pub(crate) fn wait_for(&mut self, longer: Duration) -> Result<(), Failure> {
         self.set_patience(Some(PATIENCE + longer))
     }
 
@@ -86,13 +86,13 @@ impl Client {
     }
 
     /// Calls a method and returns the answer.
-    pub fn call<M: Method>(&mut self, request: &M) -> Result<M::Answer, Failure> {
+    pub(crate) fn call<M: Method>(&mut self, request: &M) -> Result<M::Answer, Failure> {
         self.send(request, false)?;
         Ok(self.answer()?.0)
     }
 
     /// Calls a method that answers in several parts, until `each` returns false or the answer ends.
-    pub fn parts<M: Method>(
+    pub(crate) fn parts<M: Method>(
         &mut self,
         request: &M,
         mut each: impl FnMut(M::Answer) -> bool,
@@ -107,7 +107,7 @@ impl Client {
     }
 
     /// Returns the list that a method answers in several parts.
-    pub fn list<M: Method, T>(
+    pub(crate) fn list<M: Method, T>(
         &mut self,
         request: &M,
         of: impl Fn(M::Answer) -> Vec<T>,
@@ -122,19 +122,22 @@ impl Client {
 
     /// Removes the limit on the wait for answers if `patient` is true; otherwise sets the default
     /// limit.
-    pub fn be_patient(&mut self, patient: bool) -> Result<(), Failure> {
+    pub(crate) fn be_patient(&mut self, patient: bool) -> Result<(), Failure> {
         self.set_patience((!patient).then_some(PATIENCE))
     }
 
     /// Calls a method whose answer continues for as long as events occur; `next` reads the parts.
-    pub fn begin<M: Method>(&mut self, request: &M) -> Result<(), Failure> {
+    pub(crate) fn begin<M: Method>(&mut self, request: &M) -> Result<(), Failure> {
         self.send(request, true)?;
         self.set_patience(Some(STEP))
     }
 
     /// Returns the next part. Waits until `stop` is set, and then for one more `STEP`, because a
     /// part that the switch has sent before may be on its way.
-    pub fn next<A: DeserializeOwned>(&mut self, stop: &AtomicBool) -> Result<Next<A>, Failure> {
+    pub(crate) fn next<A: DeserializeOwned>(
+        &mut self,
+        stop: &AtomicBool,
+    ) -> Result<Next<A>, Failure> {
         loop {
             let stopped = stop.load(Ordering::Relaxed);
             match self.read() {

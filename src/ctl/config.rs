@@ -8,7 +8,7 @@ use api::wire::{ConfigEntries, ConfigEntry, ConfigKey, Reloaded, Step};
 use crate::show::{arrow, maybe, table, text, when};
 
 /// Returns the word in files and commands for a kind that the control socket names.
-pub fn file_word(kind: &str) -> String {
+pub(crate) fn file_word(kind: &str) -> String {
     Kind::of_word(kind).map_or_else(|| text(kind), |kind| kind.name().to_owned())
 }
 

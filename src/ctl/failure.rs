@@ -34,7 +34,7 @@ fn start(control: &Path) -> String {
 }
 
 /// Returns the command that starts a switch with this control socket without systemd.
-pub fn start_by_hand(control: &Path) -> String {
+pub(crate) fn start_by_hand(control: &Path) -> String {
     let quoted = |path: &Path| quote(&path.display().to_string());
     let directory = control.parent().filter(|directory| !directory.exists());
     let directory = directory.filter(|directory| !directory.as_os_str().is_empty());
@@ -46,9 +46,9 @@ pub fn start_by_hand(control: &Path) -> String {
 #[derive(Debug)]
 pub struct Failure {
     /// The exit status.
-    pub status: u8,
+    pub(crate) status: u8,
     /// Reason and remedy, in one line.
-    pub text: String,
+    pub(crate) text: String,
     /// Name of the error if the switch answered with an error, otherwise empty.
     error: String,
 }
@@ -59,24 +59,24 @@ impl Failure {
     }
 
     /// Returns the failure of an invalid command line.
-    pub fn usage(text: String) -> Failure {
+    pub(crate) fn usage(text: String) -> Failure {
         Failure::new(USAGE, text)
     }
 
     /// Returns the failure of a command that could not be carried out.
-    pub fn refused(text: String) -> Failure {
+    pub(crate) fn refused(text: String) -> Failure {
         Failure::new(REFUSED, text)
     }
 
     /// Replaces the text by a longer text that `tell` makes of the text.
-    pub fn told_as(mut self, tell: impl FnOnce(&str) -> String) -> Failure {
+    pub(crate) fn told_as(mut self, tell: impl FnOnce(&str) -> String) -> Failure {
         self.text = tell(&self.text);
         self
     }
 
     /// Returns the failure for programs. The code is the error's name without its interface, or a
     /// word for the exit status.
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         let code = match (self.error.rsplit('.').next(), self.status) {
             (Some(name), _) if !name.is_empty() => name,
             (_, USAGE) => "Usage",
@@ -88,7 +88,7 @@ impl Failure {
     }
 
     /// Returns the failure of an operation on a file; `what` names the operation.
-    pub fn file(what: &str, path: &Path, error: &io::Error) -> Failure {
+    pub(crate) fn file(what: &str, path: &Path, error: &io::Error) -> Failure {
         let path = path.display();
         match error.kind() {
             ErrorKind::PermissionDenied => {
@@ -99,7 +99,7 @@ impl Failure {
     }
 
     /// Returns the failure to connect to a control socket.
-    pub fn connect(path: &Path, error: &io::Error) -> Failure {
+    pub(crate) fn connect(path: &Path, error: &io::Error) -> Failure {
         match error.kind() {
             ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
                 let start = start(path);
@@ -117,7 +117,7 @@ impl Failure {
 
     /// Returns the failure for a switch that has ended and that no other switch has replaced within
     /// `waited`.
-    pub fn ended(path: &Path, waited: Duration) -> Failure {
+    pub(crate) fn ended(path: &Path, waited: Duration) -> Failure {
         let (path, seconds) = (path.display(), waited.as_secs());
         let text = format!("the switch at {path} has ended, and none started within {seconds} s");
         Failure::new(NO_SWITCH, text)
@@ -125,12 +125,12 @@ impl Failure {
 
     /// Returns the failure for a control socket's path at which something other than a switch
     /// listens.
-    pub fn no_switch(text: String) -> Failure {
+    pub(crate) fn no_switch(text: String) -> Failure {
         Failure::new(NO_SWITCH, text)
     }
 
     /// Returns the failure for a connection that ended or on which the switch does not answer.
-    pub fn silence(error: Option<&io::Error>) -> Failure {
+    pub(crate) fn silence(error: Option<&io::Error>) -> Failure {
         let text = match error {
             Some(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                 "the switch does not answer; see its log".to_owned()
@@ -143,12 +143,12 @@ impl Failure {
 
     /// Returns the failure for a switch of another version: the switch lacks a method, or this
     /// program cannot read an answer.
-    pub fn other_version() -> Failure {
+    pub(crate) fn other_version() -> Failure {
         Failure::refused("the switch is of another version, see vioswitchctl status".to_owned())
     }
 
     /// Returns the failure for a call that the switch refused.
-    pub fn answered(answer: Value) -> Failure {
+    pub(crate) fn answered(answer: Value) -> Failure {
         let error = answer["error"].as_str().unwrap_or_default().to_owned();
         let meant = |nearest: &Option<String>| match nearest {
             None => String::new(),
@@ -197,12 +197,12 @@ impl Failure {
     }
 
     /// True if no switch answered, as while a switch restarts.
-    pub fn is_absence(&self) -> bool {
+    pub(crate) fn is_absence(&self) -> bool {
         self.status == NO_SWITCH
     }
 
     /// True if the switch answered with the error of this name from the switch's own interface.
-    pub fn is(&self, name: &str) -> bool {
+    pub(crate) fn is(&self, name: &str) -> bool {
         self.error.strip_prefix(SWITCH).is_some_and(|rest| rest.strip_prefix('.') == Some(name))
     }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// New content in a temporary file beside the file to replace. Dropping an uncommitted replacement
 /// removes the temporary file.
 #[must_use = "it is not in its place before it is committed"]
-pub struct Replacement {
+pub(crate) struct Replacement {
     beside: PathBuf,
     to: PathBuf,
 }
@@ -16,7 +16,11 @@ pub struct Replacement {
 impl Replacement {
     /// Writes a text to a temporary file beside `to`, which is no symbolic link. Mode and owner are
     /// those of `like`, or 0644 and the caller's.
-    pub fn prepare(to: &Path, text: &str, like: Option<&Metadata>) -> io::Result<Replacement> {
+    pub(crate) fn prepare(
+        to: &Path,
+        text: &str,
+        like: Option<&Metadata>,
+    ) -> io::Result<Replacement> {
         let (Some(directory), Some(name)) = (to.parent(), to.file_name()) else {
             return Err(ErrorKind::InvalidInput.into());
         };
@@ -36,7 +40,7 @@ impl Replacement {
     }
 
     /// Renames the temporary file to its place.
-    pub fn commit(self) -> io::Result<()> {
+    pub(crate) fn commit(self) -> io::Result<()> {
         fs::rename(&self.beside, &self.to)?;
         let directory = self.to.parent().unwrap_or(Path::new("/"));
         File::open(directory)?.sync_all()

@@ -61,7 +61,7 @@ enum Output {
 
 impl Capture {
     /// Runs the capture to its end.
-    pub fn run(&self, client: &mut Client, json: bool) -> Result<(), Failure> {
+    pub(crate) fn run(&self, client: &mut Client, json: bool) -> Result<(), Failure> {
         let filter = self.filter.as_deref().map(compile).transpose()?;
         let request = wire::Capture {
             ports: Some(self.ports.clone()),

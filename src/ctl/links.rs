@@ -34,37 +34,37 @@ pub struct Link {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Info {
-    pub info_kind: String,
+    pub(crate) info_kind: String,
 }
 
 /// An address of an interface.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Address {
-    pub local: String,
-    pub prefixlen: u8,
-    pub scope: String,
+    pub(crate) local: String,
+    pub(crate) prefixlen: u8,
+    pub(crate) scope: String,
     /// True if the address is leased.
-    pub dynamic: bool,
+    pub(crate) dynamic: bool,
 }
 
 /// A route.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub struct Route {
-    pub dst: String,
-    pub dev: String,
-    pub gateway: Option<String>,
+pub(crate) struct Route {
+    pub(crate) dst: String,
+    pub(crate) dev: String,
+    pub(crate) gateway: Option<String>,
 }
 
 /// A queueing discipline.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub struct Qdisc {
-    pub kind: String,
-    pub handle: String,
-    pub parent: Option<String>,
-    pub root: bool,
+pub(crate) struct Qdisc {
+    pub(crate) kind: String,
+    pub(crate) handle: String,
+    pub(crate) parent: Option<String>,
+    pub(crate) root: bool,
 }
 
 /// Returns the list that a program prints as JSON.

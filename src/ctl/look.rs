@@ -18,88 +18,88 @@ use crate::show::text;
 
 /// Counters of all ports and workers.
 #[derive(Debug, Clone, Default, Serialize)]
-pub struct Stats {
-    pub ports: Vec<Port>,
+pub(crate) struct Stats {
+    pub(crate) ports: Vec<Port>,
     #[serde(flatten)]
-    pub workers: Workers,
+    pub(crate) workers: Workers,
 }
 
 /// Frames, bytes and drops of one direction in a second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Rate {
-    pub frames: f64,
-    pub bytes: f64,
-    pub drops: f64,
+    pub(crate) frames: f64,
+    pub(crate) bytes: f64,
+    pub(crate) drops: f64,
 }
 
 /// Rates of both directions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Rates {
     pub r#in: Rate,
-    pub out: Rate,
+    pub(crate) out: Rate,
 }
 
 /// Rates of a port.
 #[derive(Debug, Serialize)]
-pub struct PortRates {
-    pub name: String,
-    pub rates: Rates,
+pub(crate) struct PortRates {
+    pub(crate) name: String,
+    pub(crate) rates: Rates,
 }
 
 /// Details of a port, and the port's rates if rates were measured.
 #[derive(Debug, Serialize)]
-pub struct Details {
+pub(crate) struct Details {
     #[serde(flatten)]
-    pub details: PortDetails,
+    pub(crate) details: PortDetails,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub rates: Option<Rates>,
+    pub(crate) rates: Option<Rates>,
 }
 
 /// Dropped frames, and the senders whose frames found no room.
 #[derive(Debug, Serialize)]
 pub struct Drops {
-    pub drops: Vec<Dropped>,
-    pub senders: Vec<Share>,
+    pub(crate) drops: Vec<Dropped>,
+    pub(crate) senders: Vec<Share>,
 }
 
 /// Frames that were dropped at a port for one reason.
 #[derive(Debug, Serialize)]
 pub struct Dropped {
-    pub port: String,
-    pub direction: &'static str,
-    pub reason: String,
-    pub count: u64,
+    pub(crate) port: String,
+    pub(crate) direction: &'static str,
+    pub(crate) reason: String,
+    pub(crate) count: u64,
     /// Seconds since the last drop; none if an earlier process counted all drops.
-    pub age: Option<u64>,
-    pub meaning: String,
-    pub advice: String,
+    pub(crate) age: Option<u64>,
+    pub(crate) meaning: String,
+    pub(crate) advice: String,
 }
 
 /// Frames of one port that lately found no room at another port.
 #[derive(Debug, Serialize)]
 pub struct Share {
-    pub port: String,
-    pub from: String,
-    pub frames: u64,
+    pub(crate) port: String,
+    pub(crate) from: String,
+    pub(crate) frames: u64,
     /// Part of all frames that lately found no room at the port, from 0 to 1.
-    pub share: f64,
+    pub(crate) share: f64,
 }
 
 /// Health of the switch: whether the switch serves all that is configured.
 #[derive(Debug, Serialize)]
 pub struct Health {
-    pub health: &'static str,
-    pub reasons: Vec<String>,
-    pub degradations: Vec<Degradation>,
-    pub unconfirmed: Option<Unconfirmed>,
+    pub(crate) health: &'static str,
+    pub(crate) reasons: Vec<String>,
+    pub(crate) degradations: Vec<Degradation>,
+    pub(crate) unconfirmed: Option<Unconfirmed>,
 }
 
 /// A worker, and the share of a CPU's time in which it found frames, from 0 to 1.
 #[derive(Debug, Serialize)]
-pub struct WorkerShare {
+pub(crate) struct WorkerShare {
     #[serde(flatten)]
-    pub worker: Worker,
-    pub busy: f64,
+    pub(crate) worker: Worker,
+    pub(crate) busy: f64,
 }
 
 /// Returns all ports.
@@ -231,7 +231,7 @@ pub fn metrics(client: &mut Client) -> Result<wire::Metrics, Failure> {
 }
 
 /// Returns a finding as one line.
-pub fn finding_line(Finding { code, port, cause, .. }: &Finding) -> String {
+pub(crate) fn finding_line(Finding { code, port, cause, .. }: &Finding) -> String {
     let about = port.as_ref().map_or_else(String::new, |port| format!("{port}: "));
     text(format!("{code}: {about}{cause}"))
 }
@@ -288,7 +288,7 @@ pub fn wait(
 }
 
 /// Returns the ports of one kind, or all ports without a kind, for `port list` and `tap list`.
-pub fn of_kind(client: &mut Client, kind: Option<Kind>) -> Result<Vec<Port>, Failure> {
+pub(crate) fn of_kind(client: &mut Client, kind: Option<Kind>) -> Result<Vec<Port>, Failure> {
     let mut all = ports(client)?;
     all.retain(|port| kind.is_none_or(|kind| port.kind == kind.word()));
     Ok(all)

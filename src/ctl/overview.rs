@@ -26,23 +26,23 @@ const DEFAULT: &str = "default";
 
 /// Content of the screen.
 #[derive(Debug, Serialize)]
-pub struct Overview {
+pub(crate) struct Overview {
     #[serde(skip)]
     status: Status,
-    pub version: String,
+    pub(crate) version: String,
     /// Seconds since the switch started.
-    pub uptime: u64,
-    pub degraded: Vec<String>,
+    pub(crate) uptime: u64,
+    pub(crate) degraded: Vec<String>,
     /// Seconds that the rates cover.
-    pub seconds: f64,
-    pub bridges: Vec<Bridge>,
+    pub(crate) seconds: f64,
+    pub(crate) bridges: Vec<Bridge>,
 }
 
 /// A bridge, with its ports by their VLANs.
 #[derive(Debug, Serialize)]
 pub struct Bridge {
     pub name: String,
-    pub segments: Vec<Segment>,
+    pub(crate) segments: Vec<Segment>,
 }
 
 /// Ports of a bridge that are in the same VLANs.
@@ -58,27 +58,27 @@ pub struct Segment {
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Vlans {
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub trunk: Option<String>,
+    pub(crate) trunk: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub vlan: Option<u64>,
+    pub(crate) vlan: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub native: Option<u64>,
+    pub(crate) native: Option<u64>,
 }
 
 /// A port.
 #[derive(Debug, Serialize)]
 pub struct Line {
-    pub name: String,
-    pub kind: String,
-    pub state: State,
+    pub(crate) name: String,
+    pub(crate) kind: String,
+    pub(crate) state: State,
     /// One address of the port; a static address, if the port has a static address.
-    pub address: Option<String>,
-    pub addresses: usize,
-    pub rates: Rates,
+    pub(crate) address: Option<String>,
+    pub(crate) addresses: usize,
+    pub(crate) rates: Rates,
     /// Dropped frames, in both directions.
-    pub drops: u64,
+    pub(crate) drops: u64,
     /// Seconds since the last drop, if this switch counted a drop.
-    pub drop_age: Option<u64>,
+    pub(crate) drop_age: Option<u64>,
 }
 
 /// Returns the overview of the ports of a kind, or of all ports.

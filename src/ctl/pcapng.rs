@@ -27,17 +27,17 @@ const ISB_IFDROP: u16 = 5;
 #[derive(Debug, Clone, Copy)]
 pub struct Frame<'a> {
     /// Port at which the frame was captured.
-    pub port: &'a str,
+    pub(crate) port: &'a str,
     /// True if the frame goes from the port into the switch.
-    pub inbound: bool,
+    pub(crate) inbound: bool,
     /// Time of the frame, in nanoseconds since 1970.
-    pub time: u64,
+    pub(crate) time: u64,
     /// Bytes of the whole frame.
-    pub length: u32,
+    pub(crate) length: u32,
     /// First bytes of the frame.
-    pub data: &'a [u8],
+    pub(crate) data: &'a [u8],
     /// Reason why the switch dropped the frame.
-    pub dropped: Option<&'a str>,
+    pub(crate) dropped: Option<&'a str>,
 }
 
 /// A pcapng file that is being written.
@@ -52,7 +52,7 @@ pub struct Writer<W: Write> {
 
 impl<W: Write> Writer<W> {
     /// Writes the beginning of a file.
-    pub fn new(to: W, snaplen: u32) -> io::Result<Writer<W>> {
+    pub(crate) fn new(to: W, snaplen: u32) -> io::Result<Writer<W>> {
         let mut writer = Writer { to, snaplen, interfaces: Vec::new(), time: 0 };
         let mut body = Vec::new();
         body.extend(BYTE_ORDER.to_le_bytes());
@@ -67,7 +67,7 @@ impl<W: Write> Writer<W> {
 
     /// Returns the number of a port's interface. The first call for a port writes the description
     /// of the interface.
-    pub fn interface(&mut self, port: &str) -> io::Result<u32> {
+    pub(crate) fn interface(&mut self, port: &str) -> io::Result<u32> {
         if let Some(known) = self.interfaces.iter().position(|name| name == port) {
             return Ok(known as u32);
         }
@@ -83,7 +83,7 @@ impl<W: Write> Writer<W> {
     }
 
     /// Writes a frame, before which `lost` frames were lost.
-    pub fn frame(&mut self, frame: &Frame<'_>, lost: u64) -> io::Result<()> {
+    pub(crate) fn frame(&mut self, frame: &Frame<'_>, lost: u64) -> io::Result<()> {
         let interface = self.interface(frame.port)?;
         self.time = frame.time;
         let mut body = Vec::new();
@@ -105,13 +105,13 @@ impl<W: Write> Writer<W> {
     }
 
     /// Flushes the output.
-    pub fn flush(&mut self) -> io::Result<()> {
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
         self.to.flush()
     }
 
     /// Ends the file. The statistics of the first interface get `lost` as the number of lost
     /// frames.
-    pub fn finish(mut self, lost: u64) -> io::Result<()> {
+    pub(crate) fn finish(mut self, lost: u64) -> io::Result<()> {
         if !self.interfaces.is_empty() {
             let mut body = Vec::new();
             body.extend(0u32.to_le_bytes());

@@ -17,8 +17,8 @@ const RECONNECT_MS: Version = Version { major: 9, minor: 2 };
 /// A version of QEMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
-    pub major: u32,
-    pub minor: u32,
+    pub(crate) major: u32,
+    pub(crate) minor: u32,
 }
 
 impl fmt::Display for Version {
@@ -29,7 +29,7 @@ impl fmt::Display for Version {
 
 impl Version {
     /// Reads a version such as `7.2` or `7.2.22`.
-    pub fn parse(text: &str) -> Option<Version> {
+    pub(crate) fn parse(text: &str) -> Option<Version> {
         let mut numbers = text.split('.');
         let major = numbers.next()?.parse().ok()?;
         let minor = numbers.next().map_or(Some(0), |minor| {
@@ -40,24 +40,24 @@ impl Version {
     }
 
     /// Returns the version that `PROGRAM --version` prints, if the program is a QEMU.
-    pub fn of(program: &str) -> Option<Version> {
+    pub(crate) fn of(program: &str) -> Option<Version> {
         let said = tool::output(&[program, "--version"])?;
         Version::parse(said.split_once("QEMU emulator version ")?.1.split_whitespace().next()?)
     }
 
     /// Returns the version of the installed QEMU.
-    pub fn installed() -> Option<Version> {
+    pub(crate) fn installed() -> Option<Version> {
         let native = format!("qemu-system-{}", std::env::consts::ARCH);
         [native.as_str(), "kvm", "/usr/libexec/qemu-kvm"].into_iter().find_map(Version::of)
     }
 
     /// Returns the key by which a character device connects again.
-    pub fn reconnect(self) -> &'static str {
+    pub(crate) fn reconnect(self) -> &'static str {
         if self >= RECONNECT_MS { "reconnect-ms=200" } else { "reconnect=1" }
     }
 
     /// True if a network card must do without MSI-X when QEMU runs without KVM.
-    pub fn fears_msix(self) -> bool {
+    pub(crate) fn fears_msix(self) -> bool {
         self < MSIX_WITHOUT_KVM
     }
 }
@@ -72,11 +72,11 @@ pub fn escaped(value: &str) -> String {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Item {
     /// The option without its dashes.
-    pub option: String,
+    pub(crate) option: String,
     /// Values by their keys; the first value, which needs no key, has the empty key.
     keys: BTreeMap<String, String>,
     /// Whole value of the option.
-    pub value: String,
+    pub(crate) value: String,
 }
 
 /// Keys by which a command line may give the first value.
@@ -84,23 +84,23 @@ const FIRST: [&str; 5] = ["type", "backend", "driver", "qom-type", "size"];
 
 impl Item {
     /// Returns an option with this value.
-    pub fn new(option: &str, value: &str) -> Item {
+    pub(crate) fn new(option: &str, value: &str) -> Item {
         Item { option: option.to_owned(), keys: keys(value), value: value.to_owned() }
     }
 
     /// Returns the value of a key.
-    pub fn get(&self, key: &str) -> Option<&str> {
+    pub(crate) fn get(&self, key: &str) -> Option<&str> {
         self.keys.get(key).map(String::as_str)
     }
 
     /// Returns the kind: the type of a back-end, the driver of a device.
-    pub fn kind(&self) -> &str {
+    pub(crate) fn kind(&self) -> &str {
         let named = FIRST.iter().find_map(|key| self.get(key));
         self.get("").or(named).unwrap_or_default()
     }
 
     /// True if the value of the key is `on` or a word of equal meaning.
-    pub fn is_on(&self, key: &str) -> bool {
+    pub(crate) fn is_on(&self, key: &str) -> bool {
         matches!(self.get(key), Some("on" | "yes" | "true" | "y"))
     }
 }
@@ -153,10 +153,10 @@ fn flatten(value: &Value, keys: &mut BTreeMap<String, String>) {
 }
 
 /// Options of a command line that connect QEMU with a port's socket.
-pub struct Card<'a> {
-    pub chardev: &'a Item,
-    pub netdev: Option<&'a Item>,
-    pub device: Option<&'a Item>,
+pub(crate) struct Card<'a> {
+    pub(crate) chardev: &'a Item,
+    pub(crate) netdev: Option<&'a Item>,
+    pub(crate) device: Option<&'a Item>,
 }
 
 /// Returns the network card behind the socket at `path`, if the command line has the card.

@@ -29,10 +29,10 @@ pub fn words(all: &[String]) -> String {
 }
 
 /// Columns of a table.
-pub type Columns<'c, T> = &'c [Column<'c, T>];
+pub(crate) type Columns<'c, T> = &'c [Column<'c, T>];
 
 /// Title of a column, and the function that returns the column's cell of a row.
-pub type Column<'c, T> = (&'c str, &'c dyn Fn(&T) -> String);
+pub(crate) type Column<'c, T> = (&'c str, &'c dyn Fn(&T) -> String);
 
 /// Returns a table with a row for each item.
 pub fn listing<T>(items: &[T], columns: Columns<'_, T>) -> String {
@@ -235,7 +235,7 @@ fn drops(traffic: &Traffic) -> String {
 }
 
 /// Returns the seconds since the last drop for any reason, if this switch counted a drop.
-pub fn latest(traffic: &Traffic) -> Option<u64> {
+pub(crate) fn latest(traffic: &Traffic) -> Option<u64> {
     traffic.drop_ages.values().min().copied()
 }
 
@@ -380,7 +380,7 @@ pub fn flushed(answer: &Flushed) -> String {
 }
 
 /// Returns a number as people read numbers, with three digits, such as 1.23 M.
-pub fn human(number: f64) -> String {
+pub(crate) fn human(number: f64) -> String {
     scaled(number, 1000.0, ["", "K", "M", "G", "T"])
 }
 

@@ -91,7 +91,7 @@ const VERBS: [(&str, &[&str]); 5] = [
 ];
 
 /// Returns the line for a command line without a command.
-pub fn no_command(args: &[OsString]) -> String {
+pub(crate) fn no_command(args: &[OsString]) -> String {
     format!("a command is missing, see {}", Line::of(args).help())
 }
 

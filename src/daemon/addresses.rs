@@ -11,7 +11,7 @@ use base::frame::MacAddr;
 impl Daemon {
     /// Gives a static address to a port: the switch sends frames for the address to the port, and
     /// no other port can take the address over. Does nothing if the port has the address.
-    pub fn assign_address(&mut self, mac: MacAddr, name: &str) -> Result<(), PortError> {
+    pub(crate) fn assign_address(&mut self, mac: MacAddr, name: &str) -> Result<(), PortError> {
         self.serving(name)?;
         if self.desired.owners(mac).contains(&name) {
             return Ok(());
@@ -22,7 +22,7 @@ impl Daemon {
     /// Takes a static address away; returns the name of the port that had it. If several ports have
     /// the address, each in a bridge or VLAN of its own, `port` names the port that loses the
     /// address.
-    pub fn release_address(
+    pub(crate) fn release_address(
         &mut self,
         mac: MacAddr,
         port: Option<&str>,

@@ -48,12 +48,12 @@ codes! {
 
 impl Code {
     /// Returns the code of a port that is left out.
-    pub fn of(port: &Port) -> Code {
+    pub(crate) fn of(port: &Port) -> Code {
         if port.as_uplink().is_some() { Code::TapLeftOut } else { Code::PortLeftOut }
     }
 
     /// True if the subject of the degradation is a port of any kind.
-    pub fn is_port(self) -> bool {
+    pub(crate) fn is_port(self) -> bool {
         matches!(self, Code::PortLeftOut | Code::TapLeftOut | Code::PortBeingRemoved)
     }
 }
@@ -62,18 +62,18 @@ impl Code {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Degradation {
     /// Kind of the degradation.
-    pub code: Code,
+    pub(crate) code: Code,
     /// The port, TAP or stream of the degradation; none if the degradation concerns no port.
-    pub subject: Option<String>,
+    pub(crate) subject: Option<String>,
     /// The reason, with the name of the subject.
-    pub text: String,
+    pub(crate) text: String,
     /// The time at which the degradation was found: microseconds since 1970.
-    pub since: u64,
+    pub(crate) since: u64,
 }
 
 impl Degradation {
     /// Returns a degradation that is found now.
-    pub fn new(code: Code, subject: Option<&str>, text: String) -> Degradation {
+    pub(crate) fn new(code: Code, subject: Option<&str>, text: String) -> Degradation {
         let since = clock::wall_nanos() / 1_000;
         Degradation { code, subject: subject.map(str::to_owned), text, since }
     }
@@ -83,7 +83,7 @@ impl Daemon {
     /// Returns the degradations of the switch; empty if the switch is as configured. The list is at
     /// most a little longer than the number of ports. A subject that comes into service leaves the
     /// list.
-    pub fn degradations(&self) -> Vec<Degradation> {
+    pub(crate) fn degradations(&self) -> Vec<Degradation> {
         let there = self.store.degraded().chain(self.missing.iter()).cloned();
         there.chain(self.held_up()).collect()
     }
@@ -95,7 +95,7 @@ const SHOWN: usize = 5;
 impl Daemon {
     /// Returns the degradations in a line, for the service manager; none if the switch is as
     /// configured.
-    pub fn shortfall(&self) -> Option<String> {
+    pub(crate) fn shortfall(&self) -> Option<String> {
         let all = self.degradations();
         let mut parts = Vec::new();
         for (code, kind) in [
@@ -117,7 +117,7 @@ impl Daemon {
     }
 
     /// Returns the status line of the service manager.
-    pub fn status_line(&self) -> String {
+    pub(crate) fn status_line(&self) -> String {
         self.shortfall().unwrap_or_else(|| "all sockets exist".to_owned())
     }
 }

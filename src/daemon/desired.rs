@@ -65,11 +65,11 @@ pub enum NoEffect {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unused {
     /// The port's name.
-    pub name: String,
+    pub(crate) name: String,
     /// The entry of an added port; none for an override.
-    pub entry: Option<Entry>,
+    pub(crate) entry: Option<Entry>,
     /// The reason.
-    pub why: NoEffect,
+    pub(crate) why: NoEffect,
 }
 
 /// The reason why an address cannot be given to a port.
@@ -127,7 +127,7 @@ pub struct Desired {
 impl Desired {
     /// Returns the ports that a configuration wants, with the ports and changes that clients of
     /// earlier processes made.
-    pub fn new(config: &Config, kept: Kept, keeps: bool) -> Desired {
+    pub(crate) fn new(config: &Config, kept: Kept, keeps: bool) -> Desired {
         let Kept { added, overrides, unread } = kept;
         let entry = |settings: Settings| Entry::new(settings, Origin::Kept);
         let added = added.into_iter().map(|(name, settings)| (name, entry(settings))).collect();
@@ -141,7 +141,7 @@ impl Desired {
     }
 
     /// Returns the ports that are wanted with another configuration.
-    pub fn with(&self, config: &Config) -> Desired {
+    pub(crate) fn with(&self, config: &Config) -> Desired {
         let all = config.ports.iter().cloned();
         let configured = all.map(|entry| (entry.settings.name.clone(), entry)).collect();
         let template = Some(config.template.clone());
@@ -151,7 +151,7 @@ impl Desired {
     }
 
     /// Returns the ports that are wanted with the configuration of `before`.
-    pub fn back_to(&self, before: &Desired) -> Desired {
+    pub(crate) fn back_to(&self, before: &Desired) -> Desired {
         let (configured, template) = (before.configured.clone(), before.template.clone());
         let mut desired = Desired { configured, template, ..self.clone() };
         desired.build();
@@ -241,13 +241,13 @@ impl Desired {
     }
 
     /// Returns the entries of the ports that are wanted, by name.
-    pub fn entries(&self) -> &BTreeMap<String, Entry> {
+    pub(crate) fn entries(&self) -> &BTreeMap<String, Entry> {
         &self.entries
     }
 
     /// Returns the entries of the ports that are wanted, those of a configuration first and in its
     /// order.
-    pub fn in_order(&self, config: &Config) -> Vec<Entry> {
+    pub(crate) fn in_order(&self, config: &Config) -> Vec<Entry> {
         let order = config.ports.iter().enumerate();
         let order: HashMap<&str, usize> =
             order.map(|(at, entry)| (entry.settings.name.as_str(), at)).collect();
@@ -259,46 +259,46 @@ impl Desired {
     }
 
     /// Returns the ports that brought their own sockets, each with the user that owns the socket.
-    pub fn plugged(&self) -> impl Iterator<Item = (&str, u32)> {
+    pub(crate) fn plugged(&self) -> impl Iterator<Item = (&str, u32)> {
         let all = self.entries.iter();
         all.filter_map(|(name, entry)| Some((name.as_str(), entry.origin.plugged_by()?)))
     }
 
     /// Returns the settings of ports that bring their own sockets.
-    pub fn template(&self) -> Option<&Settings> {
+    pub(crate) fn template(&self) -> Option<&Settings> {
         self.template.as_ref()
     }
 
     /// Returns the configuration's entry of a name.
-    pub fn configured(&self, name: &str) -> Option<&Entry> {
+    pub(crate) fn configured(&self, name: &str) -> Option<&Entry> {
         self.configured.get(name)
     }
 
     /// Returns all entries of the configuration.
-    pub fn all_configured(&self) -> impl Iterator<Item = &Entry> {
+    pub(crate) fn all_configured(&self) -> impl Iterator<Item = &Entry> {
         self.configured.values()
     }
 
     /// Returns the configuration's entries that a client deleted.
-    pub fn deleted(&self) -> impl Iterator<Item = &Entry> {
+    pub(crate) fn deleted(&self) -> impl Iterator<Item = &Entry> {
         let is_deleted = |name: &str| self.overrides.get(name) == Some(&Override::Deleted);
         self.configured.iter().filter(move |(name, _)| is_deleted(name)).map(|(_, entry)| entry)
     }
 
     /// Returns the kept ports and the overrides that have no effect.
-    pub fn unused(&self) -> impl Iterator<Item = &Unused> {
+    pub(crate) fn unused(&self) -> impl Iterator<Item = &Unused> {
         let is_kept = |entry: &Entry| entry.origin == Origin::Kept;
         self.unused.iter().filter(move |unused| unused.entry.as_ref().is_none_or(is_kept))
     }
 
     /// Returns the parts of the kept file that this version cannot read.
-    pub fn unread(&self) -> &[Unread] {
+    pub(crate) fn unread(&self) -> &[Unread] {
         &self.unread
     }
 
     /// Returns the keys that clients changed at a port of the configuration, if the change has
     /// effect.
-    pub fn overridden(&self, name: &str) -> Vec<String> {
+    pub(crate) fn overridden(&self, name: &str) -> Vec<String> {
         let has_effect = self.get(name).is_some_and(|entry| entry.origin == Origin::Config)
             && !self.unused.iter().any(|unused| unused.name == name && unused.entry.is_none());
         match self.overrides.get(name) {
@@ -308,7 +308,7 @@ impl Desired {
     }
 
     /// Returns the ports and changes that are kept for the next process.
-    pub fn kept(&self) -> Kept {
+    pub(crate) fn kept(&self) -> Kept {
         let kept = self.added.iter().filter(|(_, entry)| entry.origin == Origin::Kept);
         Kept {
             added: kept.map(|(name, entry)| (name.clone(), entry.settings.clone())).collect(),
@@ -324,12 +324,12 @@ impl Desired {
 
     /// Returns the origin of a port; of an unknown name [`Origin::Transient`], as of a client's
     /// port.
-    pub fn origin(&self, name: &str) -> Origin {
+    pub(crate) fn origin(&self, name: &str) -> Origin {
         self.get(name).map_or(Origin::Transient, |entry| entry.origin)
     }
 
     /// Returns the origin of a static address of a port.
-    pub fn origin_of_address(&self, mac: MacAddr, name: &str) -> Origin {
+    pub(crate) fn origin_of_address(&self, mac: MacAddr, name: &str) -> Origin {
         let base = self.configured(name).map(|entry| &entry.settings.mac);
         match self.origin(name) {
             Origin::Config if !base.is_some_and(|macs| macs.contains(&mac)) => match self.keeps {
@@ -341,7 +341,7 @@ impl Desired {
     }
 
     /// Inserts an entry in place of the entry of its name.
-    pub fn insert(&mut self, entry: Entry) {
+    pub(crate) fn insert(&mut self, entry: Entry) {
         let name = entry.settings.name.clone();
         self.remove(&name);
         let claims = entry.claims();
@@ -351,13 +351,13 @@ impl Desired {
     }
 
     /// Returns the static addresses of each port.
-    pub fn addresses(&self) -> HashMap<&str, BTreeSet<MacAddr>> {
+    pub(crate) fn addresses(&self) -> HashMap<&str, BTreeSet<MacAddr>> {
         let macs = |entry: &Entry| entry.settings.mac.iter().copied().collect();
         self.entries.iter().map(|(name, entry)| (name.as_str(), macs(entry))).collect()
     }
 
     /// Removes the entry of a name; returns the entry.
-    pub fn remove(&mut self, name: &str) -> Option<Entry> {
+    pub(crate) fn remove(&mut self, name: &str) -> Option<Entry> {
         let entry = self.entries.remove(name)?;
         for claim in self.claims.remove(name).unwrap_or_default() {
             if self.owners.get(&claim).is_some_and(|owner| owner == name) {
@@ -368,7 +368,7 @@ impl Desired {
     }
 
     /// Returns an error if another entry has a value that this entry claims.
-    pub fn check(&self, entry: &Entry) -> Result<(), Clash> {
+    pub(crate) fn check(&self, entry: &Entry) -> Result<(), Clash> {
         let clash = entry.claims().into_iter().find_map(|(what, place)| {
             let owner = self.owners.get(&(what, place.clone()))?;
             (*owner != entry.settings.name).then(|| Clash { what, place, owner: owner.clone() })
@@ -377,14 +377,14 @@ impl Desired {
     }
 
     /// Inserts an entry unless another entry has a value that this entry claims.
-    pub fn enter(&mut self, entry: Entry) -> Result<(), Clash> {
+    pub(crate) fn enter(&mut self, entry: Entry) -> Result<(), Clash> {
         self.check(&entry)?;
         self.insert(entry);
         Ok(())
     }
 
     /// Adds a port of a client, or of a socket in the plug directory.
-    pub fn add(&mut self, entry: Entry) -> Result<(), Clash> {
+    pub(crate) fn add(&mut self, entry: Entry) -> Result<(), Clash> {
         let name = entry.settings.name.clone();
         self.enter(entry.clone())?;
         self.unused.retain(|unused| unused.name != name);
@@ -396,13 +396,13 @@ impl Desired {
     }
 
     /// True if a client or a socket added a port of this name, in force or not.
-    pub fn is_added(&self, name: &str) -> bool {
+    pub(crate) fn is_added(&self, name: &str) -> bool {
         self.added.contains_key(name)
     }
 
     /// Changes the settings of a port for good: of an added port the settings, of a port of the
     /// configuration the override, which also keeps the keys of earlier changes.
-    pub fn set(&mut self, settings: Settings) -> Result<(), Clash> {
+    pub(crate) fn set(&mut self, settings: Settings) -> Result<(), Clash> {
         let name = settings.name.clone();
         let Some(there) = self.get(&name) else { return Ok(()) };
         // The entry keeps its place: the change does not move the socket.
@@ -428,7 +428,7 @@ impl Desired {
     }
 
     /// Deletes a port for good, with all that is kept of the port; returns the port's entry.
-    pub fn delete(&mut self, name: &str) -> Option<Entry> {
+    pub(crate) fn delete(&mut self, name: &str) -> Option<Entry> {
         let entry = self.remove(name)?;
         if entry.origin.plugged_by().is_some() {
             self.added.remove(name);
@@ -443,7 +443,7 @@ impl Desired {
 
     /// Removes the override of a name, and everything that is kept by the name without effect;
     /// returns false if nothing is removed. An added port that is in force stays.
-    pub fn reset(&mut self, name: &str) -> bool {
+    pub(crate) fn reset(&mut self, name: &str) -> bool {
         let stays = self.get(name).is_some() && !self.configured.contains_key(name);
         let added = self.added.get(name).filter(|_| stays).cloned();
         let size = |of: &Desired| (of.added.len(), of.overrides.len(), of.unread.len());
@@ -460,7 +460,7 @@ impl Desired {
 
     /// An error if a port other than `name`, or a change at one, has effect here and has none in
     /// `after`.
-    pub fn check_others(&self, after: &Desired, name: &str) -> Result<(), NoEffect> {
+    pub(crate) fn check_others(&self, after: &Desired, name: &str) -> Result<(), NoEffect> {
         let is_old = |new: &Unused| {
             let same = |old: &Unused| old.name == new.name && old.entry == new.entry;
             self.unused.iter().any(same)
@@ -483,7 +483,7 @@ impl Desired {
 
     /// Forgets the added ports and the changed keys that the configuration has by now with equal
     /// values.
-    pub fn forget_the_configured(&mut self) {
+    pub(crate) fn forget_the_configured(&mut self) {
         let configured = &self.configured;
         let same = |name: &str, entry: &Entry| {
             configured.get(name).is_some_and(|base| base.settings == entry.settings)
@@ -509,7 +509,7 @@ impl Desired {
     /// Returns why ports and changes of clients that `before` has in force would have no effect
     /// beside this configuration, a line each. A port of the configuration with the name of an
     /// added port is no reason, nor is a changed port that the configuration no longer has.
-    pub fn refusals(&self, before: &Desired) -> Vec<String> {
+    pub(crate) fn refusals(&self, before: &Desired) -> Vec<String> {
         let refusal = |Unused { name, entry, why }: &Unused| {
             let was = before.get(name)?;
             let was_in_force = match entry {
@@ -531,13 +531,13 @@ impl Desired {
     }
 
     /// Returns the mirrors that are wanted, by name.
-    pub fn mirrors(&self) -> impl Iterator<Item = Mirror> {
+    pub(crate) fn mirrors(&self) -> impl Iterator<Item = Mirror> {
         self.entries.values().filter_map(|entry| entry.settings.mirror())
     }
 
     /// Returns an error if a mirror cannot exist beside the other mirrors; no error for another
     /// kind.
-    pub fn check_mirror(&self, settings: &Settings) -> Result<(), String> {
+    pub(crate) fn check_mirror(&self, settings: &Settings) -> Result<(), String> {
         let Some(mirror) = settings.mirror() else { return Ok(()) };
         let others: Vec<Mirror> =
             self.mirrors().filter(|other| other.name != mirror.name).collect();
@@ -557,14 +557,14 @@ impl Desired {
     }
 
     /// Returns the names of the ports that have an address, at most one in each bridge and VLAN.
-    pub fn owners(&self, mac: MacAddr) -> Vec<&str> {
+    pub(crate) fn owners(&self, mac: MacAddr) -> Vec<&str> {
         let (word, all) = (mac.to_string(), self.owners.iter());
         let of = all.filter(|((what, place), _)| *what == Shared::Mac && place.ends_with(&word));
         of.map(|(_, owner)| owner.as_str()).collect()
     }
 
     /// Gives a static address to a port, among the port's settings.
-    pub fn assign(&mut self, mac: MacAddr, name: &str) -> Result<(), NotAssigned> {
+    pub(crate) fn assign(&mut self, mac: MacAddr, name: &str) -> Result<(), NotAssigned> {
         let mut settings = self.get(name).ok_or(NotAssigned::NoSuchPort)?.settings.clone();
         match self.owners.get(&claim(&settings.home(), mac)) {
             Some(owner) if owner == name => return Ok(()),
@@ -579,7 +579,7 @@ impl Desired {
     }
 
     /// Takes a static address from a port; false if the port does not have the address.
-    pub fn unassign(&mut self, mac: MacAddr, name: &str) -> bool {
+    pub(crate) fn unassign(&mut self, mac: MacAddr, name: &str) -> bool {
         let Some(entry) = self.get(name) else { return false };
         let mut settings = entry.settings.clone();
         settings.forget(mac);

@@ -24,7 +24,7 @@ use sys::{clock, group, sandbox};
 
 impl Daemon {
     /// Returns the state of the switch as a whole.
-    pub fn condition(&self) -> Condition {
+    pub(crate) fn condition(&self) -> Condition {
         let code = diagnosis::DEGRADED.name;
         let degraded = self.degradations().into_iter();
         let degraded = degraded.map(|one| Degraded { code, port: one.subject, why: one.text });
@@ -82,7 +82,7 @@ impl Daemon {
 
 impl View {
     /// Returns the findings of a switch in this condition, the worst first.
-    pub fn diagnose(&self, condition: Condition) -> Vec<Finding> {
+    pub(crate) fn diagnose(&self, condition: Condition) -> Vec<Finding> {
         let (ports, now) = (self.ports.present(), clock::coarse_seconds());
         // The held addresses of all ports are read at once: a table may have many entries, and
         // guests can make every port need the held addresses.

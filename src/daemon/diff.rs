@@ -23,7 +23,7 @@ pub enum Step {
 
 impl Step {
     /// Returns the entry of the step's port or TAP; none if the step concerns a key.
-    pub fn entry(&self) -> Option<&Entry> {
+    pub(crate) fn entry(&self) -> Option<&Entry> {
         match self {
             Step::Add(entry) | Step::Remove(entry) | Step::Change(entry, _) => Some(entry),
             Step::Scalar(_) | Step::Template(_) => None,
@@ -31,7 +31,7 @@ impl Step {
     }
 
     /// True if the port is disconnected: the port goes, or comes back with another socket.
-    pub fn detaches(&self) -> bool {
+    pub(crate) fn detaches(&self) -> bool {
         match self {
             Step::Remove(_) => true,
             Step::Change(_, changes) => {

@@ -49,14 +49,14 @@ struct Running {
 impl Drops {
     /// Returns the drops of a port that has counted `traffic` so far; drops in `traffic` are no
     /// beginning.
-    pub fn new(traffic: Option<&[Traffic; 2]>) -> Drops {
+    pub(crate) fn new(traffic: Option<&[Traffic; 2]>) -> Drops {
         let last = [[None; DropReason::ALL.len()]; 2];
         Drops { counts: traffic.map(counts), last, running: Vec::new(), recent: Vec::new() }
     }
 
     /// Returns the seconds since the last drop of a reason that has counted `count` by second
     /// `now`; none if an earlier process counted all drops of the reason.
-    pub fn age(
+    pub(crate) fn age(
         &self,
         (direction, reason): (Direction, DropReason),
         count: u64,
@@ -69,12 +69,12 @@ impl Drops {
     }
 
     /// True if no end of drops remains to be reported, unless the port drops more frames.
-    pub fn are_over(&self) -> bool {
+    pub(crate) fn are_over(&self) -> bool {
         self.running.is_empty()
     }
 
     /// Records the port's counters of second `now`.
-    pub fn look(&mut self, port: &Port, traffic: &[Traffic; 2], now: u32) {
+    pub(crate) fn look(&mut self, port: &Port, traffic: &[Traffic; 2], now: u32) {
         let counts = counts(traffic);
         let known = self.counts.replace(counts).unwrap_or(counts);
         for direction in Direction::ALL {
@@ -112,7 +112,7 @@ impl Drops {
     /// Returns the reasons for which frames were dropped in the [`LATELY`] seconds before `now`,
     /// and how many frames. The number includes earlier frames of the reason if no pause between
     /// drops was so long.
-    pub fn lately(&self, now: u32) -> impl Iterator<Item = (DropReason, u64)> {
+    pub(crate) fn lately(&self, now: u32) -> impl Iterator<Item = (DropReason, u64)> {
         let recent = self.recent.iter().filter(move |one| now.saturating_sub(one.last) < LATELY);
         recent.map(|one| (one.reason, one.frames))
     }

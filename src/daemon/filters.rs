@@ -43,14 +43,14 @@ pub struct Filters {
 
 impl Filters {
     /// There are no filters yet.
-    pub fn new() -> Result<Filters, StartError> {
+    pub(crate) fn new() -> Result<Filters, StartError> {
         let ([a, b], [c, d]) = (random::key()?, random::key()?);
         let (key, compiled) = ([a, b, c, d], HashMap::new());
         Ok(Filters { connections: OnceCell::new(), key, compiled, generation: 0, sweeps: false })
     }
 
     /// Returns the connections of all ports, if a port has or had a filter.
-    pub fn connections(&self) -> Option<&Arc<Connections>> {
+    pub(crate) fn connections(&self) -> Option<&Arc<Connections>> {
         self.connections.get()
     }
 
@@ -62,7 +62,7 @@ impl Filters {
 
     /// Compiles the filters of all ports that are wanted, as far as they have changed, and returns
     /// them by the names of ports.
-    pub fn compile(&mut self, desired: &Desired) -> HashMap<String, Arc<PortFilter>> {
+    pub(crate) fn compile(&mut self, desired: &Desired) -> HashMap<String, Arc<PortFilter>> {
         let mut before = std::mem::take(&mut self.compiled);
         for (name, source) in sources(desired) {
             let known = before.remove(&name);

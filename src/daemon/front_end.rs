@@ -26,20 +26,20 @@ use sys::threads::run_again_after_panic;
 use sys::unix_socket;
 
 /// The means of a port's thread, which serves front-ends.
-pub struct PortThread {
+pub(crate) struct PortThread {
     /// The port.
-    pub running: Arc<RunningPort>,
+    pub(crate) running: Arc<RunningPort>,
     /// Account that the guests' memory is charged to.
-    pub account: Arc<Account>,
+    pub(crate) account: Arc<Account>,
     /// Context of every session.
-    pub context: Context,
+    pub(crate) context: Context,
     /// Written when the thread is to end.
-    pub stop: Arc<EventFd>,
+    pub(crate) stop: Arc<EventFd>,
 }
 
 /// The source of a port's front-ends.
 #[derive(Debug)]
-pub enum Acceptor {
+pub(crate) enum Acceptor {
     /// Front-ends connect to the daemon.
     Listener(Listener),
     /// The daemon connects to front-ends.
@@ -52,15 +52,15 @@ pub enum Acceptor {
 #[derive(Debug)]
 pub struct SocketFile {
     /// Place of the file.
-    pub place: Place,
+    pub(crate) place: Place,
     /// True if the file stays when the socket is closed; otherwise the listener removes the file.
-    pub stays: bool,
+    pub(crate) stays: bool,
 }
 
 impl Acceptor {
     /// Opens the configured endpoint of port number `port`, or takes over the listening socket that
     /// an earlier process left there.
-    pub fn open(
+    pub(crate) fn open(
         port: usize,
         endpoint: &Endpoint,
         received: &mut Received,
@@ -82,7 +82,7 @@ impl Acceptor {
     }
 
     /// Waits for the next front-end that connects, or connects to the next front-end.
-    pub fn meet(&mut self, stop: &EventFd) -> Opened {
+    pub(crate) fn meet(&mut self, stop: &EventFd) -> Opened {
         match self {
             Acceptor::Listener(listener) => listener.accept(stop),
             Acceptor::Connector(connector) => connector.connect(stop),
@@ -92,14 +92,14 @@ impl Acceptor {
     }
 
     /// Returns the socket's file, if this process made the file.
-    pub fn file(&self) -> Option<SocketFile> {
+    pub(crate) fn file(&self) -> Option<SocketFile> {
         let Acceptor::Listener(listener) = self else { return None };
         Some(SocketFile { place: listener.made()?.clone(), stays: !listener.removes_file() })
     }
 
     /// Serves front-ends on behalf of a port until the thread is stopped. A panic outside a session
     /// costs a pause: a port without its thread would be unresponsive.
-    pub fn serve(self, thread: &PortThread) {
+    pub(crate) fn serve(self, thread: &PortThread) {
         let PortThread { running, stop, .. } = thread;
         let name = running.port().name.clone();
         let stopped = || is_readable(stop.as_raw_fd());
@@ -146,7 +146,7 @@ fn rest(port: &Port, stop: &EventFd) -> Wake {
 }
 
 /// Waits while more files of this thread wait to be closed than the limit permits.
-pub fn wait_for_closing(stop: &EventFd) -> Wake {
+pub(crate) fn wait_for_closing(stop: &EventFd) -> Wake {
     while disposal::is_held_up() {
         // If the wait fails the thread goes on, and the next connection ends.
         match poll::pause(stop, Instant::now() + HELD_PAUSE) {

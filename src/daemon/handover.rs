@@ -47,7 +47,7 @@ const METRICS: &str = "metrics";
 
 /// Hands descriptors and state to the next process.
 #[derive(Debug, Default)]
-pub struct Handover {
+pub(crate) struct Handover {
     store: Option<FdStore>,
 }
 
@@ -93,7 +93,7 @@ fn tap_name(ifname: &str) -> String {
 impl Handover {
     /// Finds the service manager and takes the descriptors that it passed. To be called early,
     /// while the numbers of descriptors still mean what the service manager meant.
-    pub fn begin(config: &Config) -> (Handover, Received) {
+    pub(crate) fn begin(config: &Config) -> (Handover, Received) {
         let store = FdStore::from_env().unwrap_or_else(|error| {
             log::warn!("cannot reach the service manager: {error}");
             None
@@ -153,7 +153,7 @@ impl Handover {
 
     /// Has the service manager keep new listening sockets, whose files then stay when this process
     /// ends.
-    pub fn keep_sockets<'a>(&self, acceptors: impl Iterator<Item = &'a mut Acceptor>) {
+    pub(crate) fn keep_sockets<'a>(&self, acceptors: impl Iterator<Item = &'a mut Acceptor>) {
         let Some(store) = &self.store else { return };
         for acceptor in acceptors {
             let Acceptor::Listener(listener) = acceptor else { continue };
@@ -168,13 +168,13 @@ impl Handover {
 
     /// Removes the socket file of a port that is gone for good, and has the service manager discard
     /// the socket.
-    pub fn discard_socket(&self, file: &Place) {
+    pub(crate) fn discard_socket(&self, file: &Place) {
         file.remove();
         self.discard(&[listener_name(file.identity())]);
     }
 
     /// Has the service manager keep the queues of a TAP.
-    pub fn keep_tap(&self, ifname: &str, queues: &[TapQueue]) {
+    pub(crate) fn keep_tap(&self, ifname: &str, queues: &[TapQueue]) {
         let Some(store) = &self.store else { return };
         let fds: Vec<_> = queues.iter().map(AsFd::as_fd).collect();
         if let Err(error) = store.keep(&tap_name(ifname), &fds) {
@@ -183,13 +183,13 @@ impl Handover {
     }
 
     /// Has the service manager discard the queues of a TAP, which are out of date.
-    pub fn discard_tap(&self, ifname: &str) {
+    pub(crate) fn discard_tap(&self, ifname: &str) {
         self.discard(&[tap_name(ifname)]);
     }
 
     /// Discards the state of the process before, which was read and is soon out of date. The caller
     /// has started: a start that fails leaves the state to the next process.
-    pub fn discard_state(&self, received: &Received) {
+    pub(crate) fn discard_state(&self, received: &Received) {
         if received.had_state {
             self.discard(&[STATE.to_owned()]);
         }
@@ -200,7 +200,7 @@ impl Handover {
 
     /// Has the service manager keep the state for the next process. To be called when nothing
     /// counts any more.
-    pub fn keep_state(&self, ports: &PortTable, addresses: &[Address]) {
+    pub(crate) fn keep_state(&self, ports: &PortTable, addresses: &[Address]) {
         let Some(store) = &self.store else { return };
         let text = state::write(ports, addresses, clock::coarse_seconds());
         let kept = memory_file(STATE, text.as_bytes()).and_then(|file| {
@@ -216,7 +216,7 @@ impl Handover {
 impl Handover {
     /// Has the connections of ports with a filter kept for the next process. To be called when no
     /// frame passes any more.
-    pub fn keep_connections(&self, ports: &PortTable, connections: &Connections) {
+    pub(crate) fn keep_connections(&self, ports: &PortTable, connections: &Connections) {
         let Some(store) = self.store.as_ref().filter(|_| !connections.is_empty()) else { return };
         let name = |id| ports.get(id).map(|port| port.name.clone());
         let bytes = connections.dump(now(), name);
@@ -237,12 +237,12 @@ fn now() -> Tick {
 
 impl Received {
     /// Takes the socket for clients that ask for metrics.
-    pub fn metrics(&mut self) -> Option<OwnedFd> {
+    pub(crate) fn metrics(&mut self) -> Option<OwnedFd> {
         self.metrics.take()
     }
 
     /// Takes the socket of port number `port` that is to appear at `path`.
-    pub fn listener(
+    pub(crate) fn listener(
         &mut self,
         port: usize,
         path: &Path,
@@ -253,14 +253,14 @@ impl Received {
     }
 
     /// Takes the queues of a TAP.
-    pub fn tap(&mut self, ifname: &str) -> Option<Vec<OwnedFd>> {
+    pub(crate) fn tap(&mut self, ifname: &str) -> Option<Vec<OwnedFd>> {
         self.taps.remove(ifname)
     }
 
     /// Repeats `open` until `end` while the object is in use. If a descriptor was discarded, `end`
     /// is at least [`KEEP_TIMEOUT`] away: the service manager reports that it released the
     /// descriptor, but leaves the closing to a thread (`asynchronous_close()`).
-    pub fn open<T, E>(
+    pub(crate) fn open<T, E>(
         &mut self,
         end: Instant,
         mut open: impl FnMut(&mut Received) -> Result<T, E>,
@@ -278,7 +278,7 @@ impl Received {
     }
 
     /// Takes over the state of the process before, if the process left a state.
-    pub fn restore(&mut self, ports: &PortTable, fdb: &Fdb) {
+    pub(crate) fn restore(&mut self, ports: &PortTable, fdb: &Fdb) {
         let Some(text) = self.state.take() else { return };
         match state::restore(&text, ports, fdb, clock::coarse_seconds()) {
             Some(Restored { addresses, counters }) => log::info!(
@@ -293,7 +293,7 @@ impl Received {
 
 impl Received {
     /// Takes over the connections, if there are any.
-    pub fn restore_connections(&mut self, ports: &PortTable, connections: &Connections) {
+    pub(crate) fn restore_connections(&mut self, ports: &PortTable, connections: &Connections) {
         let Some(fd) = self.connections.take() else { return };
         let mut bytes = Vec::new();
         let mut file = File::from(fd);

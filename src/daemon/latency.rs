@@ -20,7 +20,7 @@ use sys::wakeup::{DEVICE, WakeupRequest};
 
 impl Daemon {
     /// Returns how soon CPUs are to wake up while frames come.
-    pub fn latency(&self) -> config::Latency {
+    pub(crate) fn latency(&self) -> config::Latency {
         self.started.latency
     }
 }
@@ -32,7 +32,7 @@ pub(super) fn open(device: &Path) -> Result<WakeupRequest, String> {
 }
 
 /// Starts the thread that holds the request, if the configuration asks for it.
-pub fn start_latency(daemon: &Arc<Mutex<Daemon>>) -> Result<Option<Background>, String> {
+pub(crate) fn start_latency(daemon: &Arc<Mutex<Daemon>>) -> Result<Option<Background>, String> {
     let (latency, workers) = {
         let daemon = lock(daemon);
         (daemon.latency(), Arc::clone(&daemon.context.workers))

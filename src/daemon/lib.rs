@@ -87,19 +87,21 @@ use desired::Desired;
 pub use diff::{Step, summary};
 use filters::Filters;
 use handover::{Handover, Received};
-pub use latency::start_latency;
+pub(crate) use latency::start_latency;
 use missing::Missing;
-pub use opening::{Permit, add};
-pub use plug::start_plug;
+pub(crate) use opening::Permit;
+pub use opening::add;
+pub(crate) use plug::start_plug;
 pub use ports::{NewPort, PortError};
 pub use reload::{Busy, Confirm, Reloader};
-pub use removing::Removal;
+pub(crate) use removing::Removal;
 use removing::Removing;
-pub use retry::{Services, Slot};
-pub use sampler::Samples;
+pub(crate) use retry::Services;
+pub use retry::Slot;
+pub(crate) use sampler::Samples;
 use serving::{Opened, Serving};
 use state_store::NotSaved;
-pub use state_store::StateStore;
+pub(crate) use state_store::StateStore;
 use switch::{self, Fdb, FdbConfig, PortId, Rules, Snooping};
 use sys::blocking::Blocking;
 use sys::eventfd;
@@ -177,25 +179,25 @@ pub struct Daemon {
 #[derive(Clone)]
 pub struct View {
     /// The present ports.
-    pub ports: Arc<Ports>,
+    pub(crate) ports: Arc<Ports>,
     /// The forwarding table.
-    pub fdb: Arc<Fdb>,
+    pub(crate) fdb: Arc<Fdb>,
     /// The workers of the data path.
-    pub workers: Arc<Workers>,
+    pub(crate) workers: Arc<Workers>,
     /// Rules of forwarding.
-    pub rules: Rules,
+    pub(crate) rules: Rules,
     /// Threads that open sockets, one for each path.
-    pub opens: Arc<Blocking>,
+    pub(crate) opens: Arc<Blocking>,
     /// Woken by each event that a reader of the view may wait for.
-    pub news: Arc<Waker>,
+    pub(crate) news: Arc<Waker>,
     /// Events of the switch.
-    pub events: Arc<Events>,
+    pub(crate) events: Arc<Events>,
     /// Recent counters of ports.
-    pub samples: Arc<Samples>,
+    pub(crate) samples: Arc<Samples>,
     /// Counters of clients of the control socket.
-    pub clients: Arc<ClientStats>,
+    pub(crate) clients: Arc<ClientStats>,
     /// Start of the process: microseconds since 1970.
-    pub started_micros: u64,
+    pub(crate) started_micros: u64,
 }
 
 impl Daemon {
@@ -206,7 +208,10 @@ impl Daemon {
 
     /// Starts the switch, with the ports and changes that clients of earlier processes made. When
     /// this returns, all sockets exist except those of [`Daemon::degradations`].
-    pub fn start_keeping(configured: &Config, mut store: StateStore) -> Result<Daemon, StartError> {
+    pub(crate) fn start_keeping(
+        configured: &Config,
+        mut store: StateStore,
+    ) -> Result<Daemon, StartError> {
         let mut config = configured.clone();
         let kept = store.kept(configured);
         let desired = Desired::new(configured, kept, store.keeps());
@@ -391,14 +396,14 @@ impl Daemon {
     }
 
     /// Keeps the files of the configuration that is in force for good; logs an error.
-    pub fn keep_files(&mut self, texts: &Texts) {
+    pub(crate) fn keep_files(&mut self, texts: &Texts) {
         if let Err(error) = self.confirm(texts) {
             log::error!("the configuration {error}");
         }
     }
 
     /// True while a reload waits to be confirmed.
-    pub fn is_unconfirmed(&self) -> bool {
+    pub(crate) fn is_unconfirmed(&self) -> bool {
         self.store.is_unconfirmed()
     }
 
@@ -412,20 +417,20 @@ impl Daemon {
     }
 
     /// Returns in words how many ports, TAPs and streams are wanted.
-    pub fn summary(&self) -> String {
+    pub(crate) fn summary(&self) -> String {
         let all = || self.desired.entries().values();
         let count = |kind| all().filter(|entry| entry.settings.kind == kind).count();
         config::summary(Kind::PORTS.map(count))
     }
 
     /// Returns the keys of the configuration outside of entries, with their values.
-    pub fn global_keys(&self) -> Vec<(&'static str, Vec<String>)> {
+    pub(crate) fn global_keys(&self) -> Vec<(&'static str, Vec<String>)> {
         let words = self.started.words.iter();
         words.map(|(key, word)| (*key, word.iter().cloned().collect())).collect()
     }
 
     /// Returns the directory that keeps the changes made while the switch runs.
-    pub fn state_dir(&self) -> Option<&Path> {
+    pub(crate) fn state_dir(&self) -> Option<&Path> {
         self.store.path()
     }
 
@@ -445,22 +450,22 @@ impl Daemon {
     }
 
     /// Takes the socket that the service manager made for clients that ask for metrics.
-    pub fn take_metrics_socket(&mut self) -> Option<OwnedFd> {
+    pub(crate) fn take_metrics_socket(&mut self) -> Option<OwnedFd> {
         self.metrics_socket.take()
     }
 
     /// Returns the events of the switch, to read and to report.
-    pub fn events(&self) -> &Arc<Events> {
+    pub(crate) fn events(&self) -> &Arc<Events> {
         &self.view.events
     }
 
     /// Returns a view for readers of the running switch, who take no lock.
-    pub fn view(&self) -> View {
+    pub(crate) fn view(&self) -> View {
         self.view.clone()
     }
 
     /// Writes all counters to the log.
-    pub fn report(&self) {
+    pub(crate) fn report(&self) {
         report::log(&self.view.ports.present(), &self.context.workers, &self.context.fdb);
     }
 
@@ -526,7 +531,7 @@ impl Background {
     }
 
     /// Ends the thread, and waits for its end no longer than `patience`.
-    pub fn stop(self) {
+    pub(crate) fn stop(self) {
         self.stopping.store(true, Ordering::Release);
         self.thread().unpark();
         join_until(&mut vec![self.thread], Instant::now() + self.patience);

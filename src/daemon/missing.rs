@@ -47,13 +47,13 @@ impl Lack {
 
 impl Missing {
     /// Returns all degradations, in the order in which they were found.
-    pub fn iter(&self) -> impl Iterator<Item = &Degradation> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Degradation> {
         self.all.iter().map(|lack| &lack.degradation)
     }
 
     /// Adds a subject that is not in service; `again` says whether it is tried again. A subject
     /// that is in the list gets the new reason, and keeps its time.
-    pub fn add(&mut self, degradation: Degradation, again: bool, now: Instant) {
+    pub(crate) fn add(&mut self, degradation: Degradation, again: bool, now: Instant) {
         let Degradation { code, subject, text, .. } = &degradation;
         match self.find(*code, subject.as_deref()) {
             Some(at) => self.all[at].degradation.text.clone_from(text),
@@ -66,19 +66,24 @@ impl Missing {
 
     /// Removes a subject that is in service now, or no longer wanted; returns for how long it was
     /// missing.
-    pub fn take(&mut self, code: Code, subject: Option<&str>, now: Instant) -> Option<Duration> {
+    pub(crate) fn take(
+        &mut self,
+        code: Code,
+        subject: Option<&str>,
+        now: Instant,
+    ) -> Option<Duration> {
         let lack = self.all.remove(self.find(code, subject)?);
         Some(now.saturating_duration_since(lack.found))
     }
 
     /// Removes all degradations of a port that is gone.
-    pub fn forget_port(&mut self, name: &str) {
+    pub(crate) fn forget_port(&mut self, name: &str) {
         self.all.retain(|lack| lack.degradation.subject.as_deref() != Some(name));
     }
 
     /// Begins the attempt that is due for the longest time. The attempt lasts until
     /// [`Missing::take`] removes its subject, or [`Missing::failed`].
-    pub fn begin(&mut self, now: Instant) -> Option<(Code, Option<String>)> {
+    pub(crate) fn begin(&mut self, now: Instant) -> Option<(Code, Option<String>)> {
         let due = |lack: &&mut Lack| matches!(lack.next, Next::At(at, _) if at <= now);
         let at = |lack: &Lack| if let Next::At(at, _) = lack.next { at } else { now };
         let lack = self.all.iter_mut().filter(due).min_by_key(|lack| at(lack))?;
@@ -89,7 +94,13 @@ impl Missing {
     }
 
     /// Ends an attempt that failed for the reason `why`; true if the reason is new.
-    pub fn failed(&mut self, code: Code, subject: Option<&str>, why: &str, now: Instant) -> bool {
+    pub(crate) fn failed(
+        &mut self,
+        code: Code,
+        subject: Option<&str>,
+        why: &str,
+        now: Instant,
+    ) -> bool {
         let Some(at) = self.find(code, subject) else { return false };
         let lack = &mut self.all[at];
         lack.wait(now);
@@ -99,12 +110,12 @@ impl Missing {
     }
 
     /// Ends an attempt and plans the next: for a port that is to end, or after a panic.
-    pub fn pause(&mut self, of: impl Fn(&Degradation) -> bool, now: Instant) {
+    pub(crate) fn pause(&mut self, of: impl Fn(&Degradation) -> bool, now: Instant) {
         self.all.iter_mut().filter(|lack| of(&lack.degradation)).for_each(|lack| lack.wait(now));
     }
 
     /// True while the retry thread tries a port.
-    pub fn is_tried(&self, name: &str) -> bool {
+    pub(crate) fn is_tried(&self, name: &str) -> bool {
         let of = |lack: &&Lack| lack.degradation.subject.as_deref() == Some(name);
         self.all.iter().filter(of).any(|lack| matches!(lack.next, Next::Running(_)))
     }

@@ -36,7 +36,7 @@ pub struct Permit {
 
 impl Permit {
     /// Returns a permit to add the port until `end`.
-    pub fn until(end: Instant) -> Permit {
+    pub(crate) fn until(end: Instant) -> Permit {
         Permit { end, decided: Arc::default() }
     }
 
@@ -46,14 +46,14 @@ impl Permit {
     }
 
     /// True if the port was not added, and will not be.
-    pub fn revoke(&self) -> bool {
+    pub(crate) fn revoke(&self) -> bool {
         !self.decided.swap(true, Ordering::AcqRel)
     }
 }
 
 impl PortError {
     /// Returns the error for a thread that did not open the socket at `path`.
-    pub fn unanswered(path: PathBuf, why: NotBegun) -> PortError {
+    pub(crate) fn unanswered(path: PathBuf, why: NotBegun) -> PortError {
         match why {
             NotBegun::Busy => PortError::Silent(path),
             NotBegun::Full => PortError::ManySilent(path),

@@ -23,18 +23,18 @@ pub fn counted(port: &Port) -> [u64; 3] {
 
 impl Reports {
     /// Returns the reports of a port whose counts `told` need not be reported.
-    pub fn new(told: Option<[u64; 3]>) -> Reports {
+    pub(crate) fn new(told: Option<[u64; 3]>) -> Reports {
         Reports([0, 1, 2].map(|at| Paced::new(told.map(|told| told[at]))))
     }
 
     /// True if all events were reported.
-    pub fn are_over(&self, port: &Port) -> bool {
+    pub(crate) fn are_over(&self, port: &Port) -> bool {
         self.0.iter().zip(counted(port)).all(|(paced, count)| paced.is_over(count))
     }
 
     /// Reports the port's counters of second `now`; `ports` has the ports that addresses came from
     /// or are held at.
-    pub fn look(&mut self, port: &Port, ports: &PortTable, now: u32) {
+    pub(crate) fn look(&mut self, port: &Port, ports: &PortTable, now: u32) {
         let name = |id| ports.get(id).map(|port| port.name.clone());
         let ([moved, held, broken], counts) = (&mut self.0, counted(port));
         let moves = moved.due(counts[0], now, MOVES_TOLD_SECONDS);

@@ -28,7 +28,7 @@ pub enum Action {
 
 impl Action {
     /// Returns the name of the step's port.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         match self {
             Action::Stop(name) | Action::Release(name, _) | Action::Assign(name, _) => name,
             Action::Change(entry) | Action::Create(entry) => &entry.settings.name,
@@ -40,18 +40,18 @@ impl Action {
 #[derive(Debug, Clone, Copy)]
 pub struct Running<'a> {
     /// The entry that the port was last made or changed with.
-    pub entry: &'a Entry,
+    pub(crate) entry: &'a Entry,
     /// Static addresses of the port.
-    pub addresses: &'a BTreeSet<MacAddr>,
+    pub(crate) addresses: &'a BTreeSet<MacAddr>,
 }
 
 /// The present ports.
 #[derive(Debug, Default)]
-pub struct Actual<'a> {
+pub(crate) struct Actual<'a> {
     /// Ports that run.
-    pub running: BTreeMap<&'a str, Running<'a>>,
+    pub(crate) running: BTreeMap<&'a str, Running<'a>>,
     /// Ports that have been stopped and are not gone.
-    pub stopping: Vec<&'a Entry>,
+    pub(crate) stopping: Vec<&'a Entry>,
 }
 
 /// Returns the steps in the order in which they are done: ports and addresses go first, so that

@@ -50,7 +50,7 @@ use sys::watched_dir::{Found, Kind, WatchedDir};
 
 impl Daemon {
     /// Returns the directory of ports by plug.
-    pub fn plug_directory(&self) -> Option<&Path> {
+    pub(crate) fn plug_directory(&self) -> Option<&Path> {
         self.started.plug.as_deref()
     }
 
@@ -93,7 +93,7 @@ impl Daemon {
 
 /// Starts the thread that looks at the daemon's plug directory, if there is one. When the service
 /// ends, the ports stay until the daemon ends.
-pub fn start_plug(daemon: &Arc<Mutex<Daemon>>) -> io::Result<Option<Service>> {
+pub(crate) fn start_plug(daemon: &Arc<Mutex<Daemon>>) -> io::Result<Option<Service>> {
     let (path, events) = {
         let daemon = lock(daemon);
         let Some(path) = daemon.plug_directory() else { return Ok(None) };

@@ -126,7 +126,7 @@ impl PortError {
     /// Returns the error with the name of the process that has the interface, if the process can be
     /// seen. The search reads `/proc` for up to [`base::limits::HOLDER_TIMEOUT`]: call this without
     /// the daemon's lock.
-    pub fn with_holder(self) -> PortError {
+    pub(crate) fn with_holder(self) -> PortError {
         match self {
             PortError::Uplink(error) => PortError::Uplink(error.with_holder()),
             other => other,
@@ -147,7 +147,7 @@ pub enum NewPort {
 
 impl NewPort {
     /// Returns the port's settings.
-    pub fn settings(&self) -> &Settings {
+    pub(crate) fn settings(&self) -> &Settings {
         match self {
             NewPort::Kept(settings) | NewPort::Transient(settings) => settings,
             NewPort::Configured(entry) => &entry.settings,
@@ -202,7 +202,7 @@ impl Daemon {
     }
 
     /// Adds a mirror, or restores a mirror of the configuration.
-    pub fn add_mirror(&mut self, new: &NewPort) -> Result<(), PortError> {
+    pub(crate) fn add_mirror(&mut self, new: &NewPort) -> Result<(), PortError> {
         let entry = new.entry(self.origin_of(new));
         let (settings, name) = (&entry.settings, &entry.settings.name);
         if self.desired.get(name).is_some() || self.view.ports.present().named(name).is_some() {
@@ -213,7 +213,7 @@ impl Daemon {
     }
 
     /// Makes a transient port kept, if `new` asks for a kept port of the name.
-    pub fn keep_existing(&mut self, new: &NewPort) -> Result<(), PortError> {
+    pub(crate) fn keep_existing(&mut self, new: &NewPort) -> Result<(), PortError> {
         let name = &new.settings().name;
         let there = self.desired.get(name).ok_or(PortError::NoSuchPort)?.clone();
         if there.origin != Origin::Transient || self.origin_of(new) != Origin::Kept {
@@ -244,7 +244,7 @@ impl Daemon {
     }
 
     /// Returns a number for a new port of this name.
-    pub fn check_name(&mut self, name: &str) -> Result<PortId, PortError> {
+    pub(crate) fn check_name(&mut self, name: &str) -> Result<PortId, PortError> {
         let id = self.free_number(name)?;
         if self.desired.get(name).is_some() { Err(PortError::Exists) } else { Ok(id) }
     }
@@ -368,7 +368,7 @@ impl Daemon {
     /// Removes the changes of clients at a port of the configuration, and everything that is kept
     /// by the name without effect. Returns the changes and when each takes effect; `None` if the
     /// port is to be added with [`NewPort::Configured`].
-    pub fn reset(&mut self, name: &str) -> Result<Option<Vec<Difference>>, PortError> {
+    pub(crate) fn reset(&mut self, name: &str) -> Result<Option<Vec<Difference>>, PortError> {
         let before = self.desired.get(name).map(|entry| entry.settings.clone());
         let mut after = self.desired.clone();
         if !after.reset(name) {
@@ -397,7 +397,7 @@ impl Daemon {
     }
 
     /// Returns the changes of a port or TAP that wait for the next front-end.
-    pub fn pending(&self, name: &str) -> Vec<Difference> {
+    pub(crate) fn pending(&self, name: &str) -> Vec<Difference> {
         self.serving(name).map(|serving| serving.running().pending()).unwrap_or_default()
     }
 

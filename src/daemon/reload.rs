@@ -54,11 +54,11 @@ struct State {
 #[derive(Debug, Clone, Copy)]
 pub struct Confirm {
     /// The time within which the reload is to be confirmed.
-    pub time: Duration,
+    pub(crate) time: Duration,
     /// The process that asked for the reload; 0 outside our PID namespace.
-    pub pid: i32,
+    pub(crate) pid: i32,
     /// The user of the process that asked for the reload.
-    pub uid: u32,
+    pub(crate) uid: u32,
 }
 
 /// A reload that waits to be confirmed.
@@ -127,23 +127,23 @@ impl Reloader {
     }
 
     /// Returns an error if there is no file to read.
-    pub fn check_file(&self) -> Result<(), Busy> {
+    pub(crate) fn check_file(&self) -> Result<(), Busy> {
         self.file().map(drop).ok_or(Busy::NoFile)
     }
 
     /// Returns the file that the switch was started with, if any; the files of conf.d are beside
     /// it.
-    pub fn file(&self) -> Option<&Path> {
+    pub(crate) fn file(&self) -> Option<&Path> {
         self.request.file()
     }
 
     /// Returns the steps of a reload, or why a reload would do nothing.
-    pub fn diff(&self) -> Result<Vec<Step>, Vec<String>> {
+    pub(crate) fn diff(&self) -> Result<Vec<Step>, Vec<String>> {
         self.read().map(|(_, _, steps)| steps)
     }
 
     /// Begins a reload. [`Reloader::outcome`] returns the result.
-    pub fn begin(self: &Arc<Self>, confirm: Option<Confirm>) -> Result<(), Busy> {
+    pub(crate) fn begin(self: &Arc<Self>, confirm: Option<Confirm>) -> Result<(), Busy> {
         self.check_file()?;
         let mut state = self.state();
         if state.busy {
@@ -177,7 +177,7 @@ impl Reloader {
     /// Begins a reload for a caller who waits for no answer. If a reload is under way, another
     /// reload follows: the present reload may have read the files before they were changed. A
     /// reload that is to be confirmed is not followed by a reload without confirmation.
-    pub fn begin_or_repeat(self: &Arc<Self>) -> Result<(), Busy> {
+    pub(crate) fn begin_or_repeat(self: &Arc<Self>) -> Result<(), Busy> {
         let mut state = self.state();
         if state.busy && !state.confirms {
             state.again = true;
@@ -188,12 +188,12 @@ impl Reloader {
     }
 
     /// Returns the result of the reload, once the reload has ended.
-    pub fn outcome(&self) -> Option<Result<Vec<Step>, Vec<String>>> {
+    pub(crate) fn outcome(&self) -> Option<Result<Vec<Step>, Vec<String>>> {
         self.state().done.clone()
     }
 
     /// Keeps the configuration that was reloaded. The caller may end the process after the answer.
-    pub fn confirm(&self) -> Result<(), Busy> {
+    pub(crate) fn confirm(&self) -> Result<(), Busy> {
         let mut state = self.state();
         let waiting = state.waits.take().ok_or(Busy::Nothing)?;
         let kept = self.daemon().confirm(&waiting.texts);
@@ -202,7 +202,7 @@ impl Reloader {
     }
 
     /// Returns the request for the reload that waits to be confirmed, and the time that is left.
-    pub fn unconfirmed(&self) -> Option<(Confirm, Duration)> {
+    pub(crate) fn unconfirmed(&self) -> Option<(Confirm, Duration)> {
         let state = self.state();
         let Waiting { confirm, end, .. } = state.waits.as_ref()?;
         Some((*confirm, end.saturating_duration_since(Instant::now())))

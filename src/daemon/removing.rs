@@ -255,7 +255,7 @@ impl Daemon {
     }
 
     /// Returns the origin of a port, also of a port that is being removed.
-    pub fn origin(&self, name: &str) -> Origin {
+    pub(crate) fn origin(&self, name: &str) -> Origin {
         let removing = self.removing.iter().find(|removing| removing.name() == name);
         removing.map_or_else(|| self.desired.origin(name), |removing| removing.entry().origin)
     }

@@ -31,7 +31,7 @@ use sys::threads::lock;
 type Start = Box<dyn FnMut() -> Result<(), String> + Send>;
 
 /// Services beside the ports: the switch goes on without a service that cannot be had.
-pub struct Services {
+pub(crate) struct Services {
     daemon: Arc<Mutex<Daemon>>,
     missing: Vec<(Code, Start)>,
 }
@@ -41,19 +41,19 @@ pub struct Slot<T>(Arc<Mutex<Option<T>>>);
 
 impl<T> Slot<T> {
     /// Takes the service, if it is started.
-    pub fn take(&self) -> Option<T> {
+    pub(crate) fn take(&self) -> Option<T> {
         lock(&self.0).take()
     }
 }
 
 impl Services {
     /// Returns an empty list of services.
-    pub fn new(daemon: &Arc<Mutex<Daemon>>) -> Services {
+    pub(crate) fn new(daemon: &Arc<Mutex<Daemon>>) -> Services {
         Services { daemon: Arc::clone(daemon), missing: Vec::new() }
     }
 
     /// Starts a service now, or else tries again and again until the service can be had.
-    pub fn start<T: Send + 'static, E: std::fmt::Display>(
+    pub(crate) fn start<T: Send + 'static, E: std::fmt::Display>(
         &mut self,
         code: Code,
         mut start: impl FnMut(&Arc<Mutex<Daemon>>) -> Result<T, E> + Send + 'static,
@@ -75,7 +75,7 @@ impl Services {
 
     /// Starts the thread that tries again, and that reports changes to the service manager, which
     /// has `status`.
-    pub fn retry(self, status: String) -> io::Result<Background> {
+    pub(crate) fn retry(self, status: String) -> io::Result<Background> {
         let mut retrier = {
             let daemon = lock(&self.daemon);
             Retrier {

@@ -23,7 +23,7 @@ use sys::threads::lock;
 
 /// A port, which may be replaced by another port for each session.
 #[derive(Debug)]
-pub struct RunningPort {
+pub(crate) struct RunningPort {
     name: String,
     ports: Arc<Ports>,
     events: Arc<Events>,
@@ -49,7 +49,7 @@ pub enum ChangeError {
 
 impl RunningPort {
     /// Returns a running port with `settings` in force.
-    pub fn new(
+    pub(crate) fn new(
         port: &Arc<Port>,
         settings: Settings,
         ports: &Arc<Ports>,
@@ -61,7 +61,7 @@ impl RunningPort {
     }
 
     /// Returns the port's name, which never changes.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
@@ -70,24 +70,24 @@ impl RunningPort {
     }
 
     /// Returns the present port.
-    pub fn port(&self) -> Arc<Port> {
+    pub(crate) fn port(&self) -> Arc<Port> {
         Arc::clone(&self.state().port)
     }
 
     /// Marks the port as being removed.
-    pub fn leave(&self) {
+    pub(crate) fn leave(&self) {
         self.state().port.life.leaving.store(true, Ordering::Relaxed);
     }
 
     /// Returns the changes that wait for the next front-end.
-    pub fn pending(&self) -> Vec<Difference> {
+    pub(crate) fn pending(&self) -> Vec<Difference> {
         let state = self.state();
         state.next.as_ref().map_or(Vec::new(), |next| state.settings.differences(next))
     }
 
     /// Changes the settings to `wanted`, as far as possible now; an error changes nothing. The
     /// daemon changes static addresses ([`super::reconcile`]).
-    pub fn change(&self, wanted: &Settings) -> Result<(), ChangeError> {
+    pub(crate) fn change(&self, wanted: &Settings) -> Result<(), ChangeError> {
         let mut state = self.state();
         let port = Arc::clone(&state.port);
         let now = &mut state.settings;
@@ -122,7 +122,7 @@ impl RunningPort {
     }
 
     /// Returns the port for the next session. To be called between two sessions.
-    pub fn renew(&self, workers: &Workers, stopped: impl Fn() -> bool) -> Arc<Port> {
+    pub(crate) fn renew(&self, workers: &Workers, stopped: impl Fn() -> bool) -> Arc<Port> {
         let mut state = self.state();
         let before = Arc::clone(&state.port);
         let Some(next) = state.next.take() else { return before };

@@ -52,12 +52,12 @@ struct Ledger {
 #[derive(Debug)]
 pub struct Seen {
     port: Arc<Port>,
-    pub drops: Drops,
+    pub(crate) drops: Drops,
     reports: Reports,
     /// Counts of the last minutes; none while counters of an earlier port are being carried over.
     history: Option<History>,
     /// Ports whose frames found no room at this port.
-    pub senders: Senders,
+    pub(crate) senders: Senders,
     /// The port's rings, by direction and queue.
     rings: HashMap<(Direction, usize), Used>,
     /// The number of the last look at which the port existed.
@@ -77,7 +77,7 @@ impl Samples {
     }
 
     /// Begins with ports that nothing serves yet: their counters may be an earlier process's.
-    pub fn begin(&self, ports: &PortTable, now: u32) {
+    pub(crate) fn begin(&self, ports: &PortTable, now: u32) {
         let mut ledger = self.ledger();
         for port in ports.iter() {
             let traffic = port.life.lineage.is_whole().then(|| port.traffic());
@@ -89,7 +89,7 @@ impl Samples {
     }
 
     /// Looks at all ports in second `now`.
-    pub fn look(&self, ports: &PortTable, now: u32) {
+    pub(crate) fn look(&self, ports: &PortTable, now: u32) {
         let mut ledger = self.ledger();
         ledger.looks += 1;
         let looks = ledger.looks;
@@ -116,7 +116,7 @@ impl Samples {
     }
 
     /// Forgets a port that is gone, as the thread may sleep for as long as the workers do.
-    pub fn forget(&self, port: &Port) {
+    pub(crate) fn forget(&self, port: &Port) {
         let mut ledger = self.ledger();
         if ledger
             .ports
@@ -128,7 +128,7 @@ impl Samples {
     }
 
     /// True if nothing remains to be reported, unless counters change.
-    pub fn are_over(&self) -> bool {
+    pub(crate) fn are_over(&self) -> bool {
         let over =
             |Seen { port, drops, reports, .. }: &Seen| drops.are_over() && reports.are_over(port);
         self.ledger().ports.values().all(over)
@@ -136,13 +136,13 @@ impl Samples {
 
     /// Returns the ports whose frames found no room at a port lately, the port with most frames
     /// first.
-    pub fn senders(&self, port: &Port, now: u32) -> Vec<Sender> {
+    pub(crate) fn senders(&self, port: &Port, now: u32) -> Vec<Sender> {
         self.of(port, |seen| seen.senders.lately(now)).unwrap_or_default()
     }
 
     /// Returns the seconds since a ring with `frames` frames was last used; none if it was never
     /// used.
-    pub fn idle(
+    pub(crate) fn idle(
         &self,
         port: &Port,
         ring: (Direction, usize),
@@ -164,7 +164,7 @@ impl Samples {
 
     /// Returns the seconds since a port last dropped a frame for a reason, which has counted
     /// `count`; none if an earlier process counted all of them.
-    pub fn drop_age(
+    pub(crate) fn drop_age(
         &self,
         port: &Port,
         of: (Direction, DropReason),
@@ -177,7 +177,7 @@ impl Samples {
 
     /// Returns the result of `ask` on the samples of a port; none if the sampler never looked at
     /// the port.
-    pub fn of<T>(&self, port: &Port, ask: impl FnOnce(&Seen) -> T) -> Option<T> {
+    pub(crate) fn of<T>(&self, port: &Port, ask: impl FnOnce(&Seen) -> T) -> Option<T> {
         let ledger = self.ledger();
         ledger
             .ports
@@ -188,7 +188,7 @@ impl Samples {
 
     /// True if there are no samples of any port.
     #[cfg(test)]
-    pub fn are_empty(&self) -> bool {
+    pub(crate) fn are_empty(&self) -> bool {
         self.ledger().ports.is_empty()
     }
 }
@@ -244,7 +244,7 @@ impl Seen {
     }
 
     /// Returns the counts of the last `seconds`.
-    pub fn over(&self, seconds: u32, now: u32) -> Counts {
+    pub(crate) fn over(&self, seconds: u32, now: u32) -> Counts {
         self.history.as_ref().map(|history| history.over(seconds, now)).unwrap_or_default()
     }
 }

@@ -21,7 +21,7 @@ impl Daemon {
     /// kernel cannot enforce. `file` is the configuration file that the command line names, `texts`
     /// are all files of the configuration. Returns an error if a thread is left outside of the
     /// sandbox.
-    pub fn confine(&self, file: Option<&Path>, texts: Option<&Texts>) -> io::Result<()> {
+    pub(crate) fn confine(&self, file: Option<&Path>, texts: Option<&Texts>) -> io::Result<()> {
         if !self.started.sandbox {
             log::warn!("sandbox: off, as configured");
             return Ok(());

@@ -38,7 +38,7 @@ impl Opened {
     /// earlier process left, or opens anew. Tries until `end` while an interface is in use: the
     /// kernel closes the rings of a process that was killed, and with the rings their TAPs, after
     /// the process has ended.
-    pub fn open(
+    pub(crate) fn open(
         port: &Port,
         endpoint: Option<&config::Endpoint>,
         received: &mut Received,
@@ -59,7 +59,7 @@ impl Opened {
     }
 
     /// Returns the socket.
-    pub fn acceptor(&mut self) -> Option<&mut Acceptor> {
+    pub(crate) fn acceptor(&mut self) -> Option<&mut Acceptor> {
         match self {
             Opened::Socket(acceptor) => Some(acceptor),
             Opened::Interface(_) => None,
@@ -76,7 +76,7 @@ impl Opened {
 
     /// Returns the socket's file, if this process made the file and it stays when the socket is
     /// closed.
-    pub fn file_that_stays(&self) -> Option<Place> {
+    pub(crate) fn file_that_stays(&self) -> Option<Place> {
         self.file().filter(|file| file.stays).map(|file| file.place)
     }
 }
@@ -92,7 +92,7 @@ enum Stop {
 type Thread = (JoinHandle<()>, Stop);
 
 /// Server of one port.
-pub struct Serving {
+pub(crate) struct Serving {
     running: Arc<RunningPort>,
     /// The entry that the port was made or last changed with.
     entry: Entry,
@@ -106,12 +106,12 @@ pub struct Serving {
 
 impl Serving {
     /// Returns the port.
-    pub fn running(&self) -> &Arc<RunningPort> {
+    pub(crate) fn running(&self) -> &Arc<RunningPort> {
         &self.running
     }
 
     /// Returns the entry that the port was made or last changed with.
-    pub fn entry(&self) -> &Entry {
+    pub(crate) fn entry(&self) -> &Entry {
         &self.entry
     }
 
@@ -149,12 +149,12 @@ impl Serving {
     }
 
     /// Returns the socket's file, if the file stays when the thread ends.
-    pub fn file(&self) -> Option<&Place> {
+    pub(crate) fn file(&self) -> Option<&Place> {
         self.file.as_ref().filter(|file| file.stays).map(|file| &file.place)
     }
 
     /// Tells the port's thread to end.
-    pub fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.running.leave();
         match &self.thread {
             Some((_, Stop::Session(stop))) => {
@@ -182,7 +182,7 @@ impl Serving {
     }
 
     /// True if the port's thread has ended, or the port has no thread.
-    pub fn has_ended(&mut self) -> bool {
+    pub(crate) fn has_ended(&mut self) -> bool {
         let ended = self.thread.take_if(|(thread, _)| thread.is_finished());
         if let Some((thread, _)) = ended {
             // The thread contained and logged its panics.

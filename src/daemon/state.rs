@@ -26,11 +26,11 @@ const FIRST_LINE: &str = "vioswitch-state 1";
 
 /// The number of addresses and counters that were taken over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Restored {
+pub(crate) struct Restored {
     /// Learned addresses.
-    pub addresses: usize,
+    pub(crate) addresses: usize,
     /// Counters that were not 0.
-    pub counters: usize,
+    pub(crate) counters: usize,
 }
 
 /// Returns the state of second `now` as text.

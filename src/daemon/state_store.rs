@@ -28,7 +28,7 @@ const FILES: &str = "applied.json";
 
 /// Keeps state for the next process in files.
 #[derive(Debug, Default)]
-pub struct StateStore {
+pub(crate) struct StateStore {
     dir: Option<StateDir>,
     /// Content of [`PORTS`]; none if the content is unknown, or the file does not exist.
     written: Option<String>,
@@ -54,7 +54,7 @@ pub struct NotSaved(#[from] std::io::Error);
 impl StateStore {
     /// Returns a store in the directory `path`, if there is a path; notes an error as a
     /// degradation.
-    pub fn open(path: Option<&Path>) -> StateStore {
+    pub(crate) fn open(path: Option<&Path>) -> StateStore {
         let mut store = StateStore::default();
         let Some(path) = path else { return store };
         match StateDir::open(path) {
@@ -68,12 +68,12 @@ impl StateStore {
     }
 
     /// Returns the path of the directory.
-    pub fn path(&self) -> Option<&Path> {
+    pub(crate) fn path(&self) -> Option<&Path> {
         self.dir.as_ref().map(StateDir::path)
     }
 
     /// True if changes of clients are kept.
-    pub fn keeps(&self) -> bool {
+    pub(crate) fn keeps(&self) -> bool {
         self.dir.is_some() && !self.is_unreadable
     }
 
@@ -84,13 +84,13 @@ impl StateStore {
     }
 
     /// Returns all degradations.
-    pub fn degraded(&self) -> impl Iterator<Item = &Degradation> {
+    pub(crate) fn degraded(&self) -> impl Iterator<Item = &Degradation> {
         self.refused.iter().chain(&self.found).chain(&self.failed)
     }
 
     /// Returns the ports and changes that clients of earlier processes made. Puts a damaged file
     /// aside.
-    pub fn kept(&mut self, config: &Config) -> Kept {
+    pub(crate) fn kept(&mut self, config: &Config) -> Kept {
         match self.read(PORTS) {
             Ok(Some(bytes)) => {
                 let read = String::from_utf8(bytes).map_err(|error| error.to_string());
@@ -123,12 +123,12 @@ impl StateStore {
     }
 
     /// Returns the files of the configuration that was last in force.
-    pub fn last_files(&mut self) -> Option<Texts> {
+    pub(crate) fn last_files(&mut self) -> Option<Texts> {
         Some(texts(self.files()?.files))
     }
 
     /// True if an earlier process reloaded these files, and no client confirmed the reload.
-    pub fn are_unconfirmed(&mut self, found: &Texts) -> bool {
+    pub(crate) fn are_unconfirmed(&mut self, found: &Texts) -> bool {
         let kept = self.files().and_then(|kept| kept.unconfirmed);
         kept.is_some_and(|kept| texts(kept) == *found)
     }
@@ -145,7 +145,7 @@ impl StateStore {
     }
 
     /// Notes that the configuration was not confirmed, and that the configuration before runs.
-    pub fn not_confirmed(&mut self) {
+    pub(crate) fn not_confirmed(&mut self) {
         let text = "the configuration was reloaded and not confirmed, and the one before it runs; \
                     config reload puts it into service";
         log::error!("{text}");
@@ -154,7 +154,7 @@ impl StateStore {
 
     /// Notes that the configuration has errors, and that the configuration last in force runs: the
     /// configuration before the reload, if a reload waits to be confirmed.
-    pub fn refuse(&mut self, errors: &[String]) {
+    pub(crate) fn refuse(&mut self, errors: &[String]) {
         let text = "the configuration has errors, and the one that was last in force runs";
         let lines = std::iter::once(text).chain(errors.iter().map(String::as_str));
         lines.clone().for_each(|line| log::error!("{line}"));
@@ -163,13 +163,13 @@ impl StateStore {
     }
 
     /// Keeps these files, which are in force, for a start that finds errors.
-    pub fn keep_files(&mut self, texts: &Texts) -> Result<(), NotSaved> {
+    pub(crate) fn keep_files(&mut self, texts: &Texts) -> Result<(), NotSaved> {
         self.refused.clear();
         self.write_files(&Applied { version: 1, files: listed(texts), unconfirmed: None })
     }
 
     /// Keeps these files, which are about to be in force and wait to be confirmed.
-    pub fn keep_unconfirmed(&mut self, texts: &Texts) -> Result<(), NotSaved> {
+    pub(crate) fn keep_unconfirmed(&mut self, texts: &Texts) -> Result<(), NotSaved> {
         if self.dir.is_some() && !texts.files.is_empty() {
             let none = || std::io::Error::other("what runs was not kept");
             let kept = self.files().ok_or_else(none)?;
@@ -188,12 +188,12 @@ impl StateStore {
     }
 
     /// True while a reload waits to be confirmed.
-    pub fn is_unconfirmed(&self) -> bool {
+    pub(crate) fn is_unconfirmed(&self) -> bool {
         self.is_unconfirmed
     }
 
     /// Notes that no reload waits to be confirmed any more.
-    pub fn stay(&mut self) {
+    pub(crate) fn stay(&mut self) {
         self.is_unconfirmed = false;
     }
 
@@ -230,7 +230,7 @@ impl StateStore {
     }
 
     /// Writes the ports and changes that clients made, unless the file has equal content.
-    pub fn keep(&mut self, desired: &Desired) -> Result<(), NotSaved> {
+    pub(crate) fn keep(&mut self, desired: &Desired) -> Result<(), NotSaved> {
         if !self.keeps() {
             return Ok(());
         }
@@ -247,7 +247,7 @@ impl StateStore {
     }
 
     /// Writes the ports and changes that were kept before a change that was not made.
-    pub fn undo(&mut self, desired: &Desired) {
+    pub(crate) fn undo(&mut self, desired: &Desired) {
         let failed = self.failed.take();
         let kept = self.keep(desired);
         kept.unwrap_or_else(|error| log::error!("that a change was undone {error}"));

@@ -59,7 +59,7 @@ pub enum OpenError {
 impl UplinkError {
     /// Returns the error with the name of the process that has the interface, if the process can be
     /// seen.
-    pub fn with_holder(self) -> UplinkError {
+    pub(crate) fn with_holder(self) -> UplinkError {
         match self {
             UplinkError::Open(ifname, OpenError::Tap(TapError::Busy)) => {
                 match Holder::of_tap(&ifname) {
@@ -73,7 +73,7 @@ impl UplinkError {
 
     /// True if the error may pass: a process is attached to the interface, or a TAP with a single
     /// queue exists, which may be about to go.
-    pub fn is_busy(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         let UplinkError::Open(_, source) = self else { return false };
         matches!(
             source,
@@ -308,7 +308,7 @@ pub fn detach(port: &Port, workers: &Workers, handover: &Handover) {
 
 /// Warns, in one line, of VMs whose configured MTU exceeds an uplink's MTU: their longer frames do
 /// not leave by the uplink.
-pub fn compare_mtus(ports: &PortTable) {
+pub(crate) fn compare_mtus(ports: &PortTable) {
     let uplinks = ports.iter().filter(|port| port.as_uplink().is_some());
     let known = uplinks.filter_map(|uplink| Some((uplink.mtu.get()?, uplink)));
     let Some((least, uplink)) = known.min_by_key(|(mtu, uplink)| (*mtu, &uplink.name)) else {

@@ -359,7 +359,7 @@ pub struct PortEvents {
 
 impl PortEvents {
     /// Makes the reporter of one port; `events` keeps its events.
-    pub fn new(events: Option<&Arc<Events>>) -> PortEvents {
+    pub(crate) fn new(events: Option<&Arc<Events>>) -> PortEvents {
         PortEvents {
             events: events.cloned(),
             allowed: Bucket::new(PORT_EVENT_BURST, PORT_EVENT_EVERY),

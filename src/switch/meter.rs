@@ -305,7 +305,7 @@ impl Meter {
     }
 
     /// Returns the ticks, from tick `now` on, that a frame that books now has to wait.
-    pub fn wait(&mut self, frame: Load, now: u64) -> u64 {
+    pub(crate) fn wait(&mut self, frame: Load, now: u64) -> u64 {
         self.look(now);
         let late = self.late;
         let waits = self.lanes.iter().zip([frame.bytes, frame.packets]).map(|(lane, units)| {

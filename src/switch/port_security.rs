@@ -81,7 +81,7 @@ pub enum AllowedMacs {
 impl AllowedMacs {
     /// True if a frame may have this source address.
     #[inline]
-    pub fn allow(&self, mac: MacAddr) -> bool {
+    pub(crate) fn allow(&self, mac: MacAddr) -> bool {
         match self {
             AllowedMacs::Any => true,
             AllowedMacs::Only { list, vrrp } => list.contains(&mac) || (*vrrp && is_vrrp(mac)),
@@ -197,7 +197,7 @@ pub struct Servers {
 
 impl Servers {
     /// Returns the names of the servers in `allow-server`.
-    pub fn names(self) -> Vec<&'static str> {
+    pub(crate) fn names(self) -> Vec<&'static str> {
         let all =
             [(self.dhcp, "dhcp"), (self.dhcpv6, "dhcpv6"), (self.ra, "ra"), (self.vrrp, "vrrp")];
         all.into_iter().filter(|(has, _)| *has).map(|(_, name)| name).collect()

@@ -15,7 +15,7 @@ use base::words::fill;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ruling {
     /// The port whose settings, addresses or state decide.
-    pub port: PortId,
+    pub(crate) port: PortId,
     /// The row of a table that words the decision.
     pub ground: Ground,
     /// Facts of the sentence by name: values of keys, addresses, other ports.

@@ -42,7 +42,7 @@ impl Segment {
     }
 
     /// Makes a segment from the number that [`Segment::to_bits`] returned.
-    pub const fn from_bits(bits: u32) -> Segment {
+    pub(crate) const fn from_bits(bits: u32) -> Segment {
         Segment(bits)
     }
 }
@@ -58,7 +58,7 @@ pub struct Station {
 
 impl Station {
     /// The zero address in the default segment, which no frame has as its source.
-    pub const NONE: Station = Station { segment: Segment::DEFAULT, mac: MacAddr([0; 6]) };
+    pub(crate) const NONE: Station = Station { segment: Segment::DEFAULT, mac: MacAddr([0; 6]) };
 
     /// Makes a station of a segment and an address.
     #[inline(always)]
@@ -93,7 +93,7 @@ impl Bridge {
     /// Name of the default bridge.
     pub const DEFAULT_NAME: &str = "default";
     /// The bridge of ports that name no bridge.
-    pub const DEFAULT: Bridge = Bridge(None);
+    pub(crate) const DEFAULT: Bridge = Bridge(None);
 
     /// Returns the bridge of this name, and makes the bridge if it does not exist; `None` if there
     /// are [`FDB_MAX_BRIDGES`] bridges.

@@ -58,12 +58,12 @@ impl Transfer {
     }
 
     /// Converts a length, or a negative errno.
-    pub fn from_answer(answer: i32) -> Transfer {
+    pub(crate) fn from_answer(answer: i32) -> Transfer {
         Transfer::from_result(answer as isize, answer.wrapping_neg())
     }
 
     /// Converts an errno.
-    pub fn from_errno(errno: i32) -> Transfer {
+    pub(crate) fn from_errno(errno: i32) -> Transfer {
         match errno {
             // A non-blocking call is not interrupted; if it were, trying again later would be
             // right.

@@ -32,7 +32,7 @@ pub mod service;
 pub mod signals;
 pub mod state_dir;
 pub mod tap;
-pub mod tap_io;
+pub(crate) mod tap_io;
 pub mod tap_ring;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod testns;

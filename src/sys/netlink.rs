@@ -70,15 +70,15 @@ pub enum NetlinkError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TunInfo {
     /// True for a TAP (Ethernet frames), false for a TUN (IP packets).
-    pub tap: bool,
+    pub(crate) tap: bool,
     /// The interface was created with `multi_queue`.
-    pub multi_queue: bool,
+    pub(crate) multi_queue: bool,
     /// Frames carry a virtio-net header.
-    pub vnet_hdr: bool,
+    pub(crate) vnet_hdr: bool,
     /// The interface outlives the descriptors attached to it.
-    pub persistent: bool,
+    pub(crate) persistent: bool,
     /// Descriptors attached, by any process; only known if `multi_queue`, else 0.
-    pub queues: u32,
+    pub(crate) queues: u32,
 }
 
 /// One network interface.
@@ -107,7 +107,7 @@ pub struct Link {
 }
 
 /// Returns the interface with this name, if there is one.
-pub fn link_by_name(name: &str) -> Result<Option<Link>, NetlinkError> {
+pub(crate) fn link_by_name(name: &str) -> Result<Option<Link>, NetlinkError> {
     let mut request = Request::new(libc::RTM_GETLINK, 0, &ifinfo(0, 0, 0));
     request.attribute(libc::IFLA_IFNAME, &[name.as_bytes(), b"\0"].concat());
     query_link(&request)

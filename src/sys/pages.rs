@@ -30,7 +30,7 @@ impl Pages {
     }
 
     /// Maps private memory, all zero.
-    pub fn anonymous(len: usize) -> io::Result<Pages> {
+    pub(crate) fn anonymous(len: usize) -> io::Result<Pages> {
         Pages::map(-1, 0, len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS)
     }
 
@@ -55,7 +55,7 @@ impl Pages {
     /// Advises the kernel to use huge pages, each of which takes one entry of the TLB. The kernel
     /// may ignore the advice.
     #[must_use]
-    pub fn in_huge_pages(self) -> Pages {
+    pub(crate) fn in_huge_pages(self) -> Pages {
         // SAFETY: `self` owns the whole mapping; its contents stay.
         unsafe { libc::madvise(self.at.as_ptr().cast(), self.len, libc::MADV_HUGEPAGE) };
         self

@@ -92,7 +92,11 @@ pub fn wait_for_one_of(one: &impl AsRawFd, other: &impl AsRawFd, millis: i32) ->
 
 /// Waits until `fd` is ready, errors and hang-ups included; returns false if `deadline` passes
 /// first. For waits too short to be stopped.
-pub fn is_ready_by(fd: BorrowedFd<'_>, interest: Interest, deadline: Instant) -> io::Result<bool> {
+pub(crate) fn is_ready_by(
+    fd: BorrowedFd<'_>,
+    interest: Interest,
+    deadline: Instant,
+) -> io::Result<bool> {
     Ok(poll([(fd.as_raw_fd(), interest.events())], Some(deadline))? == [true])
 }
 

@@ -115,7 +115,7 @@ pub fn state() -> Option<&'static State> {
 }
 
 /// Returns false if bpf(2) would end the process.
-pub fn permits_bpf() -> bool {
+pub(crate) fn permits_bpf() -> bool {
     !NO_BPF.load(Ordering::Acquire)
 }
 

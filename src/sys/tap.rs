@@ -126,7 +126,7 @@ impl TapError {
 
 /// Returns true for a name that the kernel accepts for an interface (`dev_valid_name`) and does not
 /// take for a pattern.
-pub fn is_valid_name(name: &str) -> bool {
+pub(crate) fn is_valid_name(name: &str) -> bool {
     let bad = |c: char| c == '/' || c == ':' || c == '%' || c == '\0' || c.is_ascii_whitespace();
     (1..libc::IFNAMSIZ).contains(&name.len()) && name != "." && name != ".." && !name.contains(bad)
 }
@@ -191,7 +191,7 @@ pub fn adopt(fds: Vec<OwnedFd>, name: &str, wanted: Offloads) -> Result<Tap, Tap
 impl TapQueue {
     /// Returns the interface's present name, or the error ([`libc::EBADFD`]: the interface was
     /// deleted).
-    pub fn ifname(&self) -> io::Result<String> {
+    pub(crate) fn ifname(&self) -> io::Result<String> {
         request_of(self).map(|request| name_in(&request))
     }
 }

@@ -51,7 +51,7 @@ fn refused(call: &'static str) -> impl Fn(io::Error) -> Refused {
 }
 
 /// The ring of one queue.
-pub struct TapRing {
+pub(crate) struct TapRing {
     /// `None` after the kernel refused a call.
     ring: Option<IoUring>,
     why: Option<Refused>,
@@ -66,7 +66,7 @@ impl fmt::Debug for TapRing {
 impl TapRing {
     /// Makes a ring that can only write to `tap`; an error if the kernel does not permit the ring,
     /// or does not write within the call.
-    pub fn new(tap: BorrowedFd<'_>) -> Result<TapRing, Refused> {
+    pub(crate) fn new(tap: BorrowedFd<'_>) -> Result<TapRing, Refused> {
         let ring = IoUring::builder()
             .dontfork()
             .setup_r_disabled()
@@ -104,7 +104,7 @@ impl TapRing {
 
     /// Submits all frames and notes the kernel's results; frames that the kernel did not take get
     /// none.
-    pub fn submit(&mut self, batch: &mut FrameBatch) {
+    pub(crate) fn submit(&mut self, batch: &mut FrameBatch) {
         let Some(ring) = &mut self.ring else { return };
         // SAFETY: the frames stay in the batch until all are completed, or the ring is dropped.
         unsafe { push(ring, (0..batch.len()).map(|index| batch.frame(index))) };
@@ -125,7 +125,7 @@ impl TapRing {
     }
 
     /// Returns the reason why each frame takes a system call although the ring was made.
-    pub fn failure(&self) -> Option<String> {
+    pub(crate) fn failure(&self) -> Option<String> {
         self.why.map(|why| why.to_string())
     }
 

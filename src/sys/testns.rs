@@ -1,6 +1,7 @@
 //! Network namespaces for unit tests: an interface that a test makes ends with the test's thread.
 
 use std::io::{self, Write};
+#[cfg(test)]
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// Runs `test` on a thread in a fresh network namespace, or [`skip`]s it where that is not
@@ -38,7 +39,8 @@ pub fn skip(reason: &str) {
 }
 
 /// Runs `work` on a thread in this namespace that has dropped all capabilities.
-pub fn without_privilege(work: impl FnOnce() + Send) {
+#[cfg(test)]
+pub(crate) fn without_privilege(work: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         let result = scope.spawn(|| {
             let uid = 65_534u32;
@@ -53,11 +55,13 @@ pub fn without_privilege(work: impl FnOnce() + Send) {
 }
 
 /// A packet socket, on the kernel's side of a TAP.
+#[cfg(test)]
 pub struct Packets(OwnedFd);
 
+#[cfg(test)]
 impl Packets {
     /// Opens a packet socket on the interface `index`, for frames of one EtherType only.
-    pub fn open(index: u32, ethertype: u16) -> Packets {
+    pub(crate) fn open(index: u32, ethertype: u16) -> Packets {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         let protocol = ethertype.to_be();
         // SAFETY: all-zero bytes are a valid sockaddr_ll; it lives across the call; `fd` is owned
@@ -76,7 +80,7 @@ impl Packets {
     }
 
     /// Sends a frame.
-    pub fn send(&self, frame: &[u8]) {
+    pub(crate) fn send(&self, frame: &[u8]) {
         let fd = self.0.as_raw_fd();
         // SAFETY: `frame` is readable for its length.
         let sent = unsafe { libc::send(fd, frame.as_ptr().cast(), frame.len(), 0) };
@@ -84,7 +88,7 @@ impl Packets {
     }
 
     /// Returns the next frame from the interface, if there is one.
-    pub fn receive(&self) -> Option<Vec<u8>> {
+    pub(crate) fn receive(&self) -> Option<Vec<u8>> {
         let mut frame = vec![0; 70_000];
         // SAFETY: `frame` is writable for its length.
         let len =

@@ -36,7 +36,7 @@ pub fn run_again_after_panic(what: &str, stopped: impl Fn() -> bool, mut work: i
 
 /// Has panics logged, a few lines a second: the default hook writes to standard error, and would
 /// wait for a reader that hangs.
-pub fn report_panics() {
+pub(crate) fn report_panics() {
     let window = Mutex::new((Instant::now(), 0));
     std::panic::set_hook(Box::new(move |info| {
         let mut window = lock(&window);

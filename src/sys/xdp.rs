@@ -28,7 +28,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use super::netlink::{self, Link, NetlinkError};
 use super::tap::is_valid_name;
 use base::limits::{MAX_XDP_MTU, MAX_XDP_QUEUES, XDP_CLOSE_MILLIS};
-pub use queue::XdpQueue;
+pub(crate) use queue::XdpQueue;
 
 /// The place where an interface runs the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

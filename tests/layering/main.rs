@@ -362,6 +362,7 @@ const NO_CIRCLES: &[&str] = &[
 /// A file's code without its tests, and without what it only passes on.
 fn own_code(source: &Source) -> String {
     let code = source.code.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    let code = code.replace("pub(crate) use ", "pub use ");
     let mut parts = code.split("pub use ");
     let first = parts.next().unwrap_or_default().to_owned();
     first + &parts.filter_map(|part| Some(part.split_once(';')?.1)).collect::<String>()

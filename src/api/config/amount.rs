@@ -75,7 +75,7 @@ pub fn limit_word(limit: &Limit) -> String {
 }
 
 /// Rates at which frames of each class may be flooded, by the number of the class.
-pub type FloodRates = [Rate; FloodClass::ALL.len()];
+pub(crate) type FloodRates = [Rate; FloodClass::ALL.len()];
 
 /// Reads the value of `storm=`: classes of frames, each with a rate.
 pub(super) fn storm(setting: &Setting) -> Result<FloodRates, String> {
@@ -103,7 +103,7 @@ pub(super) fn storm(setting: &Setting) -> Result<FloodRates, String> {
 }
 
 /// Returns the text of flood rates, as files have the text.
-pub fn storm_word(rates: &FloodRates) -> String {
+pub(crate) fn storm_word(rates: &FloodRates) -> String {
     let given = FloodClass::ALL.iter().zip(rates).filter(|(_, rate)| **rate != Rate::default());
     let words = given.map(|(class, rate)| format!("{}:{}", class.name(), rate_word(rate)));
     words.collect::<Vec<_>>().join(",")

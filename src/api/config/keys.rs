@@ -57,7 +57,7 @@ impl Kind {
     /// Kinds of ports.
     pub const PORTS: [Kind; 4] = [Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream];
     /// Kinds that may have several entries.
-    pub const NAMED: [Kind; 7] =
+    pub(crate) const NAMED: [Kind; 7] =
         [Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Mirror, Kind::Filter, Kind::Group];
 
     /// True if entries of the kind are ports.
@@ -106,7 +106,7 @@ impl Kind {
     }
 
     /// Returns the text of `--help` about the keys of this kind, without `name`.
-    pub fn help(self) -> String {
+    pub(crate) fn help(self) -> String {
         let keys = self.keys().filter(|key| key.name != "name");
         let lines = keys.map(|key| {
             let tag = format!("{}={}", key.name, key.form(self).replace(" to ", ".."));
@@ -170,13 +170,13 @@ pub struct Key {
     /// Kinds of entries that have the key.
     pub kinds: &'static [Kind],
     /// Example of a value, as in a file.
-    pub example: &'static str,
+    pub(crate) example: &'static str,
     /// Purpose of the key.
-    pub help: &'static str,
+    pub(crate) help: &'static str,
     /// True if the key may be given several times, and is a list in files.
     pub is_list: bool,
     /// True if values are numbers, or may be numbers.
-    pub is_number: bool,
+    pub(crate) is_number: bool,
     /// True if lists, details and metrics show the key.
     pub is_shown: bool,
     /// True if a value may have commas.
@@ -202,7 +202,7 @@ impl Key {
     }
 
     /// Returns the possible values: `on|off`, `68 to 65535`, `PATH`.
-    pub fn form(&self, kind: Kind) -> String {
+    pub(crate) fn form(&self, kind: Kind) -> String {
         (self.form)(kind)
     }
 
@@ -226,7 +226,7 @@ impl Key {
     }
 
     /// Returns true if each port of the key's kinds needs the key.
-    pub fn is_required(&self) -> bool {
+    pub(crate) fn is_required(&self) -> bool {
         matches!(self.claims, Some(Shared::Name | Shared::Socket | Shared::Interface))
             || self.kinds == MIRRORS && matches!(self.name, "from" | "to")
     }

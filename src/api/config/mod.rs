@@ -33,7 +33,7 @@ pub use oddities::between::{Between, between};
 pub use raw::{Value, shell_word};
 pub use settings::{Difference, Entry, Origin, Wrong};
 pub use sources::{Text, Texts};
-pub use types::{Admin, AllowedMac, Guard, Memory, Mode, Offload, Server};
+pub use types::{Admin, Guard, Memory, Mode, Offload, Server};
 pub use value::is_port_name;
 
 mod amount;
@@ -178,16 +178,6 @@ pub enum Endpoint {
     /// A socket that the parent process left open, connected or listening. The descriptor was a
     /// socket when the configuration was checked.
     Fd(RawFd),
-}
-
-impl Endpoint {
-    /// Returns the path of the socket, unless the socket was inherited.
-    pub fn path(&self) -> Option<&Path> {
-        match self {
-            Endpoint::Server { path, .. } | Endpoint::Client { path } => Some(path),
-            Endpoint::Fd(_) => None,
-        }
-    }
 }
 
 /// Reason why the program cannot run: print `lines` to standard error and exit with status 2.

@@ -21,7 +21,7 @@ fn habits() -> impl Iterator<Item = (&'static str, &'static str)> {
 }
 
 /// Returns the known word for the word `word` of another program.
-pub fn habitual<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+pub(crate) fn habitual<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     let ours = habits().filter(|(other, _)| other.eq_ignore_ascii_case(word));
     ours.into_iter().find_map(|(_, our)| known.iter().find(|known| **known == our).copied())
 }

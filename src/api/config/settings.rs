@@ -185,7 +185,7 @@ impl Settings {
     }
 
     /// Returns the names of filters, groups and ports that the settings name and that must exist.
-    pub fn wanted_filters(&self) -> Vec<(Kind, String)> {
+    pub(crate) fn wanted_filters(&self) -> Vec<(Kind, String)> {
         let filters = self.filter_names().iter().map(|name| (Kind::Filter, name.clone()));
         let rules = self.filter();
         let groups = rules.iter().flat_map(|filter| filter.groups());

@@ -242,7 +242,7 @@ pub enum Mode {
 
 impl Mode {
     /// Returns the default mode of a kind.
-    pub fn usual(kind: Kind) -> Mode {
+    pub(crate) fn usual(kind: Kind) -> Mode {
         if kind == Kind::Xdp { Mode::Xdp(xdp::Mode::Auto) } else { Mode::Server }
     }
 
@@ -270,7 +270,7 @@ fn modes(kind: Kind) -> Vec<(&'static str, Mode)> {
 
 impl Server {
     /// Returns the servers of a list as a set.
-    pub fn all(list: &[Server]) -> Servers {
+    pub(crate) fn all(list: &[Server]) -> Servers {
         let has = |server| list.contains(&server);
         Servers {
             dhcp: has(Server::Dhcp),
@@ -355,7 +355,7 @@ pub struct Offload {
 
 impl Offload {
     /// All offloads in both directions.
-    pub const ON: Offload = Offload { send: Offloads::ALL, receive: Offloads::ALL };
+    pub(crate) const ON: Offload = Offload { send: Offloads::ALL, receive: Offloads::ALL };
 }
 
 impl Words for Offload {
@@ -376,7 +376,7 @@ fn offloads(kind: Kind) -> Vec<(&'static str, Offload)> {
 
 /// Names of filters, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FilterNames(pub Vec<String>);
+pub struct FilterNames(pub(crate) Vec<String>);
 
 impl FilterNames {
     fn read(setting: &Setting) -> Result<FilterNames, String> {

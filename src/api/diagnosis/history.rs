@@ -44,7 +44,7 @@ pub struct Counts {
 
 impl Counts {
     /// Returns the counts since `before`.
-    pub fn since(self, before: Counts) -> Counts {
+    pub(crate) fn since(self, before: Counts) -> Counts {
         Counts {
             out: self.out.saturating_sub(before.out),
             no_room: self.no_room.saturating_sub(before.no_room),

@@ -13,7 +13,7 @@ use base::stats::Direction;
 use datapath::events::KINDS;
 
 /// A type that has a name in varlink.
-pub trait Varlink {
+pub(crate) trait Varlink {
     /// The name.
     fn varlink() -> String;
 

@@ -96,7 +96,7 @@ impl Sum {
     /// of `part`. A difference of zero is represented as 65,535.
     #[inline(always)]
     #[must_use]
-    pub const fn minus(self, part: Sum) -> Sum {
+    pub(crate) const fn minus(self, part: Sum) -> Sum {
         self.plus(Sum(!part.fold() as u64))
     }
 

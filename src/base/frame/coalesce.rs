@@ -52,7 +52,7 @@ pub enum Kind {
 impl Kind {
     /// Returns the kind of a frame that begins with `head`.
     #[inline]
-    pub fn of(head: &[u8]) -> Kind {
+    pub(crate) fn of(head: &[u8]) -> Kind {
         let l3 = l3_offset(head);
         let Some(&kind) = head.get(l3 - 2..).and_then(<[u8]>::first_chunk) else {
             return Kind::Other;

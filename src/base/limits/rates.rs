@@ -43,7 +43,3 @@ pub const RATE_QUEUE_NANOS: u64 = 10_000_000;
 /// Tuning: time after which a worker looks again at frames that wait for a rate, as the rate may
 /// have changed.
 pub const RATE_LOOK_NANOS: u64 = 100_000_000;
-
-/// Tuning: descriptors of the largest frame that Linux sends: `MAX_SKB_FRAGS`, one for the header
-/// and one for the linear part. Linux's driver stops the queue while fewer descriptors are free.
-pub const MAX_FRAME_SLOTS: u16 = 20;

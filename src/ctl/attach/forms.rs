@@ -30,7 +30,7 @@ pub fn netdev(port: &Port, chardev: &str, queues: u64) -> String {
 
 /// Bus of a network card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bus {
+pub(crate) enum Bus {
     Pci,
     /// PCI without MSI-X, for a QEMU that MSI-X would end.
     PciWithoutMsix,
@@ -108,7 +108,7 @@ fn lines(arguments: &[String]) -> String {
 }
 
 /// Returns cloud-hypervisor's arguments, whose `num_queues` counts rings, not pairs.
-pub fn cloud_hypervisor(wanted: &Wanted) -> Told {
+pub(crate) fn cloud_hypervisor(wanted: &Wanted) -> Told {
     let port = &wanted.port;
     let prealloc = if port.prealloc { ",prealloc=on" } else { "" };
     let mode = if port.front_end_listens { "server" } else { "client" };
@@ -210,7 +210,7 @@ pub fn kvm() -> bool {
 }
 
 /// Returns the MiB of huge pages of the default size that no process uses or has reserved.
-pub fn free_huge_mib() -> u64 {
+pub(crate) fn free_huge_mib() -> u64 {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let number = |key: &str| {
         let line = info.lines().find_map(|line| line.strip_prefix(key));

@@ -72,16 +72,16 @@ struct Form {
 pub struct Size(u64);
 
 impl Size {
-    pub fn of_mib(mib: u64) -> Size {
+    pub(crate) fn of_mib(mib: u64) -> Size {
         Size(mib << 20)
     }
 
-    pub fn mib(self) -> u64 {
+    pub(crate) fn mib(self) -> u64 {
         self.0 >> 20
     }
 
     /// Returns the size as QEMU and others take it: 1G, 1536M.
-    pub fn word(self) -> String {
+    pub(crate) fn word(self) -> String {
         match self.mib() {
             mib if mib % 1024 == 0 => format!("{}G", mib / 1024),
             mib => format!("{mib}M"),
@@ -130,7 +130,7 @@ pub struct Port {
 
 impl Port {
     /// Returns the settings of the port of this name.
-    pub fn ask(client: &mut Client, name: &str) -> Result<Port, Failure> {
+    pub(crate) fn ask(client: &mut Client, name: &str) -> Result<Port, Failure> {
         let entries = client.list(&GetConfig {}, |part| part.entries)?;
         let Some(entry) = entries.iter().find(|entry| entry.name == name) else {
             // The error names the port that was perhaps meant.
@@ -185,7 +185,7 @@ impl Port {
     }
 
     /// Returns a name that QEMU accepts as the identifier of an object.
-    pub fn id(&self) -> String {
+    pub(crate) fn id(&self) -> String {
         match self.name.starts_with(|c: char| c.is_ascii_alphabetic()) {
             true => self.name.clone(),
             false => format!("port-{}", self.name),
@@ -221,14 +221,14 @@ pub struct Wanted {
 
 /// Answer of a form: words of a command line, or a text.
 pub struct Told {
-    pub arguments: Vec<String>,
-    pub text: String,
-    pub notes: Vec<String>,
+    pub(crate) arguments: Vec<String>,
+    pub(crate) text: String,
+    pub(crate) notes: Vec<String>,
 }
 
 impl Attach {
     /// Returns the arguments, as JSON and for people. Prints notes unless `as_json` is true.
-    pub fn run(&self, client: &mut Client, as_json: bool) -> Result<crate::Told, Failure> {
+    pub(crate) fn run(&self, client: &mut Client, as_json: bool) -> Result<crate::Told, Failure> {
         let mut port = match self.plug {
             true => Port::to_come(client, &self.name)?,
             false => Port::ask(client, &self.name)?,

@@ -50,177 +50,177 @@ pub struct Port {
 #[derive(Debug, Default, Clone)]
 pub struct Process {
     /// Number of the process; 0 if only the user is known.
-    pub pid: i64,
-    pub name: String,
-    pub uid: u32,
-    pub groups: Vec<u32>,
+    pub(crate) pid: i64,
+    pub(crate) name: String,
+    pub(crate) uid: u32,
+    pub(crate) groups: Vec<u32>,
     /// Options of the command line that are about the port, and about KVM.
-    pub items: Vec<Item>,
+    pub(crate) items: Vec<Item>,
     /// Bytes of memory that other processes can map; none if the mappings cannot be read.
-    pub shared: Option<u64>,
+    pub(crate) shared: Option<u64>,
     /// Directories from the process's root to the port's socket, and the socket, as the process
     /// sees them; empty if the process sees the same files as the switch.
-    pub way: Vec<Step>,
+    pub(crate) way: Vec<Step>,
 }
 
 /// A directory or a socket, with its mode and owners.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    pub path: String,
-    pub mode: u32,
-    pub uid: u32,
-    pub gid: u32,
+    pub(crate) path: String,
+    pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
 }
 
 /// The switch's process.
 #[derive(Debug, Default)]
 pub struct Daemon {
     /// True if the switch's program was replaced since the switch was started.
-    pub replaced: bool,
-    pub unit: Option<Unit>,
+    pub(crate) replaced: bool,
+    pub(crate) unit: Option<Unit>,
     /// Time for which the doctor watched the threads, in nanoseconds.
-    pub looked: u64,
+    pub(crate) looked: u64,
     /// Name of each worker, and for how long the worker was ready and had no CPU during `looked`.
-    pub waits: Vec<(String, u64)>,
+    pub(crate) waits: Vec<(String, u64)>,
 }
 
 /// A unit of systemd.
 #[derive(Debug, Default)]
 pub struct Unit {
-    pub name: String,
+    pub(crate) name: String,
     /// Files that change settings of the packaged unit, each with the settings.
-    pub overrides: Vec<String>,
+    pub(crate) overrides: Vec<String>,
     /// True if the unit's files have changed since systemd read them.
-    pub stale: bool,
+    pub(crate) stale: bool,
 }
 
 /// A unit whose switch does not answer; `unit` is empty if no unit exists.
 #[derive(Debug, Default)]
 pub struct Ended {
-    pub unit: String,
+    pub(crate) unit: String,
     /// State of the unit, such as `failed (failed)`.
-    pub state: String,
+    pub(crate) state: String,
     /// Result of the unit, such as `exit-code`.
-    pub result: String,
+    pub(crate) result: String,
     /// The exit status, or the signal.
-    pub status: String,
+    pub(crate) status: String,
     /// Last lines of the unit's log.
-    pub said: Vec<String>,
+    pub(crate) said: Vec<String>,
     /// Control sockets of running switches.
-    pub others: Vec<String>,
+    pub(crate) others: Vec<String>,
 }
 
 /// Facts about the machine.
 #[derive(Debug, Default)]
 pub struct Host {
     /// Interfaces, as `ip -json -details address` lists interfaces.
-    pub links: Vec<Link>,
+    pub(crate) links: Vec<Link>,
     /// Queueing disciplines of the interfaces that matter, as `tc -json qdisc` lists them.
-    pub qdiscs: BTreeMap<String, Vec<Qdisc>>,
+    pub(crate) qdiscs: BTreeMap<String, Vec<Qdisc>>,
     /// Interfaces that spread frames over CPUs, each with the mechanism.
-    pub spread: BTreeMap<String, &'static str>,
+    pub(crate) spread: BTreeMap<String, &'static str>,
     /// Ends of veth pairs, by the interface on this side.
-    pub peers: BTreeMap<String, Peer>,
+    pub(crate) peers: BTreeMap<String, Peer>,
     /// True if the kernel shows frames on bridges to the IP firewall.
-    pub bridge_filtered: bool,
-    pub forward: Option<Forward>,
+    pub(crate) bridge_filtered: bool,
+    pub(crate) forward: Option<Forward>,
     /// Number of free huge pages, by their size in bytes.
-    pub free_huge: BTreeMap<u64, u64>,
+    pub(crate) free_huge: BTreeMap<u64, u64>,
 }
 
 /// The two ends of a veth pair.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Peer {
     /// The words in front of a command that runs the command in the namespace of this end.
-    pub enter: Vec<String>,
+    pub(crate) enter: Vec<String>,
     /// True if this side passes on frames whose checksums are not finished.
-    pub leaves_sums: bool,
+    pub(crate) leaves_sums: bool,
     /// Name of the other end.
-    pub peer: String,
+    pub(crate) peer: String,
     /// The words in front of a command that runs the command in the namespace of the other end.
-    pub enter_peer: Vec<String>,
+    pub(crate) enter_peer: Vec<String>,
     /// True if the other end passes on frames whose checksums are not finished to this side.
-    pub peer_leaves_sums: bool,
+    pub(crate) peer_leaves_sums: bool,
     /// True if an XDP program takes the frames of the other end.
-    pub peer_has_program: bool,
+    pub(crate) peer_has_program: bool,
 }
 
 /// Verdict of the firewall on frames that are forwarded.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Forward {
     /// True if the firewall drops frames that no rule accepts.
-    pub drops: bool,
+    pub(crate) drops: bool,
     /// True if Docker's chain for the rules of others exists.
-    pub docker: bool,
+    pub(crate) docker: bool,
     /// Interfaces that a rule accepts; "*" stands for all interfaces of bridges.
-    pub accepts: Vec<String>,
+    pub(crate) accepts: Vec<String>,
 }
 
 impl Port {
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.shown().name
     }
 
     /// Returns the port of the answer to `GetPort`.
-    pub fn shown(&self) -> &wire::Port {
+    pub(crate) fn shown(&self) -> &wire::Port {
         &self.details.port
     }
 
-    pub fn is_tap(&self) -> bool {
+    pub(crate) fn is_tap(&self) -> bool {
         self.shown().kind == "tap"
     }
 
     /// True if an interface of the host, and no socket, is behind the port.
-    pub fn is_uplink(&self) -> bool {
+    pub(crate) fn is_uplink(&self) -> bool {
         self.is_tap() || self.shown().kind == "xdp"
     }
 
     /// Returns the process that the switch names as connected.
-    pub fn pid(&self) -> Option<i32> {
+    pub(crate) fn pid(&self) -> Option<i32> {
         self.shown().front_end.as_ref().map(|who| who.pid)
     }
 
     /// Returns the path of the port's socket; empty if the port has no socket.
-    pub fn socket(&self) -> &str {
+    pub(crate) fn socket(&self) -> &str {
         self.details.socket.as_ref().map_or("", |socket| &socket.path)
     }
 
     /// True if the file system of the port's socket did not answer the switch, or could not be
     /// asked because the switch waits for other file systems. The doctor does not ask the file
     /// system again.
-    pub fn is_silent(&self) -> bool {
+    pub(crate) fn is_silent(&self) -> bool {
         let socket = self.details.socket.as_ref();
         socket.is_some_and(|socket| socket.answers == Some(false)) || !self.is_looked_at()
     }
 
     /// True unless the switch says that the switch did not look at the port's socket.
-    pub fn is_looked_at(&self) -> bool {
+    pub(crate) fn is_looked_at(&self) -> bool {
         self.details.socket.as_ref().is_none_or(|socket| socket.looked_at != Some(false))
     }
 
     /// True if the switch connects and the front-end listens.
-    pub fn is_client(&self) -> bool {
+    pub(crate) fn is_client(&self) -> bool {
         self.keys.get("mode").is_some_and(|mode| mode == "client")
     }
 
     /// Returns the number of a key.
-    pub fn number(&self, key: &str) -> Option<u64> {
+    pub(crate) fn number(&self, key: &str) -> Option<u64> {
         self.keys.get(key)?.parse().ok()
     }
 
     /// Returns the regions of the guest's memory in files of this kind.
-    pub fn memory(&self, backing: &str) -> impl Iterator<Item = &wire::Region> {
+    pub(crate) fn memory(&self, backing: &str) -> impl Iterator<Item = &wire::Region> {
         self.regions().iter().filter(move |region| region.backing == backing)
     }
 
-    pub fn regions(&self) -> &[wire::Region] {
+    pub(crate) fn regions(&self) -> &[wire::Region] {
         self.details.session.as_ref().map_or(&[], |session| &session.memory)
     }
 }
 
 impl Facts {
     /// Returns the command that starts the switch again.
-    pub fn restart(&self) -> String {
+    pub(crate) fn restart(&self) -> String {
         match &self.daemon.unit {
             Some(unit) => format!("systemctl restart {}", unit.name),
             None => format!("kill {}, and start vioswitchd as before", self.status.pid),
@@ -230,12 +230,12 @@ impl Facts {
 
 impl Host {
     /// Returns the interface of this name.
-    pub fn link(&self, name: &str) -> Option<&Link> {
+    pub(crate) fn link(&self, name: &str) -> Option<&Link> {
         links::named(&self.links, name)
     }
 
     /// Returns the interfaces in a bridge.
-    pub fn members(&self, bridge: &str) -> impl Iterator<Item = &Link> {
+    pub(crate) fn members(&self, bridge: &str) -> impl Iterator<Item = &Link> {
         self.links.iter().filter(move |link| link.master.as_deref() == Some(bridge))
     }
 }

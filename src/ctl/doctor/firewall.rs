@@ -35,7 +35,7 @@ pub fn look(namespace: &[String], facts: &mut Facts) {
 }
 
 /// Reads the output of `iptables -S`: the policies and rules of the filter table.
-pub fn of_iptables(rules: &str) -> Forward {
+pub(crate) fn of_iptables(rules: &str) -> Forward {
     let mut forward = Forward::default();
     for line in rules.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -58,7 +58,7 @@ pub fn of_iptables(rules: &str) -> Forward {
 }
 
 /// Reads the output of `nft list ruleset`.
-pub fn of_nft(rules: &str) -> Forward {
+pub(crate) fn of_nft(rules: &str) -> Forward {
     let mut forward = Forward::default();
     let mut inside = false;
     for line in rules.lines().map(str::trim) {
@@ -80,7 +80,7 @@ pub fn of_nft(rules: &str) -> Forward {
 
 impl Forward {
     /// True if no frame gets through the bridge.
-    pub fn stops(&self, bridge: &str) -> bool {
+    pub(crate) fn stops(&self, bridge: &str) -> bool {
         self.drops && !self.accepts.iter().any(|name| name == ALL || name == bridge)
     }
 }

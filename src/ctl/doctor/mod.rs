@@ -40,7 +40,7 @@ use facts::{Ended, Facts};
 /// doctor examines the processes of front-ends too. The exit status is 1 if a finding is FAIL, 3 if
 /// no switch answers, and otherwise 0.
 #[derive(Debug, Args)]
-pub struct Doctor {
+pub(crate) struct Doctor {
     /// Only this port, and the switch
     #[arg(value_name = "NAME")]
     port: Option<String>,
@@ -55,7 +55,7 @@ pub struct Doctor {
 }
 
 /// True if a finding is about the port `name`.
-pub fn is_about(finding: &Finding, name: &str) -> bool {
+pub(crate) fn is_about(finding: &Finding, name: &str) -> bool {
     finding.port.iter().chain(&finding.with).any(|port| port == name)
 }
 
@@ -67,7 +67,7 @@ fn headline(finding: &Finding) -> String {
 }
 
 /// Returns a finding, and in a second line the command that removes the fault.
-pub fn finding_lines(finding: &Finding) -> String {
+pub(crate) fn finding_lines(finding: &Finding) -> String {
     headline(finding) + &line(&format!("      {}", finding.command))
 }
 
@@ -92,11 +92,11 @@ impl Findings {
     }
 
     /// Adds a warning; `port` is empty for the switch and the host.
-    pub fn warn(&mut self, code: &'static str, port: &str, cause: String, command: &str) {
+    pub(crate) fn warn(&mut self, code: &'static str, port: &str, cause: String, command: &str) {
         self.add(Level::Warn, code, port, cause, command);
     }
 
-    pub fn fail(&mut self, code: &'static str, port: &str, cause: String, command: &str) {
+    pub(crate) fn fail(&mut self, code: &'static str, port: &str, cause: String, command: &str) {
         self.add(Level::Fail, code, port, cause, command);
     }
 }
@@ -153,7 +153,7 @@ fn judge_ended(failure: &Failure, ended: &Ended, control: &Path) -> Vec<Finding>
 impl Doctor {
     /// Runs the doctor. Returns the exit status, and the answer unless `--watch` has printed the
     /// findings.
-    pub fn run(&self, control: &Path, as_json: bool) -> Result<(Option<Told>, u8), Failure> {
+    pub(crate) fn run(&self, control: &Path, as_json: bool) -> Result<(Option<Told>, u8), Failure> {
         if let Some(every) = self.watch {
             watch::run(every, as_json, || Ok(self.look(control)?.1))?;
             return Ok((None, 0));

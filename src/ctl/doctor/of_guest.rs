@@ -27,7 +27,7 @@ pub fn judge(port: &Port, facts: &Facts, findings: &mut Findings) {
 }
 
 /// Finds faults of a stream, which has a socket, and no guest whose memory or rings could be wrong.
-pub fn judge_stream(port: &Port, facts: &Facts, findings: &mut Findings) {
+pub(crate) fn judge_stream(port: &Port, facts: &Facts, findings: &mut Findings) {
     socket(port, facts, findings);
 }
 

@@ -42,7 +42,7 @@ pub fn judge(port: &Port, facts: &Facts, findings: &mut Findings) {
 
 /// Finds faults of an uplink past the host's network stack: the other end of a veth pair may leave
 /// checksums to the uplink.
-pub fn judge_xdp(port: &Port, facts: &Facts, findings: &mut Findings) {
+pub(crate) fn judge_xdp(port: &Port, facts: &Facts, findings: &mut Findings) {
     let interface = port.shown().interface.as_deref().unwrap_or_default();
     let Some(ends) = facts.host.peers.get(interface) else { return };
     // Frames that another program sends by XDP have finished checksums.

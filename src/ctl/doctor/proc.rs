@@ -27,18 +27,18 @@ const MAX_PROCESSES: usize = 16_384;
 pub struct Reader {
     left: u64,
     /// Reason why the reader did not read everything.
-    pub missed: Option<&'static str>,
+    pub(crate) missed: Option<&'static str>,
 }
 
 /// The user that a process acts as.
 #[derive(Debug, PartialEq, Eq)]
 pub struct User {
-    pub uid: u32,
-    pub groups: Vec<u32>,
+    pub(crate) uid: u32,
+    pub(crate) groups: Vec<u32>,
 }
 
 impl Reader {
-    pub fn new() -> Reader {
+    pub(crate) fn new() -> Reader {
         Reader { left: MAX_ALL, missed: None }
     }
 
@@ -59,13 +59,13 @@ impl Reader {
     }
 
     /// Returns a file of at most `MAX_FILE` bytes; `None` for a longer file.
-    pub fn whole(&mut self, pid: i64, name: &str) -> Option<String> {
+    pub(crate) fn whole(&mut self, pid: i64, name: &str) -> Option<String> {
         let (bytes, whole) = self.beginning(pid, name, MAX_FILE)?;
         whole.then(|| String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// Returns the first words of a command line.
-    pub fn words(&mut self, pid: i64) -> Vec<String> {
+    pub(crate) fn words(&mut self, pid: i64) -> Vec<String> {
         let (bytes, _) = self.beginning(pid, "cmdline", MAX_COMMAND_LINE).unwrap_or_default();
         let words = bytes.split(|byte| *byte == 0).take(MAX_WORDS);
         let words = words.filter(|word| word.len() <= MAX_WORD);
@@ -73,12 +73,12 @@ impl Reader {
     }
 
     /// Returns the user of a process.
-    pub fn user(&mut self, pid: i64) -> Option<User> {
+    pub(crate) fn user(&mut self, pid: i64) -> Option<User> {
         User::parse(&self.whole(pid, "status")?)
     }
 
     /// Returns the numbers of all processes, up to `MAX_PROCESSES`.
-    pub fn processes(&mut self) -> Vec<i64> {
+    pub(crate) fn processes(&mut self) -> Vec<i64> {
         let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
         let mut all = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let found = all.by_ref().take(MAX_PROCESSES).collect();
@@ -89,7 +89,7 @@ impl Reader {
     }
 
     /// Returns the parent of a process.
-    pub fn parent(&mut self, pid: i64) -> Option<i64> {
+    pub(crate) fn parent(&mut self, pid: i64) -> Option<i64> {
         let stat = self.whole(pid, "stat")?;
         // The process's name, which stands before, may hold anything.
         stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()
@@ -119,14 +119,14 @@ pub type Identity = (u64, u64);
 
 impl View {
     /// Returns the view of a process; none if this process may not look.
-    pub fn of(pid: i64) -> Option<View> {
+    pub(crate) fn of(pid: i64) -> Option<View> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = open(format!("/proc/{pid}/root"), flags, Mode::empty());
         root.ok().map(View)
     }
 
     /// Returns this process's own view.
-    pub fn own() -> Option<View> {
+    pub(crate) fn own() -> Option<View> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         open("/", flags, Mode::empty()).ok().map(View)
     }
@@ -140,12 +140,12 @@ impl View {
     }
 
     /// Returns the identity of the file at a path.
-    pub fn identity(&self, path: &Path) -> Option<Identity> {
+    pub(crate) fn identity(&self, path: &Path) -> Option<Identity> {
         self.stat(path).map(|found| (found.st_dev, found.st_ino))
     }
 
     /// Returns the directories of a path, with the path itself at the end, as far as they exist.
-    pub fn steps(&self, path: &Path) -> Vec<Step> {
+    pub(crate) fn steps(&self, path: &Path) -> Vec<Step> {
         let mut all: Vec<&Path> = path.ancestors().collect();
         all.reverse();
         let known = all.into_iter().map_while(|path| {

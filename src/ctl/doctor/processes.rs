@@ -289,7 +289,7 @@ pub fn of_user(user: &str) -> Option<Process> {
 }
 
 /// Returns the number of free huge pages, by their size in bytes.
-pub fn free_huge_pages() -> BTreeMap<u64, u64> {
+pub(crate) fn free_huge_pages() -> BTreeMap<u64, u64> {
     let sizes = fs::read_dir("/sys/kernel/mm/hugepages").into_iter().flatten().flatten();
     let known = sizes.filter_map(|size| {
         let name = size.file_name().to_string_lossy().into_owned();
@@ -302,7 +302,7 @@ pub fn free_huge_pages() -> BTreeMap<u64, u64> {
 
 /// Returns the command that enters the switch's network; empty if this program is in the switch's
 /// network.
-pub fn other_network(pid: i64) -> Vec<String> {
+pub(crate) fn other_network(pid: i64) -> Vec<String> {
     let network = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
     match (network(&pid.to_string()), network("self")) {
         (Some(theirs), Some(own)) if theirs != own => {

@@ -5,9 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Address of the host, with the length of its network's prefix, such as 10.77.0.1/24.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cidr {
-    pub address: IpAddr,
-    pub len: u8,
+pub(crate) struct Cidr {
+    pub(crate) address: IpAddr,
+    pub(crate) len: u8,
 }
 
 impl fmt::Display for Cidr {
@@ -24,14 +24,14 @@ const IPV6_LENGTH: u8 = 64;
 
 impl Cidr {
     /// Reads `ADDRESS/LENGTH`, with any address.
-    pub fn parse(text: &str) -> Option<Cidr> {
+    pub(crate) fn parse(text: &str) -> Option<Cidr> {
         let (address, len) = text.split_once('/')?;
         let address: IpAddr = address.parse().ok()?;
         let len = len.parse().ok().filter(|len| *len <= bits(address))?;
         Some(Cidr { address, len })
     }
 
-    pub fn is_ipv4(self) -> bool {
+    pub(crate) fn is_ipv4(self) -> bool {
         self.address.is_ipv4()
     }
 
@@ -44,7 +44,7 @@ impl Cidr {
     }
 
     /// True if all addresses of `other` are in this network too.
-    pub fn covers(self, other: Cidr) -> bool {
+    pub(crate) fn covers(self, other: Cidr) -> bool {
         let shift = 128 - u32::from(self.len);
         let same = |number: u128| number.checked_shr(shift).unwrap_or(0);
         self.is_ipv4() == other.is_ipv4()
@@ -52,12 +52,12 @@ impl Cidr {
             && same(self.number()) == same(other.number())
     }
 
-    pub fn overlaps(self, other: Cidr) -> bool {
+    pub(crate) fn overlaps(self, other: Cidr) -> bool {
         self.covers(other) || other.covers(self)
     }
 
     /// Returns the network: its first address, with the length of the prefix.
-    pub fn network(self) -> Cidr {
+    pub(crate) fn network(self) -> Cidr {
         let host = u128::MAX.checked_shr(u32::from(self.len)).unwrap_or(0);
         self.with(self.number() & !host)
     }
@@ -71,7 +71,7 @@ impl Cidr {
     }
 
     /// Returns the first and the last address that a host may have. Callers ask for IPv4 only.
-    pub fn hosts(self) -> (IpAddr, IpAddr) {
+    pub(crate) fn hosts(self) -> (IpAddr, IpAddr) {
         let first = self.network().number();
         let all = u128::MAX.checked_shr(u32::from(self.len)).unwrap_or(0);
         let one = 1 << 96;
@@ -79,13 +79,13 @@ impl Cidr {
     }
 
     /// Returns the prefix as a mask. Callers ask for IPv4 only.
-    pub fn mask(self) -> IpAddr {
+    pub(crate) fn mask(self) -> IpAddr {
         let mask = !u128::MAX.checked_shr(u32::from(self.len)).unwrap_or(0);
         self.with(mask).address
     }
 
     /// True if the address is in a range whose addresses no host outside a site has.
-    pub fn is_private(self) -> bool {
+    pub(crate) fn is_private(self) -> bool {
         match self.address {
             IpAddr::V4(address) => {
                 let [a, b, ..] = address.octets();
@@ -101,7 +101,7 @@ fn bits(address: IpAddr) -> u8 {
 }
 
 /// Reads an address that a host may have in a network of guests.
-pub fn of_host(text: &str) -> Result<Cidr, String> {
+pub(crate) fn of_host(text: &str) -> Result<Cidr, String> {
     let wanted = || "an address with its prefix such as 10.77.0.1/24, or fd77::1/64".to_owned();
     let cidr = Cidr::parse(text).ok_or_else(wanted)?;
     let (address, len) = (cidr.address, cidr.len);

@@ -21,8 +21,8 @@ const UNDO: &str = "systemd-run --unit=vioswitch-undo --on-active=5min sh";
 #[derive(Debug)]
 pub struct Bridge {
     pub name: String,
-    pub nic: String,
-    pub manager: Manager,
+    pub(crate) nic: String,
+    pub(crate) manager: Manager,
     /// Hardware address of the card, which the bridge takes so that the network still knows the
     /// host.
     mac: String,
@@ -33,7 +33,12 @@ pub struct Bridge {
 }
 
 impl Bridge {
-    pub fn new(name: &str, nic: &str, manager: Manager, net: &Net) -> Result<Bridge, Failure> {
+    pub(crate) fn new(
+        name: &str,
+        nic: &str,
+        manager: Manager,
+        net: &Net,
+    ) -> Result<Bridge, Failure> {
         let link = net.link(nic).ok_or_else(|| {
             Failure::refused(format!("there is no interface {nic}; ip link show lists them"))
         })?;
@@ -78,7 +83,7 @@ impl Bridge {
         File { path: path.into(), content: Content::Text(head + text) }
     }
 
-    pub fn files(&self) -> Vec<File> {
+    pub(crate) fn files(&self) -> Vec<File> {
         let (name, bridge, tap) = (&self.name, self.bridge(), interface(&self.name));
         let mut files = match self.manager {
             Manager::Networkd => self.networkd(&bridge, &tap),
@@ -176,7 +181,7 @@ impl Bridge {
     }
 
     /// Returns the commands to type once the files are there.
-    pub fn commands(&self) -> Vec<String> {
+    pub(crate) fn commands(&self) -> Vec<String> {
         let (nic, bridge, tap) = (&self.nic, self.bridge(), interface(&self.name));
         let start = |unit: &str, instance: &str| {
             format!("systemctl enable --now vioswitch-{unit}@{instance}")
@@ -245,7 +250,7 @@ impl Bridge {
     }
 
     /// Returns why no file was written, and which settings are guesses.
-    pub fn notes(&self) -> Vec<String> {
+    pub(crate) fn notes(&self) -> Vec<String> {
         let nic = &self.nic;
         let mut notes = vec![format!(
             "nothing was changed, as who comes in through {nic} is cut off when this goes wrong: \

@@ -27,7 +27,7 @@ pub fn manager() -> Result<Manager, Failure> {
 }
 
 /// Returns the manager of the host's network card.
-pub fn bridge_manager() -> Manager {
+pub(crate) fn bridge_manager() -> Manager {
     if is_active("NetworkManager") {
         Manager::Networkmanager
     } else if is_active("systemd-networkd") || !Path::new("/etc/network/interfaces").exists() {
@@ -38,7 +38,7 @@ pub fn bridge_manager() -> Manager {
 }
 
 /// True if a unit is active.
-pub fn is_active(unit: &str) -> bool {
+pub(crate) fn is_active(unit: &str) -> bool {
     tool::output(&["systemctl", "is-active", unit]).is_some()
 }
 
@@ -53,7 +53,7 @@ pub fn missing<'a>(programs: &[&'a str]) -> Option<&'a str> {
 }
 
 /// True if the user exists to whom the TAP is to belong.
-pub fn has_user() -> bool {
+pub(crate) fn has_user() -> bool {
     tool::output(&["id", "-u", "vioswitch"]).is_some()
 }
 
@@ -78,32 +78,32 @@ fn servers(resolv_conf: &str) -> Vec<IpAddr> {
 /// Interfaces and routes, as `ip -json` lists them.
 #[derive(Debug, Default)]
 pub struct Net {
-    pub links: Vec<Link>,
-    pub routes: Vec<Route>,
+    pub(crate) links: Vec<Link>,
+    pub(crate) routes: Vec<Route>,
 }
 
 impl Net {
     /// Returns the host's network; `None` if ip(8) does not answer.
-    pub fn look() -> Option<Net> {
+    pub(crate) fn look() -> Option<Net> {
         let links = links::ask(&["ip", "-json", "address", "show"])?;
         let mut routes: Vec<Route> = links::ask(&["ip", "-json", "-4", "route", "show"])?;
         routes.extend(links::ask(&["ip", "-json", "-6", "route", "show"]).unwrap_or_default());
         Some(Net { links, routes })
     }
 
-    pub fn link(&self, name: &str) -> Option<&Link> {
+    pub(crate) fn link(&self, name: &str) -> Option<&Link> {
         links::named(&self.links, name)
     }
 
     /// Returns the addresses of a link.
-    pub fn addresses(link: &Link) -> impl Iterator<Item = Cidr> {
+    pub(crate) fn addresses(link: &Link) -> impl Iterator<Item = Cidr> {
         let texts = link.addr_info.iter().map(|info| format!("{}/{}", info.local, info.prefixlen));
         texts.filter_map(|text| Cidr::parse(&text))
     }
 
     /// Returns notes on the problems of a plan, or why the plan cannot be carried out. `ours` is
     /// true if the network exists already, and its interface too.
-    pub fn judge(&self, plan: &Plan, ours: bool) -> Result<Vec<String>, Failure> {
+    pub(crate) fn judge(&self, plan: &Plan, ours: bool) -> Result<Vec<String>, Failure> {
         let interface = plan.interface();
         if !ours && self.link(&interface).is_some() {
             return Err(Failure::refused(format!(

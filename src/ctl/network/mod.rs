@@ -103,7 +103,7 @@ struct Told {
 
 impl Network {
     /// Runs the command. Returns the answer and the exit status.
-    pub fn run(&self, control: &Path) -> Result<(crate::Told, u8), Failure> {
+    pub(crate) fn run(&self, control: &Path) -> Result<(crate::Told, u8), Failure> {
         let told = match &self.name {
             None => self.list(),
             Some(name) if self.remove => apply::remove(&self.store(), name, self.live(control))?,

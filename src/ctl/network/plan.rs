@@ -52,21 +52,21 @@ pub enum Content {
 /// A file of a network.
 #[derive(Debug, PartialEq, Eq)]
 pub struct File {
-    pub path: PathBuf,
-    pub content: Content,
+    pub(crate) path: PathBuf,
+    pub(crate) content: Content,
 }
 
 /// A network behind NAT.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    pub name: String,
+    pub(crate) name: String,
     /// At most one address for each version of IP.
-    pub addresses: Vec<Cidr>,
-    pub dhcp: bool,
+    pub(crate) addresses: Vec<Cidr>,
+    pub(crate) dhcp: bool,
     /// Name servers for guests; empty stands for the host's name servers.
-    pub dns: Vec<IpAddr>,
-    pub queues: u16,
-    pub manager: Manager,
+    pub(crate) dns: Vec<IpAddr>,
+    pub(crate) queues: u16,
+    pub(crate) manager: Manager,
 }
 
 /// Returns the interface of the network of this name.
@@ -84,15 +84,15 @@ pub fn mark(name: &str) -> String {
 pub const WANTED: &str = "# network: ";
 
 impl Plan {
-    pub fn interface(&self) -> String {
+    pub(crate) fn interface(&self) -> String {
         interface(&self.name)
     }
 
-    pub fn ipv4(&self) -> Option<Cidr> {
+    pub(crate) fn ipv4(&self) -> Option<Cidr> {
         self.addresses.iter().copied().find(|cidr| cidr.is_ipv4())
     }
 
-    pub fn ipv6(&self) -> Option<Cidr> {
+    pub(crate) fn ipv6(&self) -> Option<Cidr> {
         self.addresses.iter().copied().find(|cidr| !cidr.is_ipv4())
     }
 
@@ -102,7 +102,7 @@ impl Plan {
     }
 
     /// Returns a file whose text begins with the head.
-    pub fn file(&self, path: &str, text: &str) -> File {
+    pub(crate) fn file(&self, path: &str, text: &str) -> File {
         File { path: path.into(), content: Content::Text(self.head() + text) }
     }
 
@@ -116,7 +116,7 @@ impl Plan {
     }
 
     /// Returns the instances of the package's units, in the order to start them.
-    pub fn units(&self) -> Vec<String> {
+    pub(crate) fn units(&self) -> Vec<String> {
         let interface = self.interface();
         let mut units = Vec::new();
         if self.manager == Manager::Dnsmasq {
@@ -130,13 +130,13 @@ impl Plan {
     }
 
     /// True if a server must answer guests: with DHCP, or with router advertisements.
-    pub fn serves(&self) -> bool {
+    pub(crate) fn serves(&self) -> bool {
         self.dhcp || self.ipv6().is_some()
     }
 
     /// Returns all files. The switch's file is the last, so that the other files exist before the
     /// switch's file.
-    pub fn files(&self) -> Vec<File> {
+    pub(crate) fn files(&self) -> Vec<File> {
         let mut files = match self.manager {
             Manager::Dnsmasq => dnsmasq::files(self),
             _ => networkd::files(self),

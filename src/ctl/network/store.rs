@@ -18,7 +18,7 @@ const MAX_TEXT: u64 = 64 << 10;
 /// Files below a root: `/`, except for tests and for makers of images.
 #[derive(Debug, Clone)]
 pub struct Store {
-    pub root: PathBuf,
+    pub(crate) root: PathBuf,
 }
 
 /// State of the place of a file.
@@ -61,7 +61,7 @@ impl Store {
     }
 
     /// Fails if one of the files exists and does not belong to the network.
-    pub fn check(&self, name: &str, files: &[File]) -> Result<(), Failure> {
+    pub(crate) fn check(&self, name: &str, files: &[File]) -> Result<(), Failure> {
         match self.ours(name, files)?.1.first() {
             None => Ok(()),
             Some(other) => Err(Failure::refused(format!(
@@ -74,7 +74,7 @@ impl Store {
 
     /// Writes the files that differ, and returns their paths. If a file cannot be written, the new
     /// files are removed again.
-    pub fn write(&self, name: &str, files: &[File]) -> Result<Vec<PathBuf>, Failure> {
+    pub(crate) fn write(&self, name: &str, files: &[File]) -> Result<Vec<PathBuf>, Failure> {
         self.check(name, files)?;
         let (mut written, mut new) = (Vec::new(), Vec::new());
         for file in files {
@@ -115,7 +115,7 @@ impl Store {
     }
 
     /// Returns the existing files that belong to the network, and the existing files of others.
-    pub fn ours(&self, name: &str, files: &[File]) -> Result<Both, Failure> {
+    pub(crate) fn ours(&self, name: &str, files: &[File]) -> Result<Both, Failure> {
         let (mut ours, mut others) = (Vec::new(), Vec::new());
         for file in files {
             let found =
@@ -131,7 +131,7 @@ impl Store {
 
     /// Removes the files that belong to the network. Returns the removed paths, and the paths of
     /// others.
-    pub fn remove(&self, name: &str, files: &[File]) -> Result<Both, Failure> {
+    pub(crate) fn remove(&self, name: &str, files: &[File]) -> Result<Both, Failure> {
         let (ours, left) = self.ours(name, files)?;
         for path in &ours {
             fs::remove_file(path).map_err(|error| Failure::file("remove", path, &error))?;
@@ -144,7 +144,7 @@ impl Store {
     }
 
     /// Returns the existing networks: the name and the requested settings of each.
-    pub fn networks(&self) -> Vec<(String, String)> {
+    pub(crate) fn networks(&self) -> Vec<(String, String)> {
         let directory = self.at(Path::new(&plan::of_switch("x")));
         let entries = directory.parent().and_then(|path| fs::read_dir(path).ok());
         let names = entries.into_iter().flatten().flatten().filter_map(|entry| {
@@ -158,7 +158,7 @@ impl Store {
     }
 
     /// Returns the requested settings of the network of this name, if the network exists.
-    pub fn wanted(&self, name: &str) -> Option<String> {
+    pub(crate) fn wanted(&self, name: &str) -> Option<String> {
         let path = plan::of_switch(name).into();
         let file = File { path, content: Content::Text(String::new()) };
         match self.found(name, &file) {

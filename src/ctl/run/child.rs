@@ -32,7 +32,7 @@ const BY_SIGNAL: i32 = 128;
 pub struct Signals(SignalsInfo<WithOrigin>);
 
 impl Signals {
-    pub fn catch() -> Result<Signals, Failure> {
+    pub(crate) fn catch() -> Result<Signals, Failure> {
         let ignored = ignored();
         // A signal that this process ignores, as under nohup, stays ignored by both processes.
         let heeded = |number: &i32| ignored & 1u64.wrapping_shl(*number as u32 - 1) == 0;
@@ -44,7 +44,7 @@ impl Signals {
 
     /// Runs a program to its end. Returns the exit status of the program, or the status for a
     /// signal that came before the start.
-    pub fn run<'a>(
+    pub(crate) fn run<'a>(
         mut self,
         program: &str,
         words: impl Iterator<Item = &'a String>,

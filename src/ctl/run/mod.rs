@@ -44,7 +44,7 @@ pub struct Run {
 
 impl Run {
     /// Runs QEMU and returns QEMU's exit status.
-    pub fn run(&self, control: &Path) -> Result<u8, Failure> {
+    pub(crate) fn run(&self, control: &Path) -> Result<u8, Failure> {
         let Some((program, given)) = self.command.split_first() else {
             return Err(Failure::usage("QEMU's command line is missing behind --".to_owned()));
         };

@@ -8,13 +8,13 @@ use api::wire::{State, Status};
 use crate::look::{self, Rates, Stats};
 
 /// Number of rates that the model remembers of each port, for the port's curve.
-pub const HISTORY: usize = 60;
+pub(crate) const HISTORY: usize = 60;
 /// Most characters of a filter.
 const FILTER_CHARS: usize = 32;
 
 /// Order of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Sort {
+pub(crate) enum Sort {
     #[default]
     Name,
     In,
@@ -24,7 +24,7 @@ pub enum Sort {
 
 impl Sort {
     /// Returns the order that a key selects.
-    pub fn by_key(key: char) -> Option<Sort> {
+    pub(crate) fn by_key(key: char) -> Option<Sort> {
         let keys = [('n', Sort::Name), ('i', Sort::In), ('o', Sort::Out), ('d', Sort::Drops)];
         keys.into_iter().find(|(known, _)| *known == key).map(|(_, sort)| sort)
     }
@@ -33,29 +33,29 @@ impl Sort {
 /// One port.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Row {
-    pub name: String,
-    pub state: State,
-    pub rates: Rates,
+    pub(crate) name: String,
+    pub(crate) state: State,
+    pub(crate) rates: Rates,
     /// Reason of most drops between the last two readings; empty without a drop.
-    pub reason: String,
+    pub(crate) reason: String,
     /// Frames per second in both directions, the newest last.
-    pub history: Vec<f64>,
+    pub(crate) history: Vec<f64>,
 }
 
 impl Row {
     /// Returns the drops per second in both directions.
-    pub fn drops(&self) -> f64 {
+    pub(crate) fn drops(&self) -> f64 {
         self.rates.r#in.drops + self.rates.out.drops
     }
 }
 
 /// A port that is shown alone.
 #[derive(Debug)]
-pub struct Detail {
-    pub name: String,
-    pub text: String,
+pub(crate) struct Detail {
+    pub(crate) name: String,
+    pub(crate) text: String,
     /// Number of lines that are scrolled out above the screen.
-    pub scroll: u16,
+    pub(crate) scroll: u16,
 }
 
 /// State that the screen shows.
@@ -66,25 +66,25 @@ pub struct Model {
     all: Vec<Row>,
     histories: HashMap<String, VecDeque<f64>>,
     /// Status of the switch.
-    pub status: Status,
+    pub(crate) status: Status,
     /// Share of time in which each worker found frames, from 0 to 1.
-    pub workers: Vec<f64>,
+    pub(crate) workers: Vec<f64>,
     /// Rows that pass the filter, in order.
-    pub rows: Vec<Row>,
-    pub sort: Sort,
-    pub filter: String,
+    pub(crate) rows: Vec<Row>,
+    pub(crate) sort: Sort,
+    pub(crate) filter: String,
     /// True while the user types the filter.
-    pub typing: bool,
+    pub(crate) typing: bool,
     /// Index of the chosen row.
-    pub chosen: usize,
-    pub detail: Option<Detail>,
+    pub(crate) chosen: usize,
+    pub(crate) detail: Option<Detail>,
     /// Reason why the last request to the switch failed.
-    pub failure: Option<String>,
+    pub(crate) failure: Option<String>,
 }
 
 impl Model {
     /// Takes over a reading of the switch made at `now`.
-    pub fn update(&mut self, all: Stats, now: Instant) {
+    pub(crate) fn update(&mut self, all: Stats, now: Instant) {
         let (before, seconds) = match &self.last {
             Some((before, then)) => (before, (now - *then).as_secs_f64().max(0.001)),
             None => (&all, 1.0),
@@ -119,7 +119,7 @@ impl Model {
     }
 
     /// Filters and sorts the rows again. A chosen port that stays in the rows stays chosen.
-    pub fn arrange(&mut self) {
+    pub(crate) fn arrange(&mut self) {
         let chosen = self.rows.get(self.chosen).map(|row| row.name.clone());
         self.rows =
             self.all.iter().filter(|row| row.name.contains(&self.filter)).cloned().collect();
@@ -135,7 +135,7 @@ impl Model {
     }
 
     /// Chooses a row below or above, or scrolls the port that is shown alone.
-    pub fn step(&mut self, by: i16) {
+    pub(crate) fn step(&mut self, by: i16) {
         match &mut self.detail {
             Some(detail) => detail.scroll = detail.scroll.saturating_add_signed(by),
             None => {
@@ -146,13 +146,13 @@ impl Model {
     }
 
     /// Shows the chosen port alone.
-    pub fn open(&mut self) {
+    pub(crate) fn open(&mut self) {
         let chosen = self.rows.get(self.chosen).map(|row| row.name.clone());
         self.detail = chosen.map(|name| Detail { name, text: String::new(), scroll: 0 });
     }
 
     /// Adds a character to the filter.
-    pub fn type_in(&mut self, c: char) {
+    pub(crate) fn type_in(&mut self, c: char) {
         if self.filter.chars().count() < FILTER_CHARS && !c.is_control() {
             self.filter.push(c);
             self.arrange();
@@ -160,13 +160,13 @@ impl Model {
     }
 
     /// Removes the filter's last character.
-    pub fn erase(&mut self) {
+    pub(crate) fn erase(&mut self) {
         self.filter.pop();
         self.arrange();
     }
 
     /// Clears the filter, so that all ports are shown.
-    pub fn clear_filter(&mut self) {
+    pub(crate) fn clear_filter(&mut self) {
         self.typing = false;
         self.filter.clear();
         self.arrange();

@@ -60,7 +60,7 @@ fn rate(number: f64) -> String {
 }
 
 /// Draws the whole screen.
-pub fn draw(frame: &mut Frame<'_>, model: &mut Model) {
+pub(crate) fn draw(frame: &mut Frame<'_>, model: &mut Model) {
     let area = frame.area();
     let (heading, keys) = (heading(model, area.width), keys(model, area.width));
     // Many workers on a small screen leave room for the ports.

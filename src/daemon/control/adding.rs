@@ -27,7 +27,7 @@ pub struct Wanted {
 
 /// A client's wait for a new port.
 #[derive(Debug)]
-pub struct AddWait {
+pub(crate) struct AddWait {
     wanted: Wanted,
     /// The end of the client's wait.
     end: Instant,

@@ -41,18 +41,18 @@ pub enum Closed {
 
 /// The process at the other end of a connection, as of its connect(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Caller {
+pub(crate) struct Caller {
     /// Process number; 0 if the process lives outside our PID namespace.
-    pub pid: i32,
+    pub(crate) pid: i32,
     /// User number.
-    pub uid: u32,
+    pub(crate) uid: u32,
     /// Number of the process's first group.
-    pub gid: u32,
+    pub(crate) gid: u32,
 }
 
 /// The rank of a client. Places are kept for the ranks above the lowest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Rank {
+pub(crate) enum Rank {
     /// A client that may look.
     Viewer,
     /// A client that may change the switch.
@@ -65,18 +65,18 @@ pub enum Rank {
 #[derive(Debug, Clone, Copy)]
 pub struct Idle {
     /// The end of the wait; none if the wait has no limit.
-    pub until: Option<Instant>,
+    pub(crate) until: Option<Instant>,
 }
 
 /// A client that is connected.
 pub struct Connection {
     socket: ClientSocket,
     /// The process at the other end.
-    pub caller: Caller,
+    pub(crate) caller: Caller,
     /// The rank, which decides which places the client may take.
-    pub rank: Rank,
+    pub(crate) rank: Rank,
     /// Distinguishes the client from other clients that had its place.
-    pub number: u64,
+    pub(crate) number: u64,
     /// Bytes that came and are not yet read as a message.
     input: Vec<u8>,
     /// True if the client sends no more bytes.
@@ -87,20 +87,20 @@ pub struct Connection {
     output: Vec<u8>,
     written: usize,
     /// An answer of several parts, which goes on as the client reads.
-    pub stream: Option<Stream>,
+    pub(crate) stream: Option<Stream>,
     /// Set while the answer has no next part.
-    pub idle: Option<Idle>,
+    pub(crate) idle: Option<Idle>,
     /// True while a call that takes its time is carried out; the next call waits.
-    pub busy: bool,
+    pub(crate) busy: bool,
     /// True if no process would read an answer.
-    pub hung_up: bool,
+    pub(crate) hung_up: bool,
     /// Events that the epoll set waits for.
-    pub watched: EventSet,
+    pub(crate) watched: EventSet,
 }
 
 impl Connection {
     /// Returns the connection of an accepted socket.
-    pub fn new(socket: UnixStream, number: u64) -> io::Result<Connection> {
+    pub(crate) fn new(socket: UnixStream, number: u64) -> io::Result<Connection> {
         let socket = ClientSocket::new(socket);
         let who = unix_socket::peer_credentials(socket.as_fd())?;
         let caller = Caller { pid: who.pid, uid: who.uid, gid: who.gid };
@@ -124,7 +124,7 @@ impl Connection {
 
     /// Returns the next whole message, without its end; none while a call is being answered. Reads
     /// bytes from the socket, up to a bound, if the input has no whole message yet.
-    pub fn message(&mut self) -> Result<Option<Vec<u8>>, Closed> {
+    pub(crate) fn message(&mut self) -> Result<Option<Vec<u8>>, Closed> {
         if self.is_answering() {
             return Ok(None);
         }
@@ -173,22 +173,22 @@ impl Connection {
     }
 
     /// True if the next part of an answer may be made.
-    pub fn takes_a_part(&self) -> bool {
+    pub(crate) fn takes_a_part(&self) -> bool {
         self.stream.is_some() && self.idle.is_none() && self.unread() < CONTROL_STREAM_BYTES
     }
 
     /// True if the switch can go on with the client before anything happens.
-    pub fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         self.takes_a_part() || (!self.is_answering() && self.end_of_message().is_some())
     }
 
     /// Returns the time at which a part of a message is waited for no longer.
-    pub fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         self.since.filter(|_| self.wants_more()).map(|since| since + CONTROL_MESSAGE_TIMEOUT)
     }
 
     /// Queues an answer.
-    pub fn push(&mut self, answer: &Value) -> Result<(), Closed> {
+    pub(crate) fn push(&mut self, answer: &Value) -> Result<(), Closed> {
         self.output.drain(..std::mem::take(&mut self.written));
         serde_json::to_writer(&mut self.output, answer).map_err(|_| Closed::Left)?;
         self.output.push(0);
@@ -202,7 +202,7 @@ impl Connection {
     }
 
     /// Writes as many bytes as the socket takes.
-    pub fn flush(&mut self) -> Result<(), Closed> {
+    pub(crate) fn flush(&mut self) -> Result<(), Closed> {
         while self.unread() > 0 {
             match scm::send(self.as_fd(), &self.output[self.written..]) {
                 Ok(count) => self.written += count,
@@ -217,14 +217,14 @@ impl Connection {
     }
 
     /// Returns an error if nothing is left to do for the client.
-    pub fn check(&self) -> Result<(), Closed> {
+    pub(crate) fn check(&self) -> Result<(), Closed> {
         let over = self.ended && !self.is_answering() && self.unread() == 0;
         let gone = self.hung_up && !self.wants_more();
         if over || gone { Err(Closed::Left) } else { Ok(()) }
     }
 
     /// Returns the events to wait for.
-    pub fn interest(&self) -> EventSet {
+    pub(crate) fn interest(&self) -> EventSet {
         let mut events = EventSet::empty();
         if self.wants_more() {
             events |= EventSet::IN;

@@ -28,7 +28,7 @@ use sys::waker::Waker;
 
 /// A client's wait for the facts of a session, and for a file system.
 #[derive(Debug)]
-pub struct DetailsWait {
+pub(crate) struct DetailsWait {
     port: Arc<Port>,
     question: Option<u64>,
     end: Instant,
@@ -37,7 +37,7 @@ pub struct DetailsWait {
 
 impl DetailsWait {
     /// Returns a new wait; asks the session of a port for its facts, if the port has a session.
-    pub fn new(port: &Arc<Port>, waker: &Arc<Waker>) -> DetailsWait {
+    pub(crate) fn new(port: &Arc<Port>, waker: &Arc<Waker>) -> DetailsWait {
         let question = port.as_guest().and_then(|guest| guest.inspect(waker));
         let now = Instant::now();
         let look = |path: &PathBuf| SocketLook {
@@ -56,7 +56,7 @@ impl DetailsWait {
     }
 
     /// Returns the answer, if the facts are known or the wait is over.
-    pub fn part(&mut self, switch: &Switch) -> Part {
+    pub(crate) fn part(&mut self, switch: &Switch) -> Part {
         let now = Instant::now();
         let guest = self.port.as_guest();
         let facts =

@@ -8,7 +8,7 @@ use datapath::events::{self, What};
 
 /// A client that gets events.
 #[derive(Debug)]
-pub struct EventStream {
+pub(crate) struct EventStream {
     /// The number of the last event that the client knows.
     after: u64,
     /// True if the client wants new events as well.
@@ -17,7 +17,7 @@ pub struct EventStream {
 
 impl EventStream {
     /// Begins the answer to `Events`.
-    pub fn new(given: wire::Events, events: &events::Events) -> Result<EventStream, Fault> {
+    pub(crate) fn new(given: wire::Events, events: &events::Events) -> Result<EventStream, Fault> {
         let last = events.last();
         let since = number(given.since, "since", 0..=u64::MAX)?.unwrap_or(last);
         // A number that was not reached yet is an earlier process's.
@@ -26,7 +26,7 @@ impl EventStream {
     }
 
     /// Returns the next part of the answer; `label` returns the label of a port.
-    pub fn part(
+    pub(crate) fn part(
         &mut self,
         events: &events::Events,
         label: impl Fn(&str) -> Option<String>,

@@ -38,7 +38,7 @@ pub struct Frames {
 
 impl Frames {
     /// Begins the capture that `Capture` requests.
-    pub fn new(given: Capture, view: &View) -> Result<Frames, Fault> {
+    pub(crate) fn new(given: Capture, view: &View) -> Result<Frames, Fault> {
         let drops_only = given.drops.unwrap_or(false);
         let most = CAPTURE_SNAPLEN as u64;
         let snaplen = number(given.snaplen, "snaplen", 1..=most)?.unwrap_or(most) as usize;
@@ -57,14 +57,14 @@ impl Frames {
     }
 
     /// Returns the names of the captured ports.
-    pub fn ports(&self) -> String {
+    pub(crate) fn ports(&self) -> String {
         let mut names: Vec<&str> = self.names.values().map(String::as_str).collect();
         names.sort_unstable();
         if names.is_empty() { "all ports".to_owned() } else { names.join(", ") }
     }
 
     /// Returns the next copies.
-    pub fn part(&mut self, ports: &PortTable) -> Part {
+    pub(crate) fn part(&mut self, ports: &PortTable) -> Part {
         if !std::mem::replace(&mut self.begun, true) {
             return Part::reply(&Packets::default(), true);
         }

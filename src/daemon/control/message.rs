@@ -13,20 +13,20 @@ use api::wire::Parameters;
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Call {
     /// Interface and method.
-    pub method: String,
+    pub(crate) method: String,
     /// Parameters of the method.
-    pub parameters: Option<Parameters>,
+    pub(crate) parameters: Option<Parameters>,
     /// True if the client understands an answer of several parts.
-    pub more: Option<bool>,
+    pub(crate) more: Option<bool>,
     /// True if the client wants no answer.
-    pub oneway: Option<bool>,
+    pub(crate) oneway: Option<bool>,
     /// True if the client wants another protocol on the connection.
-    pub upgrade: Option<bool>,
+    pub(crate) upgrade: Option<bool>,
 }
 
 impl Call {
     /// Returns the call of a message without its end; `None` if the message is no call.
-    pub fn parse(message: &[u8]) -> Option<Call> {
+    pub(crate) fn parse(message: &[u8]) -> Option<Call> {
         let object: Parameters = serde_json::from_slice(message).ok()?;
         serde_json::from_value(Value::Object(object)).ok()
     }

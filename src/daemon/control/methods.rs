@@ -60,12 +60,12 @@ pub enum Answer {
 
 impl Answer {
     /// Returns a single answer.
-    pub fn reply(answer: &impl Serialize) -> Answer {
+    pub(crate) fn reply(answer: &impl Serialize) -> Answer {
         Answer::Reply(wire::json(answer))
     }
 
     /// Returns an answer of several parts; each call of `next` makes the next part.
-    pub fn parts(next: impl FnMut(&Switch) -> Result<Part, Fault> + 'static) -> Answer {
+    pub(crate) fn parts(next: impl FnMut(&Switch) -> Result<Part, Fault> + 'static) -> Answer {
         Answer::Stream(Box::new(next))
     }
 }
@@ -85,11 +85,11 @@ pub struct Switch {
     /// The group whose members may look at frames.
     capture: Option<u32>,
     /// Counters of clients.
-    pub clients: Arc<ClientStats>,
+    pub(crate) clients: Arc<ClientStats>,
     /// Limits the log lines about clients.
-    pub log: Bucket,
+    pub(crate) log: Bucket,
     /// Wakes the thread for answers that wait for something to happen.
-    pub news: Arc<Waker>,
+    pub(crate) news: Arc<Waker>,
     /// Threads that look at sockets' files; `diffs` has the thread that compares the configuration.
     pub(super) looks: Blocking,
     pub(super) diffs: Blocking,
@@ -97,7 +97,7 @@ pub struct Switch {
 
 impl Switch {
     /// Returns the switch of a daemon that runs; `control` has the settings of the control socket.
-    pub fn new(
+    pub(crate) fn new(
         control: &config::Control,
         daemon: &Arc<Mutex<Daemon>>,
         reloader: &Arc<Reloader>,
@@ -129,12 +129,17 @@ impl Switch {
     }
 
     /// Returns the locked daemon. The lock is held for one step of one request.
-    pub fn daemon(&self) -> MutexGuard<'_, Daemon> {
+    pub(crate) fn daemon(&self) -> MutexGuard<'_, Daemon> {
         lock(&self.daemon)
     }
 
     /// Carries out a call. While `many` is true, refuses to remove another port.
-    pub fn answer(&self, call: Call, client: &Connection, many: bool) -> Result<Answer, Fault> {
+    pub(crate) fn answer(
+        &self,
+        call: Call,
+        client: &Connection,
+        many: bool,
+    ) -> Result<Answer, Fault> {
         if call.upgrade == Some(true) {
             return Err(Fault::parameter("upgrade", None));
         }
@@ -235,7 +240,7 @@ impl Switch {
     }
 
     /// Returns the error of the interface for an error of the daemon.
-    pub fn fault(&self, name: &str, error: &PortError) -> Fault {
+    pub(crate) fn fault(&self, name: &str, error: &PortError) -> Fault {
         match error {
             PortError::Exists => {
                 Fault::port_exists(name, self.daemon().desired().origin(name).name())
@@ -459,7 +464,7 @@ fn permit(client: &Connection, group: Option<u32>, key: &str) -> Result<(), Faul
 }
 
 /// Returns the error that no port has this name.
-pub fn unknown_port(ports: &PortTable, name: &str) -> Fault {
+pub(crate) fn unknown_port(ports: &PortTable, name: &str) -> Fault {
     Fault::no_such_port(name, nearest(name, ports.iter().map(|port| port.name.as_str())))
 }
 

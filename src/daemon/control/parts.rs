@@ -49,7 +49,7 @@ pub enum Part {
 
 impl Part {
     /// Returns an answer, or a part of an answer.
-    pub fn reply(answer: &impl Serialize, more: bool) -> Part {
+    pub(crate) fn reply(answer: &impl Serialize, more: bool) -> Part {
         Part::Reply(wire::json(answer), more)
     }
 }
@@ -57,7 +57,7 @@ impl Part {
 impl Switch {
     /// Queues the next part of a client's answer, or has the client wait until there is a next
     /// part.
-    pub fn go_on(&self, client: &mut Connection) -> Result<(), Closed> {
+    pub(crate) fn go_on(&self, client: &mut Connection) -> Result<(), Closed> {
         let Some(mut stream) = client.stream.take() else { return Ok(()) };
         match stream(self) {
             Ok(Part::Reply(parameters, more)) => {

@@ -12,31 +12,31 @@ use base::limits::CONTROL_COMMON_TURN;
 
 /// Clients in line, by their places.
 #[derive(Debug, Default)]
-pub struct ReadyList {
+pub(crate) struct ReadyList {
     line: VecDeque<(usize, Rank)>,
     turns: u64,
 }
 
 impl ReadyList {
     /// True if no client is in line.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.line.is_empty()
     }
 
     /// Puts a client at the end of the line, unless the client is in line.
-    pub fn push(&mut self, place: usize, rank: Rank) {
+    pub(crate) fn push(&mut self, place: usize, rank: Rank) {
         if self.line.iter().all(|(other, _)| *other != place) {
             self.line.push_back((place, rank));
         }
     }
 
     /// Removes a client that is gone.
-    pub fn remove(&mut self, place: usize) {
+    pub(crate) fn remove(&mut self, place: usize) {
         self.line.retain(|(other, _)| *other != place);
     }
 
     /// Removes and returns the client whose turn it is.
-    pub fn pop(&mut self) -> Option<usize> {
+    pub(crate) fn pop(&mut self) -> Option<usize> {
         self.turns = self.turns.wrapping_add(1);
         let highest = self.line.iter().map(|(_, rank)| *rank).max()?;
         let next = match self.turns % CONTROL_COMMON_TURN {

@@ -58,7 +58,7 @@ pub struct Server<'a> {
 
 impl<'a> Server<'a> {
     /// Returns a server without clients.
-    pub fn new(
+    pub(crate) fn new(
         listener: &'a Listener,
         stop: &EventFd,
         switch: &'a Switch,
@@ -84,7 +84,7 @@ impl<'a> Server<'a> {
     }
 
     /// Serves clients until the thread is to end.
-    pub fn run(mut self) -> io::Result<()> {
+    pub(crate) fn run(mut self) -> io::Result<()> {
         while self.look()? {
             self.give_turn();
             self.keep_time()?;

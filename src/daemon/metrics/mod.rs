@@ -42,7 +42,8 @@ use sys::poll;
 use sys::service::Service;
 use sys::threads::lock;
 use sys::unix_socket;
-pub use text::{Health, Scrape};
+pub use text::Health;
+pub(crate) use text::Scrape;
 
 /// Tokens of the epoll set; scrapers are numbered from `FIRST` on.
 const LISTENER: u64 = 0;

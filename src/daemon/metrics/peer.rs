@@ -20,7 +20,7 @@ pub enum Peer {
 
 impl Peer {
     /// Returns the peer of a connection.
-    pub fn of(socket: BorrowedFd<'_>) -> Peer {
+    pub(crate) fn of(socket: BorrowedFd<'_>) -> Peer {
         if unix_socket::is_unix_stream(socket) {
             let credentials = unix_socket::peer_credentials(socket);
             return credentials.map_or(Peer::Unknown, |who| Peer::User(who.uid));

@@ -70,7 +70,7 @@ pub struct Health {
 
 impl Health {
     /// Returns the present health of the switch.
-    pub fn of(daemon: &Daemon) -> Health {
+    pub(crate) fn of(daemon: &Daemon) -> Health {
         let all = daemon.degradations();
         let count = |code: Code| all.iter().filter(|one| one.code == code).count() as u64;
         let degraded = Code::ALL.iter().map(|&code| (code, count(code)));
@@ -118,7 +118,7 @@ enum Step {
 
 /// The figures of one moment, as far as they are not written yet.
 #[derive(Debug)]
-pub struct Scrape {
+pub(crate) struct Scrape {
     ports: Vec<Figures>,
     /// Counters by worker, in the order of [`WorkerStats`].
     workers: Vec<Vec<u64>>,
@@ -129,7 +129,7 @@ pub struct Scrape {
 
 impl Scrape {
     /// Returns a scrape with all present figures; `findings` are the present findings.
-    pub fn new(view: &View, health: &Health, findings: &[Finding]) -> Scrape {
+    pub(crate) fn new(view: &View, health: &Health, findings: &[Finding]) -> Scrape {
         let table = view.ports.present();
         let figures = |port: &Port| Figures::of(port, view.fdb.port_len(port.id) as u64, health);
         let counts = |stats: &WorkerStats| stats.counters().map(|(_, count)| count.get()).collect();
@@ -144,12 +144,12 @@ impl Scrape {
     }
 
     /// True when the text is written.
-    pub fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         self.step == Step::Done
     }
 
     /// Returns the next part of the text: `bytes` bytes, or a few lines more.
-    pub fn part(&mut self, bytes: usize) -> String {
+    pub(crate) fn part(&mut self, bytes: usize) -> String {
         let mut out = String::new();
         while out.len() < bytes && !self.is_done() {
             self.step = match self.step {

@@ -27,7 +27,7 @@ impl Default for Allowance {
 
 impl Allowance {
     /// Earns the share of one of `captures` captures until `now`, in nanoseconds of any clock.
-    pub fn earn(&mut self, now: u64, captures: usize) {
+    pub(crate) fn earn(&mut self, now: u64, captures: usize) {
         let captures = captures.max(1) as u64;
         self.budget.cap = CAPTURE_NANOS / captures;
         self.budget.earn(now.saturating_sub(self.since) / CAPTURE_SHARE / captures);
@@ -35,12 +35,12 @@ impl Allowance {
     }
 
     /// True while time is left.
-    pub fn is_left(&self) -> bool {
+    pub(crate) fn is_left(&self) -> bool {
         self.budget.level() > 0
     }
 
     /// Pays for a step of `instructions` and `bytes`; the last step may be on credit.
-    pub fn spend(&mut self, instructions: u64, bytes: usize) {
+    pub(crate) fn spend(&mut self, instructions: u64, bytes: usize) {
         let bytes = bytes as u64 / CAPTURE_BYTES_A_NANO;
         self.budget.overdraw(CAPTURE_STEP_NANOS + instructions * CAPTURE_INSTRUCTION_NANOS + bytes);
     }

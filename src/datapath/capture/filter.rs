@@ -85,7 +85,7 @@ impl Filter {
 
     /// True if the program accepts a frame of `len` bytes that begins with `bytes`. Adds the number
     /// of instructions run to `count`.
-    pub fn accepts(&self, bytes: &[u8], len: u32, count: &mut u64) -> bool {
+    pub(crate) fn accepts(&self, bytes: &[u8], len: u32, count: &mut u64) -> bool {
         self.run(bytes, len, count).is_some_and(|kept| kept > 0)
     }
 

@@ -13,7 +13,7 @@
 mod allowance;
 pub mod filter;
 pub mod observer;
-pub mod outcomes;
+pub(crate) mod outcomes;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -130,7 +130,7 @@ impl Capture {
     }
 
     /// Removes a port that is gone: its number may soon be another port's.
-    pub fn forget(&self, port: PortId) {
+    pub(crate) fn forget(&self, port: PortId) {
         if let Some(bits) = self.ports.get(usize::from(port) / 64) {
             bits.fetch_and(!(1 << (port % 64)), Ordering::Relaxed);
         }
@@ -143,7 +143,7 @@ impl Capture {
 
     /// True if the capture wants frames of this port that were dropped for this reason, or not
     /// dropped.
-    pub fn wants(&self, port: PortId, dropped: Option<DropReason>) -> bool {
+    pub(crate) fn wants(&self, port: PortId, dropped: Option<DropReason>) -> bool {
         let bits = || self.ports.get(usize::from(port) / 64);
         let bit = |bits: &AtomicU64| bits.load(Ordering::Relaxed) >> (port % 64) & 1 != 0;
         (!self.wanted.drops_only || dropped.is_some())
@@ -151,14 +151,14 @@ impl Capture {
     }
 
     /// Returns the bytes at the beginning of a frame that the capture uses.
-    pub fn reads(&self) -> usize {
+    pub(crate) fn reads(&self) -> usize {
         let filtered = if self.wanted.filter.is_some() { CAPTURE_FILTER_BYTES } else { 0 };
         self.wanted.snaplen.max(filtered)
     }
 
     /// Returns true if worker number `worker` has time for a frame at `now`, in nanoseconds, as one
     /// of so many captures.
-    pub fn may_look(&self, worker: usize, now: u64, captures: usize) -> bool {
+    pub(crate) fn may_look(&self, worker: usize, now: u64, captures: usize) -> bool {
         let mut allowance = self.allowances.get(worker).and_then(try_lock);
         allowance.as_mut().is_some_and(|allowance| {
             allowance.earn(now, captures);
@@ -168,7 +168,7 @@ impl Capture {
 
     /// Opens the batch of worker number `worker` for one burst at `now`, in nanoseconds, as one of
     /// so many captures.
-    pub fn open(&self, worker: usize, now: u64, captures: usize) -> Leaving<'_> {
+    pub(crate) fn open(&self, worker: usize, now: u64, captures: usize) -> Leaving<'_> {
         // Without the batch's lock the batch is being collected.
         let batch = self.batches.get(worker).and_then(try_lock);
         let mut allowance = self.allowances.get(worker).and_then(try_lock);
@@ -212,12 +212,12 @@ pub struct Leaving<'a> {
 
 impl Leaving<'_> {
     /// False if the capture has used up its time on this worker.
-    pub fn may_look(&self) -> bool {
+    pub(crate) fn may_look(&self) -> bool {
         self.allowance.as_ref().is_some_and(|allowance| allowance.is_left())
     }
 
     /// True if a frame of `len` bytes that begins with `bytes` passes the filter.
-    pub fn accepts(&mut self, bytes: &[u8], len: u32) -> bool {
+    pub(crate) fn accepts(&mut self, bytes: &[u8], len: u32) -> bool {
         let mut count = 0;
         let filter = self.capture.wanted.filter.as_ref();
         let accepts = filter.is_none_or(|filter| filter.accepts(bytes, len, &mut count));
@@ -232,12 +232,12 @@ impl Leaving<'_> {
     }
 
     /// Counts copies that cannot be kept.
-    pub fn lose(&self, copies: u64) {
+    pub(crate) fn lose(&self, copies: u64) {
         self.capture.lost.fetch_add(copies, Ordering::Relaxed);
     }
 
     /// Keeps a copy, or counts it as lost. `bytes` is the frame's beginning.
-    pub fn leave(&mut self, packet: Packet, bytes: &[u8]) {
+    pub(crate) fn leave(&mut self, packet: Packet, bytes: &[u8]) {
         let kept = &bytes[..bytes.len().min(self.capture.wanted.snaplen)];
         self.spend(0, kept.len());
         if !self.batch.as_mut().is_some_and(|batch| batch.push(packet, kept)) {

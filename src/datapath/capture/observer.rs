@@ -19,7 +19,7 @@ pub enum Observer {
 impl Observer {
     /// True if the observer gets a copy of this sighting. A mirror copies neither rejected chains
     /// nor frames that did not arrive at the mirrored port.
-    pub fn wants(&self, seen: &Sighting) -> bool {
+    pub(crate) fn wants(&self, seen: &Sighting) -> bool {
         match (self, seen.direction) {
             (Observer::Client(capture), _) => capture.wants(seen.port, seen.dropped),
             (Observer::Port(watch), Direction::In) => {

@@ -8,18 +8,18 @@ use switch::PortId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sighting {
     /// Index of the frame in its burst; [`Sighting::NO_FRAME`] for a rejected chain.
-    pub frame: u8,
+    pub(crate) frame: u8,
     /// The port.
-    pub port: PortId,
+    pub(crate) port: PortId,
     /// Whether the port sent or received the frame.
-    pub direction: Direction,
+    pub(crate) direction: Direction,
     /// Why the frame was dropped at the port; `None` if the frame was not dropped.
-    pub dropped: Option<DropReason>,
+    pub(crate) dropped: Option<DropReason>,
 }
 
 impl Sighting {
     /// Stands for the index of something that was no frame.
-    pub const NO_FRAME: u8 = u8::MAX;
+    pub(crate) const NO_FRAME: u8 = u8::MAX;
 }
 
 /// Outcomes of the copies of a burst's frames.
@@ -27,7 +27,7 @@ impl Sighting {
 pub struct Outcomes {
     wanted: bool,
     /// A capture may look at frames of the burst, which are private then.
-    pub may_look: bool,
+    pub(crate) may_look: bool,
     all: Vec<Sighting>,
     /// Outcomes beyond [`CAPTURE_OUTCOMES`].
     lost: u64,
@@ -37,26 +37,26 @@ pub struct Outcomes {
 
 impl Outcomes {
     /// Begins to record a burst that an observer needs.
-    pub fn begin(&mut self) {
+    pub(crate) fn begin(&mut self) {
         (self.wanted, self.may_look) = (true, false);
         self.all.clear();
         self.lost = 0;
     }
 
     /// Ends the record of a burst that no observer needs.
-    pub fn give_up(&mut self) {
+    pub(crate) fn give_up(&mut self) {
         self.wanted = false;
     }
 
     /// True if an observer needs the outcomes.
     #[inline(always)]
-    pub fn are_wanted(&self) -> bool {
+    pub(crate) fn are_wanted(&self) -> bool {
         self.wanted
     }
 
     /// Notes that frames were dropped on their way to a port.
     #[inline(always)]
-    pub fn dropped(&mut self, frames: &[u8], port: PortId, reason: DropReason) {
+    pub(crate) fn dropped(&mut self, frames: &[u8], port: PortId, reason: DropReason) {
         self.drops += frames.len() as u64;
         if self.wanted {
             frames.iter().for_each(|&frame| self.add(frame, port, Some(reason)));
@@ -64,13 +64,13 @@ impl Outcomes {
     }
 
     /// Returns the number of copies dropped on their way to ports since this was created.
-    pub fn drops(&self) -> u64 {
+    pub(crate) fn drops(&self) -> u64 {
         self.drops
     }
 
     /// Notes that a frame reached a port.
     #[inline(always)]
-    pub fn delivered(&mut self, frame: u8, port: PortId) {
+    pub(crate) fn delivered(&mut self, frame: u8, port: PortId) {
         if self.wanted {
             self.add(frame, port, None);
         }
@@ -88,7 +88,7 @@ impl Outcomes {
     /// Ends the record of a burst of `frames` frames, and adds the frames `received` from the
     /// source. Returns all sightings sorted by frame, each frame at its source first, and the
     /// number of outcomes that were lost.
-    pub fn end(
+    pub(crate) fn end(
         &mut self,
         frames: usize,
         received: impl Iterator<Item = Sighting>,

@@ -141,7 +141,7 @@ impl BlockedWriterWatch {
     }
 
     /// Makes a slot, asleep, for one thread; calls `on_stall` when the thread is stuck.
-    pub fn register_watched(&self, on_stall: OnStall) -> SignalSlot {
+    pub(crate) fn register_watched(&self, on_stall: OnStall) -> SignalSlot {
         self.slot(Some(Watched::new(on_stall)))
     }
 
@@ -165,7 +165,7 @@ impl BlockedWriterWatch {
 
     /// Signals `call` from a thread that signals too rarely to keep a slot. The write is measured,
     /// and repeated if it was slow: better this thread finds out than a worker.
-    pub fn signal_once(&self, call: &CallFd) -> SignalResult {
+    pub(crate) fn signal_once(&self, call: &CallFd) -> SignalResult {
         let slot = self.register();
         call.cost.watch(clock::cycles());
         let mut result = slot.signal(call);
@@ -179,12 +179,14 @@ impl BlockedWriterWatch {
     }
 
     /// Returns the number of blocked writes interrupted so far.
-    pub fn rescues(&self) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn rescues(&self) -> u64 {
         self.shared.rescues.load(Ordering::Relaxed)
     }
 
     /// Returns the number of looks so far; it does not grow while all slots are asleep.
-    pub fn ticks(&self) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn ticks(&self) -> u64 {
         self.shared.ticks.load(Ordering::Relaxed)
     }
 }
@@ -204,7 +206,7 @@ impl SignalSlot {
     /// Notes that the calling thread is awake. Wakes the watchdog if the watchdog was parked, which
     /// happens at most once a tick.
     #[inline]
-    pub fn active(&self) {
+    pub(crate) fn active(&self) {
         if self.awake.replace(true) {
             return;
         }
@@ -223,7 +225,7 @@ impl SignalSlot {
     /// Notes that the calling thread is about to sleep; it sends no signal before
     /// [`SignalSlot::active`].
     #[inline]
-    pub fn asleep(&self) {
+    pub(crate) fn asleep(&self) {
         if self.awake.replace(false) {
             self.entry.presence.asleep();
             self.shared.awake.fetch_sub(1, Ordering::SeqCst);
@@ -231,20 +233,20 @@ impl SignalSlot {
     }
 
     /// Returns the record in which the thread publishes its places.
-    pub fn presence(&self) -> Arc<Presence> {
+    pub(crate) fn presence(&self) -> Arc<Presence> {
         Arc::clone(&self.entry.presence)
     }
 
     /// Notes that the thread begins step `step`, which differs from the last step.
     #[inline(always)]
-    pub fn step(&self, step: u64) {
+    pub(crate) fn step(&self, step: u64) {
         self.entry.presence.step(step);
     }
 
     /// Adds one to the eventfd of `call`. Lasts at most two ticks, whatever the front-end does.
     /// Calls [`SignalSlot::active`].
     #[inline]
-    pub fn signal(&self, call: &CallFd) -> SignalResult {
+    pub(crate) fn signal(&self, call: &CallFd) -> SignalResult {
         self.active();
         if self.shared.alert.load(Ordering::Relaxed) != 0
             && let Some(result) = call.look()
@@ -290,12 +292,12 @@ impl SignalSlot {
 
     /// Returns the cost of the last write.
     #[inline(always)]
-    pub fn took(&self) -> Took {
+    pub(crate) fn took(&self) -> Took {
         self.took.get()
     }
 
     /// Returns the cycles of a write beyond which the port's next writes are measured.
-    pub fn long(&self) -> u64 {
+    pub(crate) fn long(&self) -> u64 {
         self.long
     }
 

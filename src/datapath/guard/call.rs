@@ -49,7 +49,7 @@ impl CallFd {
     /// Takes over `fd`, which the caller has checked to be an [eventfd](sys::eventfd::is_eventfd):
     /// a write to another kind of file could do anything. `cost` is shared by all call descriptors
     /// of the port; `owner` is the number of the session that received `fd`.
-    pub fn new(fd: OwnedFd, cost: Arc<SignalCost>, owner: u64) -> CallFd {
+    pub(crate) fn new(fd: OwnedFd, cost: Arc<SignalCost>, owner: u64) -> CallFd {
         // Fails only on descriptors that are no eventfds. If a front-end clears the flag again, the
         // watch handles the blocked write.
         let _ = set_nonblocking(fd.as_fd());
@@ -58,34 +58,34 @@ impl CallFd {
 
     /// True if notifications of the port have to wait, because earlier ones were slow or expensive.
     #[inline]
-    pub fn waits(&self) -> bool {
+    pub(crate) fn waits(&self) -> bool {
         self.cost.is_watched() && self.cost.waits(clock::cycles())
     }
 
     /// Returns the number of cycles, from cycle `now` on, that notifications of the port have to
     /// wait.
-    pub fn wait_left(&self, now: u64) -> u64 {
+    pub(crate) fn wait_left(&self, now: u64) -> u64 {
         self.cost.left(now)
     }
 
     /// Returns the measurements of writes to the port's call descriptors.
-    pub fn cost(&self) -> &SignalCost {
+    pub(crate) fn cost(&self) -> &SignalCost {
         &self.cost
     }
 
     /// Returns how near the port is to being dropped, in cycles; `None` while its writes are not
     /// measured.
-    pub fn suspicion(&self) -> Option<u64> {
+    pub(crate) fn suspicion(&self) -> Option<u64> {
         self.cost.is_watched().then(|| self.cost.level(clock::cycles()))
     }
 
     /// Returns the number of the session that received the descriptor.
-    pub fn owner(&self) -> u64 {
+    pub(crate) fn owner(&self) -> u64 {
         self.owner
     }
 
     /// Returns the descriptor's number, for messages.
-    pub fn number(&self) -> RawFd {
+    pub(crate) fn number(&self) -> RawFd {
         self.fd.as_raw_fd()
     }
 

@@ -55,7 +55,7 @@ thread_local! {
 static CLOSERS: AtomicUsize = AtomicUsize::new(0);
 
 /// True for the kinds of file that serve a session; closing such a file never waits.
-pub fn is_of_use(file: &OwnedFd) -> io::Result<bool> {
+pub(crate) fn is_of_use(file: &OwnedFd) -> io::Result<bool> {
     Ok(is_memory(file)? || is_eventfd(file.as_raw_fd())?)
 }
 

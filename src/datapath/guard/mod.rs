@@ -12,7 +12,8 @@ mod presence;
 pub mod sigbus;
 mod signal_cost;
 
-pub use blocked_writers::{BlockedWriterWatch, SignalSlot};
-pub use call::{CallFd, SignalResult};
-pub use presence::{IsStalled, NOWHERE, OnStall, Presence, Stalled};
-pub use signal_cost::{SignalCost, Took};
+pub use blocked_writers::BlockedWriterWatch;
+pub(crate) use blocked_writers::SignalSlot;
+pub(crate) use call::{CallFd, SignalResult};
+pub(crate) use presence::{IsStalled, NOWHERE, Presence, Stalled};
+pub(crate) use signal_cost::{SignalCost, Took};

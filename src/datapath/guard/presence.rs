@@ -35,22 +35,22 @@ pub struct Presence {
 
 /// A thread that is stuck.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stalled {
+pub(crate) struct Stalled {
     /// The thread's id in the kernel.
-    pub thread: i32,
+    pub(crate) thread: i32,
     /// The two places that the thread stored last, each a number or [`NOWHERE`].
-    pub at: [u32; 2],
+    pub(crate) at: [u32; 2],
     /// Number of the step that the thread is in.
-    pub step: u64,
+    pub(crate) step: u64,
 }
 
 /// Returns true while a stuck thread is still in the step in which the watchdog saw it. A caller
 /// that leaves a message for the thread asks afterwards: if the answer is yes, the thread has not
 /// looked for messages yet, and will look before it sleeps.
-pub type IsStalled<'a> = &'a dyn Fn() -> bool;
+pub(crate) type IsStalled<'a> = &'a dyn Fn() -> bool;
 
 /// Called in the watchdog's thread, at each look at which a thread is stuck.
-pub type OnStall = Box<dyn Fn(Stalled, IsStalled<'_>) + Send + Sync>;
+pub(crate) type OnStall = Box<dyn Fn(Stalled, IsStalled<'_>) + Send + Sync>;
 
 /// The watchdog's records of a thread.
 pub(super) struct Watched {
@@ -62,7 +62,7 @@ pub(super) struct Watched {
 }
 
 /// Stored by a thread that is at no place with a number.
-pub const NOWHERE: u32 = u32::MAX;
+pub(crate) const NOWHERE: u32 = u32::MAX;
 
 /// Stands for a sleeping thread among the step numbers.
 const ASLEEP: u64 = u64::MAX;
@@ -90,7 +90,7 @@ impl Presence {
 
     /// Notes the two places that the thread is at from here on.
     #[inline(always)]
-    pub fn at(&self, at: [u32; 2]) {
+    pub(crate) fn at(&self, at: [u32; 2]) {
         // The memory accessed next may be these very words, for all that the compiler knows, so the
         // compiler keeps these stores in front. A fence would cost ten instructions a run.
         self.at[0].store(at[0], Ordering::Relaxed);
@@ -112,12 +112,12 @@ impl Presence {
 }
 
 impl Watched {
-    pub fn new(on_stall: OnStall) -> Watched {
+    pub(crate) fn new(on_stall: OnStall) -> Watched {
         Watched { on_stall, seen: AtomicU64::new(ASLEEP), used: AtomicU64::new(0) }
     }
 
     /// Looks at the thread once and calls `on_stall` if the thread is stuck.
-    pub fn look(&self, presence: &Presence) {
+    pub(crate) fn look(&self, presence: &Presence) {
         if !presence.awake.load(Ordering::Acquire) {
             self.seen.store(ASLEEP, Ordering::Relaxed);
             return;

@@ -51,9 +51,9 @@ pub struct SignalCost {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Took {
     /// Cycles of the clock.
-    pub cycles: u64,
+    pub(crate) cycles: u64,
     /// Processor time, if it was measured.
-    pub micros: Option<u64>,
+    pub(crate) micros: Option<u64>,
 }
 
 fn millis(millis: u64) -> u64 {
@@ -68,13 +68,13 @@ fn tolerance() -> u64 {
 impl SignalCost {
     /// True if the next write is to be measured.
     #[inline(always)]
-    pub fn is_watched(&self) -> bool {
+    pub(crate) fn is_watched(&self) -> bool {
         self.measured_until.load(Ordering::Relaxed) != 0
     }
 
     /// Measures the next writes, for a second from cycle `now`: earlier writes lasted long.
     #[cold]
-    pub fn watch(&self, now: u64) {
+    pub(crate) fn watch(&self, now: u64) {
         let until = now.saturating_add(millis(SIGNALS_MEASURED_MILLIS));
         self.measured_until.store(until, Ordering::Relaxed);
     }
@@ -91,7 +91,7 @@ impl SignalCost {
     }
 
     /// Returns the number of cycles, from cycle `now` on, that the port's signals have to wait.
-    pub fn left(&self, now: u64) -> u64 {
+    pub(crate) fn left(&self, now: u64) -> u64 {
         self.from.load(Ordering::Relaxed).saturating_sub(now.saturating_add(tolerance()))
     }
 
@@ -99,7 +99,7 @@ impl SignalCost {
     /// `micros` of processor time and `cycles` until cycle `now`. True if the front-end is to be
     /// dropped.
     #[cold]
-    pub fn took(&self, micros: u64, cycles: u64, now: u64) -> bool {
+    pub(crate) fn took(&self, micros: u64, cycles: u64, now: u64) -> bool {
         if micros >= EXPENSIVE_SIGNAL_MICROS {
             self.watch(now);
         } else if now > self.measured_until.load(Ordering::Relaxed) {
@@ -122,7 +122,7 @@ impl SignalCost {
     /// Charges the port for a measured write that ended at cycle `now`, while `others` other ports
     /// use the worker.
     #[cold]
-    pub fn charge(&self, micros: u64, others: u32, now: u64) {
+    pub(crate) fn charge(&self, micros: u64, others: u32, now: u64) {
         let parts = match u64::from(others) {
             0 | 1 => 1,
             others => others.clamp(SIGNAL_PAUSE_PARTS, SIGNAL_PAUSE_MOST_PARTS),

@@ -112,7 +112,7 @@ impl Ledger {
 
 impl Account {
     /// Takes one mapping of `bytes`, which are whole pages. Fails if the pool is exhausted.
-    pub fn lease(self: &Arc<Account>, bytes: u64) -> Result<Lease, Exhausted> {
+    pub(crate) fn lease(self: &Arc<Account>, bytes: u64) -> Result<Lease, Exhausted> {
         let amount = Amount { bytes, mappings: 1 };
         let mut held = lock(&self.held);
         let more = held.plus(amount);

@@ -47,13 +47,13 @@ impl DirtyLog {
     }
 
     /// Keeps `lease`, from which the mapping was taken, as long as the log lives.
-    pub fn leased(self, lease: Lease) -> DirtyLog {
+    pub(crate) fn leased(self, lease: Lease) -> DirtyLog {
         DirtyLog { mapping: self.mapping.leased(lease) }
     }
 
     /// Marks the pages of `len` bytes at guest-physical `gpa`. Ignores pages beyond the end of the
     /// log, since the front-end chose the log's size.
-    pub fn mark(&self, gpa: u64, len: u64) {
+    pub(crate) fn mark(&self, gpa: u64, len: u64) {
         let Some(last) = gpa.checked_add(len.saturating_sub(1)).filter(|_| len > 0) else {
             return;
         };

@@ -113,7 +113,7 @@ impl Extent {
     /// Returns the extent if all of its pages are allocated, and [`MapError::Sparse`] otherwise.
     /// The kernel would charge a missing page to this process, which touches the page first. The
     /// front-end can free the pages again later.
-    pub fn preallocated(self) -> Result<Extent, MapError> {
+    pub(crate) fn preallocated(self) -> Result<Extent, MapError> {
         let range = self.first..self.first + (self.delta + self.len) as u64;
         match fs::is_allocated(&self.file, &self.facts, range) {
             Ok(true) => Ok(self),
@@ -123,13 +123,13 @@ impl Extent {
     }
 
     /// Returns the bytes asked for, and the bytes of the whole pages.
-    pub fn size(&self) -> Size {
+    pub(crate) fn size(&self) -> Size {
         Size { asked: self.len as u64, mapped: self.whole as u64 }
     }
 
     /// Maps the extent, shared and writable. `truncated` becomes true if a later access finds the
     /// file shorter than it is now.
-    pub fn map(self, truncated: &Arc<AtomicBool>) -> Result<Mapping, MapError> {
+    pub(crate) fn map(self, truncated: &Arc<AtomicBool>) -> Result<Mapping, MapError> {
         let Extent { file, first, whole, delta, len, facts } = self;
         let FileFacts { identity, kind, page, named, .. } = facts;
         let pages = Pages::of(file.as_fd(), first, whole, libc::MAP_NORESERVE);
@@ -146,20 +146,20 @@ impl Extent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backing {
     /// File system of the file.
-    pub kind: FileKind,
+    pub(crate) kind: FileKind,
     /// Bytes of a page.
-    pub page: u64,
+    pub(crate) page: u64,
     /// The file has a name in a file system.
-    pub named: bool,
+    pub(crate) named: bool,
 }
 
 /// Size of a range, as asked for and in whole pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
     /// Bytes asked for.
-    pub asked: u64,
+    pub(crate) asked: u64,
     /// Bytes mapped.
-    pub mapped: u64,
+    pub(crate) mapped: u64,
 }
 
 impl Mapping {
@@ -174,7 +174,7 @@ impl Mapping {
     }
 
     /// Keeps `lease`, from which the mapping was taken, as long as the mapping lives.
-    pub fn leased(self, lease: Lease) -> Mapping {
+    pub(crate) fn leased(self, lease: Lease) -> Mapping {
         Mapping { _lease: Some(lease), ..self }
     }
 
@@ -185,28 +185,23 @@ impl Mapping {
     }
 
     /// Returns the number of bytes asked for.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
     /// Returns the bytes asked for, and the bytes of the whole pages.
-    pub fn size(&self) -> Size {
+    pub(crate) fn size(&self) -> Size {
         Size { asked: self.len as u64, mapped: self.pages.bytes() as u64 }
     }
 
     /// Returns the kind of the mapping's pages.
-    pub fn backing(&self) -> Backing {
+    pub(crate) fn backing(&self) -> Backing {
         self.backing
     }
 
     /// Returns device and inode of the file.
-    pub fn identity(&self) -> (u64, u64) {
+    pub(crate) fn identity(&self) -> (u64, u64) {
         self.identity
-    }
-
-    /// Never true: empty ranges are refused.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 }
 

@@ -13,7 +13,9 @@ pub mod log;
 pub mod mapping;
 pub mod table;
 
-pub use ledger::{Account, Exhausted, Lease, Ledger};
+pub use ledger::{Account, Exhausted, Ledger};
 pub use log::{DirtyLog, LogError};
-pub use mapping::{Backing, Extent, MapError, Mapping, Size};
-pub use table::{MemTable, Region, TableError, Translator};
+pub(crate) use mapping::MapError;
+pub use mapping::{Backing, Extent, Mapping, Size};
+pub use table::{MemTable, Region};
+pub(crate) use table::{TableError, Translator};

@@ -122,13 +122,13 @@ impl MemTable {
     }
 
     /// Makes a table without regions, for [`MemTable::with`]. Rings look at `truncated`.
-    pub fn empty(truncated: &Arc<AtomicBool>) -> MemTable {
+    pub(crate) fn empty(truncated: &Arc<AtomicBool>) -> MemTable {
         MemTable { truncated: Arc::clone(truncated), ..MemTable::default() }
     }
 
     /// Checks that regions of these sizes are neither too many nor too large for a port. The caller
     /// checks before mapping the regions; [`MemTable::new`] checks again.
-    pub fn check_sizes(sizes: impl Iterator<Item = Size>) -> Result<(), TableError> {
+    pub(crate) fn check_sizes(sizes: impl Iterator<Item = Size>) -> Result<(), TableError> {
         let (mut count, mut asked, mut mapped) = (0, 0u64, 0u64);
         for size in sizes {
             count += 1;
@@ -146,7 +146,7 @@ impl MemTable {
     }
 
     /// Returns a copy of the table with one more region.
-    pub fn with(&self, region: Region) -> Result<MemTable, TableError> {
+    pub(crate) fn with(&self, region: Region) -> Result<MemTable, TableError> {
         let mut regions = self.regions.clone();
         regions.push(region);
         MemTable::new(regions, &self.truncated)
@@ -154,7 +154,7 @@ impl MemTable {
 
     /// Returns a copy of the table without the region at these addresses (`REM_MEM_REG` names a
     /// region by guest address, user address and size).
-    pub fn without(&self, gpa: u64, uva: u64, len: u64) -> Result<MemTable, TableError> {
+    pub(crate) fn without(&self, gpa: u64, uva: u64, len: u64) -> Result<MemTable, TableError> {
         let mut regions = self.regions.clone();
         let same = |r: &Region| r.gpa == gpa && r.uva == uva && r.mapping.len() as u64 == len;
         let at = regions.iter().position(same).ok_or(TableError::Unknown)?;
@@ -164,7 +164,7 @@ impl MemTable {
 
     /// True if the table has an equal region: equal addresses and length, and the bytes of one
     /// file.
-    pub fn holds(&self, region: &Region) -> bool {
+    pub(crate) fn holds(&self, region: &Region) -> bool {
         let same = |r: &Region| {
             (r.gpa, r.uva, r.offset) == (region.gpa, region.uva, region.offset)
                 && r.mapping.len() == region.mapping.len()
@@ -174,17 +174,17 @@ impl MemTable {
     }
 
     /// Returns the guest-physical address and the mapping of each region.
-    pub fn facts(&self) -> impl Iterator<Item = (u64, &Mapping)> {
+    pub(crate) fn facts(&self) -> impl Iterator<Item = (u64, &Mapping)> {
         self.regions.iter().map(|region| (region.gpa, &*region.mapping))
     }
 
     /// True for a table without regions.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.regions.is_empty()
     }
 
     /// True if the front-end shortened one of the files after it was mapped.
-    pub fn is_truncated(&self) -> bool {
+    pub(crate) fn is_truncated(&self) -> bool {
         self.truncated.load(Ordering::Relaxed)
     }
 
@@ -199,7 +199,7 @@ impl MemTable {
     }
 
     /// Returns the guest-physical address of a pointer that this table returned.
-    pub fn gpa_of(&self, host: *const u8) -> Option<u64> {
+    pub(crate) fn gpa_of(&self, host: *const u8) -> Option<u64> {
         let after = self.by_host.partition_point(|w| w.host.cast_const() <= host);
         let window = self.by_host.get(after.checked_sub(1)?)?;
         let offset = (host as usize - window.host as usize) as u64;
@@ -215,7 +215,7 @@ impl MemTable {
 
 /// A ring's view of its guest's memory.
 #[derive(Debug)]
-pub struct Translator {
+pub(crate) struct Translator {
     hot: Window,
     table: Arc<MemTable>,
 }
@@ -225,12 +225,12 @@ unsafe impl Send for Translator {}
 
 impl Translator {
     /// Makes a view of `table`.
-    pub fn new(table: Arc<MemTable>) -> Translator {
+    pub(crate) fn new(table: Arc<MemTable>) -> Translator {
         Translator { hot: Window::EMPTY, table }
     }
 
     /// Returns the table behind this view.
-    pub fn table(&self) -> &Arc<MemTable> {
+    pub(crate) fn table(&self) -> &Arc<MemTable> {
         &self.table
     }
 
@@ -238,14 +238,14 @@ impl Translator {
     /// holds all of the bytes. The pointer is valid as long as this translator, which holds the
     /// table.
     #[inline(always)]
-    pub fn contiguous(&mut self, gpa: u64, len: u32) -> Option<*mut u8> {
+    pub(crate) fn contiguous(&mut self, gpa: u64, len: u32) -> Option<*mut u8> {
         let (host, left) = self.run_at(gpa)?;
         (u64::from(len) <= left).then_some(host)
     }
 
     /// Returns the address of the byte at `gpa` and the number of bytes to the end of its region.
     #[inline(always)]
-    pub fn run_at(&mut self, gpa: u64) -> Option<(*mut u8, u64)> {
+    pub(crate) fn run_at(&mut self, gpa: u64) -> Option<(*mut u8, u64)> {
         match self.hot.at(gpa) {
             Some(found) => Some(found),
             None => self.look_up(gpa),

@@ -4,13 +4,13 @@ use crate::port::{Port, PortTable};
 use switch::{Policy, SourceMemo, Tick};
 
 /// A burst that came in, and the rules for deciding about its frames.
-pub struct Arrival<'a> {
+pub(crate) struct Arrival<'a> {
     /// The forwarding table and the policies of the ports.
-    pub policy: &'a Policy<'a, PortTable>,
+    pub(crate) policy: &'a Policy<'a, PortTable>,
     /// The port that sent the burst.
-    pub port: &'a Port,
+    pub(crate) port: &'a Port,
     /// Memo of the source's last address.
-    pub source: &'a mut SourceMemo,
+    pub(crate) source: &'a mut SourceMemo,
     /// Present tick of the forwarding table's time.
-    pub now: Tick,
+    pub(crate) now: Tick,
 }

@@ -27,31 +27,31 @@ use switch::PortId;
 use sys::clock;
 
 /// Whether and how the frames of one burst may wait.
-pub struct Backpressure<'a> {
+pub(crate) struct Backpressure<'a> {
     /// All ports.
-    pub ports: &'a PortTable,
+    pub(crate) ports: &'a PortTable,
     /// The sender's port.
-    pub from: PortId,
+    pub(crate) from: PortId,
     /// Cycle at which the turn began.
-    pub now: u64,
+    pub(crate) now: u64,
     /// Cycles after which to look again at a receiver that sends no event.
     retry: u64,
     /// The sender's ring; none if the burst's frames cannot wait.
-    pub ring: Option<(&'a mut TxState, &'a Queue<Tx>)>,
+    pub(crate) ring: Option<(&'a mut TxState, &'a Queue<Tx>)>,
     /// The only receiver of the burst, if the ring's earlier bursts went there too.
     only: Option<(PortId, u8)>,
     /// The burst has several receivers.
-    pub is_mixed: bool,
+    pub(crate) is_mixed: bool,
     /// All settled frames of the burst have smaller indices.
     settled_end: u8,
     /// The first frame of the burst that waits, and what the worker does next.
-    pub left: Option<(u8, Next)>,
+    pub(crate) left: Option<(u8, Next)>,
 }
 
 impl<'a> Backpressure<'a> {
     /// For frames of port `from` that cannot wait, in the turn of cycle `now`.
     #[inline(always)]
-    pub fn none(ports: &'a PortTable, from: PortId, now: u64) -> Backpressure<'a> {
+    pub(crate) fn none(ports: &'a PortTable, from: PortId, now: u64) -> Backpressure<'a> {
         let (ring, only, left) = (None, None, None);
         let (is_mixed, settled_end) = (false, 0);
         Backpressure { ports, from, now, retry: 0, ring, only, is_mixed, settled_end, left }
@@ -60,7 +60,7 @@ impl<'a> Backpressure<'a> {
     /// For frames of port `from` that may wait in `ring`, if there is a ring. A worker looks at
     /// waiting frames again after `retry` cycles.
     #[inline(always)]
-    pub fn of_ring(
+    pub(crate) fn of_ring(
         ports: &'a PortTable,
         from: PortId,
         ring: Option<(&'a mut TxState, &'a Queue<Tx>)>,
@@ -72,7 +72,7 @@ impl<'a> Backpressure<'a> {
     /// Looks at the receiver that the ring's first frames wait for. Returns how many frames, at
     /// most `limit`, are worth taking now; an error says what the worker does instead.
     #[inline(never)]
-    pub fn look(&mut self, limit: usize, stalls: &Stalls) -> Result<usize, Next> {
+    pub(crate) fn look(&mut self, limit: usize, stalls: &Stalls) -> Result<usize, Next> {
         let Some((state, _)) = &mut self.ring else { return Ok(limit) };
         let TxState { vring, side: Tx { gate, .. }, .. } = &mut **state;
         let price = gate.receiver.and_then(|to| gate.price((to.port, to.queue), self.now));
@@ -124,7 +124,7 @@ impl<'a> Backpressure<'a> {
 
     /// Records the receivers of a burst, before the burst is delivered.
     #[inline(always)]
-    pub fn begin(&mut self, plan: &Plan) {
+    pub(crate) fn begin(&mut self, plan: &Plan) {
         let (Some((state, _)), true) = (&mut self.ring, plan.has_copies()) else { return };
         let (last, to) = (&mut state.side.gate.last, plan.only_receiver());
         last.note(to, self.now);
@@ -134,7 +134,7 @@ impl<'a> Backpressure<'a> {
 
     /// Records that the receive queue `to` has room for more frames.
     #[inline(always)]
-    pub fn note_room(&mut self, to: (PortId, u8)) {
+    pub(crate) fn note_room(&mut self, to: (PortId, u8)) {
         if let Some((state, _)) = &mut self.ring {
             state.side.gate.roomy.note(to, self.now);
         }
@@ -142,14 +142,14 @@ impl<'a> Backpressure<'a> {
 
     /// Records the frames of a run that are settled.
     #[inline(always)]
-    pub fn note_settled(&mut self, run: &Run) {
+    pub(crate) fn note_settled(&mut self, run: &Run) {
         self.settled_end = self.settled_end.max(run.settled_end());
     }
 
     /// Removes the frames from a run that stay in their ring behind the first frame that waits.
     /// True if no frame is left.
     #[inline(always)]
-    pub fn keeps_back(&self, burst: &Burst, run: &mut Run) -> bool {
+    pub(crate) fn keeps_back(&self, burst: &Burst, run: &mut Run) -> bool {
         let Some((at, _)) = self.left else { return false };
         if self.ports.is_limited() {
             rate_out::refund_run(self.ports, burst, run, at);
@@ -159,20 +159,20 @@ impl<'a> Backpressure<'a> {
     }
 
     /// Records the frames that rates of their receivers have dropped.
-    pub fn note_limited(&mut self, plan: &Plan) {
+    pub(crate) fn note_limited(&mut self, plan: &Plan) {
         self.settled_end = plan.settled_end();
     }
 
     /// True if the frames come from a ring that lately sent to several receivers.
     #[inline(always)]
-    pub fn is_shared(&self) -> bool {
+    pub(crate) fn is_shared(&self) -> bool {
         self.ring.is_some() && self.only.is_none()
     }
 
     /// True if no frame behind the first frame left of a run is settled, and the ring is not
     /// draining: all these frames may be given back.
     #[inline]
-    pub fn is_end(&self, run: &Run) -> bool {
+    pub(crate) fn is_end(&self, run: &Run) -> bool {
         let settled_end = self.settled_end.max(run.settled_end());
         let is_end = run.left().first().is_some_and(|&at| at >= settled_end);
         let drains = |state: &TxState| state.side.gate.drain_to.is_some();
@@ -214,7 +214,7 @@ impl<'a> Backpressure<'a> {
     /// Leaves the frames left of a run in their ring until `receiver` has buffers. False if the
     /// frames may not wait.
     #[inline(never)]
-    pub fn wait(&mut self, run: &Run, receiver: &mut RxState) -> bool {
+    pub(crate) fn wait(&mut self, run: &Run, receiver: &mut RxState) -> bool {
         let (Some(price), Some((state, _))) = (self.price(run), &mut self.ring) else {
             return false;
         };
@@ -233,7 +233,7 @@ impl<'a> Backpressure<'a> {
 
     /// Leaves the frames left of a run, the end of the burst, in their ring until the lock of
     /// `queue` is free. False if a worker waited for the lock in vain.
-    pub fn wait_for_lock(&mut self, run: &Run, queue: &Queue<Rx>) -> bool {
+    pub(crate) fn wait_for_lock(&mut self, run: &Run, queue: &Queue<Rx>) -> bool {
         if queue.is_stalled() {
             return false;
         }
@@ -258,7 +258,7 @@ impl<'a> Backpressure<'a> {
     /// that waited, the next frames wait too: most likely there are no buffers for them, and a look
     /// is cheaper than a burst.
     #[inline(always)]
-    pub fn complete(&mut self) {
+    pub(crate) fn complete(&mut self) {
         let Some((state, _)) = &mut self.ring else { return };
         let TxState { vring, side: Tx { gate, .. }, .. } = &mut **state;
         if let Some(waiting) = &mut gate.receiver {

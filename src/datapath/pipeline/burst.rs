@@ -152,7 +152,7 @@ impl Pipeline {
 
     /// Ends the look at a source. Returns the present cycle.
     #[inline(always)]
-    pub fn end_look(&mut self) -> u64 {
+    pub(crate) fn end_look(&mut self) -> u64 {
         self.account.end_look()
     }
 
@@ -168,13 +168,13 @@ impl Pipeline {
 
     /// Makes this thread serve the sources and floods of worker `worker`; `relieves` if the
     /// worker's own thread is stuck.
-    pub fn work_for(&mut self, worker: usize, floods: &Arc<FloodList>, relieves: bool) {
+    pub(crate) fn work_for(&mut self, worker: usize, floods: &Arc<FloodList>, relieves: bool) {
         (self.worker, self.relieves) = (worker, relieves);
         self.floods = Arc::clone(floods);
     }
 
     /// Returns when to retry a condition that another thread ends and no event reports.
-    pub fn retry(&self) -> Next {
+    pub(crate) fn retry(&self) -> Next {
         // One cycle less than the shortest sleep: the worker spins, since the condition may end
         // soon.
         Next::At(self.time.cycle.saturating_add(self.time.retry - 1))
@@ -182,18 +182,18 @@ impl Pipeline {
 
     /// Asks for a kick, before a sleep, from the receiver whose buffers a ring's frames wait for;
     /// see [`backpressure::listen`].
-    pub fn listen(&self, ports: &PortTable, state: &TxState) -> bool {
+    pub(crate) fn listen(&self, ports: &PortTable, state: &TxState) -> bool {
         backpressure::listen(self.worker, ports, state, &self.stalls)
     }
 
     /// Returns the worker's record of delays by guests' memory.
     #[inline(always)]
-    pub fn stalls(&mut self) -> &mut Stalls {
+    pub(crate) fn stalls(&mut self) -> &mut Stalls {
         &mut self.stalls
     }
 
     /// Returns the signals to send, and the slot in which the worker announces a sleep.
-    pub fn signals(&mut self) -> &mut Signals {
+    pub(crate) fn signals(&mut self) -> &mut Signals {
         &mut self.signals
     }
 
@@ -387,46 +387,46 @@ impl Pipeline {
 
 /// One burst and its state.
 #[derive(Default)]
-pub struct BurstContext {
+pub(crate) struct BurstContext {
     /// Frames of the burst.
-    pub burst: Burst,
+    pub(crate) burst: Burst,
     /// Flow hashes of the frames.
-    pub flows: FlowHashes,
+    pub(crate) flows: FlowHashes,
     /// Forwarding decisions about destinations of the burst.
-    pub memo: BurstMemo,
+    pub(crate) memo: BurstMemo,
     /// Destinations of the frames.
-    pub plan: Plan,
+    pub(crate) plan: Plan,
     /// Port-security rules that frames broke.
-    pub violations: Violations,
+    pub(crate) violations: Violations,
     /// Frames that filters judge.
-    pub filters: Filters,
+    pub(crate) filters: Filters,
     /// Frames that multicast snooping notes or limits.
-    pub snooped: Snooped,
+    pub(crate) snooped: Snooped,
     /// Bytes of the classified frames.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// State of the burst's floods.
-    pub flood: FloodState,
+    pub(crate) flood: FloodState,
     /// End of the time for waiting for locks of receive rings; none before the first wait.
-    pub wait_until: Option<Instant>,
+    pub(crate) wait_until: Option<Instant>,
     /// Outcome of each copy, if the ports are observed.
-    pub outcomes: Outcomes,
+    pub(crate) outcomes: Outcomes,
     /// Buffers for delivering.
-    pub room: Room,
+    pub(crate) room: Room,
 }
 
 /// State of a burst's floods.
 #[derive(Default)]
-pub struct FloodState {
+pub(crate) struct FloodState {
     /// The burst's first frame is flooded and waits for the end of an earlier flood of the source.
-    pub waits: bool,
+    pub(crate) waits: bool,
     /// The frames continue a flood: already counted, captured and mirrored when they came in.
-    pub is_continued: bool,
+    pub(crate) is_continued: bool,
     /// The source's permit for a flood of several turns, if the burst needs a permit.
-    pub permit: Option<FloodPermit>,
+    pub(crate) permit: Option<FloodPermit>,
 }
 
 /// Flow hashes of a burst's frames, if the source computed them.
-pub struct FlowHashes {
+pub(crate) struct FlowHashes {
     hashes: [u32; BURST_FRAMES],
     known: bool,
 }
@@ -441,7 +441,7 @@ impl FlowHashes {
     /// Records that a guest sends the flows of a burst on queue pair `queue`. Keeps the hashes for
     /// choosing receive queues.
     #[inline(never)]
-    pub fn note(&mut self, burst: &Burst, flows: &Steering, queue: usize) {
+    pub(crate) fn note(&mut self, burst: &Burst, flows: &Steering, queue: usize) {
         let mut last = None;
         for (frame, place) in burst.frames().iter().zip(&mut self.hashes) {
             *place = flow_hash(&frame.snapshot);
@@ -454,14 +454,14 @@ impl FlowHashes {
 
     /// Takes the hashes of the burst that is being classified, if the hashes are known.
     #[inline(always)]
-    pub fn take(&mut self) -> Option<&[u32; BURST_FRAMES]> {
+    pub(crate) fn take(&mut self) -> Option<&[u32; BURST_FRAMES]> {
         std::mem::take(&mut self.known).then_some(&self.hashes)
     }
 }
 
 impl BurstContext {
     /// Gives frame `at` and all later frames of the burst back to the source.
-    pub fn give_back(&mut self, at: u8) {
+    pub(crate) fn give_back(&mut self, at: u8) {
         self.plan.truncate(at);
         self.burst.cut(usize::from(at));
         self.bytes = bytes_of(&self.burst);
@@ -469,7 +469,7 @@ impl BurstContext {
 }
 
 /// Counts a burst at its source, also if a panic ends the burst.
-pub struct BurstGuard<'a> {
+pub(crate) struct BurstGuard<'a> {
     context: &'a mut BurstContext,
     from: &'a QueueStats,
 }
@@ -478,7 +478,7 @@ impl<'a> BurstGuard<'a> {
     /// Guards the burst that is about to use `context`. `from` are the source's counters, which
     /// only the caller writes.
     #[inline(always)]
-    pub fn new(context: &'a mut BurstContext, from: &'a QueueStats) -> BurstGuard<'a> {
+    pub(crate) fn new(context: &'a mut BurstContext, from: &'a QueueStats) -> BurstGuard<'a> {
         (context.bytes, context.wait_until) = (0, None);
         (context.flood.waits, context.flood.is_continued) = (false, false);
         BurstGuard { context, from }
@@ -486,13 +486,13 @@ impl<'a> BurstGuard<'a> {
 
     /// Ends a burst without frames, and counts nothing.
     #[inline(always)]
-    pub fn nothing(self) {
+    pub(crate) fn nothing(self) {
         std::mem::forget(self);
     }
 
     /// Counts a burst that is complete, or that waits as a whole.
     #[inline(always)]
-    pub fn finish(mut self) {
+    pub(crate) fn finish(mut self) {
         let BurstContext { plan, bytes, .. } = &*self.context;
         self.count(*bytes, plan.copies(), 0);
         self.context.plan.clear_runs();
@@ -524,7 +524,7 @@ impl<'a> BurstGuard<'a> {
 }
 
 /// Returns the bytes of a burst's frames.
-pub fn bytes_of(burst: &Burst) -> u64 {
+pub(crate) fn bytes_of(burst: &Burst) -> u64 {
     burst.frames().iter().map(|frame| u64::from(frame.len)).sum()
 }
 

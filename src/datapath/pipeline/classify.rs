@@ -277,7 +277,7 @@ impl BurstContext {
     /// be limited. Each variant compiles without the checks that it does not need. Not inlined,
     /// since the loop needs all registers: inlining cost 2 % more instructions a frame.
     #[inline(never)]
-    pub fn classify<const SCREENED: bool, const SNOOPED: bool>(
+    pub(crate) fn classify<const SCREENED: bool, const SNOOPED: bool>(
         &mut self,
         arrival: Arrival<'_>,
         mut floods: Floods<'_>,

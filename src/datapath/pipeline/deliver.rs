@@ -85,42 +85,42 @@ impl<'p> Egress<'p> {
 #[derive(Default)]
 pub struct Room {
     /// Buffers for the general path of receive rings.
-    pub scratch: RxScratch,
+    pub(crate) scratch: RxScratch,
     /// Batch of frames for a device.
-    pub batch: FrameBatch,
+    pub(crate) batch: FrameBatch,
     /// Buffer for the first bytes of a captured frame.
-    pub beginning: Vec<u8>,
+    pub(crate) beginning: Vec<u8>,
     /// Burst of frames that a mirror shortens; none before the first use.
-    pub excerpts: Option<Box<Burst>>,
+    pub(crate) excerpts: Option<Box<Burst>>,
 }
 
 /// State for delivering a burst.
-pub struct Delivery<'a> {
+pub(crate) struct Delivery<'a> {
     /// Index of this worker, which selects a queue of a device.
-    pub worker: usize,
+    pub(crate) worker: usize,
     /// Counters of this worker.
-    pub stats: &'a WorkerStats,
+    pub(crate) stats: &'a WorkerStats,
     /// Source of the burst, and how frames may wait in the source's ring.
-    pub backpressure: Backpressure<'a>,
+    pub(crate) backpressure: Backpressure<'a>,
     /// End of the time for waiting for locks that another thread holds; none before the first wait.
-    pub wait_until: &'a mut Option<Instant>,
+    pub(crate) wait_until: &'a mut Option<Instant>,
     /// Buffers.
-    pub room: &'a mut Room,
+    pub(crate) room: &'a mut Room,
     /// Record of delays by guests' memory.
-    pub stalls: &'a mut Stalls,
+    pub(crate) stalls: &'a mut Stalls,
     /// Cycles of delay by receivers' memory, which the sender does not pay for.
-    pub slow: u64,
+    pub(crate) slow: u64,
     /// Signals to send.
-    pub signals: &'a mut Signals,
+    pub(crate) signals: &'a mut Signals,
     /// Outcome of each copy, if the ports are observed.
-    pub outcomes: &'a mut Outcomes,
+    pub(crate) outcomes: &'a mut Outcomes,
 }
 
 impl Delivery<'_> {
     /// Delivers the runs of the plan: each run once, then the frames that are left once more. The
     /// floods follow when the burst is complete.
     #[inline(always)]
-    pub fn deliver(&mut self, burst: &mut Burst, plan: &mut Plan) {
+    pub(crate) fn deliver(&mut self, burst: &mut Burst, plan: &mut Plan) {
         let mut settled = true;
         for run in plan.runs() {
             if self.backpressure.keeps_back(burst, run) {
@@ -418,7 +418,13 @@ impl Delivery<'_> {
 
     /// Delivers the floods of `plan` in one attempt, a copy to each target, after all unicast
     /// frames of the burst.
-    pub fn flood(&mut self, burst: &mut Burst, plan: &mut Plan, filters: &mut Filters, now: Tick) {
+    pub(crate) fn flood(
+        &mut self,
+        burst: &mut Burst,
+        plan: &mut Plan,
+        filters: &mut Filters,
+        now: Tick,
+    ) {
         let (fans, run, settled) = plan.floods_left();
         for fan in fans {
             self.fan_out(burst, fan, (run, settled), (filters, now));
@@ -487,7 +493,13 @@ impl Delivery<'_> {
     /// Delivers copies of frames to the port of a mirror without a change of tags, and returns the
     /// number of copies. Copies that the port cannot take at once are dropped.
     #[cold]
-    pub fn mirror(&mut self, burst: &Burst, frames: &[u8], port: &Port, run: &mut Run) -> usize {
+    pub(crate) fn mirror(
+        &mut self,
+        burst: &Burst,
+        frames: &[u8],
+        port: &Port,
+        run: &mut Run,
+    ) -> usize {
         let (from, now) = (self.backpressure.from, self.backpressure.now);
         let (mut kept, mut settled) = ([0; BURST_FRAMES], 0);
         let copies = Copies::new(burst, from, frames);
@@ -527,7 +539,7 @@ impl Delivery<'_> {
 }
 
 /// Reports once that a ring, which session `session` had started, is broken.
-pub fn report_broken(port: &Port, session: u64, ring: usize, error: RingError) {
+pub(crate) fn report_broken(port: &Port, session: u64, ring: usize, error: RingError) {
     if error == RingError::Truncated
         && let Some(guest) = port.as_guest()
     {
@@ -538,7 +550,7 @@ pub fn report_broken(port: &Port, session: u64, ring: usize, error: RingError) {
 }
 
 /// Counts a broken ring, which stays out of service, and reports the reason.
-pub fn count_broken(port: &Port, ring: usize, why: impl std::fmt::Display) {
+pub(crate) fn count_broken(port: &Port, ring: usize, why: impl std::fmt::Display) {
     port.stats.rings_broken.add_shared(1);
     port.tell(What::RingBroken { ring, why: reason(why) });
 }

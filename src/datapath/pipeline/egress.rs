@@ -20,7 +20,7 @@ use switch::PortId;
 /// runs of `plan`. Every frame of at most `least` bytes may leave. Costs 5 instructions a frame if
 /// all frames may leave.
 #[inline(never)]
-pub fn limit_runs(
+pub(crate) fn limit_runs(
     burst: &Burst,
     plan: &mut Plan,
     (from, ports): (PortId, &PortTable),
@@ -53,7 +53,7 @@ pub struct Copies<'f> {
 
 impl<'f> Copies<'f> {
     /// Copies the listed frames, which came in by port `from`.
-    pub fn new(burst: &Burst, from: PortId, frames: &'f [u8]) -> Copies<'f> {
+    pub(crate) fn new(burst: &Burst, from: PortId, frames: &'f [u8]) -> Copies<'f> {
         let lengths = frames.iter().map(|&frame| burst.frames()[usize::from(frame)].len);
         Copies { from, frames, longest: lengths.max().unwrap_or(0) }
     }
@@ -62,7 +62,7 @@ impl<'f> Copies<'f> {
     /// Frames leave with the tags of `passage`, or with their own tags without a passage. `kept` is
     /// a buffer for the returned frames.
     #[inline(always)]
-    pub fn for_port<'k>(
+    pub(crate) fn for_port<'k>(
         &self,
         burst: &Burst,
         (port, passage): (&Port, Option<Passage<'_>>),

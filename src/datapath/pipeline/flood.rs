@@ -39,22 +39,22 @@ use sys::threads::lock;
 #[derive(Debug)]
 pub struct PendingFlood {
     /// The frames.
-    pub frames: KeptFrames,
+    pub(crate) frames: KeptFrames,
     /// Criteria that select the receivers.
-    pub scope: Scope,
+    pub(crate) scope: Scope,
     /// The first port that is not served.
-    pub next: PortId,
+    pub(crate) next: PortId,
     /// Slot of the source, which is charged; none for frames of the switch itself.
-    pub slot: Option<Arc<FloodSlot>>,
+    pub(crate) slot: Option<Arc<FloodSlot>>,
     /// Permit that makes the source's next flood wait.
-    pub permit: Option<Arc<FloodPermit>>,
+    pub(crate) permit: Option<Arc<FloodPermit>>,
     /// Time that parts took beyond their quantum: floods compete for the worker like sources.
-    pub deficit: Deficit,
+    pub(crate) deficit: Deficit,
 }
 
 impl PendingFlood {
     /// True if the flood came from `port`, and not from an earlier port with the same number.
-    pub fn is_of(&self, port: &Port) -> bool {
+    pub(crate) fn is_of(&self, port: &Port) -> bool {
         let Some(slot) = &self.slot else { return true };
         match &port.endpoint {
             Endpoint::Guest(guest) => Arc::ptr_eq(slot, &guest.floods),
@@ -83,34 +83,34 @@ impl FloodList {
 
     /// Returns the number of floods.
     #[inline(always)]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
     /// True if there is no flood.
     #[inline(always)]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Appends a flood.
-    pub fn push(&self, flood: PendingFlood) {
+    pub(crate) fn push(&self, flood: PendingFlood) {
         flood.permit.iter().for_each(|permit| permit.rest());
         self.with(|list| list.push_back(flood));
     }
 
     /// Takes the flood that has waited longest.
-    pub fn pop(&self) -> Option<PendingFlood> {
+    pub(crate) fn pop(&self) -> Option<PendingFlood> {
         self.with(VecDeque::pop_front)
     }
 
     /// Returns the port of the flood that has waited longest.
-    pub fn next_port(&self) -> Option<PortId> {
+    pub(crate) fn next_port(&self) -> Option<PortId> {
         self.with(|list| list.front().map(|flood| flood.scope.from.port))
     }
 
     /// Removes the floods of ports that `ports` no longer has.
-    pub fn forget_gone(&self, ports: &PortTable) {
+    pub(crate) fn forget_gone(&self, ports: &PortTable) {
         let stays = |flood: &PendingFlood| {
             ports.get(flood.scope.from.port).is_some_and(|port| flood.is_of(port))
         };
@@ -118,7 +118,7 @@ impl FloodList {
     }
 
     /// True if a flood is of a frame of the switch itself.
-    pub fn has_own(&self) -> bool {
+    pub(crate) fn has_own(&self) -> bool {
         self.with(|list| list.iter().any(|flood| flood.slot.is_none()))
     }
 }
@@ -133,13 +133,13 @@ pub enum Added {
 }
 
 /// Planner of the floods of a burst.
-pub struct Floods<'a> {
+pub(crate) struct Floods<'a> {
     /// The slot of the source; none for frames of the switch itself.
     slot: Option<&'a Arc<FloodSlot>>,
     /// Frames may wait in the source's ring.
     can_wait: bool,
     /// Present if the burst has more copies than are made in one turn.
-    pub permit: Option<FloodPermit>,
+    pub(crate) permit: Option<FloodPermit>,
     now: u64,
     receivers: usize,
     copies: usize,
@@ -159,14 +159,14 @@ const MAX_LOOKS: usize = BURST_FLOOD_COPIES * LOOKS_PER_COPY;
 impl<'a> Floods<'a> {
     /// Plans no flood yet, for a burst of the source with `slot` at cycle `now`. `can_wait`: frames
     /// may wait in the source's ring.
-    pub fn new(slot: Option<&'a Arc<FloodSlot>>, can_wait: bool, now: u64) -> Floods<'a> {
+    pub(crate) fn new(slot: Option<&'a Arc<FloodSlot>>, can_wait: bool, now: u64) -> Floods<'a> {
         let (permit, last) = (None, ((NO_KEY, Segment::DEFAULT), 0));
         Floods { slot, can_wait, permit, now, receivers: 0, copies: 0, bytes: 0, looks: 0, last }
     }
 
     /// Plans a copy of frame `i` of the burst, of `len` bytes, for each port that `scope` selects.
     #[inline(never)]
-    pub fn add(
+    pub(crate) fn add(
         &mut self,
         policy: &Policy<'_, PortTable>,
         scope: Scope,
@@ -243,12 +243,12 @@ impl<'a> Floods<'a> {
 
 /// True if the part of a flood that began at cycle `taken_at` lasts too long;
 /// [`FloodSlot::taken_at`] returns this cycle.
-pub fn is_stuck(taken_at: u64, now: u64) -> bool {
+pub(crate) fn is_stuck(taken_at: u64, now: u64) -> bool {
     taken_at > FloodSlot::RESTS && clock::since(taken_at, now) > clock::cycles_in(FLOOD_WAIT_NANOS)
 }
 
 /// Limits the receivers of each flood of a plan to those that are served in this turn.
-pub fn limit_part(plan: &mut Plan, burst: &Burst) {
+pub(crate) fn limit_part(plan: &mut Plan, burst: &Burst) {
     let mut share = Share::default();
     for fan in plan.fans_mut() {
         let served = share.take(burst, fan.frames(), fan.targets().len());

@@ -24,19 +24,25 @@ const _: () = assert!(BURST_FRAMES <= u64::BITS as usize);
 
 /// Violations of rules by the frames of a burst, in the order of the frames.
 #[derive(Debug, Default)]
-pub struct Violations(Vec<(u8, Violation)>);
+pub(crate) struct Violations(Vec<(u8, Violation)>);
 
 impl Violations {
     /// True if no frame broke a rule.
     #[inline(always)]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// Checks all frames of a burst from `port` with `rules`. Returns the frames to drop, as bits
     /// of their indices.
     #[inline(never)]
-    pub fn find(&mut self, burst: &mut Burst, rules: &PortSecurity, port: &Port, now: Tick) -> u64 {
+    pub(crate) fn find(
+        &mut self,
+        burst: &mut Burst,
+        rules: &PortSecurity,
+        port: &Port,
+        now: Tick,
+    ) -> u64 {
         let now = now.second();
         let clients = |identifier: &[&[u8]]| port.observed.dhcp_clients.note(identifier, now);
         let mut refused = 0;
@@ -52,7 +58,7 @@ impl Violations {
     /// Counts the violations of the first `frames` frames at the port, and empties the list.
     #[cold]
     #[inline(never)]
-    pub fn count(&mut self, frames: usize, port: &Port) {
+    pub(crate) fn count(&mut self, frames: usize, port: &Port) {
         for (_, violation) in self.0.drain(..).filter(|(at, _)| usize::from(*at) < frames) {
             counter(&port.stats.guard, violation.rule).add_shared(1);
             if violation.rule != Rule::Version {

@@ -17,7 +17,7 @@
 //! * [`signals`] signals to guests.
 
 mod arrival;
-pub mod backpressure;
+pub(crate) mod backpressure;
 pub mod burst;
 pub mod classify;
 pub mod deliver;
@@ -31,4 +31,5 @@ pub mod rate_out;
 pub mod screen;
 pub mod signals;
 
-pub use burst::{Pipeline, announce::Announcement};
+pub use burst::Pipeline;
+pub(crate) use burst::announce::Announcement;

@@ -25,7 +25,7 @@ const _: () = assert!(BURST_FRAMES <= u64::BITS as usize);
 
 /// Frames of a burst that concern snooping, as bits of their indices.
 #[derive(Debug, Default)]
-pub struct Snooped {
+pub(crate) struct Snooped {
     /// Reports, for ports with routers, and queries, for all ports.
     reports: u64,
     queries: u64,
@@ -43,7 +43,7 @@ impl Snooped {
     /// Begins a burst from `port`, and finds its messages if snooping is on. Returns the messages
     /// to drop, as bits of their frames' indices.
     #[inline(never)]
-    pub fn find(&mut self, burst: &mut Burst, ports: &PortTable, port: &Port) -> u64 {
+    pub(crate) fn find(&mut self, burst: &mut Burst, ports: &PortTable, port: &Port) -> u64 {
         *self = Snooped::default();
         let asked = ports.policy(port.id);
         if ports.snooping().is_none() || !asked.forwards || asked.observes {
@@ -76,7 +76,7 @@ impl Snooped {
     /// refused, `filters` those that the port's filter refused; the frame is one of these, or
     /// snooping refused the frame.
     #[cold]
-    pub fn refused(&self, index: usize, guards: u64, filters: u64) -> DropReason {
+    pub(crate) fn refused(&self, index: usize, guards: u64, filters: u64) -> DropReason {
         match (guards >> index & 1, filters >> index & 1, self.no_querier >> index & 1) {
             (1, ..) => DropReason::Guard,
             (_, 1, _) => DropReason::Filter,
@@ -87,7 +87,7 @@ impl Snooped {
 
     /// Returns the ports that frame `index` of the burst reaches.
     #[inline(never)]
-    pub fn reach(
+    pub(crate) fn reach(
         &mut self,
         snooping: Option<&Snooping>,
         frame: &Frame,
@@ -119,7 +119,7 @@ impl Snooped {
     /// Notes the messages, and counts the frames of limited groups, of the frames that stay in the
     /// burst.
     #[inline(never)]
-    pub fn note(
+    pub(crate) fn note(
         &mut self,
         snooping: &Snooping,
         burst: &mut Burst,

@@ -9,9 +9,9 @@ use switch::{Flood, Ingress, PortId, Reach, Segment};
 #[derive(Debug, Clone, Copy)]
 pub struct Run {
     /// Destination port.
-    pub port: PortId,
+    pub(crate) port: PortId,
     /// Receive queue of a guest; 0 for a device.
-    pub queue: u8,
+    pub(crate) queue: u8,
     done: u8,
     len: u8,
     frames: [u8; BURST_FRAMES],
@@ -22,17 +22,18 @@ const _: () = assert!(BURST_FRAMES <= 255);
 
 impl Run {
     /// A run without frames.
-    pub const EMPTY: Run = Run { port: 0, queue: 0, done: 0, len: 0, frames: [0; BURST_FRAMES] };
+    pub(crate) const EMPTY: Run =
+        Run { port: 0, queue: 0, done: 0, len: 0, frames: [0; BURST_FRAMES] };
 
     /// Empties the run and sets another destination.
     #[inline]
-    pub fn restart(&mut self, port: PortId, queue: u8) {
+    pub(crate) fn restart(&mut self, port: PortId, queue: u8) {
         (self.port, self.queue, self.done, self.len) = (port, queue, 0, 0);
     }
 
     /// Appends a frame; a run has room for all frames of a burst.
     #[inline(always)]
-    pub fn push(&mut self, index: u8) {
+    pub(crate) fn push(&mut self, index: u8) {
         self.frames[usize::from(self.len)] = index;
         self.len += 1;
     }
@@ -46,13 +47,13 @@ impl Run {
 
     /// Returns the frames that are not settled.
     #[inline(always)]
-    pub fn left(&self) -> &[u8] {
+    pub(crate) fn left(&self) -> &[u8] {
         &self.frames[usize::from(self.done)..usize::from(self.len)]
     }
 
     /// Returns the frames that are not settled, and a function that settles the next frames.
     #[inline(always)]
-    pub fn settling(&mut self) -> (&[u8], impl FnMut(usize)) {
+    pub(crate) fn settling(&mut self) -> (&[u8], impl FnMut(usize)) {
         let Run { frames, done, len, .. } = self;
         let left = &frames[usize::from(*done)..usize::from(*len)];
         (left, |count| *done += count as u8)
@@ -60,12 +61,12 @@ impl Run {
 
     /// Returns the first index behind all settled frames.
     #[inline(always)]
-    pub fn settled_end(&self) -> u8 {
+    pub(crate) fn settled_end(&self) -> u8 {
         self.frames[..usize::from(self.done)].iter().max().map_or(0, |last| last + 1)
     }
 
     /// Settles all frames but `kept`, which are some of the frames left.
-    pub fn settle_all_but(&mut self, kept: &[u8]) {
+    pub(crate) fn settle_all_but(&mut self, kept: &[u8]) {
         let before = *self;
         let settled = before.left().iter().filter(|frame| !kept.contains(frame));
         let places = self.frames[usize::from(self.done)..].iter_mut();
@@ -75,17 +76,17 @@ impl Run {
 
     /// Settles the next `count` frames.
     #[inline(always)]
-    pub fn advance(&mut self, count: usize) {
+    pub(crate) fn advance(&mut self, count: usize) {
         self.done = self.len.min(self.done + count as u8);
     }
 
     /// Removes the frames left from index `end` on.
-    pub fn truncate(&mut self, end: u8) {
+    pub(crate) fn truncate(&mut self, end: u8) {
         self.len = self.done + self.left().partition_point(|&frame| frame < end) as u8;
     }
 
     /// Returns the frames left from index `at` on.
-    pub fn left_from(&self, at: u8) -> &[u8] {
+    pub(crate) fn left_from(&self, at: u8) -> &[u8] {
         let left = self.left();
         &left[left.partition_point(|&frame| frame < at)..]
     }
@@ -95,19 +96,19 @@ impl Run {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scope {
     /// Port by which the frames came in.
-    pub from: Ingress,
+    pub(crate) from: Ingress,
     /// Segment of the frames.
-    pub segment: Segment,
+    pub(crate) segment: Segment,
     /// Why the frames are flooded.
-    pub flood: Flood,
+    pub(crate) flood: Flood,
     /// Ports of the segment that the frames reach.
-    pub reach: Reach,
+    pub(crate) reach: Reach,
 }
 
 #[cfg(test)]
 impl Scope {
     /// Group frames of port 0 for all other ports.
-    pub const FOR_TESTS: Scope = Scope {
+    pub(crate) const FOR_TESTS: Scope = Scope {
         from: Ingress { port: 0, kind: switch::PortKind::Guest },
         segment: Segment::DEFAULT,
         flood: Flood::Group,
@@ -144,29 +145,29 @@ impl Fan {
 
     /// Appends a frame.
     #[inline]
-    pub fn push(&mut self, index: u8) {
+    pub(crate) fn push(&mut self, index: u8) {
         self.frames[self.count] = index;
         self.count += 1;
     }
 
     /// Returns the frames, in order.
     #[inline(always)]
-    pub fn frames(&self) -> &[u8] {
+    pub(crate) fn frames(&self) -> &[u8] {
         &self.frames[..self.count]
     }
 
     /// Returns the ports that are served in this turn.
-    pub fn targets(&self) -> &[PortId] {
+    pub(crate) fn targets(&self) -> &[PortId] {
         &self.targets
     }
 
     /// Returns the criteria that selected the ports.
-    pub fn scope(&self) -> Scope {
+    pub(crate) fn scope(&self) -> Scope {
         self.scope
     }
 
     /// Keeps the first `most` ports for this turn.
-    pub fn limit(&mut self, most: usize) {
+    pub(crate) fn limit(&mut self, most: usize) {
         if let Some(&next) = self.targets.get(most) {
             self.targets.truncate(most);
             self.next = Some(next);
@@ -174,7 +175,7 @@ impl Fan {
     }
 
     /// Removes the frames from index `end` on.
-    pub fn truncate(&mut self, end: u8) {
+    pub(crate) fn truncate(&mut self, end: u8) {
         self.count = self.frames().partition_point(|&frame| frame < end);
     }
 }
@@ -226,7 +227,7 @@ impl Plan {
 
     /// Empties the plan except its floods.
     #[inline]
-    pub fn clear_runs(&mut self) {
+    pub(crate) fn clear_runs(&mut self) {
         self.count = 0;
         self.last_key = Plan::NOWHERE;
         self.open = (0, 0);
@@ -235,7 +236,7 @@ impl Plan {
 
     /// Empties the plan.
     #[inline]
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.clear_runs();
         (self.fanned, self.flooded) = (0, 0);
     }
@@ -244,7 +245,7 @@ impl Plan {
     /// has few destinations, mostly the destination of the frame before. 64 different destinations
     /// cost about 1 µs.
     #[inline(always)]
-    pub fn unicast(&mut self, index: u8, port: PortId, queue: u8) {
+    pub(crate) fn unicast(&mut self, index: u8, port: PortId, queue: u8) {
         let key = u32::from(port) << 8 | u32::from(queue);
         if key != self.last_key || index != self.open.1 {
             self.turn_to(index, port, queue);
@@ -255,7 +256,7 @@ impl Plan {
 
     /// Appends all frames up to `end` to the last run.
     #[inline(always)]
-    pub fn stretch(&mut self, end: u8) {
+    pub(crate) fn stretch(&mut self, end: u8) {
         self.open.1 = end;
     }
 
@@ -273,7 +274,7 @@ impl Plan {
 
     /// Ends the planning of unicast frames.
     #[inline]
-    pub fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         let (start, end) = self.open;
         if start != end {
             self.runs[self.last].extend(start, end);
@@ -290,13 +291,13 @@ impl Plan {
 
     /// Drops frame `index`.
     #[inline]
-    pub fn drop(&mut self, index: u8, reason: DropReason) {
+    pub(crate) fn drop(&mut self, index: u8, reason: DropReason) {
         self.drops[self.dropped] = (index, reason);
         self.dropped += 1;
     }
 
     /// Moves frames for which `keep` returns false from the floods to the drops.
-    pub fn drop_floods(&mut self, reason: DropReason, mut keep: impl FnMut(u8) -> bool) {
+    pub(crate) fn drop_floods(&mut self, reason: DropReason, mut keep: impl FnMut(u8) -> bool) {
         let Plan { fans, fanned, drops, dropped, .. } = self;
         for fan in &mut fans[..*fanned] {
             let mut kept = 0;
@@ -316,13 +317,18 @@ impl Plan {
     }
 
     /// Returns the dropped frames, in order, and the reasons.
-    pub fn drops(&self) -> impl Iterator<Item = (u8, DropReason)> {
+    pub(crate) fn drops(&self) -> impl Iterator<Item = (u8, DropReason)> {
         self.drops[..self.dropped].iter().copied()
     }
 
     /// Returns the fan for the ports of `key` in the segment of `scope`; a new fan asks `find` for
     /// the ports.
-    pub fn fan(&mut self, key: u64, scope: Scope, find: impl FnOnce(&mut Vec<PortId>)) -> &mut Fan {
+    pub(crate) fn fan(
+        &mut self,
+        key: u64,
+        scope: Scope,
+        find: impl FnOnce(&mut Vec<PortId>),
+    ) -> &mut Fan {
         let is_same = |fan: &Fan| fan.key == key && fan.scope.segment == scope.segment;
         let known = self.fans().iter().position(is_same);
         let at = known.unwrap_or_else(|| {
@@ -337,23 +343,23 @@ impl Plan {
     }
 
     /// Returns the fans with ports that are not served yet, and the first port of each that is not.
-    pub fn unserved(&self) -> impl Iterator<Item = (&Fan, PortId)> {
+    pub(crate) fn unserved(&self) -> impl Iterator<Item = (&Fan, PortId)> {
         self.fans().iter().filter_map(|fan| Some((fan, fan.next?)))
     }
 
     /// Returns the fans with frames.
-    pub fn fans_mut(&mut self) -> impl Iterator<Item = &mut Fan> {
+    pub(crate) fn fans_mut(&mut self) -> impl Iterator<Item = &mut Fan> {
         self.fans[..self.fanned].iter_mut().filter(|fan| !fan.frames().is_empty())
     }
 
     /// Returns the flooded frames, as bits of their indices.
-    pub fn flooded_frames(&self) -> u64 {
+    pub(crate) fn flooded_frames(&self) -> u64 {
         bits(self.fans().iter().map(Fan::frames))
     }
 
     /// Returns the number of copies that are not settled, to the ports that are served in this
     /// turn.
-    pub fn flood_copies_left(&self) -> usize {
+    pub(crate) fn flood_copies_left(&self) -> usize {
         self.flood_copies().saturating_sub(self.flooded)
     }
 
@@ -363,13 +369,13 @@ impl Plan {
 
     /// True if the plan has fans, which may be empty.
     #[inline(always)]
-    pub fn is_fanned(&self) -> bool {
+    pub(crate) fn is_fanned(&self) -> bool {
         self.fanned > 0
     }
 
     /// Returns the number of copies that the classified frames ask for.
     #[inline(always)]
-    pub fn copies(&self) -> usize {
+    pub(crate) fn copies(&self) -> usize {
         let runs: usize = self.runs[..self.count].iter().map(|run| usize::from(run.len)).sum();
         if self.is_fanned() { runs + self.flood_copies() } else { runs }
     }
@@ -380,21 +386,21 @@ impl Plan {
 
     /// Returns the fans with frames, the buffer for the run of a port, and the number of settled
     /// copies.
-    pub fn floods_left(&mut self) -> (impl Iterator<Item = &Fan>, &mut Run, &mut usize) {
+    pub(crate) fn floods_left(&mut self) -> (impl Iterator<Item = &Fan>, &mut Run, &mut usize) {
         let Plan { fans, fanned, flood_run, flooded, .. } = self;
         (fans[..*fanned].iter().filter(|fan| !fan.frames().is_empty()), flood_run, flooded)
     }
 
     /// True if a frame of the burst has a destination.
     #[inline(always)]
-    pub fn has_copies(&self) -> bool {
+    pub(crate) fn has_copies(&self) -> bool {
         self.count > 0 || self.is_fanned()
     }
 
     /// Returns the port and queue if all frames go to one queue; none with several queues or
     /// floods.
     #[inline(always)]
-    pub fn only_receiver(&self) -> Option<(PortId, u8)> {
+    pub(crate) fn only_receiver(&self) -> Option<(PortId, u8)> {
         match &self.runs[..self.count] {
             [run] if !self.is_fanned() => Some((run.port, run.queue)),
             _ => None,
@@ -403,7 +409,7 @@ impl Plan {
 
     /// Returns the first index behind all frames that are flooded, or settled before the delivery.
     #[inline(always)]
-    pub fn settled_end(&self) -> u8 {
+    pub(crate) fn settled_end(&self) -> u8 {
         let mut dropped = self.drops[..self.dropped].last().map_or(0, |(last, _)| last + 1);
         if self.is_fanned() {
             dropped = dropped.max((u64::BITS - self.flooded_frames().leading_zeros()) as u8);
@@ -415,27 +421,27 @@ impl Plan {
     }
 
     /// Returns the frames with copies that are not settled, as bits of their indices.
-    pub fn unsettled(&self) -> u64 {
+    pub(crate) fn unsettled(&self) -> u64 {
         let fans = self.fans().iter().filter(|_| self.flood_copies_left() > 0).map(Fan::frames);
         bits(self.runs[..self.count].iter().map(Run::left).chain(fans))
     }
 
     /// Returns the frames that go to ports for which `is_one` returns true, as bits of their
     /// indices.
-    pub fn frames_to(&self, is_one: impl Fn(PortId) -> bool) -> u64 {
+    pub(crate) fn frames_to(&self, is_one: impl Fn(PortId) -> bool) -> u64 {
         let runs = self.runs[..self.count].iter().filter(|run| is_one(run.port)).map(Run::left);
         let fans = self.fans().iter().filter(|fan| fan.targets().iter().any(|port| is_one(*port)));
         bits(runs.chain(fans.map(Fan::frames)))
     }
 
     /// Returns a buffer for a run outside the plan, which is free when the floods are settled.
-    pub fn spare_run(&mut self) -> &mut Run {
+    pub(crate) fn spare_run(&mut self) -> &mut Run {
         &mut self.flood_run
     }
 
     /// Returns the number of frames with nothing left to count, and the number of copies that ports
     /// have counted. Used when a panic ends the burst.
-    pub fn settled(&self) -> (usize, usize) {
+    pub(crate) fn settled(&self) -> (usize, usize) {
         let runs = &self.runs[..self.count];
         let fans = self.fans().iter().map(Fan::frames);
         let planned = bits(runs.iter().map(|run| &run.frames[..usize::from(run.len)]).chain(fans));
@@ -446,13 +452,13 @@ impl Plan {
 
     /// Returns the runs, in order of their first frames.
     #[inline(always)]
-    pub fn runs(&mut self) -> &mut [Run] {
+    pub(crate) fn runs(&mut self) -> &mut [Run] {
         debug_assert_eq!(self.open.0, self.open.1, "the plan is not closed");
         &mut self.runs[..self.count]
     }
 
     /// Removes the frames from index `end` on, none of which may be among the drops.
-    pub fn truncate(&mut self, end: u8) {
+    pub(crate) fn truncate(&mut self, end: u8) {
         self.runs().iter_mut().for_each(|run| run.truncate(end));
         self.fans[..self.fanned].iter_mut().for_each(|fan| fan.truncate(end));
     }

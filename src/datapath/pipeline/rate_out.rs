@@ -28,7 +28,12 @@ impl Backpressure<'_> {
     /// first frame that waits, if a frame waits: the caller gives this frame and all later frames
     /// back. Other removed frames are dropped and counted.
     #[cold]
-    pub fn limit(&mut self, burst: &Burst, plan: &mut Plan, outcomes: &mut Outcomes) -> Option<u8> {
+    pub(crate) fn limit(
+        &mut self,
+        burst: &Burst,
+        plan: &mut Plan,
+        outcomes: &mut Outcomes,
+    ) -> Option<u8> {
         let ports = self.ports;
         let limited = |run: &&mut Run| ports[run.port].rates.output.is_on();
         plan.runs().iter_mut().filter(limited).fold(None, |first, run| {
@@ -140,7 +145,7 @@ pub fn refund(ports: &PortTable, burst: &Burst, plan: &mut Plan, at: u8) {
 
 /// Returns the load of a run's frames from `at` on to the rate of the run's port.
 #[cold]
-pub fn refund_run(ports: &PortTable, burst: &Burst, run: &Run, at: u8) {
+pub(crate) fn refund_run(ports: &PortTable, burst: &Burst, run: &Run, at: u8) {
     let output = &ports[run.port].rates.output;
     if output.is_on() {
         output.refund(loads(burst, run.left_from(at)).sum());
@@ -150,7 +155,7 @@ pub fn refund_run(ports: &PortTable, burst: &Burst, run: &Run, at: u8) {
 /// Returns the listed frames that may pass to `port` at cycle `now`; drops and counts the others.
 /// The frames cannot wait.
 #[cold]
-pub fn keep_within_rate<'f>(
+pub(crate) fn keep_within_rate<'f>(
     burst: &Burst,
     (from, frames): (PortId, &'f [u8]),
     port: &Port,

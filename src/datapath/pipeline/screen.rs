@@ -23,7 +23,7 @@ pub fn admit(asked: &PortPolicy, frame: &Frame) -> Result<VlanId, DropReason> {
 /// VLAN memberships of an ingress and an egress port, with the tag of the last frame and its edit:
 /// the next frame mostly has an equal tag.
 #[derive(Clone, Copy)]
-pub struct Passage<'a> {
+pub(crate) struct Passage<'a> {
     from: &'a Membership,
     to: &'a Membership,
     last: TagBytes,
@@ -32,19 +32,19 @@ pub struct Passage<'a> {
 
 impl<'a> Passage<'a> {
     /// Combines the memberships of ports `from` and `to`.
-    pub fn new(ports: &'a PortTable, from: PortId, to: PortId) -> Passage<'a> {
+    pub(crate) fn new(ports: &'a PortTable, from: PortId, to: PortId) -> Passage<'a> {
         let (from, to) = (&ports.policy(from).vlans, &ports.policy(to).vlans);
         let edit = from.untagged().and_then(|vlan| to.edit(vlan, &[]));
         Passage { from, to, last: TagBytes::NONE, edit }
     }
 
     /// True if frames leave with the tags with which they came in, whatever the tags are.
-    pub fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         matches!((self.from, self.to), (Membership::Opaque, Membership::Opaque))
     }
 
     /// True if all listed frames may leave.
-    pub fn takes(&mut self, burst: &Burst, frames: &[u8]) -> bool {
+    pub(crate) fn takes(&mut self, burst: &Burst, frames: &[u8]) -> bool {
         let frame = |index: &u8| &burst.frames()[usize::from(*index)];
         let asked = if burst.are_alike { &frames[..frames.len().min(1)] } else { frames };
         self.is_open() || asked.iter().all(|index| self.edit(frame(index)).is_some())
@@ -52,7 +52,7 @@ impl<'a> Passage<'a> {
 
     /// Returns the tag change with which a frame leaves; none if the frame may not leave.
     #[inline(always)]
-    pub fn edit(&mut self, frame: &Frame) -> Option<TagEdit> {
+    pub(crate) fn edit(&mut self, frame: &Frame) -> Option<TagEdit> {
         if frame.tag() != self.last {
             self.turn_to(frame);
         }
@@ -69,7 +69,7 @@ impl<'a> Passage<'a> {
 
     /// Sets the tags with which the listed frames leave. All of these frames may leave.
     #[inline(never)]
-    pub fn tag(&mut self, burst: &mut Burst, frames: &[u8]) {
+    pub(crate) fn tag(&mut self, burst: &mut Burst, frames: &[u8]) {
         match self.is_open() {
             true => burst.keep_tags(),
             false => burst.retag(frames, |frame| self.edit(frame).unwrap_or(TagEdit::Keep)),

@@ -48,7 +48,7 @@ struct PacedSignal {
 
 /// The thread that may owe a signal.
 #[derive(Debug, Clone, Copy)]
-pub enum Owing {
+pub(crate) enum Owing {
     /// Any thread.
     Anyone,
     /// The thread with this number.
@@ -81,18 +81,18 @@ impl Senders {
 /// A ring that its driver broke.
 pub struct Broken {
     /// Port of the ring.
-    pub port: PortId,
+    pub(crate) port: PortId,
     /// The session that started the ring.
-    pub session: u64,
+    pub(crate) session: u64,
     /// Number of the ring in its device.
-    pub ring: usize,
+    pub(crate) ring: usize,
     /// Why the ring is broken.
-    pub error: RingError,
+    pub(crate) error: RingError,
 }
 
 impl Signals {
     /// Creates the signals of worker `worker`, whose blocked writes are watched through `slot`.
-    pub fn new(worker: usize, slot: SignalSlot) -> Signals {
+    pub(crate) fn new(worker: usize, slot: SignalSlot) -> Signals {
         Signals {
             worker,
             turn: 0,
@@ -108,7 +108,7 @@ impl Signals {
 
     /// Notes whether the driver of a ring wants a signal.
     #[inline]
-    pub fn note(&mut self, id: PortId, wanted: bool, vring: &mut Vring, stats: &QueueStats) {
+    pub(crate) fn note(&mut self, id: PortId, wanted: bool, vring: &mut Vring, stats: &QueueStats) {
         match &vring.call {
             Some(call) if wanted => {
                 let stamp = (self.worker + 1, self.turn);
@@ -129,7 +129,7 @@ impl Signals {
     /// Notes a signal of a transmit ring if another thread may owe the signal. An extra signal does
     /// no harm.
     #[cold]
-    pub fn take_over_sent(
+    pub(crate) fn take_over_sent(
         &mut self,
         id: PortId,
         state: &mut TxState,
@@ -142,7 +142,13 @@ impl Signals {
 
     /// Notes a signal of a ring if another thread may owe the signal. An extra signal does no harm.
     #[cold]
-    pub fn take_over(&mut self, id: PortId, vring: &mut Vring, stats: &QueueStats, owing: Owing) {
+    pub(crate) fn take_over(
+        &mut self,
+        id: PortId,
+        vring: &mut Vring,
+        stats: &QueueStats,
+        owing: Owing,
+    ) {
         let (thread, turn) = vring.signalled;
         let noted = match owing {
             Owing::Anyone => true,
@@ -156,13 +162,13 @@ impl Signals {
 
     /// Notes that a port sent frames.
     #[inline(always)]
-    pub fn note_sender(&mut self, id: PortId) {
+    pub(crate) fn note_sender(&mut self, id: PortId) {
         self.senders.now |= 1 << (id % 64);
     }
 
     /// Notes a completed burst of a transmit ring, whose driver may want a signal.
     #[inline(always)]
-    pub fn note_sent(
+    pub(crate) fn note_sent(
         &mut self,
         id: PortId,
         burst: Completed,
@@ -230,19 +236,19 @@ impl Signals {
     /// True if a paced signal is due within the shortest sleep after cycle `now`: the worker stays
     /// awake for this signal.
     #[inline(always)]
-    pub fn due_soon(&self, now: u64) -> bool {
+    pub(crate) fn due_soon(&self, now: u64) -> bool {
         let soon = || now.saturating_add(clock::cycles_in(SHORTEST_SLEEP_NANOS));
         self.paced.iter().any(|paced| paced.due < soon())
     }
 
     /// Returns the first cycle at which a waiting signal is due; none if no signal waits.
-    pub fn due(&self) -> Option<u64> {
+    pub(crate) fn due(&self) -> Option<u64> {
         self.paced.iter().map(|paced| paced.due).chain(self.held.due()).min()
     }
 
     /// Drops the signals of ports for which `stays` returns false: their rings have stopped.
     #[cold]
-    pub fn forget(&mut self, stays: impl Fn(PortId) -> bool) {
+    pub(crate) fn forget(&mut self, stays: impl Fn(PortId) -> bool) {
         self.pending.retain(|(id, ..)| stays(*id));
         self.held.forget(&stays);
         self.paced.retain(|paced| stays(paced.port));
@@ -252,7 +258,7 @@ impl Signals {
     /// Takes ring `ring` of port `id`, which its driver broke, out of service. The report follows
     /// at the end of the turn, when no ring is locked.
     #[cold]
-    pub fn note_broken(
+    pub(crate) fn note_broken(
         &mut self,
         (id, ring): (PortId, usize),
         vring: &mut Vring,
@@ -265,19 +271,19 @@ impl Signals {
     }
 
     /// Takes the broken rings that are not reported yet.
-    pub fn broken(&mut self) -> impl Iterator<Item = Broken> {
+    pub(crate) fn broken(&mut self) -> impl Iterator<Item = Broken> {
         self.broken.drain(..)
     }
 
     /// Notes a signal of the error descriptor of a broken ring, which tells the front-end.
-    pub fn note_error(&mut self, id: PortId, vring: &Vring) {
+    pub(crate) fn note_error(&mut self, id: PortId, vring: &Vring) {
         self.pending.extend(vring.err.clone().map(|err| (id, err, 0)));
     }
 
     /// Sends the signals of the turn that began at cycle `now`, and ends the turn. Each ring is
     /// signalled once a turn, since waking a sleeper costs about 9 µs.
     #[inline]
-    pub fn flush(&mut self, ports: &PortTable, stats: &WorkerStats, now: u64) {
+    pub(crate) fn flush(&mut self, ports: &PortTable, stats: &WorkerStats, now: u64) {
         if !self.held.is_empty() {
             self.held.take_due(ports, now, &mut self.pending);
         }
@@ -360,7 +366,7 @@ impl Signals {
     }
 
     /// Returns the slot in which the worker announces writes and sleeps.
-    pub fn slot(&self) -> &SignalSlot {
+    pub(crate) fn slot(&self) -> &SignalSlot {
         &self.slot
     }
 }

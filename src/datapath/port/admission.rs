@@ -68,7 +68,7 @@ struct Sender {
 
 /// A receive ring's record of its senders.
 #[derive(Debug)]
-pub struct Admission {
+pub(crate) struct Admission {
     /// Senders by port number modulo the number of places; ports at one place share a part.
     places: Box<[Sender; SHARE_PLACES]>,
     /// Places of recent senders, as bits.
@@ -94,7 +94,12 @@ impl Admission {
     /// of buffers in the ring; it costs a cache miss, so it is called only if other ports send to
     /// the ring, too.
     #[inline(always)]
-    pub fn admit(&mut self, from: PortId, frames: usize, free: impl FnOnce() -> u16) -> usize {
+    pub(crate) fn admit(
+        &mut self,
+        from: PortId,
+        frames: usize,
+        free: impl FnOnce() -> u16,
+    ) -> usize {
         self.visits = self.visits.wrapping_add(1);
         let place = place_of(from);
         if self.active == 1 << place {
@@ -119,7 +124,7 @@ impl Admission {
     ///
     /// A grant does not count as a visit: beside a sender that looks again and again, other senders
     /// would seem to be away.
-    pub fn grant(&mut self, from: PortId, frames: usize, free: u16) -> usize {
+    pub(crate) fn grant(&mut self, from: PortId, frames: usize, free: u16) -> usize {
         let (place, room) = (place_of(from), self.frames_in(free).min(frames));
         self.note_demand(place, frames);
         if room < frames {
@@ -140,7 +145,7 @@ impl Admission {
     /// for as long as it may wait, to senders that did not come: those senders may be late, or
     /// gone.
     #[cold]
-    pub fn grant_late(&mut self, from: PortId, frames: usize, free: u16) -> usize {
+    pub(crate) fn grant_late(&mut self, from: PortId, frames: usize, free: u16) -> usize {
         let part = self.frames_in(free).div_ceil(self.active.count_ones().max(1) as usize);
         let granted = part.min(frames);
         self.places[place_of(from)].granted = granted as u32;
@@ -159,7 +164,7 @@ impl Admission {
     /// Records the frames, bytes and buffers that the ring took from port `from`, and whether the
     /// ring ran out of buffers. Other senders may have come since the admission.
     #[inline(always)]
-    pub fn record(
+    pub(crate) fn record(
         &mut self,
         from: PortId,
         (frames, bytes): (u64, u64),
@@ -179,7 +184,7 @@ impl Admission {
     }
 
     /// Charges port `from` for `waited` cycles of waiting. True if its frames may wait longer.
-    pub fn may_wait(&mut self, from: PortId, waited: u64) -> bool {
+    pub(crate) fn may_wait(&mut self, from: PortId, waited: u64) -> bool {
         let earned = &mut self.places[place_of(from)].earned;
         earned.spend(waited);
         earned.level() > 0

@@ -51,22 +51,22 @@ pub type Device = Arc<dyn FrameIo>;
 #[derive(Debug, Default)]
 pub struct Reading {
     /// The source address that the queue last taught the switch.
-    pub source: SourceMemo,
+    pub(crate) source: SourceMemo,
     /// Time that the queue's bursts took beyond its quantum.
-    pub deficit: Deficit,
+    pub(crate) deficit: Deficit,
     /// Booking of the queue, which waits for the rate of its port.
-    pub booked: Option<Booking>,
+    pub(crate) booked: Option<Booking>,
     /// Load of the last frame, which is the estimate for the next frame.
-    pub last: Load,
+    pub(crate) last: Load,
 }
 
 /// Bounds of a read.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Bounds {
     /// Cycle at which reading stops.
-    pub end: Option<u64>,
+    pub(crate) end: Option<u64>,
     /// Room at the port's rate, and the load of the last frame, which is the estimate for the next.
-    pub room: Option<(Room, Load)>,
+    pub(crate) room: Option<(Room, Load)>,
 }
 
 impl Bounds {
@@ -94,7 +94,7 @@ pub struct DeviceQueue {
     /// The queue's events are not watched, because its worker polls the queue.
     unwatched: AtomicBool,
     /// The slot for floods of the queue.
-    pub floods: Arc<FloodSlot>,
+    pub(crate) floods: Arc<FloodSlot>,
     /// Frames into the switch; written by the worker that owns the queue.
     pub input: QueueStats,
     /// Frames out of the switch; written by all workers.
@@ -144,7 +144,7 @@ pub struct DevicePort {
     /// How an administrator wants frames to be written to a TAP.
     pub io: Io,
     /// TCP segments are sent to a TAP as one packet.
-    pub coalesce: bool,
+    pub(crate) coalesce: bool,
     /// Why the kernel permits no ring for a TAP, or, for XDP, no program in the driver.
     refused: Mutex<Option<String>>,
     /// Offloads that the devices take, as bits of [`Offloads`].
@@ -168,7 +168,7 @@ impl DeviceQueue {
     /// Returns the attached device, without waiting for another thread. The device stays open while
     /// the guard is held.
     #[inline]
-    pub fn attached(&self) -> Guard<Option<Arc<Device>>> {
+    pub(crate) fn attached(&self) -> Guard<Option<Arc<Device>>> {
         self.device.load()
     }
 
@@ -178,29 +178,29 @@ impl DeviceQueue {
     }
 
     /// True if a device is attached.
-    pub fn is_attached(&self) -> bool {
+    pub(crate) fn is_attached(&self) -> bool {
         self.attached().is_some()
     }
 
     /// True if the attached device has its frames in memory of its own, so that a look needs no
     /// system call.
-    pub fn is_polled(&self) -> bool {
+    pub(crate) fn is_polled(&self) -> bool {
         self.attached().as_deref().is_some_and(|device| device.inbox().is_some())
     }
 
     /// True if the queue's worker does not watch the queue's events.
-    pub fn is_unwatched(&self) -> bool {
+    pub(crate) fn is_unwatched(&self) -> bool {
         self.unwatched.load(Ordering::Relaxed)
     }
 
     /// Records whether the queue's events are unwatched. Called by the queue's worker.
-    pub fn set_unwatched(&self, unwatched: bool) {
+    pub(crate) fn set_unwatched(&self, unwatched: bool) {
         self.unwatched.store(unwatched, Ordering::Relaxed);
     }
 
     /// Returns the reading state, which a thread holds while it reads a burst and has not delivered
     /// the burst. None while another thread, which is stuck, holds the state.
-    pub fn reading(&self) -> Option<MutexGuard<'_, Reading>> {
+    pub(crate) fn reading(&self) -> Option<MutexGuard<'_, Reading>> {
         match self.reading.try_lock() {
             Ok(reading) => Some(reading),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
@@ -212,7 +212,7 @@ impl DeviceQueue {
     /// emptied first. The burst refers to the reader's memory until the next use of the reader.
     /// Returns whether there may be more frames: `Again` if no event reports them, `Empty` if the
     /// next event does.
-    pub fn receive(
+    pub(crate) fn receive(
         &self,
         reader: &mut FrameReader,
         burst: &mut Burst,
@@ -387,7 +387,7 @@ impl DevicePort {
     }
 
     /// Returns the port's kind, for the switch's policy.
-    pub fn kind(&self) -> PortKind {
+    pub(crate) fn kind(&self) -> PortKind {
         match self.behind {
             Behind::Tap(_) | Behind::Xdp(..) => PortKind::Uplink,
             // A VM or a router: frames pass between a stream and an uplink.
@@ -396,7 +396,7 @@ impl DevicePort {
     }
 
     /// Returns the process that is connected to a stream.
-    pub fn peer(&self) -> Option<FrontEnd> {
+    pub(crate) fn peer(&self) -> Option<FrontEnd> {
         *lock(&self.peer)
     }
 
@@ -533,7 +533,7 @@ impl Default for FrameReader {
 impl FrameReader {
     /// Records that the frames of the last burst are no longer used.
     #[inline]
-    pub fn release(&mut self) {
+    pub(crate) fn release(&mut self) {
         self.lender = None;
     }
 }

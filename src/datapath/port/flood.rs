@@ -24,13 +24,13 @@ pub struct FloodPermit(Arc<FloodSlot>);
 
 impl FloodSlot {
     /// Value between the parts of a flood: no thread serves the flood.
-    pub const RESTS: u64 = 1;
+    pub(crate) const RESTS: u64 = 1;
 
     /// Takes the slot at cycle `now`.
     ///
     /// # Errors
     /// The value of [`FloodSlot::taken_at`], if another flood has the slot.
-    pub fn take(self: &Arc<FloodSlot>, now: u64) -> Result<FloodPermit, u64> {
+    pub(crate) fn take(self: &Arc<FloodSlot>, now: u64) -> Result<FloodPermit, u64> {
         let taken = self.taken_at.compare_exchange(
             0,
             now.max(FloodSlot::RESTS + 1),
@@ -42,35 +42,35 @@ impl FloodSlot {
 
     /// Returns the cycle at which a flood took the slot or began its present part, or
     /// [`FloodSlot::RESTS`] between parts; none if the slot is free.
-    pub fn taken_at(&self) -> Option<u64> {
+    pub(crate) fn taken_at(&self) -> Option<u64> {
         Some(self.taken_at.load(Ordering::Acquire)).filter(|&cycle| cycle != 0)
     }
 
     /// Charges `cycles` to the next burst of the source.
-    pub fn owe(&self, cycles: u64) {
+    pub(crate) fn owe(&self, cycles: u64) {
         self.owed.fetch_add(cycles, Ordering::Relaxed);
     }
 
     /// True if the next burst pays for floods.
     #[inline(always)]
-    pub fn owes(&self) -> bool {
+    pub(crate) fn owes(&self) -> bool {
         self.owed.load(Ordering::Relaxed) != 0
     }
 
     /// Takes the cycles that the next burst pays for.
-    pub fn take_owed(&self) -> u64 {
+    pub(crate) fn take_owed(&self) -> u64 {
         self.owed.swap(0, Ordering::Relaxed)
     }
 }
 
 impl FloodPermit {
     /// Records that a part of the flood begins at cycle `now`.
-    pub fn begin_part(&self, now: u64) {
+    pub(crate) fn begin_part(&self, now: u64) {
         self.0.taken_at.store(now.max(FloodSlot::RESTS + 1), Ordering::Release);
     }
 
     /// Records that the flood waits for its next part.
-    pub fn rest(&self) {
+    pub(crate) fn rest(&self) {
         self.0.taken_at.store(FloodSlot::RESTS, Ordering::Release);
     }
 }

@@ -9,23 +9,23 @@ use sys::clock;
 #[derive(Debug, Default)]
 pub struct Gate {
     /// A session disables the ring: frames are forwarded up to this ring index.
-    pub drain_to: Option<u16>,
+    pub(crate) drain_to: Option<u16>,
     /// Treatment of frames on a disabled ring.
-    pub discard: Discard,
+    pub(crate) discard: Discard,
     /// The receiver that the ring's first frames wait for.
-    pub receiver: Option<Waiting>,
+    pub(crate) receiver: Option<Waiting>,
     /// Booking of the ring's first frames, which wait for the rate of their own port.
-    pub booked: Option<Booking>,
+    pub(crate) booked: Option<Booking>,
     /// Receiver of the ring's recent bursts.
-    pub last: LastReceiver,
+    pub(crate) last: LastReceiver,
     /// Receivers that lately had room for more frames of the ring.
-    pub roomy: RoomyReceivers,
+    pub(crate) roomy: RoomyReceivers,
 }
 
 impl Gate {
     /// Returns how many cycles the receiver of queue `to` pays for each cycle at `now` in which the
     /// ring's frames wait for the queue; none if the frames may not wait.
-    pub fn price(&self, to: (PortId, u8), now: u64) -> Option<u64> {
+    pub(crate) fn price(&self, to: (PortId, u8), now: u64) -> Option<u64> {
         if self.last.is_only(to, now) {
             Some(1)
         } else {
@@ -51,24 +51,24 @@ pub enum Discard {
 #[derive(Debug, Clone, Copy)]
 pub struct Waiting {
     /// The receiver's port.
-    pub port: PortId,
+    pub(crate) port: PortId,
     /// Receive queue of the port.
-    pub queue: u8,
+    pub(crate) queue: u8,
     /// The receiver has granted buffers to frames of this ring.
-    pub granted: bool,
+    pub(crate) granted: bool,
     /// Number of buffers that the receive ring kept for other senders at the last look.
-    pub left: u16,
+    pub(crate) left: u16,
     /// Cycle up to which the receiver's admission has charged the waiting.
-    pub charged_until: u64,
+    pub(crate) charged_until: u64,
     /// Booking at the receiver's rate, if the frames wait for this rate.
-    pub booked: Option<Booking>,
+    pub(crate) booked: Option<Booking>,
     /// Cycle since which another thread has held the receive queue's lock.
-    pub locked_since: Option<u64>,
+    pub(crate) locked_since: Option<u64>,
 }
 
 impl Waiting {
     /// Starts the wait for a port and receive queue at cycle `now`.
-    pub fn new((port, queue): (PortId, u8), now: u64) -> Waiting {
+    pub(crate) fn new((port, queue): (PortId, u8), now: u64) -> Waiting {
         Waiting {
             port,
             queue,
@@ -81,7 +81,7 @@ impl Waiting {
     }
 
     /// Returns the cycles of waiting up to `now` that are not charged yet, `price` times.
-    pub fn charge(&mut self, now: u64, price: u64) -> u64 {
+    pub(crate) fn charge(&mut self, now: u64, price: u64) -> u64 {
         clock::since(std::mem::replace(&mut self.charged_until, now), now).saturating_mul(price)
     }
 }
@@ -98,7 +98,7 @@ pub struct LastReceiver {
 impl LastReceiver {
     /// Records the only receiver of a burst, or none for several receivers, at cycle `now`.
     #[inline(always)]
-    pub fn note(&mut self, to: Option<(PortId, u8)>, now: u64) {
+    pub(crate) fn note(&mut self, to: Option<(PortId, u8)>, now: u64) {
         if self.to != to || to.is_none() {
             (self.to, self.changed) = (to, now);
         }
@@ -106,7 +106,7 @@ impl LastReceiver {
 
     /// True if all bursts of the ring have gone to `to` for so long that waiting for `to` delays
     /// frames for other receivers only rarely.
-    pub fn is_only(&self, to: (PortId, u8), now: u64) -> bool {
+    pub(crate) fn is_only(&self, to: (PortId, u8), now: u64) -> bool {
         let long = clock::cycles_in(BACKPRESSURE_ALONE_NANOS);
         // The counter may have stepped back far, for example when the host was resumed on another
         // machine.
@@ -129,7 +129,7 @@ pub struct RoomyReceivers {
 impl RoomyReceivers {
     /// Records that the queue `to` has room at cycle `now`, after it took frames of the ring.
     #[inline(always)]
-    pub fn note(&mut self, to: (PortId, u8), now: u64) {
+    pub(crate) fn note(&mut self, to: (PortId, u8), now: u64) {
         if self.last != to {
             (self.last, self.others_at) = (to, self.at);
         }

@@ -35,15 +35,15 @@ pub struct GuestPort {
     /// Receive queues: from the switch to the VM.
     pub rx: Box<[Queue<Rx>]>,
     /// Announcements that the port's front-ends may still request.
-    pub announcements: Bucket,
+    pub(crate) announcements: Bucket,
     /// The slot for floods of the port's rings.
-    pub floods: Arc<FloodSlot>,
+    pub(crate) floods: Arc<FloodSlot>,
     active_rx: AtomicU32,
     received: AtomicU32,
     /// Created when two receive queues are active for the first time.
     steering: OnceLock<Steering>,
     /// Cost of signals to the port's front-ends, in this session and earlier sessions.
-    pub signal_cost: Arc<SignalCost>,
+    pub(crate) signal_cost: Arc<SignalCost>,
     /// Faults of the memory that the front-end shares.
     pub memory_faults: MemoryFaults,
     session: SessionState,
@@ -91,7 +91,7 @@ pub enum Eviction {
 
 impl GuestPort {
     /// Creates a port with `pairs` queue pairs and without a front-end.
-    pub fn new(pairs: u16) -> GuestPort {
+    pub(crate) fn new(pairs: u16) -> GuestPort {
         GuestPort {
             tx: (0..pairs).map(|_| Queue::default()).collect(),
             rx: (0..pairs).map(|_| Queue::default()).collect(),
@@ -107,7 +107,7 @@ impl GuestPort {
     }
 
     /// Takes over the signal cost of the port that this port replaces.
-    pub fn succeed(&mut self, before: &GuestPort) {
+    pub(crate) fn succeed(&mut self, before: &GuestPort) {
         self.signal_cost = Arc::clone(&before.signal_cost);
     }
 
@@ -122,7 +122,7 @@ impl GuestPort {
     }
 
     /// Returns the queue of ring `index` of the device.
-    pub fn queue(&self, index: usize) -> Option<QueueRef<'_>> {
+    pub(crate) fn queue(&self, index: usize) -> Option<QueueRef<'_>> {
         match index % 2 {
             0 => self.rx.get(index / 2).map(QueueRef::Rx),
             _ => self.tx.get(index / 2).map(QueueRef::Tx),
@@ -150,13 +150,13 @@ impl GuestPort {
 
     /// Counts a signal of a receive queue, which wakes the guest.
     #[inline(always)]
-    pub fn count_received(&self) {
+    pub(crate) fn count_received(&self) {
         self.received.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the number of signals of the receive queues so far.
     #[inline(always)]
-    pub fn received(&self) -> u32 {
+    pub(crate) fn received(&self) -> u32 {
         self.received.load(Ordering::Relaxed)
     }
 
@@ -167,27 +167,27 @@ impl GuestPort {
     }
 
     /// Returns a receive queue that can take frames, if there is one.
-    pub fn any_receiver(&self) -> Option<usize> {
+    pub(crate) fn any_receiver(&self) -> Option<usize> {
         self.receivers().any()
     }
 
     /// Returns the table that records the guest's flows; none while at most one receive queue is
     /// active.
     #[inline(always)]
-    pub fn steering(&self) -> Option<&Steering> {
+    pub(crate) fn steering(&self) -> Option<&Steering> {
         if is_one_or_none(self.active()) { None } else { self.steering.get() }
     }
 
     /// Returns the receive queues to choose from for a burst.
     #[inline(always)]
-    pub fn receivers(&self) -> Receivers<'_> {
+    pub(crate) fn receivers(&self) -> Receivers<'_> {
         let active = self.active();
         let steering = if is_one_or_none(active) { None } else { self.steering.get() };
         Receivers { active, steering, last: None }
     }
 
     /// Records that a front-end came, and the waker of its session.
-    pub fn attach(&self, waker: Arc<SessionWaker>) {
+    pub(crate) fn attach(&self, waker: Arc<SessionWaker>) {
         let mut place = self.session_waker();
         let session = SESSIONS.fetch_add(1, Ordering::Relaxed) + 1;
         self.session.last.store(session, Ordering::Relaxed);
@@ -195,7 +195,7 @@ impl GuestPort {
     }
 
     /// Records that the front-end left, whose rings are stopped.
-    pub fn detach(&self) {
+    pub(crate) fn detach(&self) {
         if let Some(steering) = self.steering.get() {
             steering.clear();
         }
@@ -225,7 +225,7 @@ impl GuestPort {
     ///
     /// True at the first call for a session. Several workers may find the fault, and more than once
     /// until the session has ended; one report is enough.
-    pub fn evict(&self, session: u64, why: Eviction) -> bool {
+    pub(crate) fn evict(&self, session: u64, why: Eviction) -> bool {
         let leave = self.session_waker();
         let Some(leave) = &*leave else { return false };
         if self.session.last.load(Ordering::Relaxed) != session {
@@ -259,7 +259,7 @@ impl GuestPort {
     }
 
     /// Reports the session's state if there is a question. Called by the session.
-    pub fn tell(&self, facts: impl FnOnce() -> SessionFacts) {
+    pub(crate) fn tell(&self, facts: impl FnOnce() -> SessionFacts) {
         if self.session.inspection.is_asked() {
             self.session.inspection.tell(facts());
         }
@@ -282,17 +282,17 @@ pub struct Receivers<'a> {
 
 impl Receivers<'_> {
     /// No queue.
-    pub const NONE: Receivers<'static> = Receivers { active: 0, steering: None, last: None };
+    pub(crate) const NONE: Receivers<'static> = Receivers { active: 0, steering: None, last: None };
 
     /// True if flows have a choice of queues.
     #[inline(always)]
-    pub fn are_many(&self) -> bool {
+    pub(crate) fn are_many(&self) -> bool {
         !is_one_or_none(self.active)
     }
 
     /// Returns the first queue, if there is a queue.
     #[inline(always)]
-    pub fn any(&self) -> Option<usize> {
+    pub(crate) fn any(&self) -> Option<usize> {
         (self.active != 0).then_some(self.active.trailing_zeros() as usize)
     }
 
@@ -300,7 +300,7 @@ impl Receivers<'_> {
     /// if this queue can take frames; otherwise the n-th queue that can take frames, with n from
     /// the flow's hash. None if no queue can take frames.
     #[inline(always)]
-    pub fn choose(&mut self, hash: impl FnOnce() -> u32) -> Option<usize> {
+    pub(crate) fn choose(&mut self, hash: impl FnOnce() -> u32) -> Option<usize> {
         if !self.are_many() {
             return self.any();
         }

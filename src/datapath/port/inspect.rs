@@ -56,7 +56,7 @@ pub struct RingFacts {
 
 /// Questions to a session, and its answers.
 #[derive(Debug, Default)]
-pub struct Inspection(Mutex<Desk>);
+pub(crate) struct Inspection(Mutex<Desk>);
 
 #[derive(Debug, Default)]
 struct Desk {
@@ -76,7 +76,7 @@ impl Inspection {
 
     /// Asks for the facts and returns the number of the question. The caller then wakes the
     /// session.
-    pub fn ask(&self, waker: &Arc<Waker>) -> u64 {
+    pub(crate) fn ask(&self, waker: &Arc<Waker>) -> u64 {
         let mut desk = self.desk();
         desk.asked += 1;
         desk.waker = Some(Arc::clone(waker));
@@ -84,19 +84,19 @@ impl Inspection {
     }
 
     /// Returns the answer to a question, or to a later question, if there is an answer.
-    pub fn answer(&self, question: u64) -> Option<SessionFacts> {
+    pub(crate) fn answer(&self, question: u64) -> Option<SessionFacts> {
         let desk = self.desk();
         desk.facts.clone().filter(|_| desk.answered >= question)
     }
 
     /// True if a question has no answer.
-    pub fn is_asked(&self) -> bool {
+    pub(crate) fn is_asked(&self) -> bool {
         let desk = self.desk();
         desk.asked > desk.answered
     }
 
     /// Answers all questions so far.
-    pub fn tell(&self, facts: SessionFacts) {
+    pub(crate) fn tell(&self, facts: SessionFacts) {
         let mut desk = self.desk();
         desk.answered = desk.asked;
         desk.facts = Some(facts);
@@ -106,7 +106,7 @@ impl Inspection {
     }
 
     /// Removes the answer when the session ends.
-    pub fn clear(&self) {
+    pub(crate) fn clear(&self) {
         self.desk().facts = None;
     }
 }

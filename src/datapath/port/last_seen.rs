@@ -27,7 +27,7 @@ pub struct LastSeen {
 impl LastSeen {
     /// Records a source address that is tied to another port.
     #[cold]
-    pub fn note_foreign(&self, mac: MacAddr) {
+    pub(crate) fn note_foreign(&self, mac: MacAddr) {
         self.foreign.store(mac.to_bits(), Ordering::Relaxed);
     }
 

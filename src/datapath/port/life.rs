@@ -14,7 +14,7 @@ pub struct Life {
     pub leaving: AtomicBool,
     /// Coarse second before which another peer may have been behind the port, or the port may have
     /// been in another bridge or VLAN.
-    pub since: AtomicU32,
+    pub(crate) since: AtomicU32,
     /// Lineage of the port: the ports that it replaced.
     pub lineage: Lineage,
 }
@@ -41,7 +41,7 @@ pub struct Lineage {
 
 impl Lineage {
     /// Returns the lineage of the port that replaces this port.
-    pub fn next(&self) -> Lineage {
+    pub(crate) fn next(&self) -> Lineage {
         Lineage { id: Arc::clone(&self.id), behind: AtomicBool::new(true) }
     }
 

@@ -23,7 +23,7 @@
 //! started), *Attached* (a ring runs), *Draining* (its session stops the rings one by one, TX
 //! before RX). Frames for a port without an enabled receive ring are counted drops.
 
-pub mod admission;
+pub(crate) mod admission;
 pub mod device;
 pub mod dropped_from;
 pub mod flood;
@@ -32,14 +32,14 @@ pub mod guest;
 pub mod inspect;
 pub mod last_seen;
 pub mod life;
-pub mod moderation;
+pub(crate) mod moderation;
 pub mod mtu;
-pub mod quantum;
+pub(crate) mod quantum;
 pub mod queue;
 pub mod rate;
-pub mod session_waker;
+pub(crate) mod session_waker;
 mod shared_memory;
-pub mod steering;
+pub(crate) mod steering;
 pub mod table;
 
 use std::path::PathBuf;
@@ -57,18 +57,21 @@ use switch::port_security::DhcpClients;
 use switch::{Fdb, PortId, PortKind, PortPolicy, StaticError, Station};
 use sys::clock;
 
-pub use device::{Behind, DevicePort, DeviceQueue};
-pub use dropped_from::DroppedFrom;
-pub use flood::{FloodPermit, FloodSlot};
-pub use gate::Discard;
-pub use guest::{Eviction, FrontEnd, GuestPort};
+pub(crate) use device::DeviceQueue;
+pub use device::{Behind, DevicePort};
+pub(crate) use dropped_from::DroppedFrom;
+pub(crate) use flood::{FloodPermit, FloodSlot};
+pub(crate) use gate::Discard;
+pub(crate) use guest::Eviction;
+pub use guest::{FrontEnd, GuestPort};
 pub use inspect::{RegionFacts, RingFacts, SessionFacts};
-pub use last_seen::LastSeen;
-pub use life::Life;
+pub(crate) use last_seen::LastSeen;
+pub(crate) use life::Life;
 pub use mtu::Mtu;
-pub use queue::{Awaited, Next, Queue, QueueRef, Rx, RxState, Tx, TxState, Vring};
+pub(crate) use queue::{Awaited, QueueRef, RxState, Tx, TxState};
+pub use queue::{Next, Queue, Rx, Vring};
 pub use rate::Rates;
-pub use session_waker::SessionWaker;
+pub(crate) use session_waker::SessionWaker;
 pub use table::{PortTable, Ports};
 
 /// The endpoint of a port.
@@ -215,7 +218,7 @@ impl Port {
     }
 
     /// Ends session `session` of a front-end that delays others, and reports why.
-    pub fn evict(&self, session: u64, why: &str) {
+    pub(crate) fn evict(&self, session: u64, why: &str) {
         let guest = self.as_guest();
         if guest.is_some_and(|guest| guest.evict(session, Eviction::Harmful)) {
             self.tell(What::Dropped { why: reason(why) });
@@ -269,7 +272,7 @@ impl Port {
 
     /// Returns which of `workers` workers serves queue `queue` of the device behind this port. A
     /// stream has one queue, so streams are spread by port number.
-    pub fn device_worker(&self, queue: usize, workers: usize) -> usize {
+    pub(crate) fn device_worker(&self, queue: usize, workers: usize) -> usize {
         let first = if self.as_stream().is_some() { usize::from(self.id) } else { 0 };
         (first + queue) % workers
     }
@@ -324,7 +327,7 @@ impl Port {
 
     /// Counts copies of frames that came `from` another port as dropped, at `at` (this port or one
     /// of its queues), and records the outcome of the copies.
-    pub fn drop_copies(
+    pub(crate) fn drop_copies(
         &self,
         at: &Drops,
         (from, frames): (PortId, &[u8]),
@@ -362,7 +365,7 @@ impl FixedWorker {
     const NONE: u32 = u32::MAX;
 
     /// Returns the chosen worker if it is one of `workers` workers; none if the load decides.
-    pub fn get(&self, workers: usize) -> Option<usize> {
+    pub(crate) fn get(&self, workers: usize) -> Option<usize> {
         let number = self.0.load(Ordering::Relaxed) as usize;
         (number < workers).then_some(number)
     }
@@ -413,7 +416,7 @@ pub struct Observed {
     /// Source addresses that may explain a fault.
     pub last_seen: LastSeen,
     /// DHCP clients behind a port with port security.
-    pub dhcp_clients: DhcpClients,
+    pub(crate) dhcp_clients: DhcpClients,
 }
 
 /// Reports about a port.

@@ -20,22 +20,22 @@ use base::limits::{TX_COALESCED_BYTES, TX_COALESCED_SLOTS};
 
 /// A completed burst of a transmit ring.
 #[derive(Debug, Clone, Copy)]
-pub struct Completed {
+pub(crate) struct Completed {
     /// The driver wants a signal.
-    pub wanted: bool,
+    pub(crate) wanted: bool,
     /// Number of descriptors given back, without those of indirect tables.
-    pub slots: u32,
+    pub(crate) slots: u32,
     /// Bytes of the burst's frames.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Size of the ring in descriptors.
-    pub size: u16,
+    pub(crate) size: u16,
     /// Number of signals of the guest's receive rings so far.
-    pub received: u32,
+    pub(crate) received: u32,
 }
 
 /// Descriptors and bytes that a transmit ring completed since the last signal.
 #[derive(Debug, Default)]
-pub struct Moderation {
+pub(crate) struct Moderation {
     slots: u32,
     bytes: u64,
     /// The thread that holds a signal, or has held a signal and sent it since.
@@ -49,7 +49,7 @@ pub struct Moderation {
 impl Moderation {
     /// Adds a burst. True if a signal for the completed descriptors and bytes may not wait.
     #[inline(always)]
-    pub fn add(&mut self, burst: &Completed) -> bool {
+    pub(crate) fn add(&mut self, burst: &Completed) -> bool {
         self.slots = self.slots.saturating_add(burst.slots);
         self.bytes = self.bytes.saturating_add(burst.bytes);
         self.slots >= TX_COALESCED_SLOTS.min(u32::from(burst.size) / 8)
@@ -58,19 +58,19 @@ impl Moderation {
 
     /// The thread that holds a signal, or has held a signal and sent it since.
     #[inline(always)]
-    pub fn held_by(&self) -> Option<usize> {
+    pub(crate) fn held_by(&self) -> Option<usize> {
         self.held_by
     }
 
     /// Records that thread `thread` holds a signal.
-    pub fn hold(&mut self, thread: usize) {
+    pub(crate) fn hold(&mut self, thread: usize) {
         self.held_by = Some(thread);
     }
 
     /// True if holding a signal pays. `received` is the number of signals of the guest's receive
     /// rings: holding pays if the guest was woken since the last check. `is_sent`: a held signal
     /// was sent meanwhile, which without a wake-up ends the holding.
-    pub fn pays(&mut self, received: u32, is_sent: bool) -> bool {
+    pub(crate) fn pays(&mut self, received: u32, is_sent: bool) -> bool {
         let is_woken = received != self.received;
         self.received = received;
         self.pays = is_woken || (self.pays && !is_sent);
@@ -78,7 +78,7 @@ impl Moderation {
     }
 
     /// Records that the driver is signalled. True if a thread may still hold a signal.
-    pub fn release(&mut self) -> bool {
+    pub(crate) fn release(&mut self) -> bool {
         (self.slots, self.bytes) = (0, 0);
         self.held_by.take().is_some()
     }

@@ -15,7 +15,7 @@ use base::limits::MIN_FRAME_LEN;
 use sys::netlink::{self, Link, NetlinkError};
 
 /// Longer than any frame.
-pub const NO_LIMIT: u32 = u32::MAX;
+pub(crate) const NO_LIMIT: u32 = u32::MAX;
 
 /// A port's MTU.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ struct Known {
 
 impl Mtu {
     /// Creates an MTU from the configured MTU alone.
-    pub fn new(configured: Option<u16>) -> Mtu {
+    pub(crate) fn new(configured: Option<u16>) -> Mtu {
         let mtu = Mtu {
             max_len: AtomicU32::new(NO_LIMIT),
             link_down: AtomicBool::new(false),
@@ -103,7 +103,7 @@ impl Mtu {
     }
 
     /// Sets the MTU that a VM's front-end reports, or none when the front-end has left.
-    pub fn agree(&self, said: Option<u16>) {
+    pub(crate) fn agree(&self, said: Option<u16>) {
         let mut known = self.known();
         known.said = said;
         self.settle(&known);

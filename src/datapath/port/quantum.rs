@@ -27,16 +27,16 @@ use sys::clock;
 
 /// Terms of a turn, in cycles.
 #[derive(Debug, Clone, Copy)]
-pub struct Terms {
+pub(crate) struct Terms {
     /// Time that a ring may take of a turn.
-    pub quantum: u64,
+    pub(crate) quantum: u64,
     /// Time by which a skipped turn reduces a deficit.
-    pub pay: u64,
+    pub(crate) pay: u64,
 }
 
 /// The time that each competing ring may take of a turn, in cycles.
 #[derive(Debug, Clone, Copy)]
-pub struct Quantum {
+pub(crate) struct Quantum {
     now: u64,
     cheapest: u64,
     least: u64,
@@ -56,13 +56,13 @@ const MAX_IDLE_TURNS: u32 = 6;
 
 impl Quantum {
     /// Creates a quantum that begins at `most` and stays between `least` and `most`.
-    pub fn new(least: u64, most: u64) -> Quantum {
+    pub(crate) fn new(least: u64, most: u64) -> Quantum {
         Quantum { now: most, cheapest: u64::MAX, least, most, idle_turns: 0, drained: false }
     }
 
     /// Records that a burst took `spent` cycles. `more`: the ring has more frames.
     #[inline(always)]
-    pub fn saw(&mut self, spent: u64, more: bool) {
+    pub(crate) fn saw(&mut self, spent: u64, more: bool) {
         if more {
             self.cheapest = self.cheapest.min(spent);
         } else {
@@ -75,7 +75,7 @@ impl Quantum {
     /// were throttled in the last turn. After each idle turn a skipped turn pays four times as
     /// much, so that the common part of all deficits is soon paid, and the differences stay.
     #[inline(always)]
-    pub fn next_turn(&mut self, idle: bool) -> Terms {
+    pub(crate) fn next_turn(&mut self, idle: bool) -> Terms {
         if idle {
             self.idle_turns = (self.idle_turns + 1).min(MAX_IDLE_TURNS);
             return Terms { quantum: self.now, pay: self.now << (2 * self.idle_turns) };
@@ -91,7 +91,7 @@ impl Quantum {
 
 /// Time that a source took beyond its quantum.
 #[derive(Debug, Clone, Copy)]
-pub struct Deficit(Budget);
+pub(crate) struct Deficit(Budget);
 
 impl Default for Deficit {
     fn default() -> Deficit {
@@ -102,7 +102,7 @@ impl Default for Deficit {
 impl Deficit {
     /// True if the source skips this turn. `contended`: other sources had work in the last turn.
     #[inline(always)]
-    pub fn is_throttled(&mut self, contended: bool, terms: Terms) -> bool {
+    pub(crate) fn is_throttled(&mut self, contended: bool, terms: Terms) -> bool {
         if !contended {
             self.0.spend(u64::MAX);
         }
@@ -110,13 +110,13 @@ impl Deficit {
     }
 
     /// Adds the time of floods.
-    pub fn owe(&mut self, spent: u64) {
+    pub(crate) fn owe(&mut self, spent: u64) {
         self.0.earn(spent);
     }
 
     /// Adds the time of a burst, less the quantum.
     #[inline(always)]
-    pub fn charge(&mut self, spent: u64, terms: Terms) {
+    pub(crate) fn charge(&mut self, spent: u64, terms: Terms) {
         self.0.earn(spent);
         self.0.spend(terms.quantum);
     }
@@ -154,7 +154,7 @@ impl Default for Account {
 impl Account {
     /// Begins a turn at `cycle`, unless a look has ended since. `contended`: several sources had
     /// work in the last turn. `idle`: all of these sources were throttled.
-    pub fn begin_turn(&mut self, cycle: u64, contended: bool, idle: bool) {
+    pub(crate) fn begin_turn(&mut self, cycle: u64, contended: bool, idle: bool) {
         (self.charged_until, self.contended) = (self.charged_until.max(cycle), contended);
         if contended {
             self.shared_until = cycle.saturating_add(self.shared);
@@ -164,20 +164,20 @@ impl Account {
 
     /// Returns the time that a source may take of this turn, in cycles.
     #[cfg(test)]
-    pub fn quantum(&self) -> u64 {
+    pub(crate) fn quantum(&self) -> u64 {
         self.terms.quantum
     }
 
     /// True if a source must skip this turn because of earlier bursts.
     #[inline(always)]
-    pub fn throttles(&self, deficit: &mut Deficit) -> bool {
+    pub(crate) fn throttles(&self, deficit: &mut Deficit) -> bool {
         deficit.is_throttled(self.contended, self.terms)
     }
 
     /// Charges a source for the time since the last look ended. `more`, for a source whose frames
     /// were forwarded: the source has more frames.
     #[inline(always)]
-    pub fn charge(&mut self, deficit: &mut Deficit, stats: &QueueStats, more: Option<bool>) {
+    pub(crate) fn charge(&mut self, deficit: &mut Deficit, stats: &QueueStats, more: Option<bool>) {
         let spent = clock::since(self.charged_until, self.end_look());
         stats.cycles.add(spent);
         deficit.charge(spent, self.terms);
@@ -188,27 +188,27 @@ impl Account {
 
     /// Charges a flood for a part that took `spent` cycles.
     #[cold]
-    pub fn charge_part(&mut self, deficit: &mut Deficit, spent: u64) {
+    pub(crate) fn charge_part(&mut self, deficit: &mut Deficit, spent: u64) {
         deficit.charge(spent, self.terms);
         self.quantum.saw(spent, true);
     }
 
     /// Ends a look, and returns the cycles to charge since the end of the last look.
-    pub fn lap(&mut self) -> u64 {
+    pub(crate) fn lap(&mut self) -> u64 {
         let began = self.charged_until;
         clock::since(began, self.end_look())
     }
 
     /// Charges a source for floods of its bursts, which took `owed` cycles of a worker.
     #[cold]
-    pub fn collect(&self, deficit: &mut Deficit, stats: &QueueStats, owed: u64) {
+    pub(crate) fn collect(&self, deficit: &mut Deficit, stats: &QueueStats, owed: u64) {
         stats.cycles.add(owed);
         deficit.owe(owed);
     }
 
     /// Returns the cycle at which to stop reading a device for a burst, since each frame may be a
     /// system call: after a quantum. None if no other source lately had work.
-    pub fn reading_ends(&self) -> Option<u64> {
+    pub(crate) fn reading_ends(&self) -> Option<u64> {
         let shared = self.charged_until < self.shared_until;
         shared.then(|| self.charged_until.saturating_add(self.terms.quantum))
     }
@@ -216,14 +216,14 @@ impl Account {
     /// Ends a look at a source: time that is not charged by now is charged to no source. Returns
     /// the present cycle.
     #[inline(always)]
-    pub fn end_look(&mut self) -> u64 {
+    pub(crate) fn end_look(&mut self) -> u64 {
         self.charged_until = clock::cycles();
         self.charged_until
     }
 
     /// Exempts `cycles` of the present burst from the charge.
     #[inline(always)]
-    pub fn forgive(&mut self, cycles: u64) {
+    pub(crate) fn forgive(&mut self, cycles: u64) {
         self.charged_until = self.charged_until.wrapping_add(cycles);
     }
 }

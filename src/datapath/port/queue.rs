@@ -68,12 +68,12 @@ pub struct Pause {
 impl Pause {
     /// True while the ring is paused.
     #[inline(always)]
-    pub fn is_paused(&mut self, now: impl FnOnce() -> u64) -> bool {
+    pub(crate) fn is_paused(&mut self, now: impl FnOnce() -> u64) -> bool {
         self.until != 0 && self.lasts(now())
     }
 
     /// True if the ring was paused and no thread has found the end of the pause yet.
-    pub fn is_set(&self) -> bool {
+    pub(crate) fn is_set(&self) -> bool {
         self.until != 0
     }
 
@@ -88,7 +88,7 @@ impl Pause {
     /// Pauses the ring from cycle `now` on, for many times the `slow` cycles of delay, up to
     /// [`MAX_PAUSE_NANOS`]: a worker that a debugger stops in a page fault looks slow, too.
     #[cold]
-    pub fn charge(&mut self, slow: u64, now: u64) {
+    pub(crate) fn charge(&mut self, slow: u64, now: u64) {
         let long = slow.saturating_mul(SLOW_PAUSE_PARTS).min(clock::cycles_in(MAX_PAUSE_NANOS));
         self.until = now.saturating_add(long).max(1);
     }
@@ -105,25 +105,25 @@ pub struct Vring {
     /// The session that started the ring, as counted by [`GuestPort::session`].
     ///
     /// [`GuestPort::session`]: super::GuestPort::session
-    pub session: u64,
+    pub(crate) session: u64,
     /// Set by `SET_VRING_ENABLE`, or implied without protocol features.
     pub enabled: bool,
     /// The driver broke the ring, which is not used again before a restart.
-    pub broken: bool,
+    pub(crate) broken: bool,
     /// The front-end gave no kick descriptor: the ring is polled permanently.
-    pub kickless: bool,
+    pub(crate) kickless: bool,
     /// Call descriptor, which signals the driver.
-    pub call: Option<Arc<CallFd>>,
+    pub(crate) call: Option<Arc<CallFd>>,
     /// Error descriptor, which reports a broken ring to the front-end.
-    pub err: Option<Arc<CallFd>>,
+    pub(crate) err: Option<Arc<CallFd>>,
     /// Worker and turn in which a signal for this ring was last noted: one signal a turn is enough.
-    pub signalled: (usize, u64),
+    pub(crate) signalled: (usize, u64),
 }
 
 impl Vring {
     /// Returns the ring if it is started, enabled and not broken.
     #[inline(always)]
-    pub fn running(&mut self) -> Option<&mut SplitRing> {
+    pub(crate) fn running(&mut self) -> Option<&mut SplitRing> {
         if self.broken || !self.enabled { None } else { self.ring.as_mut() }
     }
 }
@@ -134,33 +134,33 @@ pub struct RingState<Side> {
     /// The ring.
     pub vring: Vring,
     /// Pause because of slow memory.
-    pub memory: Pause,
+    pub(crate) memory: Pause,
     /// State of this direction only.
-    pub side: Side,
+    pub(crate) side: Side,
 }
 
 /// State of transmit rings only.
 #[derive(Debug, Default)]
 pub struct Tx {
     /// Conditions that keep frames in the ring.
-    pub gate: Gate,
+    pub(crate) gate: Gate,
     /// The source address that this ring last taught the switch.
-    pub source: SourceMemo,
+    pub(crate) source: SourceMemo,
     /// Time that the ring's bursts took beyond its quantum.
-    pub deficit: Deficit,
+    pub(crate) deficit: Deficit,
     /// Moderation of signals to the driver.
-    pub moderation: Moderation,
+    pub(crate) moderation: Moderation,
 }
 
 /// State of receive rings only.
 #[derive(Debug, Default)]
 pub struct Rx {
     /// Admission of frames to the ring.
-    pub admission: Admission,
+    pub(crate) admission: Admission,
     /// Workers that wait for the ring's next buffers.
-    pub awaited: Awaited,
+    pub(crate) awaited: Awaited,
     /// Kick events to ignore when judging whether the driver's memory is shared.
-    pub stale_kicks: u32,
+    pub(crate) stale_kicks: u32,
 }
 
 /// Workers that wait for a receive ring's next buffers, by their numbers modulo 64: the kick for
@@ -170,27 +170,27 @@ pub struct Awaited(u64);
 
 impl Awaited {
     /// Records that a worker waits.
-    pub fn add(&mut self, worker: usize) {
+    pub(crate) fn add(&mut self, worker: usize) {
         self.0 |= 1 << (worker % 64);
     }
 
     /// True if a worker may wait.
-    pub fn has(self, worker: usize) -> bool {
+    pub(crate) fn has(self, worker: usize) -> bool {
         self.0 >> (worker % 64) & 1 != 0
     }
 }
 
 /// State of a transmit ring.
-pub type TxState = RingState<Tx>;
+pub(crate) type TxState = RingState<Tx>;
 
 /// State of a receive ring.
-pub type RxState = RingState<Rx>;
+pub(crate) type RxState = RingState<Rx>;
 
 impl TxState {
     /// Returns the number of frames that may be taken at cycle `now`; an error says what the worker
     /// does instead. Does not check for throttling, nor for buffers of the receiver.
     #[inline(always)]
-    pub fn may_take(&mut self, queue: &Queue<Tx>, now: u64) -> Result<usize, Next> {
+    pub(crate) fn may_take(&mut self, queue: &Queue<Tx>, now: u64) -> Result<usize, Next> {
         let limit = match self.drain_left(queue) {
             Some(0) => return Err(Next::Gone),
             Some(left) => left.into(),
@@ -205,7 +205,7 @@ impl TxState {
     /// Returns the number of frames that a draining ring still has to forward; none if the ring is
     /// not draining. At 0, disables the ring and tells the waiting session.
     #[inline(always)]
-    pub fn drain_left(&mut self, queue: &Queue<Tx>) -> Option<u16> {
+    pub(crate) fn drain_left(&mut self, queue: &Queue<Tx>) -> Option<u16> {
         self.side.gate.drain_to.map(|target| self.drain(target, queue))
     }
 
@@ -223,7 +223,7 @@ impl TxState {
 
     /// Disables a draining ring, and tells the waiting session.
     #[cold]
-    pub fn end_drain(&mut self, queue: &Queue<Tx>) {
+    pub(crate) fn end_drain(&mut self, queue: &Queue<Tx>) {
         self.side.gate.drain_to = None;
         self.vring.enabled = false;
         if let Some(ring) = &mut self.vring.ring {
@@ -238,7 +238,7 @@ impl TxState {
 impl RxState {
     /// Returns the ring and its admission, if the ring is started, enabled and not broken.
     #[inline(always)]
-    pub fn admission(&mut self) -> Option<(&mut SplitRing, &mut Admission)> {
+    pub(crate) fn admission(&mut self) -> Option<(&mut SplitRing, &mut Admission)> {
         Some((self.vring.running()?, &mut self.side.admission))
     }
 }
@@ -277,17 +277,17 @@ macro_rules! either {
 
 impl<'q> QueueRef<'q> {
     /// Returns the counters.
-    pub fn stats(self) -> &'q QueueStats {
+    pub(crate) fn stats(self) -> &'q QueueStats {
         either!(self, queue => &queue.stats)
     }
 
     /// Calls [`Queue::suspend`].
-    pub fn suspend(self) {
+    pub(crate) fn suspend(self) {
         either!(self, queue => queue.suspend())
     }
 
     /// Calls [`Queue::resume`], and pauses the ring for `slow` cycles of delay up to cycle `now`.
-    pub fn resume(self, slow: u64, now: u64) {
+    pub(crate) fn resume(self, slow: u64, now: u64) {
         either!(self, queue => {
             if slow > 0 {
                 queue.charge(None, slow, now);
@@ -297,7 +297,7 @@ impl<'q> QueueRef<'q> {
     }
 
     /// Sets the call descriptor, which is owed no signal.
-    pub fn set_call(self, call: Option<Arc<CallFd>>) {
+    pub(crate) fn set_call(self, call: Option<Arc<CallFd>>) {
         match self {
             QueueRef::Tx(queue) => {
                 let TxState { vring, side, .. } = &mut *queue.quiet();
@@ -321,7 +321,7 @@ impl<'q> QueueRef<'q> {
     }
 
     /// Replaces the ring of the queue, and calls `then` before the ring is used.
-    pub fn renew(self, vring: Vring, then: impl FnOnce(&mut Vring)) {
+    pub(crate) fn renew(self, vring: Vring, then: impl FnOnce(&mut Vring)) {
         either!(self, queue => queue.renew(vring, then))
     }
 }
@@ -369,14 +369,14 @@ impl<Side: Default> Queue<Side> {
     /// because the session would lose against a busy worker again and again. None also while the
     /// ring is stalled: [`Queue::lock_again`] ends the stall.
     #[inline(always)]
-    pub fn lock_for_burst(&self) -> Option<MutexGuard<'_, RingState<Side>>> {
+    pub(crate) fn lock_for_burst(&self) -> Option<MutexGuard<'_, RingState<Side>>> {
         if self.waiting.load(Ordering::Relaxed) != 0 { None } else { self.try_lock() }
     }
 
     /// Returns the lock for a worker that was refused the lock before, and ends a stall of the
     /// ring. None while a session wants the ring quiet, or the ring is suspended.
     #[cold]
-    pub fn lock_again(&self) -> Option<MutexGuard<'_, RingState<Side>>> {
+    pub(crate) fn lock_again(&self) -> Option<MutexGuard<'_, RingState<Side>>> {
         if self.waiting.load(Ordering::Relaxed) & !STALLED != 0 {
             return None;
         }
@@ -387,7 +387,7 @@ impl<Side: Default> Queue<Side> {
 
     /// Returns the lock after a short spin, about as long as a burst takes. Does not spin if the
     /// ring is stalled or suspended.
-    pub fn lock_soon(&self) -> Option<MutexGuard<'_, RingState<Side>>> {
+    pub(crate) fn lock_soon(&self) -> Option<MutexGuard<'_, RingState<Side>>> {
         if self.is_stalled() {
             return self.lock_again();
         }
@@ -404,25 +404,25 @@ impl<Side: Default> Queue<Side> {
     /// Records that a worker waited for the lock in vain: no worker waits until the lock has been
     /// free once.
     #[cold]
-    pub fn stall(&self) {
+    pub(crate) fn stall(&self) {
         self.waiting.fetch_or(STALLED, Ordering::Relaxed);
     }
 
     /// Keeps workers from using the ring, and from waiting for it, until [`Queue::resume`], since
     /// the memory of the ring's guest delays a thread. Suspensions by several threads are counted.
-    pub fn suspend(&self) {
+    pub(crate) fn suspend(&self) {
         self.waiting.fetch_add(SUSPENDED, Ordering::Relaxed);
     }
 
     /// Ends one [`Queue::suspend`].
-    pub fn resume(&self) {
+    pub(crate) fn resume(&self) {
         self.waiting.fetch_sub(SUSPENDED, Ordering::Relaxed);
     }
 
     /// Pauses the ring for `slow` cycles of delay up to cycle `now`, if `session` (any, if none)
     /// still has the ring, and if the ring's lock is free.
     #[cold]
-    pub fn charge(&self, session: Option<u64>, slow: u64, now: u64) {
+    pub(crate) fn charge(&self, session: Option<u64>, slow: u64, now: u64) {
         if let Some(mut state) = self.try_lock()
             && session.is_none_or(|session| session == state.vring.session)
         {
@@ -431,12 +431,12 @@ impl<Side: Default> Queue<Side> {
     }
 
     /// True if waiting for the lock is useless: the ring is stalled or suspended.
-    pub fn is_stalled(&self) -> bool {
+    pub(crate) fn is_stalled(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) >= SUSPENDED
     }
 
     /// Returns the lock for a session: makes the ring quiet.
-    pub fn quiet(&self) -> MutexGuard<'_, RingState<Side>> {
+    pub(crate) fn quiet(&self) -> MutexGuard<'_, RingState<Side>> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let guard = self.lock();
         self.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -445,7 +445,7 @@ impl<Side: Default> Queue<Side> {
 
     /// Returns the lock for a thread that must not wait for a guest's memory: makes the ring quiet.
     /// None after [`LOCK_WAIT_NANOS`], the time for which a preempted worker is waited for.
-    pub fn quiet_soon(&self) -> Option<MutexGuard<'_, RingState<Side>>> {
+    pub(crate) fn quiet_soon(&self) -> Option<MutexGuard<'_, RingState<Side>>> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let end = Instant::now() + Duration::from_nanos(LOCK_WAIT_NANOS);
         let mut guard = self.try_lock();
@@ -480,7 +480,7 @@ impl<Side: Default> Queue<Side> {
 impl Queue<Tx> {
     /// Waits until the owner has forwarded frames up to `drain_to`, at most for `limit`. True if
     /// the ring is drained.
-    pub fn wait_drained(&self, limit: Duration) -> bool {
+    pub(crate) fn wait_drained(&self, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         let mut state = self.quiet();
         while state.side.gate.drain_to.is_some() {
@@ -497,7 +497,7 @@ impl Queue<Tx> {
     }
 
     /// Wakes a session that waits in [`Queue::wait_drained`].
-    pub fn notify_drained(&self) {
+    pub(crate) fn notify_drained(&self) {
         self.drained.notify_all();
     }
 }

@@ -34,7 +34,7 @@ impl Rates {
     }
 
     /// True if a rate other than that of floods is limited.
-    pub fn are_on(&self) -> bool {
+    pub(crate) fn are_on(&self) -> bool {
         self.input.is_on() || self.output.is_on()
     }
 }
@@ -53,13 +53,13 @@ pub struct Metered {
 pub struct State {
     limit: Limit,
     /// The token buckets.
-    pub meter: Meter,
+    pub(crate) meter: Meter,
 }
 
 impl Metered {
     /// True if a limit is set.
     #[inline(always)]
-    pub fn is_on(&self) -> bool {
+    pub(crate) fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)
     }
 
@@ -70,7 +70,7 @@ impl Metered {
     }
 
     /// Sets the limit. An equal limit keeps the state of the meter.
-    pub fn set(&self, limit: Limit) {
+    pub(crate) fn set(&self, limit: Limit) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.limit == limit {
             return;
@@ -86,7 +86,7 @@ impl Metered {
 
     /// Locks the meter, and credits returned packets and bytes. None if another thread holds the
     /// lock and does not run.
-    pub fn lock(&self) -> Option<MutexGuard<'_, State>> {
+    pub(crate) fn lock(&self) -> Option<MutexGuard<'_, State>> {
         let mut state = self.try_lock()?;
         if self.returned[0].load(Ordering::Relaxed) != 0 {
             state.meter.refund(self.take_returned());
@@ -107,7 +107,7 @@ impl Metered {
 
     /// Returns tokens for frames that did not pass. Takes no lock; the next [`Metered::lock`]
     /// credits the tokens.
-    pub fn refund(&self, load: Load) {
+    pub(crate) fn refund(&self, load: Load) {
         let [packets, bytes] = &self.returned;
         bytes.fetch_add(load.bytes, Ordering::Relaxed);
         packets.fetch_add(load.packets, Ordering::Relaxed);

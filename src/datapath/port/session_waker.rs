@@ -19,33 +19,33 @@ pub struct SessionWaker {
 
 impl SessionWaker {
     /// Creates a waker without a wake-up.
-    pub fn new() -> io::Result<SessionWaker> {
+    pub(crate) fn new() -> io::Result<SessionWaker> {
         let eventfd = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
         Ok(SessionWaker { eventfd, ended: AtomicBool::new(false) })
     }
 
     /// Asks the session to end.
-    pub fn end(&self) {
+    pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Release);
         self.wake();
     }
 
     /// Asks the session to look for requests.
-    pub fn wake(&self) {
+    pub(crate) fn wake(&self) {
         // Fails only if the counter is full; the eventfd is readable then.
         let _ = self.eventfd.write(1);
     }
 
     /// True if the session is to end. Otherwise clears earlier wake-ups: the eventfd becomes
     /// readable at the next wake-up.
-    pub fn take(&self) -> bool {
+    pub(crate) fn take(&self) -> bool {
         // Fails if there was no wake-up.
         let _ = self.eventfd.read();
         self.ended.load(Ordering::Acquire)
     }
 
     /// Returns the eventfd, which is readable after a wake-up.
-    pub fn eventfd(&self) -> &EventFd {
+    pub(crate) fn eventfd(&self) -> &EventFd {
         &self.eventfd
     }
 }

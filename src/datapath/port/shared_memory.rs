@@ -16,7 +16,7 @@ impl MemoryFaults {
     /// Records the faults of a session's memory. `missing`: the driver's features are acknowledged,
     /// and no memory was ever mapped. `all_on_disk`: the front-end sent only files on disks.
     /// `on_disk`: bytes of files on disks beside other memory.
-    pub fn set(&self, missing: bool, all_on_disk: bool, on_disk: u64) {
+    pub(crate) fn set(&self, missing: bool, all_on_disk: bool, on_disk: u64) {
         self.missing.store(missing, Ordering::Relaxed);
         self.all_on_disk.store(all_on_disk, Ordering::Relaxed);
         self.on_disk.store(on_disk, Ordering::Relaxed);

@@ -45,7 +45,7 @@ const _: () = assert!(2 * (MAX_QUEUE_PAIRS as u64) < QUEUE);
 
 /// The flows that one guest lately sent.
 #[derive(Debug)]
-pub struct Steering {
+pub(crate) struct Steering {
     sets: Box<[AtomicU64]>,
 }
 
@@ -58,7 +58,7 @@ impl Default for Steering {
 impl Steering {
     /// Records that the guest sent the flow with hash `hash` on pair `queue`.
     #[inline]
-    pub fn note(&self, hash: u32, queue: usize) {
+    pub(crate) fn note(&self, hash: u32, queue: usize) {
         let set = self.set(hash);
         let lanes = set.load(Ordering::Relaxed);
         let lane = tag(hash) | (queue as u64 + 1) & QUEUE;
@@ -75,14 +75,14 @@ impl Steering {
     /// Returns the pair on which the guest last sent the flow with hash `hash`, if the flow is
     /// known.
     #[inline]
-    pub fn queue(&self, hash: u32) -> Option<usize> {
+    pub(crate) fn queue(&self, hash: u32) -> Option<usize> {
         let lanes = self.set(hash).load(Ordering::Relaxed);
         let found = lanes >> find(lanes, hash)? & QUEUE;
         (found as usize).checked_sub(1)
     }
 
     /// Removes all flows, so that the next guest does not meet its predecessor's flows.
-    pub fn clear(&self) {
+    pub(crate) fn clear(&self) {
         self.sets.iter().for_each(|set| set.store(0, Ordering::Relaxed));
     }
 

@@ -60,7 +60,7 @@ impl PortTable {
 
     /// Returns the port with number `id` and its guest, if the port is a guest's.
     #[inline(always)]
-    pub fn guest(&self, id: PortId) -> Option<(&Port, &GuestPort)> {
+    pub(crate) fn guest(&self, id: PortId) -> Option<(&Port, &GuestPort)> {
         let port = self.get(id)?;
         port.as_guest().map(|guest| (port, guest))
     }
@@ -76,7 +76,7 @@ impl PortTable {
     }
 
     /// Returns the ports with numbers from `start` on, in order.
-    pub fn iter_from(&self, start: PortId) -> impl Iterator<Item = &Arc<Port>> {
+    pub(crate) fn iter_from(&self, start: PortId) -> impl Iterator<Item = &Arc<Port>> {
         self.slots.get(usize::from(start)..).unwrap_or_default().iter().flatten()
     }
 
@@ -87,13 +87,13 @@ impl PortTable {
 
     /// True if a port has a rate.
     #[inline(always)]
-    pub fn is_limited(&self) -> bool {
+    pub(crate) fn is_limited(&self) -> bool {
         self.limited
     }
 
     /// True if all ports have the plain policy.
     #[inline(always)]
-    pub fn is_plain(&self) -> bool {
+    pub(crate) fn is_plain(&self) -> bool {
         self.policies.is_empty()
     }
 
@@ -105,12 +105,12 @@ impl PortTable {
 
     /// True if frames are captured or mirrored.
     #[inline(always)]
-    pub fn is_observed(&self) -> bool {
+    pub(crate) fn is_observed(&self) -> bool {
         !self.observers.is_empty()
     }
 
     /// Returns the receivers of copies: the active captures, then the mirrors whose ports exist.
-    pub fn observers(&self) -> &[Observer] {
+    pub(crate) fn observers(&self) -> &[Observer] {
         &self.observers
     }
 
@@ -133,7 +133,7 @@ impl PortTable {
     }
 
     /// Returns the active captures.
-    pub fn captures(&self) -> impl Iterator<Item = &Arc<Capture>> {
+    pub(crate) fn captures(&self) -> impl Iterator<Item = &Arc<Capture>> {
         self.observers.iter().filter_map(|observer| match observer {
             Observer::Client(capture) => Some(capture),
             Observer::Port(_) => None,
@@ -236,12 +236,12 @@ impl PortTable {
     }
 
     /// Returns the table's serial number; a later table has a higher number.
-    pub fn serial(&self) -> u64 {
+    pub(crate) fn serial(&self) -> u64 {
         self.serial
     }
 
     /// True if port number `id` means one port object in both tables.
-    pub fn agrees(&self, other: &PortTable, id: PortId) -> bool {
+    pub(crate) fn agrees(&self, other: &PortTable, id: PortId) -> bool {
         match (self.shared(id), other.shared(id)) {
             (Some(here), Some(there)) => Arc::ptr_eq(here, there),
             _ => false,
@@ -335,7 +335,7 @@ impl Ports {
 
     /// True if `table` is the present table.
     #[inline(always)]
-    pub fn is_present(&self, table: &PortTable) -> bool {
+    pub(crate) fn is_present(&self, table: &PortTable) -> bool {
         // Acquire: a thread that sees the serial number sees all that was done before the
         // publication.
         self.serial.load(Ordering::Acquire) == table.serial

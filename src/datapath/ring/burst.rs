@@ -13,7 +13,7 @@ mod staging;
 
 use std::iter::repeat_n;
 
-pub use keep::KeptFrames;
+pub(crate) use keep::KeptFrames;
 use virtio_queue::desc::split::Descriptor;
 
 use self::staging::Staging;
@@ -41,7 +41,7 @@ pub struct Frame {
     /// First piece of the payload behind the snapshot; most frames have no other.
     pub rest: Piece,
     /// Further pieces of the payload: start and count in the burst's piece list.
-    pub more: (u16, u16),
+    pub(crate) more: (u16, u16),
     /// Index of the frame's head among the heads of the burst.
     pub position: u8,
     /// Offset of the network header; valid only in a frame that asks for an offload.
@@ -54,18 +54,18 @@ pub struct Frame {
 impl Frame {
     /// Returns the snapshot, without the bytes beyond the frame's end.
     #[inline(always)]
-    pub fn head(&self) -> &[u8] {
+    pub(crate) fn head(&self) -> &[u8] {
         &self.snapshot[..SNAPSHOT_LEN.min(self.len as usize)]
     }
 
     /// Returns the bytes that hold the frame's VLAN tag, if it has one.
     #[inline(always)]
-    pub fn tag(&self) -> TagBytes {
+    pub(crate) fn tag(&self) -> TagBytes {
         TagBytes::of(&self.snapshot, self.len)
     }
 
     /// Returns the frame's load on a wire, segments counted.
-    pub fn load(&self) -> Load {
+    pub(crate) fn load(&self) -> Load {
         Load::of(self.header, self.len)
     }
 
@@ -102,7 +102,7 @@ pub struct Burst {
     /// VLAN tags that frames leave with.
     pub(super) tags: Tags,
     /// All frames that may be forwarded have the same tag, or none has a tag.
-    pub are_alike: bool,
+    pub(crate) are_alike: bool,
 }
 
 /// Chains that are no frames, by their position in the burst.
@@ -117,9 +117,9 @@ struct Rejected {
 #[derive(Debug)]
 pub(super) struct ForSecondPass {
     /// Plain buffers.
-    pub found: Box<[Found; BURST_FRAMES]>,
+    pub(crate) found: Box<[Found; BURST_FRAMES]>,
     /// First descriptors of the chains that the second pass has to walk.
-    pub chains: Box<[Descriptor; BURST_FRAMES]>,
+    pub(crate) chains: Box<[Descriptor; BURST_FRAMES]>,
 }
 
 /// Private memory for bytes of frames.
@@ -172,7 +172,7 @@ impl Default for Burst {
 impl Burst {
     /// Empties the burst.
     #[inline]
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.count = 0;
         self.taken = 0;
         self.asks = 0;
@@ -205,7 +205,7 @@ impl Burst {
     /// Returns the number of ring descriptors behind the heads taken; too high if the burst was
     /// shortened.
     #[inline(always)]
-    pub fn slots(&self) -> u32 {
+    pub(crate) fn slots(&self) -> u32 {
         self.taken as u32 + self.pieces.linked
     }
 
@@ -232,7 +232,7 @@ impl Burst {
     }
 
     /// Gives all heads but the first `heads` back to the source, as if never taken.
-    pub fn cut_heads(&mut self, heads: usize) {
+    pub(crate) fn cut_heads(&mut self, heads: usize) {
         let position = heads.min(self.taken) as u8;
         let count = self.frames().partition_point(|frame| frame.position < position);
         (self.taken, self.count) = (usize::from(position), count);
@@ -246,7 +246,7 @@ impl Burst {
     }
 
     /// Returns the load of each head taken, in ring order.
-    pub fn loads(&self) -> impl Iterator<Item = Load> {
+    pub(crate) fn loads(&self) -> impl Iterator<Item = Load> {
         let mut frames = self.frames().iter().peekable();
         (0..self.taken).map(move |position| {
             let frame = frames.next_if(|frame| usize::from(frame.position) == position);
@@ -256,7 +256,7 @@ impl Burst {
 
     /// Returns the load of the heads that [`Burst::cut`] gave back from a burst that had `frames`
     /// frames and `rejects` rejected chains.
-    pub fn cut_load(&self, frames: usize, rejects: usize) -> Load {
+    pub(crate) fn cut_load(&self, frames: usize, rejects: usize) -> Load {
         let cut = &self.frames[self.count.min(frames)..frames];
         let rejected = repeat_n(Load::NO_FRAME, rejects.saturating_sub(self.rejected.count));
         cut.iter().map(Frame::load).chain(rejected).sum()
@@ -264,7 +264,7 @@ impl Burst {
 
     /// Adds a frame that fits the snapshot; false if the burst is full, or the frame is too short
     /// or longer than a snapshot.
-    pub fn push_small(&mut self, header: VnetHdr, bytes: &[u8]) -> bool {
+    pub(crate) fn push_small(&mut self, header: VnetHdr, bytes: &[u8]) -> bool {
         let fits = (MIN_FRAME_LEN as usize..=SNAPSHOT_LEN).contains(&bytes.len());
         if self.count == BURST_FRAMES || !fits {
             return false;
@@ -296,7 +296,7 @@ impl Burst {
     ///
     /// # Safety
     /// `at` is valid for reads of `len` bytes until the burst is cleared.
-    pub unsafe fn push_private(&mut self, header: VnetHdr, at: *mut u8, len: u32) -> bool {
+    pub(crate) unsafe fn push_private(&mut self, header: VnetHdr, at: *mut u8, len: u32) -> bool {
         if self.count == BURST_FRAMES || len < MIN_FRAME_LEN {
             return false;
         }
@@ -319,7 +319,7 @@ impl Burst {
     /// Copies the frames whose bits are set to private memory: from here on no byte of these frames
     /// is read from the sender's memory. Frames that are in private memory already stay there.
     #[cold]
-    pub fn stage(&mut self, frames: u64) {
+    pub(crate) fn stage(&mut self, frames: u64) {
         let frames = frames & !self.private.staged;
         let staged = |(at, _): &(usize, &mut Frame)| frames >> at & 1 != 0;
         for (_, frame) in self.frames[..self.count].iter_mut().enumerate().filter(staged) {
@@ -351,7 +351,7 @@ impl Burst {
     /// offloads. Rejects frames with invalid requests. `kernel` is true for frames of a TAP: the
     /// switch believes the kernel that a checksum is valid (`DATA_VALID`), and believes no guest.
     #[inline(always)]
-    pub fn examine(&mut self, may: Offloads, kernel: bool) {
+    pub(crate) fn examine(&mut self, may: Offloads, kernel: bool) {
         let known = asks(VnetHdr { flags: offload::NEEDS_CSUM, ..VnetHdr::plain(0) });
         let valid = asks(VnetHdr { flags: DATA_VALID, ..VnetHdr::plain(0) });
         let types = asks(VnetHdr { gso_type: 0xff, ..VnetHdr::plain(0) });
@@ -400,7 +400,7 @@ impl Burst {
     }
 
     /// Counts one more head that is not a frame, with its drop reason.
-    pub fn refuse(&mut self, reason: DropReason) {
+    pub(crate) fn refuse(&mut self, reason: DropReason) {
         self.reject(self.taken, reason);
         self.taken += 1;
     }

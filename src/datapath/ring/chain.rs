@@ -19,7 +19,7 @@ use sys::clock;
 
 /// Why a chain cannot serve as a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ChainError {
+pub(crate) enum ChainError {
     /// A descriptor or indirect table points outside the guest's memory.
     Address,
     /// A loop, too many descriptors, or a malformed indirect table.
@@ -32,7 +32,7 @@ pub enum ChainError {
 
 impl ChainError {
     /// Returns the drop counter of this error.
-    pub fn reason(self) -> DropReason {
+    pub(crate) fn reason(self) -> DropReason {
         match self {
             ChainError::Address => DropReason::BadAddress,
             ChainError::Shape | ChainError::NoRoom => DropReason::BadChain,
@@ -52,11 +52,11 @@ pub struct Piece {
 
 impl Piece {
     /// A piece without bytes.
-    pub const EMPTY: Piece = Piece { at: std::ptr::null_mut(), len: 0 };
+    pub(crate) const EMPTY: Piece = Piece { at: std::ptr::null_mut(), len: 0 };
 
     /// Drops the first `n` bytes, at most all of them.
     #[inline(always)]
-    pub fn skip(&mut self, n: u32) {
+    pub(crate) fn skip(&mut self, n: u32) {
         let n = n.min(self.len);
         self.at = self.at.wrapping_add(n as usize);
         self.len -= n;
@@ -65,7 +65,7 @@ impl Piece {
 
 /// A fixed-capacity list of pieces, allocated once per worker.
 #[derive(Debug)]
-pub struct PieceBuf {
+pub(crate) struct PieceBuf {
     pieces: Box<[Piece]>,
     len: usize,
     /// Descriptors read so far, empty ones included, plus one for each further region that a
@@ -81,7 +81,7 @@ unsafe impl Send for PieceBuf {}
 
 impl PieceBuf {
     /// Makes room for `capacity` pieces.
-    pub fn new(capacity: usize) -> PieceBuf {
+    pub(crate) fn new(capacity: usize) -> PieceBuf {
         PieceBuf {
             pieces: vec![Piece::EMPTY; capacity].into_boxed_slice(),
             len: 0,
@@ -92,36 +92,31 @@ impl PieceBuf {
 
     /// Returns the number of pieces in the list.
     #[inline(always)]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
-    }
-
-    /// True if the list holds no piece.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     /// Forgets all pieces from index `len` on.
     #[inline(always)]
-    pub fn truncate(&mut self, len: usize) {
+    pub(crate) fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
     /// Returns the pieces.
     #[inline(always)]
-    pub fn as_slice(&self) -> &[Piece] {
+    pub(crate) fn as_slice(&self) -> &[Piece] {
         &self.pieces[..self.len]
     }
 
     /// Returns the pieces, to change them.
     #[inline(always)]
-    pub fn as_mut_slice(&mut self) -> &mut [Piece] {
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [Piece] {
         &mut self.pieces[..self.len]
     }
 
     /// Adds a piece; fails with [`ChainError::NoRoom`] if the list is full.
     #[inline(always)]
-    pub fn push(&mut self, piece: Piece) -> Result<(), ChainError> {
+    pub(crate) fn push(&mut self, piece: Piece) -> Result<(), ChainError> {
         let slot = self.pieces.get_mut(self.len).ok_or(ChainError::NoRoom)?;
         *slot = piece;
         self.len += 1;

@@ -28,7 +28,7 @@ pub struct EgressFrame<'a> {
 impl Burst {
     /// Lets the listed frames leave as `edit` says. No other frame may leave before the next call
     /// of `retag` or `keep_tags`.
-    pub fn retag(&mut self, frames: &[u8], mut edit: impl FnMut(&Frame) -> TagEdit) {
+    pub(crate) fn retag(&mut self, frames: &[u8], mut edit: impl FnMut(&Frame) -> TagEdit) {
         let mut edit = |index: &u8| edit(&self.frames[usize::from(*index)]);
         let (same, mut rest) = (frames.first().map(&mut edit), frames.iter().skip(1));
         let are_same = self.are_alike || rest.all(|index| Some(edit(index)) == same);
@@ -47,7 +47,7 @@ impl Burst {
 
     /// Lets all frames leave as they arrived.
     #[inline(always)]
-    pub fn keep_tags(&mut self) {
+    pub(crate) fn keep_tags(&mut self) {
         self.tags.are_other = false;
     }
 
@@ -55,7 +55,7 @@ impl Burst {
     /// with headers that ask for nothing. The caller clears this burst before `of`: both may refer
     /// to the same memory.
     #[cold]
-    pub fn excerpt(&mut self, of: &Burst, frames: &[u8], most: usize) {
+    pub(crate) fn excerpt(&mut self, of: &Burst, frames: &[u8], most: usize) {
         self.clear();
         for &index in frames {
             if self.push_beginning(of, index, most) {
@@ -95,7 +95,7 @@ impl Burst {
 
     /// Returns frame `index` as it leaves the switch.
     #[inline(always)]
-    pub fn egress(&self, index: u8) -> EgressFrame<'_> {
+    pub(crate) fn egress(&self, index: u8) -> EgressFrame<'_> {
         let frame = EgressFrame::new(self, &self.frames()[usize::from(index)]);
         EgressFrame { retagged: self.tags.of(index), ..frame }
     }
@@ -110,32 +110,31 @@ impl<'a> EgressFrame<'a> {
 
     /// Returns the frame's bytes.
     #[inline(always)]
-    #[expect(clippy::len_without_is_empty, reason = "no frame is empty")]
-    pub fn len(self) -> u32 {
+    pub(crate) fn len(self) -> u32 {
         self.retagged.map_or(self.frame.len, |other| other.len)
     }
 
     /// Returns the frame's virtio-net header; see [`Frame::header`].
     #[inline(always)]
-    pub fn header(self) -> VnetHdr {
+    pub(crate) fn header(self) -> VnetHdr {
         self.retagged.map_or(self.frame.header, Retagged::header)
     }
 
     /// Returns the offloads that a receiver must have acknowledged to get the frame with
     /// [`EgressFrame::header`]; valid only if the burst asks for offloads.
     #[inline(always)]
-    pub fn needs(self) -> Offloads {
+    pub(crate) fn needs(self) -> Offloads {
         self.retagged.map_or(self.frame.needs, Retagged::needs)
     }
 
     /// Returns the offloads that the frame asks for; valid only if the burst asks for offloads.
-    pub fn request(self) -> Request {
+    pub(crate) fn request(self) -> Request {
         self.retagged.map_or_else(|| self.frame.request(), |other| other.request)
     }
 
     /// Returns the frame's first bytes, which are private.
     #[inline(always)]
-    pub fn head(self) -> &'a [u8] {
+    pub(crate) fn head(self) -> &'a [u8] {
         match self.retagged {
             Some(other) => other.head(),
             None => self.frame.head(),
@@ -143,19 +142,19 @@ impl<'a> EgressFrame<'a> {
     }
 
     /// Returns the pieces behind [`EgressFrame::head`], in the sender's memory or private.
-    pub fn payload(self) -> impl Iterator<Item = &'a Piece> {
+    pub(crate) fn payload(self) -> impl Iterator<Item = &'a Piece> {
         let pieces = std::iter::once(&self.frame.rest).chain(self.burst.more(self.frame));
         pieces.filter(|piece| piece.len > 0)
     }
 
     /// Copies the frame's first bytes to private memory: as many as `out` holds or the frame has.
     /// Returns their number.
-    pub fn copy_beginning(self, out: &mut [u8]) -> usize {
+    pub(crate) fn copy_beginning(self, out: &mut [u8]) -> usize {
         self.reader().read(out)
     }
 
     /// Returns a reader at the frame's first byte.
-    pub fn reader(self) -> Reader<'a> {
+    pub(crate) fn reader(self) -> Reader<'a> {
         let EgressFrame { burst, frame, .. } = self;
         let head = self.head();
         let snapshot = Piece { at: head.as_ptr().cast_mut(), len: head.len() as u32 };
@@ -303,7 +302,7 @@ impl Reader<'_> {
 
     /// Copies the next bytes into private memory and returns their number; fills all of `out`
     /// unless the frame is shorter.
-    pub fn read(&mut self, out: &mut [u8]) -> usize {
+    pub(crate) fn read(&mut self, out: &mut [u8]) -> usize {
         let mut filled = 0;
         while filled < out.len() {
             let Some((at, n)) = self.bytes(out.len() - filled) else { break };
@@ -317,7 +316,7 @@ impl Reader<'_> {
 
     /// Copies the next bytes into private memory and returns their sum. Summing during the copy
     /// costs less than a second pass.
-    pub fn read_summed(&mut self, out: &mut [u8]) -> Sum {
+    pub(crate) fn read_summed(&mut self, out: &mut [u8]) -> Sum {
         let room = [Piece { at: out.as_mut_ptr(), len: out.len() as u32 }];
         Writer::new(&room).write_summed(self, out.len())
     }

@@ -32,9 +32,12 @@ pub mod tx;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use crate::guard::CallFd;
-pub use burst::{Burst, Frame, KeptFrames};
-pub use chain::{ChainError, Piece, PieceBuf};
-pub use copy::{EgressFrame, Reader};
+pub(crate) use crate::guard::CallFd;
+pub(crate) use burst::KeptFrames;
+pub use burst::{Burst, Frame};
+pub use chain::Piece;
+pub(crate) use copy::EgressFrame;
+pub use copy::Reader;
 pub use rx::{Cut, Delivered, RxScratch};
-pub use split::{Position, RingConfig, RingError, SplitRing};
+pub(crate) use split::Position;
+pub use split::{RingConfig, RingError, SplitRing};

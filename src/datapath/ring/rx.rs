@@ -42,7 +42,7 @@ pub struct Delivered {
     pub fallbacks: Fallbacks,
     /// Cycles spent on missing pages under the receiver's buffers, if so many that the run ended
     /// early; otherwise 0. The frames from `settled` on are not delivered then.
-    pub slow: u64,
+    pub(crate) slow: u64,
     /// The driver asks to be signalled.
     pub signal: bool,
     /// The ring was found broken; frames from `settled` on are not delivered.
@@ -53,11 +53,11 @@ pub struct Delivered {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Fallbacks {
     /// Delivered frames whose checksum the switch completed.
-    pub checksummed: u64,
+    pub(crate) checksummed: u64,
     /// Delivered frames that the switch cut into segments.
-    pub segmented: u64,
+    pub(crate) segmented: u64,
     /// Segments of the frames in `segmented` that were delivered.
-    pub segments: u64,
+    pub(crate) segments: u64,
     /// Segments of the frames in `segmented` that were not delivered.
     pub segments_lost: u64,
 }

@@ -110,7 +110,7 @@ pub enum RingError {
 }
 
 /// Checks a ring size (virtio 1.2 section 2.7).
-pub fn check_size(size: u32) -> Result<u16, RingError> {
+pub(crate) fn check_size(size: u32) -> Result<u16, RingError> {
     let clipped = u16::try_from(size).unwrap_or(u16::MAX);
     if clipped <= MAX_RING_SIZE && clipped.is_power_of_two() {
         Ok(clipped)
@@ -139,7 +139,7 @@ pub struct Position {
 
 impl Position {
     /// Returns the index of the next head to take, as [`SplitRing::base`] does.
-    pub fn base(&self) -> u16 {
+    pub(crate) fn base(&self) -> u16 {
         self.next
     }
 }
@@ -163,23 +163,23 @@ pub struct SplitRing {
 /// Features that the driver acknowledged for a ring; [`RingConfig`] documents the fields.
 #[derive(Debug)]
 pub(super) struct RingFeatures {
-    pub header_len: u8,
-    pub mergeable: bool,
-    pub offloads: Offloads,
-    pub event_idx: bool,
+    pub(crate) header_len: u8,
+    pub(crate) mergeable: bool,
+    pub(crate) offloads: Offloads,
+    pub(crate) event_idx: bool,
 }
 
 /// How far a ring is; each index runs modulo 2^16.
 #[derive(Debug, Default)]
 pub(super) struct Indices {
     /// Index of the next head to take; every chain before it is completed.
-    pub next_avail: u16,
+    pub(crate) next_avail: u16,
     /// avail.idx as last read: heads before this index may be read.
-    pub avail_seen: u16,
+    pub(crate) avail_seen: u16,
     /// Index of the next used element to write.
-    pub next_used: u16,
+    pub(crate) next_used: u16,
     /// used.idx as last written.
-    pub published: u16,
+    pub(crate) published: u16,
 }
 
 // SAFETY: the pointers refer to guest memory kept alive by `memory`; they are only used through
@@ -235,7 +235,7 @@ impl SplitRing {
     }
 
     /// Restarts a ring that lost its memory, at the position at which the ring stood.
-    pub fn resume(
+    pub(crate) fn resume(
         table: Arc<MemTable>,
         config: &RingConfig,
         at: Position,
@@ -248,7 +248,7 @@ impl SplitRing {
     }
 
     /// Returns the ring's position. The caller calls this only while no chain is half done.
-    pub fn position(&self) -> Position {
+    pub(crate) fn position(&self) -> Position {
         Position {
             next: self.indices.next_avail,
             started_at: self.started_at,
@@ -258,7 +258,7 @@ impl SplitRing {
 
     /// Takes both indices from used.idx, as [`SplitRing::start`] does: the front-end moved the
     /// ring.
-    pub fn begin_at_used(&mut self) {
+    pub(crate) fn begin_at_used(&mut self) {
         let at = self.load_used_idx();
         self.begin_at(at);
         self.started_at = at;
@@ -273,14 +273,14 @@ impl SplitRing {
     }
 
     /// Checks that all parts of the ring lie in the memory table, aligned.
-    pub fn check_place(table: &MemTable, config: &RingConfig) -> Result<(), RingError> {
+    pub(crate) fn check_place(table: &MemTable, config: &RingConfig) -> Result<(), RingError> {
         resolve(table, config).map(drop)
     }
 
     /// Returns the number of chains that the driver made available and this process has not given
     /// back: avail.idx minus used.idx, whichever worker serves the ring. `None` if the ring is not
     /// mapped or its indices make no sense.
-    pub fn outstanding(table: &MemTable, config: &RingConfig) -> Option<u16> {
+    pub(crate) fn outstanding(table: &MemTable, config: &RingConfig) -> Option<u16> {
         let Parts { avail, used, .. } = resolve(table, config).ok()?;
         if table.is_truncated() {
             return None;
@@ -308,13 +308,13 @@ impl SplitRing {
     /// released. Heads go back in the order in which they were taken, one element each, so all
     /// three positions are equal while the lock is free.
     #[cold]
-    pub fn roll_back(&mut self) {
+    pub(crate) fn roll_back(&mut self) {
         self.indices.next_avail = self.indices.published;
         self.indices.next_used = self.indices.published;
     }
 
     /// Sets the offloads that frames may ask for, or be delivered with, from now on.
-    pub fn set_offloads(&mut self, offloads: Offloads) {
+    pub(crate) fn set_offloads(&mut self, offloads: Offloads) {
         self.features.offloads = offloads;
     }
 
@@ -324,12 +324,12 @@ impl SplitRing {
     }
 
     /// Ends dirty logging and returns the previous log.
-    pub fn take_log(&mut self) -> Option<RingLog> {
+    pub(crate) fn take_log(&mut self) -> Option<RingLog> {
         self.log.take()
     }
 
     /// Number of descriptors.
-    pub fn size(&self) -> u16 {
+    pub(crate) fn size(&self) -> u16 {
         self.parts.size
     }
 
@@ -342,7 +342,7 @@ impl SplitRing {
     /// kick: if the driver kicked and avail.idx is 0, this process does not read the memory that
     /// the driver writes. A restored or restarted ring has an index that is not 0. Returns false at
     /// every later call, when the indices may have wrapped to 0.
-    pub fn never_moved(&mut self) -> bool {
+    pub(crate) fn never_moved(&mut self) -> bool {
         let asked = std::mem::replace(&mut self.asked_if_moved, true);
         !asked && self.started_at == 0 && self.indices.next_avail == 0 && self.load_avail_idx() == 0
     }
@@ -357,7 +357,7 @@ impl SplitRing {
     /// Returns why the ring is broken: [`RingError::Truncated`] if the front-end truncated the
     /// memory, since `found` was derived from zero pages then; otherwise `found`.
     #[cold]
-    pub fn cause(&self, found: RingError) -> RingError {
+    pub(crate) fn cause(&self, found: RingError) -> RingError {
         self.check_memory().err().unwrap_or(found)
     }
 
@@ -521,7 +521,7 @@ impl SplitRing {
     /// Asks for a kick at the next buffer behind all buffers seen so far, and reads avail.idx
     /// again. True if such a buffer is available already; the caller must not sleep then.
     #[must_use]
-    pub fn enable_kicks_behind(&mut self) -> bool {
+    pub(crate) fn enable_kicks_behind(&mut self) -> bool {
         let seen = self.indices.avail_seen;
         if self.features.event_idx {
             self.store_avail_event(seen);
@@ -533,7 +533,7 @@ impl SplitRing {
 
     /// Makes all used elements pushed since the last call visible to the driver. True if the driver
     /// asks to be signalled.
-    pub fn publish(&mut self) -> bool {
+    pub(crate) fn publish(&mut self) -> bool {
         let (old, new) = (self.indices.published, self.indices.next_used);
         if old == new {
             return false;

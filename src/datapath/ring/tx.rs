@@ -59,7 +59,7 @@ impl SplitRing {
 
     /// True if heads seen at the last read of avail.idx are not taken yet.
     #[inline(always)]
-    pub fn has_more(&self) -> bool {
+    pub(crate) fn has_more(&self) -> bool {
         self.indices.avail_seen != self.indices.next_avail
     }
 
@@ -72,12 +72,12 @@ impl SplitRing {
     /// Returns the number of buffers that the driver offers now; 0 also if avail.idx makes no
     /// sense, which the next call of [`SplitRing::take`] reports.
     #[inline(always)]
-    pub fn offered(&mut self) -> u16 {
+    pub(crate) fn offered(&mut self) -> u16 {
         self.refresh_available().unwrap_or(0)
     }
 
     /// Reads avail.idx.
-    pub fn avail_idx(&self) -> u16 {
+    pub(crate) fn avail_idx(&self) -> u16 {
         self.load_avail_idx()
     }
 
@@ -229,7 +229,7 @@ impl SplitRing {
     /// Returns the number of heads, and whether the driver asks to be signalled. Descriptors are
     /// not read, so discarding a chain costs no more than discarding a frame. Calls `count` with
     /// the number before the driver sees a head, so that each head that the driver sees is counted.
-    pub fn discard(
+    pub(crate) fn discard(
         &mut self,
         limit: usize,
         count: impl FnOnce(usize),

@@ -27,9 +27,9 @@ use sys::usage::Usage;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stall {
     /// Cycles of the delay that page faults explain.
-    pub cycles: u64,
+    pub(crate) cycles: u64,
     /// Nanoseconds of the delay in which the worker slept in the kernel; 0 if a disk was read.
-    pub blocked: u64,
+    pub(crate) blocked: u64,
 }
 
 /// A worker's publication of the ports whose memory it touches, and its record of delays by this
@@ -50,7 +50,7 @@ pub struct Stalls {
 
 impl Stalls {
     /// Creates the record of a worker that publishes in `presence`.
-    pub fn new(presence: Arc<Presence>) -> Stalls {
+    pub(crate) fn new(presence: Arc<Presence>) -> Stalls {
         Stalls {
             presence,
             slow: clock::cycles_for_work(SLOW_TURN_NANOS),
@@ -63,20 +63,20 @@ impl Stalls {
 
     /// The worker touches no guest's memory from here on.
     #[inline(always)]
-    pub fn at_nothing(&self) {
+    pub(crate) fn at_nothing(&self) {
         self.presence.at([NOWHERE; 2]);
     }
 
     /// The worker touches the memory of port `id` alone from here on: the port's ring is looked at,
     /// or is the source of a burst. The port may be a device, which has no memory.
     #[inline(always)]
-    pub fn at_sender(&self, id: PortId) {
+    pub(crate) fn at_sender(&self, id: PortId) {
         self.presence.at([id.into(), NOWHERE]);
     }
 
     /// The worker touches the memory of guest `id` alone from here on, which receives.
     #[inline(always)]
-    pub fn at_receiver(&self, id: PortId) {
+    pub(crate) fn at_receiver(&self, id: PortId) {
         self.presence.at([NOWHERE, id.into()]);
     }
 
@@ -85,7 +85,7 @@ impl Stalls {
     /// frames are private, so the receiver alone is touched, and the run is timed: returns the
     /// present cycle for [`Stalls::end_run`].
     #[inline(always)]
-    pub fn begin_run(&self, sender: Option<PortId>, id: PortId) -> Option<u64> {
+    pub(crate) fn begin_run(&self, sender: Option<PortId>, id: PortId) -> Option<u64> {
         if self.watching {
             self.at_receiver(id);
             return Some(clock::cycles());
@@ -96,7 +96,7 @@ impl Stalls {
 
     /// Begins a turn at cycle `now`.
     #[inline(always)]
-    pub fn begin_turn(&mut self, now: u64) {
+    pub(crate) fn begin_turn(&mut self, now: u64) {
         self.watching = now < self.until;
         if self.watching {
             self.rebase(now);
@@ -107,19 +107,19 @@ impl Stalls {
     /// Starts a new comparison at cycle `now`. Called regularly, since old page faults and
     /// run-queue delays do not explain a present delay.
     #[cold]
-    pub fn rebase(&mut self, now: u64) {
+    pub(crate) fn rebase(&mut self, now: u64) {
         self.base = (now, Usage::now());
     }
 
     /// True if frames are to be copied to private memory before delivery.
     #[inline(always)]
-    pub fn is_watching(&self) -> bool {
+    pub(crate) fn is_watching(&self) -> bool {
         self.watching
     }
 
     /// Ends a turn that took `spent` cycles up to cycle `now`.
     #[inline(always)]
-    pub fn end_turn(&mut self, spent: u64, now: u64) {
+    pub(crate) fn end_turn(&mut self, spent: u64, now: u64) {
         if spent > self.slow {
             self.end_slow_turn(spent, now);
         }
@@ -136,7 +136,7 @@ impl Stalls {
     /// Ends a run that began at cycle `start` and touched only its receiver's memory. Returns the
     /// delay, if there was a long one.
     #[cold]
-    pub fn end_run(&mut self, start: u64) -> Option<Stall> {
+    pub(crate) fn end_run(&mut self, start: u64) -> Option<Stall> {
         let now = clock::cycles();
         let spent = clock::since(start, now);
         if spent < self.slow { None } else { self.note(spent, now) }
@@ -150,7 +150,7 @@ impl Stalls {
     }
 
     /// Takes the longest delay of the last slow turn.
-    pub fn last_turn(&mut self) -> Option<Stall> {
+    pub(crate) fn last_turn(&mut self) -> Option<Stall> {
         self.last.take()
     }
 

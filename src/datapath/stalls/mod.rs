@@ -18,8 +18,8 @@
 mod delay;
 mod takeover;
 
-pub use delay::{Stall, Stalls};
-pub use takeover::{Duty, Reserves, Takeover};
+pub(crate) use delay::{Stall, Stalls};
+pub(crate) use takeover::{Duty, Reserves, Takeover};
 
 #[cfg(test)]
 mod tests;

@@ -38,13 +38,13 @@ const HANDOVER: Duration = Duration::from_millis(2);
 
 /// Task of a reserve.
 #[derive(Debug, Clone, Copy)]
-pub struct Duty {
+pub(crate) struct Duty {
     /// The worker to relieve.
-    pub worker: usize,
+    pub(crate) worker: usize,
     /// The stuck thread.
-    pub instead_of: usize,
+    pub(crate) instead_of: usize,
     /// State of the thread when it was found stuck.
-    pub stalled: Stalled,
+    pub(crate) stalled: Stalled,
 }
 
 /// A port whose rings are suspended.
@@ -75,7 +75,7 @@ pub struct Takeover {
 
 impl Takeover {
     /// Creates the state of thread `number`, which `wake` wakes.
-    pub fn new(number: usize, wake: Arc<EventFd>) -> Takeover {
+    pub(crate) fn new(number: usize, wake: Arc<EventFd>) -> Takeover {
         Takeover {
             wake,
             thread: AtomicI32::new(0),
@@ -87,30 +87,30 @@ impl Takeover {
     }
 
     /// Records the calling thread as the thread of this state.
-    pub fn begin(&self) {
+    pub(crate) fn begin(&self) {
         self.thread.store(gettid().as_raw_pid(), Ordering::Relaxed);
     }
 
     /// True once after each change.
     #[inline(always)]
-    pub fn has_news(&self) -> bool {
+    pub(crate) fn has_news(&self) -> bool {
         self.news.load(Ordering::Relaxed) && self.news.swap(false, Ordering::Acquire)
     }
 
     /// True if there is a change. Called after the thread published that it is about to sleep: a
     /// thread that notifies, and then finds this thread awake, need not wake it.
-    pub fn has_news_before_sleep(&self) -> bool {
+    pub(crate) fn has_news_before_sleep(&self) -> bool {
         fence(Ordering::SeqCst);
         self.news.load(Ordering::Relaxed)
     }
 
     /// Tells the thread of a change, which the thread reads before it sleeps at the latest.
-    pub fn notify(&self) {
+    pub(crate) fn notify(&self) {
         self.news.store(true, Ordering::SeqCst);
     }
 
     /// Tells the thread of a change, and wakes the thread.
-    pub fn wake(&self) {
+    pub(crate) fn wake(&self) {
         self.notify();
         // EAGAIN means that the counter is full: the thread wakes up anyway.
         let _ = self.wake.write(1);
@@ -118,17 +118,17 @@ impl Takeover {
 
     /// True once after each wake-up.
     #[cfg(test)]
-    pub fn is_woken(&self) -> bool {
+    pub(crate) fn is_woken(&self) -> bool {
         self.wake.read().is_ok()
     }
 
     /// Returns the task of the reserve.
-    pub fn duty(&self) -> Option<Duty> {
+    pub(crate) fn duty(&self) -> Option<Duty> {
         *lock(&self.duty)
     }
 
     /// Ends the task of the reserve.
-    pub fn end_duty(&self) {
+    pub(crate) fn end_duty(&self) {
         *lock(&self.duty) = None;
     }
 }
@@ -144,12 +144,12 @@ pub struct Reserves {
 
 impl Reserves {
     /// Combines `threads`, of which the first `workers` are workers, and the others reserves.
-    pub fn new(threads: Vec<Arc<Takeover>>, workers: usize, ports: Arc<Ports>) -> Reserves {
+    pub(crate) fn new(threads: Vec<Arc<Takeover>>, workers: usize, ports: Arc<Ports>) -> Reserves {
         Reserves { threads, workers, ports, suspects: Mutex::default() }
     }
 
     /// Returns the number of workers.
-    pub fn workers(&self) -> usize {
+    pub(crate) fn workers(&self) -> usize {
         self.workers
     }
 
@@ -162,7 +162,7 @@ impl Reserves {
     /// If not, the thread may have read the state too early, and is woken to read the state again.
     /// A worker then ends the reserve's duty before the duty began; a reserve that continued has
     /// retired, or will retire.
-    pub fn relieve(
+    pub(crate) fn relieve(
         &self,
         number: usize,
         stalled: Stalled,
@@ -224,7 +224,7 @@ impl Reserves {
     /// Ends the suspension of ports whose memory the calling thread, that of `takeover`, waited
     /// for. `stall` is the longest delay of the thread's last turn. If it is known which port
     /// caused the delay, this port is charged, the second time with the end of its session.
-    pub fn resume(&self, takeover: &Takeover, stall: impl FnOnce() -> Option<Stall>) {
+    pub(crate) fn resume(&self, takeover: &Takeover, stall: impl FnOnce() -> Option<Stall>) {
         let suspended = std::mem::take(&mut *lock(&takeover.suspended));
         if suspended.is_empty() {
             return;
@@ -246,14 +246,14 @@ impl Reserves {
     }
 
     /// True if thread `number` works for worker `worker`.
-    pub fn works_for(&self, number: usize, worker: usize) -> bool {
+    pub(crate) fn works_for(&self, number: usize, worker: usize) -> bool {
         self.threads[worker].acting.load(Ordering::Acquire) == number
     }
 
     /// Makes a worker's own thread work again, and waits a moment for the relieving thread to end
     /// its turn. Returns the number of the relieving thread if it does not end, since it may be
     /// stuck itself.
-    pub fn come_back(&self, worker: usize) -> Option<usize> {
+    pub(crate) fn come_back(&self, worker: usize) -> Option<usize> {
         let before = self.threads[worker].acting.swap(worker, Ordering::AcqRel);
         let other = self.threads.get(before).filter(|_| before != worker)?;
         other.wake();

@@ -119,7 +119,7 @@ impl Connection {
 
     /// Returns the handle by which another thread calls the session, or ends it with
     /// [`WireError::Dropped`].
-    pub fn leave(&self) -> &Arc<SessionWaker> {
+    pub(crate) fn leave(&self) -> &Arc<SessionWaker> {
         &self.leave
     }
 
@@ -142,13 +142,13 @@ impl Connection {
     }
 
     /// Replies with one number, as to `GET_FEATURES` and `GET_QUEUE_NUM`.
-    pub fn reply_u64(&mut self, code: Code, value: u64) -> Result<(), WireError> {
+    pub(crate) fn reply_u64(&mut self, code: Code, value: u64) -> Result<(), WireError> {
         self.reply(code, VhostUserU64::new(value))
     }
 
     /// Acknowledges a request that asked for an acknowledgement ([`Head::wants_ack`]): 0 if the
     /// request was done, another number if not. Only with `REPLY_ACK` negotiated.
-    pub fn ack(&mut self, code: Code, done: bool) -> Result<(), WireError> {
+    pub(crate) fn ack(&mut self, code: Code, done: bool) -> Result<(), WireError> {
         self.reply_u64(code, u64::from(!done))
     }
 
@@ -224,7 +224,7 @@ impl Connection {
     }
 
     /// Sends one reply, in one piece unless the socket is nearly full.
-    pub fn reply<T: ByteValued>(&mut self, code: Code, body: T) -> Result<(), WireError> {
+    pub(crate) fn reply<T: ByteValued>(&mut self, code: Code, body: T) -> Result<(), WireError> {
         let header = reply_header(code, size_of::<T>() as u32);
         let message = [&header, body.as_slice()].concat();
         let deadline = Instant::now() + self.reply_timeout;

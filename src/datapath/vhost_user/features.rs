@@ -124,7 +124,7 @@ pub fn offer(send: Offloads, receive: Offloads, platform: bool) -> Offer {
 }
 
 /// Returns the offloads that frames of a driver with these acknowledged features may ask for.
-pub fn may_ask(features: u64) -> Offloads {
+pub(crate) fn may_ask(features: u64) -> Offloads {
     acknowledged(|sends, _| features & sends != 0)
 }
 

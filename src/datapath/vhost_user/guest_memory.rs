@@ -15,9 +15,9 @@ use crate::port::RegionFacts;
 use base::limits::MAX_MEM_SLOTS;
 
 /// Guest memory and dirty log of one session.
-pub struct GuestMemory {
+pub(crate) struct GuestMemory {
     /// Table of the mapped regions.
-    pub table: Arc<MemTable>,
+    pub(crate) table: Arc<MemTable>,
     /// Regions that lie on a disk and are therefore in no table.
     left_out: Vec<RegionSpec>,
     /// Account of the port, for mappings of the memory and the log.
@@ -25,18 +25,18 @@ pub struct GuestMemory {
     /// Set when an access finds a file of this guest shorter than it was when mapped.
     truncated: Arc<AtomicBool>,
     /// The front-end's dirty log, if there is one.
-    pub log: Option<Arc<DirtyLog>>,
+    pub(crate) log: Option<Arc<DirtyLog>>,
     /// The pages of the memory must exist when the memory is mapped.
     preallocated: bool,
     /// Memory was mapped at some time in this session.
-    pub was_mapped: bool,
+    pub(crate) was_mapped: bool,
     /// All memory that the front-end sent lies on a disk.
-    pub all_on_disk: bool,
+    pub(crate) all_on_disk: bool,
 }
 
 impl GuestMemory {
     /// Creates the memory of a session that has sent no region. Mappings are charged to `account`.
-    pub fn new(account: &Arc<Account>, preallocated: bool) -> GuestMemory {
+    pub(crate) fn new(account: &Arc<Account>, preallocated: bool) -> GuestMemory {
         let truncated = Arc::default();
         GuestMemory {
             table: Arc::new(MemTable::empty(&truncated)),
@@ -51,7 +51,7 @@ impl GuestMemory {
     }
 
     /// Returns all regions, by their addresses, for the diagnosis.
-    pub fn facts(&self) -> Vec<RegionFacts> {
+    pub(crate) fn facts(&self) -> Vec<RegionFacts> {
         let left_out = |spec: &RegionSpec| RegionFacts {
             gpa: spec.gpa,
             len: spec.len,
@@ -66,25 +66,30 @@ impl GuestMemory {
     }
 
     /// Returns the bytes of the regions that are left out.
-    pub fn bytes_left_out(&self) -> u64 {
+    pub(crate) fn bytes_left_out(&self) -> u64 {
         self.left_out.iter().map(|region| region.len).sum()
     }
 
     /// Replaces the table, and returns the old table.
-    pub fn replace(&mut self, table: MemTable) -> Arc<MemTable> {
+    pub(crate) fn replace(&mut self, table: MemTable) -> Arc<MemTable> {
         self.was_mapped |= !table.is_empty();
         std::mem::replace(&mut self.table, Arc::new(table))
     }
 
     /// Maps a dirty log.
-    pub fn map_log(&self, file: OwnedFd, offset: u64, size: u64) -> Result<Arc<DirtyLog>, Refusal> {
+    pub(crate) fn map_log(
+        &self,
+        file: OwnedFd,
+        offset: u64,
+        size: u64,
+    ) -> Result<Arc<DirtyLog>, Refusal> {
         let extent = Extent::new(file, offset, size)?;
         let lease = self.account.lease(extent.size().mapped)?;
         Ok(Arc::new(DirtyLog::new(extent, &self.truncated)?.leased(lease)))
     }
 
     /// Maps the regions of a whole table. Returns the table, and the regions that lie on a disk.
-    pub fn map_all(
+    pub(crate) fn map_all(
         &self,
         regions: Vec<(RegionSpec, Passed)>,
     ) -> Result<(MemTable, Vec<RegionSpec>), Refusal> {
@@ -105,7 +110,11 @@ impl GuestMemory {
     }
 
     /// Returns the table with a further region; none if the table has the region already.
-    pub fn with(&self, spec: RegionSpec, file: OwnedFd) -> Result<Option<MemTable>, Refusal> {
+    pub(crate) fn with(
+        &self,
+        spec: RegionSpec,
+        file: OwnedFd,
+    ) -> Result<Option<MemTable>, Refusal> {
         // Mapped before the table's limits are checked: the region may be in the table already.
         let region = self.map(spec, self.extent(&spec, file)?)?;
         if self.table.holds(&region) { Ok(None) } else { Ok(Some(self.table.with(region)?)) }
@@ -113,7 +122,7 @@ impl GuestMemory {
 
     /// Returns the table without a region; none if the table does not have the region. Forgets that
     /// the region is left out.
-    pub fn without(&mut self, spec: RegionSpec) -> Result<Option<MemTable>, Refusal> {
+    pub(crate) fn without(&mut self, spec: RegionSpec) -> Result<Option<MemTable>, Refusal> {
         let same = |r: &RegionSpec| (r.gpa, r.uva, r.len) == (spec.gpa, spec.uva, spec.len);
         self.keep_left_out(|region| !same(region));
         match self.table.without(spec.gpa, spec.uva, spec.len) {
@@ -127,7 +136,7 @@ impl GuestMemory {
     /// Beside other memory the region becomes a hole, and the guest keeps its network: frames
     /// seldom lie in such a region (persistent memory, a second kind of RAM). False if the region
     /// is left out already.
-    pub fn leave_out(&mut self, spec: RegionSpec) -> Result<bool, Refusal> {
+    pub(crate) fn leave_out(&mut self, spec: RegionSpec) -> Result<bool, Refusal> {
         if self.table.is_empty() {
             return Err(Refusal::OnDisk);
         }
@@ -142,7 +151,7 @@ impl GuestMemory {
     }
 
     /// Forgets the regions that are left out and for which `stays` returns false.
-    pub fn keep_left_out(&mut self, stays: impl FnMut(&RegionSpec) -> bool) {
+    pub(crate) fn keep_left_out(&mut self, stays: impl FnMut(&RegionSpec) -> bool) {
         self.left_out.retain(stays);
     }
 

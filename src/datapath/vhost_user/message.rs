@@ -21,13 +21,13 @@ use base::words::counted;
 mod decode;
 
 /// Bytes of a message header: request, flags and body size, each a u32 in native byte order.
-pub const HEADER_BYTES: usize = 12;
+pub(crate) const HEADER_BYTES: usize = 12;
 
 /// The protocol's only version, in the two lowest flag bits.
 const VERSION: u32 = 1;
 
 /// Flags of every reply: version 1 and the reply bit, nothing else. DPDK compares all 32 bits.
-pub const REPLY_FLAGS: u32 = VERSION | VhostUserHeaderFlag::REPLY.bits();
+pub(crate) const REPLY_FLAGS: u32 = VERSION | VhostUserHeaderFlag::REPLY.bits();
 
 /// A request code as received, known or not. Prints as the protocol's name.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub struct Code(pub u32);
 
 impl Code {
     /// Returns the request of this code, if the protocol (as of the `vhost` crate) has one.
-    pub fn known(self) -> Option<FrontendReq> {
+    pub(crate) fn known(self) -> Option<FrontendReq> {
         FrontendReq::try_from(self.0).ok()
     }
 }
@@ -112,20 +112,20 @@ impl Head {
     }
 
     /// True if the request has a reply of its own.
-    pub fn has_answer(&self) -> bool {
+    pub(crate) fn has_answer(&self) -> bool {
         decode::has_answer(self.code)
     }
 
     /// True if the front-end asked for an acknowledgement and the request has no reply of its own,
     /// which would stand for one. Valid only if `REPLY_ACK` is negotiated, which the session
     /// checks.
-    pub fn wants_ack(&self) -> bool {
+    pub(crate) fn wants_ack(&self) -> bool {
         self.need_reply && !self.has_answer()
     }
 }
 
 /// Returns the header of a reply with a body of `size` bytes.
-pub fn reply_header(code: Code, size: u32) -> [u8; HEADER_BYTES] {
+pub(crate) fn reply_header(code: Code, size: u32) -> [u8; HEADER_BYTES] {
     let mut bytes = [0; HEADER_BYTES];
     let words = [code.0, REPLY_FLAGS, size];
     for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
@@ -153,30 +153,30 @@ pub struct Message {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionSpec {
     /// Guest-physical address of the first byte.
-    pub gpa: u64,
+    pub(crate) gpa: u64,
     /// Length in bytes.
-    pub len: u64,
+    pub(crate) len: u64,
     /// Address of the first byte in the front-end's process; ring addresses are such addresses.
-    pub uva: u64,
+    pub(crate) uva: u64,
     /// Offset of the first byte in the file.
-    pub offset: u64,
+    pub(crate) offset: u64,
 }
 
 /// Addresses of a ring in the front-end's process. Unchecked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VringAddr {
     /// Ring index.
-    pub index: u32,
+    pub(crate) index: u32,
     /// Bit 0: log writes to the used ring.
-    pub flags: u32,
+    pub(crate) flags: u32,
     /// Address of the descriptor table.
-    pub descriptor: u64,
+    pub(crate) descriptor: u64,
     /// Address of the used ring.
-    pub used: u64,
+    pub(crate) used: u64,
     /// Address of the available ring.
-    pub available: u64,
+    pub(crate) available: u64,
     /// Guest-physical address of the used ring, for the dirty log.
-    pub log: u64,
+    pub(crate) log: u64,
 }
 
 /// Content of a well-formed message, without its code. Values are as received.
@@ -234,7 +234,7 @@ pub enum BadMessage {
 
 /// Returns the address in the value of `SEND_RARP`: the value's first six bytes in memory, in any
 /// byte order.
-pub fn address_in(value: u64) -> MacAddr {
+pub(crate) fn address_in(value: u64) -> MacAddr {
     let [a, b, c, d, e, f, ..] = value.to_ne_bytes();
     MacAddr([a, b, c, d, e, f])
 }

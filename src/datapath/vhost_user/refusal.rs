@@ -60,7 +60,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// True if nothing is wrong with the request: this process ran out of a resource.
-    pub fn is_resource_exhaustion(&self) -> bool {
+    pub(crate) fn is_resource_exhaustion(&self) -> bool {
         matches!(
             self,
             Refusal::Watch(_)

@@ -104,7 +104,7 @@ pub struct Rings<'a> {
 
 impl<'a> Rings<'a> {
     /// Makes the rings of a session; none is set up.
-    pub fn new(context: &'a Context, port: &'a Port, guest: &'a GuestPort) -> Rings<'a> {
+    pub(crate) fn new(context: &'a Context, port: &'a Port, guest: &'a GuestPort) -> Rings<'a> {
         // One more than the port serves: a control queue, which the front-end serves itself but may
         // mention in requests.
         let count = 2 * guest.tx.len() + 1;
@@ -122,12 +122,12 @@ impl<'a> Rings<'a> {
     }
 
     /// True if a ring runs, or would run if its memory were there.
-    pub fn any_started(&self) -> bool {
+    pub(crate) fn any_started(&self) -> bool {
         self.rings.iter().any(Ring::is_started)
     }
 
     /// Returns the number of queue pairs for which the port has rings.
-    pub fn pairs(&self) -> usize {
+    pub(crate) fn pairs(&self) -> usize {
         self.guest.tx.len()
     }
 
@@ -170,7 +170,7 @@ impl<'a> Rings<'a> {
     }
 
     /// `SET_VRING_NUM`
-    pub fn set_num(&mut self, index: u32, num: u32) -> Result<(), Refusal> {
+    pub(crate) fn set_num(&mut self, index: u32, num: u32) -> Result<(), Refusal> {
         let size = check_size(num)?;
         let ring = self.ring(index)?;
         if ring.is_started() && ring.size != size {
@@ -181,13 +181,13 @@ impl<'a> Rings<'a> {
     }
 
     /// `SET_VRING_BASE`
-    pub fn set_base(&mut self, index: u32, base: u32) -> Result<(), Refusal> {
+    pub(crate) fn set_base(&mut self, index: u32, base: u32) -> Result<(), Refusal> {
         self.ring(index)?.base = base as u16;
         Ok(())
     }
 
     /// `SET_VRING_KICK`. The worker of a started ring no longer watches the old descriptor.
-    pub fn set_kick(&mut self, index: u32, file: Option<OwnedFd>) -> Result<(), Refusal> {
+    pub(crate) fn set_kick(&mut self, index: u32, file: Option<OwnedFd>) -> Result<(), Refusal> {
         self.ring(index)?;
         let kick = match file {
             Some(file) => {
@@ -229,7 +229,7 @@ impl<'a> Rings<'a> {
 
     /// `SET_VRING_CALL`. The session signals the new descriptor once: a signal that went to the old
     /// descriptor during the change must not be lost.
-    pub fn set_call(&mut self, index: u32, file: Option<OwnedFd>) -> Result<(), Refusal> {
+    pub(crate) fn set_call(&mut self, index: u32, file: Option<OwnedFd>) -> Result<(), Refusal> {
         let call = self.call_fd(file)?;
         let old = std::mem::replace(&mut self.ring(index)?.call, call.clone());
         self.retire(old);
@@ -280,7 +280,7 @@ impl<'a> Rings<'a> {
     }
 
     /// `SET_VRING_ERR`
-    pub fn set_err(&mut self, index: u32, file: Option<OwnedFd>) -> Result<(), Refusal> {
+    pub(crate) fn set_err(&mut self, index: u32, file: Option<OwnedFd>) -> Result<(), Refusal> {
         let err = self.call_fd(file)?;
         let old = std::mem::replace(&mut self.ring(index)?.err, err.clone());
         self.retire(old);
@@ -290,7 +290,7 @@ impl<'a> Rings<'a> {
 
     /// `SET_FEATURES`. Decides whether rings without `SET_VRING_ENABLE` are enabled, which rings
     /// carry data, and the offloads of receive rings.
-    pub fn set_features(&mut self, features: u64) {
+    pub(crate) fn set_features(&mut self, features: u64) {
         self.implicit_enable = features & features::PROTOCOL_FEATURES == 0;
         let multi_queue = features::multi_queue(features);
         if std::mem::replace(&mut self.multi_queue, multi_queue) != multi_queue {
@@ -300,7 +300,7 @@ impl<'a> Rings<'a> {
     }
 
     /// `SET_VRING_ENABLE`
-    pub fn set_enable(&mut self, index: u32, enable: bool) -> Result<(), Refusal> {
+    pub(crate) fn set_enable(&mut self, index: u32, enable: bool) -> Result<(), Refusal> {
         self.ring(index)?.enable = Some(enable);
         let index = index as usize;
         if !self.is_started(index) {
@@ -370,7 +370,7 @@ impl<'a> Rings<'a> {
     }
 
     /// Starts or resumes ring `index`, if it can run and does not run yet.
-    pub fn refresh(
+    pub(crate) fn refresh(
         &mut self,
         index: u32,
         features: u64,
@@ -429,7 +429,7 @@ impl<'a> Rings<'a> {
     }
 
     /// `GET_VRING_BASE`. Stops a ring, started or not, and returns its next index.
-    pub fn stop(&mut self, index: u32) -> Result<u32, Refusal> {
+    pub(crate) fn stop(&mut self, index: u32) -> Result<u32, Refusal> {
         self.ring(index)?;
         let index = index as usize;
         self.workers.rings().release(self.token(index));
@@ -470,7 +470,7 @@ impl<'a> Rings<'a> {
     }
 
     /// Stops all rings, transmit before receive, and releases all descriptors.
-    pub fn stop_all(&mut self) {
+    pub(crate) fn stop_all(&mut self) {
         let count = self.rings.len();
         for index in (1..count).step_by(2).chain((0..count).step_by(2)) {
             let _ = self.stop(index as u32);
@@ -494,7 +494,7 @@ impl<'a> Rings<'a> {
     }
 
     /// Switches dirty logging of every ring on, off or to another log.
-    pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>) {
+    pub(crate) fn set_log(&mut self, log: Option<Arc<DirtyLog>>) {
         for index in 0..self.rings.len() {
             let addr = self.rings[index].addr;
             let log = log.clone().zip(addr).map(|(log, addr)| ring_log(log, &addr));

@@ -7,7 +7,7 @@ use super::message::Payload;
 
 /// The steps that the front-end of one session has taken so far.
 #[derive(Debug, Default)]
-pub struct Setup {
+pub(crate) struct Setup {
     /// The front-end sent guest memory, usable or not.
     memory: bool,
     /// The front-end set the address of a ring.
@@ -27,7 +27,7 @@ const NO_MEMORY: &str = "the front-end starts rings and has sent no guest memory
 
 impl Setup {
     /// Notes a request. Returns a problem to report, once in a session.
-    pub fn note(&mut self, request: FrontendReq, payload: &Payload) -> Option<&'static str> {
+    pub(crate) fn note(&mut self, request: FrontendReq, payload: &Payload) -> Option<&'static str> {
         use FrontendReq as R;
         match (request, payload) {
             (R::SET_MEM_TABLE, Payload::Table(regions)) => self.memory |= !regions.is_empty(),
@@ -48,7 +48,7 @@ impl Setup {
     }
 
     /// True if the front-end behaved like one that wants more queue pairs than it was offered.
-    pub fn wanted_more(&self) -> bool {
+    pub(crate) fn wanted_more(&self) -> bool {
         self.asked && !self.rings
     }
 }

@@ -96,14 +96,14 @@ pub struct Assignment {
 
 impl Assignment {
     /// Creates the assignment, without rings.
-    pub fn new(workers: Vec<Arc<WorkerHandle>>, ports: Arc<Ports>) -> Assignment {
+    pub(crate) fn new(workers: Vec<Arc<WorkerHandle>>, ports: Arc<Ports>) -> Assignment {
         let (devices, silent) = (vec![0; workers.len()], vec![false; workers.len()]);
         let spread = Mutex::new(Spread { devices, silent, ..Spread::default() });
         Assignment { workers, ports, spread }
     }
 
     /// Returns the workers.
-    pub fn workers(&self) -> &[Arc<WorkerHandle>] {
+    pub(crate) fn workers(&self) -> &[Arc<WorkerHandle>] {
         &self.workers
     }
 
@@ -112,13 +112,13 @@ impl Assignment {
     }
 
     /// Returns the ports to which the rings belong.
-    pub fn ports(&self) -> &Ports {
+    pub(crate) fn ports(&self) -> &Ports {
         &self.ports
     }
 
     /// Assigns a started ring to a worker, which looks at the ring at once and after each write to
     /// `kick`. After an error (no memory for the watch, no such port) the ring has no worker.
-    pub fn serve(&self, ring: Token, kick: Option<Arc<KickFd>>) -> io::Result<()> {
+    pub(crate) fn serve(&self, ring: Token, kick: Option<Arc<KickFd>>) -> io::Result<()> {
         self.release(ring);
         let ports = self.ports.present();
         let port = ring.port().and_then(|id| ports.shared(id)).ok_or(io::ErrorKind::NotFound)?;
@@ -138,7 +138,7 @@ impl Assignment {
     }
 
     /// Replaces the kick descriptor of a ring. Does nothing if no worker serves the ring.
-    pub fn set_kick(&self, ring: Token, kick: Option<Arc<KickFd>>) -> io::Result<()> {
+    pub(crate) fn set_kick(&self, ring: Token, kick: Option<Arc<KickFd>>) -> io::Result<()> {
         let mut spread = self.spread();
         let Some(served) = spread.rings.get_mut(&ring) else {
             return Ok(());
@@ -170,7 +170,7 @@ impl Assignment {
     }
 
     /// Makes a ring's worker look at the ring once, without waiting for a kick.
-    pub fn look(&self, ring: Token) {
+    pub(crate) fn look(&self, ring: Token) {
         if let Some(served) = self.spread().rings.get(&ring) {
             self.workers[served.worker].look(ring);
         }
@@ -178,7 +178,7 @@ impl Assignment {
 
     /// Removes a ring that stops: no worker watches its kick any more. The ring's worker may be in
     /// a burst; the caller takes the ring's lock to wait for the end of the burst.
-    pub fn release(&self, ring: Token) {
+    pub(crate) fn release(&self, ring: Token) {
         let served = self.spread().rings.remove(&ring);
         if let Some(served) = served {
             self.unwatch(served.worker, served.kick.as_deref());
@@ -204,7 +204,7 @@ impl Assignment {
     }
 
     /// Returns the cycles that each served transmit ring has cost.
-    pub fn costs(&self) -> Vec<Sample> {
+    pub(crate) fn costs(&self) -> Vec<Sample> {
         let spread = self.spread();
         let cost = |(&source, served): (&Token, &Served)| {
             let queue = queue(&served.port, source).filter(|_| is_transmit(source))?;
@@ -215,12 +215,12 @@ impl Assignment {
     }
 
     /// Notes the silent workers: rings that start go to others.
-    pub fn note_silent(&self, silent: &[bool]) {
+    pub(crate) fn note_silent(&self, silent: &[bool]) {
         self.spread().silent.copy_from_slice(silent);
     }
 
     /// Records the load of sources in the last second, for placing rings that start.
-    pub fn note_loads(&self, samples: &[Sample]) {
+    pub(crate) fn note_loads(&self, samples: &[Sample]) {
         let Spread { rings, devices, noted, .. } = &mut *self.spread();
         *noted = clock::cycles();
         devices.fill(0);
@@ -236,7 +236,7 @@ impl Assignment {
 
     /// Moves a ring for its load; false if the ring stays. A ring stays if it was stopped, if its
     /// worker has changed, or if an operator chose its worker.
-    pub fn shift(&self, wish: Move) -> bool {
+    pub(crate) fn shift(&self, wish: Move) -> bool {
         let mut spread = self.spread();
         spread.rings.get_mut(&wish.ring).is_some_and(|served| {
             let may_move = served.worker == wish.from && self.fixed(served).is_none();

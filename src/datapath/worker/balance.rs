@@ -30,20 +30,20 @@ type Load = [u64; 2];
 #[derive(Debug, Clone, Copy)]
 pub struct Sample {
     /// The source: a transmit ring, or a queue of a device.
-    pub source: Token,
+    pub(crate) source: Token,
     /// The source's worker.
-    pub worker: usize,
+    pub(crate) worker: usize,
     /// Cycles that the source's bursts took since its creation.
-    pub cycles: u64,
+    pub(crate) cycles: u64,
     /// The source may get another worker.
-    pub may_move: bool,
+    pub(crate) may_move: bool,
     /// Load of the source, which [`Balance::look`] computes.
-    pub load: Load,
+    pub(crate) load: Load,
 }
 
 impl Sample {
     /// Creates a sample without a load.
-    pub fn new(source: Token, worker: usize, cycles: u64, may_move: bool) -> Sample {
+    pub(crate) fn new(source: Token, worker: usize, cycles: u64, may_move: bool) -> Sample {
         Sample { source, worker, cycles, may_move, load: Load::default() }
     }
 }
@@ -52,11 +52,11 @@ impl Sample {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Move {
     /// The ring.
-    pub ring: Token,
+    pub(crate) ring: Token,
     /// The present worker.
-    pub from: usize,
+    pub(crate) from: usize,
     /// The worker to move to.
-    pub to: usize,
+    pub(crate) to: usize,
 }
 
 /// State of a source between two looks.
@@ -71,7 +71,7 @@ struct Seen {
 
 /// State of the balance between two looks.
 #[derive(Debug)]
-pub struct Balance {
+pub(crate) struct Balance {
     workers: usize,
     /// Number of cycles in a second.
     second: u64,
@@ -81,13 +81,13 @@ pub struct Balance {
 
 impl Balance {
     /// Creates the state for `workers` workers at cycle `now`; a second has `second` cycles.
-    pub fn new(workers: usize, now: u64, second: u64) -> Balance {
+    pub(crate) fn new(workers: usize, now: u64, second: u64) -> Balance {
         Balance { workers, second, last: now, seen: HashMap::new() }
     }
 
     /// Looks at all sources at cycle `now`, about a second after the last look. Computes the load
     /// of each source, and returns moves that make busy workers less busy.
-    pub fn look(&mut self, now: u64, samples: &mut [Sample]) -> Vec<Move> {
+    pub(crate) fn look(&mut self, now: u64, samples: &mut [Sample]) -> Vec<Move> {
         let passed = now.saturating_sub(self.last).max(1);
         self.last = now;
         self.note(passed, samples);
@@ -105,14 +105,14 @@ impl Balance {
     /// Records that a ring has moved as the last look asked, so that the ring rests. A ring that
     /// did not move, since its new worker or its session had no time, is judged again by the next
     /// look.
-    pub fn moved(&mut self, one: Move) {
+    pub(crate) fn moved(&mut self, one: Move) {
         if let Some(seen) = self.seen.get_mut(&one.ring) {
             seen.moved = Some(self.last);
         }
     }
 
     /// Restarts the measurement at cycle `now`, until which all workers slept.
-    pub fn resume(&mut self, now: u64) {
+    pub(crate) fn resume(&mut self, now: u64) {
         self.last = now;
     }
 

@@ -153,7 +153,7 @@ impl WorkerHandle {
     }
 
     /// Makes the worker announce an address.
-    pub fn announce(&self, announcement: Announcement) {
+    pub(crate) fn announce(&self, announcement: Announcement) {
         self.leave(Note::Announce(announcement));
     }
 
@@ -221,7 +221,7 @@ impl Helper {
 
 /// Sleep state of a worker, and the helpers that the worker wakes.
 #[derive(Debug, Default)]
-pub struct SleepState {
+pub(crate) struct SleepState {
     pub(super) asleep: AtomicBool,
     /// One bit for each helper that is parked, or about to park.
     pub(super) parked: AtomicU8,
@@ -230,12 +230,12 @@ pub struct SleepState {
 
 impl SleepState {
     /// Publishes that the worker is about to sleep.
-    pub fn asleep(&self) {
+    pub(crate) fn asleep(&self) {
         self.asleep.store(true, Ordering::Relaxed);
     }
 
     /// Publishes that the worker is awake, before the worker takes events.
-    pub fn awake(&self) {
+    pub(crate) fn awake(&self) {
         self.asleep.store(false, Ordering::Relaxed);
         // Pairs with the fence in `park_while_asleep`: either this worker sees the parked bit, or
         // the helper sees that this worker is awake.

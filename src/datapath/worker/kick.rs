@@ -37,7 +37,7 @@ pub struct KickFd {
 
 impl KickFd {
     /// Watches an eventfd of `port`. Called by the session's thread.
-    pub fn watch(fd: OwnedFd, port: &Port) -> io::Result<KickFd> {
+    pub(crate) fn watch(fd: OwnedFd, port: &Port) -> io::Result<KickFd> {
         let set = Epoll::new()?;
         let event = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, 0);
         measured(port, || set.ctl(ControlOperation::Add, fd.as_raw_fd(), event))?;
@@ -46,7 +46,7 @@ impl KickFd {
 
     /// Stops watching the eventfd. Called by the session's thread, when no worker watches the inner
     /// set.
-    pub fn unwatch(&self, port: &Port) {
+    pub(crate) fn unwatch(&self, port: &Port) {
         let none = EpollEvent::default();
         // Fails only if the watch has ended before.
         let _ =
@@ -54,13 +54,13 @@ impl KickFd {
     }
 
     /// Resets the eventfd's counter to zero: earlier kicks are forgotten.
-    pub fn drain(&self) {
+    pub(crate) fn drain(&self) {
         drain(self.fd.as_raw_fd());
     }
 
     /// Returns the number of events that a worker gets at once when it begins to watch: 1 if the
     /// eventfd is readable, otherwise 0.
-    pub fn counted(&self) -> u32 {
+    pub(crate) fn counted(&self) -> u32 {
         u32::from(is_readable(self.fd.as_raw_fd()))
     }
 }

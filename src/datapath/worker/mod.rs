@@ -18,9 +18,9 @@
 //! waiters, whatever its counter is. A read would be one more system call, and a front-end could
 //! make the read block by clearing O_NONBLOCK on the shared descriptor.
 
-pub mod assignment;
+pub(crate) mod assignment;
 pub mod balance;
-pub mod balancer;
+pub(crate) mod balancer;
 pub mod handle;
 pub mod kick;
 pub mod run;
@@ -42,7 +42,8 @@ use sys::clock;
 use sys::threads::join_until;
 use sys::usage;
 
-pub use handle::{Helper, Note, Shared, Token, WorkerHandle};
+pub(crate) use handle::WorkerHandle;
+pub use handle::{Helper, Note, Shared, Token};
 
 /// All workers and reserves of the process.
 pub struct Workers {

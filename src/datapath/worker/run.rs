@@ -74,7 +74,7 @@ struct Debts {
 
 impl Worker {
     /// Creates the thread with number `index`.
-    pub fn new(
+    pub(crate) fn new(
         index: usize,
         threads: &Arc<[Arc<WorkerHandle>]>,
         reserves: &Arc<Reserves>,
@@ -120,7 +120,7 @@ impl Worker {
     }
 
     /// Works until [`super::Workers::stop`].
-    pub fn run(mut self) {
+    pub(crate) fn run(mut self) {
         never_wait();
         // The watchdog reads files of this thread. The slot opens these files now, not at the first
         // turn, which a reserve may begin much later.

@@ -37,7 +37,7 @@ use sys::clock::since;
 
 /// Next step of a worker that found no frames although it holds sources with suppressed kicks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Instead {
+pub(crate) enum Instead {
     /// Look at the sources again.
     Look,
     /// Arm the sources: a spin does not pay, or is not permitted, now.
@@ -69,7 +69,7 @@ struct Cycles {
 
 /// Idle policy of one worker.
 #[derive(Debug, Clone)]
-pub struct SpinPolicy {
+pub(crate) struct SpinPolicy {
     poll: bool,
     cycles: Cycles,
     /// Cycle of the last check for kernel events.
@@ -92,7 +92,7 @@ pub struct SpinPolicy {
 impl SpinPolicy {
     /// Creates the policy at cycle `now`: for poll mode if `poll`, otherwise adaptive. `cycles`
     /// converts nanoseconds to cycles.
-    pub fn new(poll: bool, now: u64, cycles: impl Fn(u64) -> u64) -> SpinPolicy {
+    pub(crate) fn new(poll: bool, now: u64, cycles: impl Fn(u64) -> u64) -> SpinPolicy {
         let credit = Budget::empty(cycles(SPIN_CREDIT_NANOS));
         let cycles = Cycles {
             event_check: cycles(EVENT_CHECK_NANOS),
@@ -120,7 +120,7 @@ impl SpinPolicy {
     /// True if an empty source is to be looked at again without its kick. `looks` is the number of
     /// consecutive looks that found the source empty.
     #[inline]
-    pub fn hold(&mut self, now: u64, looks: u32) -> bool {
+    pub(crate) fn hold(&mut self, now: u64, looks: u32) -> bool {
         if self.poll {
             return looks < IDLE_LOOKS_BEFORE_ARM;
         }
@@ -130,7 +130,7 @@ impl SpinPolicy {
 
     /// Records that a turn found frames. True if that ended a spin.
     #[inline]
-    pub fn found(&mut self, now: u64) -> bool {
+    pub(crate) fn found(&mut self, now: u64) -> bool {
         match self.phase {
             Phase::Working => false,
             phase => self.end_idle(now, phase),
@@ -157,7 +157,7 @@ impl SpinPolicy {
     /// Records that a turn found no frames, while sources are held. `waits` returns the
     /// milliseconds that the worker has waited in run queues; it is called rarely.
     #[inline]
-    pub fn next(&mut self, now: u64, waits: impl FnOnce() -> u64) -> Instead {
+    pub(crate) fn next(&mut self, now: u64, waits: impl FnOnce() -> u64) -> Instead {
         if self.poll {
             return Instead::Look;
         }
@@ -182,7 +182,7 @@ impl SpinPolicy {
     }
 
     /// Records that the worker slept from cycle `asleep` to `awake`.
-    pub fn woke(&mut self, asleep: u64, awake: u64) {
+    pub(crate) fn woke(&mut self, asleep: u64, awake: u64) {
         if let Phase::Spinning(start) = self.phase {
             self.pay(asleep, since(start, asleep));
         }
@@ -202,14 +202,14 @@ impl SpinPolicy {
 
     /// True if the worker may sleep when no source is ready.
     #[inline]
-    pub fn may_sleep(&self) -> bool {
+    pub(crate) fn may_sleep(&self) -> bool {
         !self.poll
     }
 
     /// True if kernel events are to be checked in this turn; called once a turn. Without these
     /// checks one busy guest would starve the kicks of all other guests.
     #[inline]
-    pub fn check_events(&mut self, now: u64) -> bool {
+    pub(crate) fn check_events(&mut self, now: u64) -> bool {
         // A spinning worker has time for checks, and sources that it does not hold depend on them.
         let spinning = self.is_spinning();
         let pause = if spinning { self.cycles.spin_event_check } else { self.cycles.event_check };
@@ -249,7 +249,7 @@ impl SpinPolicy {
 
     /// Records that the worker spent `cycles` on frames.
     #[inline]
-    pub fn work(&mut self, cycles: u64) {
+    pub(crate) fn work(&mut self, cycles: u64) {
         self.worked = self.worked.saturating_add(cycles);
     }
 

@@ -37,33 +37,33 @@ const _: () = assert!(PLACES <= 1 << 16 && MAX_PORTS.is_multiple_of(64));
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Querier {
     /// The port at which the querier was heard.
-    pub port: PortId,
+    pub(crate) port: PortId,
     /// Second of the last general query; 0 if there is no querier.
-    pub heard: u32,
+    pub(crate) heard: u32,
     /// Second of a general query that is being answered, and the second in which the time to answer
     /// ends.
-    pub pending: (u32, u32),
+    pub(crate) pending: (u32, u32),
     /// Second of the last general query whose time to answer has ended; 0 if there is none.
-    pub asked: u32,
+    pub(crate) asked: u32,
 }
 
 impl Querier {
     /// No querier.
-    pub const NONE: Querier = Querier { port: 0, heard: 0, pending: (0, 0), asked: 0 };
+    pub(crate) const NONE: Querier = Querier { port: 0, heard: 0, pending: (0, 0), asked: 0 };
 
     /// True if the querier is heard.
-    pub fn is_present(&self, now: u32) -> bool {
+    pub(crate) fn is_present(&self, now: u32) -> bool {
         self.heard > 0 && now < self.heard.saturating_add(QUERIER_SECONDS)
     }
 
     /// Returns the second of the last query that all hosts had the time to answer; 0 if there is
     /// none.
-    pub fn asked(&self, now: u32) -> u32 {
+    pub(crate) fn asked(&self, now: u32) -> u32 {
         if self.pending.1 <= now { self.pending.0.max(self.asked) } else { self.asked }
     }
 
     /// True if groups can be limited.
-    pub fn limits(&self, now: u32) -> bool {
+    pub(crate) fn limits(&self, now: u32) -> bool {
         self.is_present(now) && self.asked(now) > 0
     }
 }
@@ -150,19 +150,19 @@ impl Table {
 
     /// True if the group of this serial number still has the place. The caller asks after its
     /// reads.
-    pub fn has_serial(&self, place: usize, serial: u32) -> bool {
+    pub(crate) fn has_serial(&self, place: usize, serial: u32) -> bool {
         fence(Acquire);
         // In this order: a reader that saw the place free never finds the old group there again.
         serial != 0 && self.is_used(place) && self.places[place].serial.load(Relaxed) == serial
     }
 
     /// True if a group has the place.
-    pub fn is_used(&self, place: usize) -> bool {
+    pub(crate) fn is_used(&self, place: usize) -> bool {
         self.tags[place].load(Acquire) != 0
     }
 
     /// Returns the place of a group, and the group's serial number.
-    pub fn find(&self, segment: Segment, group: IpAddr) -> Option<(usize, u32)> {
+    pub(crate) fn find(&self, segment: Segment, group: IpAddr) -> Option<(usize, u32)> {
         let wanted = key_of(segment, group);
         let (first, tag) = self.home(&wanted);
         Table::window(first).find_map(|place| {
@@ -175,7 +175,7 @@ impl Table {
     }
 
     /// Returns the group in a place.
-    pub fn group(&self, place: usize) -> Option<(Segment, IpAddr)> {
+    pub(crate) fn group(&self, place: usize) -> Option<(Segment, IpAddr)> {
         if !self.is_used(place) {
             return None;
         }
@@ -190,7 +190,7 @@ impl Table {
     }
 
     /// Returns the ports with a report about the group of a place.
-    pub fn members(&self, place: usize) -> impl Iterator<Item = PortId> {
+    pub(crate) fn members(&self, place: usize) -> impl Iterator<Item = PortId> {
         let words = self.places[place].members.iter().enumerate();
         words.flat_map(|(at, word)| {
             let mut bits = word.load(Relaxed);
@@ -203,18 +203,18 @@ impl Table {
     }
 
     /// Returns the second of a port's last report about the group of a place; 0 if there is none.
-    pub fn reported(&self, place: usize, port: PortId) -> u32 {
+    pub(crate) fn reported(&self, place: usize, port: PortId) -> u32 {
         self.reports[place * MAX_PORTS + usize::from(port)].load(Relaxed)
     }
 
     /// True if the port has reported the group of a place.
-    pub fn has_report(&self, place: usize, port: PortId) -> bool {
+    pub(crate) fn has_report(&self, place: usize, port: PortId) -> bool {
         let word = self.places[place].members[usize::from(port) / 64].load(Relaxed);
         word >> (port % 64) & 1 != 0
     }
 
     /// True if a port that reported is still a member.
-    pub fn is_member(&self, place: usize, port: PortId, now: u32) -> bool {
+    pub(crate) fn is_member(&self, place: usize, port: PortId, now: u32) -> bool {
         let reported = self.reported(place, port);
         let (asked, end) = self.asked(place);
         let has_answered = reported >= asked || now < end;
@@ -223,18 +223,18 @@ impl Table {
 
     /// Returns the second of a query about the group of a place, and the second in which the time
     /// to answer ends; zeros if there is no query.
-    pub fn asked(&self, place: usize) -> (u32, u32) {
+    pub(crate) fn asked(&self, place: usize) -> (u32, u32) {
         pair(self.places[place].asked.load(Relaxed))
     }
 
     /// Returns the querier for the group of a place, if there is one.
-    pub fn querier(&self, place: usize, group: &IpAddr) -> Option<Querier> {
+    pub(crate) fn querier(&self, place: usize, group: &IpAddr) -> Option<Querier> {
         let number = self.places[place].number.load(Relaxed);
         Some(self.querier_of(number, group.is_ipv4())).filter(|querier| querier.heard > 0)
     }
 
     /// Returns the querier of a segment, by the segment's number, for IGMP or MLD.
-    pub fn querier_of(&self, number: u16, is_v4: bool) -> Querier {
+    pub(crate) fn querier_of(&self, number: u16, is_v4: bool) -> Querier {
         let cell = &self.queriers[usize::from(number)][usize::from(is_v4)];
         Querier {
             heard: cell.heard.load(Relaxed),
@@ -248,7 +248,13 @@ impl Table {
 /// Writers' functions; the caller holds the lock of [`super::Snooping`].
 impl Table {
     /// Gives a group a place; `None` if all places of the group's window are taken.
-    pub fn open(&self, segment: Segment, group: IpAddr, number: u16, serial: u32) -> Option<usize> {
+    pub(crate) fn open(
+        &self,
+        segment: Segment,
+        group: IpAddr,
+        number: u16,
+        serial: u32,
+    ) -> Option<usize> {
         let key = key_of(segment, group);
         let (first, tag) = self.home(&key);
         let place = Table::window(first).find(|place| !self.is_used(*place))?;
@@ -266,32 +272,32 @@ impl Table {
     }
 
     /// Frees the place of a group without members. Returns the number of the group's segment.
-    pub fn close(&self, place: usize) -> u16 {
+    pub(crate) fn close(&self, place: usize) -> u16 {
         self.tags[place].store(0, Release);
         self.places[place].number.load(Relaxed)
     }
 
     /// Notes a port's report about the group of a place.
-    pub fn set_report(&self, place: usize, port: PortId, now: u32) {
+    pub(crate) fn set_report(&self, place: usize, port: PortId, now: u32) {
         self.reports[place * MAX_PORTS + usize::from(port)].store(now, Relaxed);
         let word = &self.places[place].members[usize::from(port) / 64];
         word.store(word.load(Relaxed) | 1 << (port % 64), Relaxed);
     }
 
     /// Ends a port's membership in the group of a place.
-    pub fn clear_report(&self, place: usize, port: PortId) {
+    pub(crate) fn clear_report(&self, place: usize, port: PortId) {
         let word = &self.places[place].members[usize::from(port) / 64];
         word.store(word.load(Relaxed) & !(1 << (port % 64)), Relaxed);
         self.reports[place * MAX_PORTS + usize::from(port)].store(0, Relaxed);
     }
 
     /// Notes a query about the group of a place.
-    pub fn set_asked(&self, place: usize, (at, end): (u32, u32)) {
+    pub(crate) fn set_asked(&self, place: usize, (at, end): (u32, u32)) {
         self.places[place].asked.store(u64::from(at) << 32 | u64::from(end), Relaxed);
     }
 
     /// Stores the querier of a segment, by the segment's number.
-    pub fn set_querier(&self, number: u16, is_v4: bool, querier: &Querier) {
+    pub(crate) fn set_querier(&self, number: u16, is_v4: bool, querier: &Querier) {
         let cell = &self.queriers[usize::from(number)][usize::from(is_v4)];
         let (at, end) = querier.pending;
         cell.port.store(querier.port, Relaxed);

@@ -31,7 +31,7 @@ pub fn check(frame: &Sent<'_>, at: usize) -> Result<(), Refused> {
 
 /// Checks a RARP packet: a station may ask for its own address only, as after a migration. The IP
 /// addresses must be zero or the port's.
-pub fn check_reverse(frame: &Sent<'_>, at: usize) -> Result<(), Refused> {
+pub(crate) fn check_reverse(frame: &Sent<'_>, at: usize) -> Result<(), Refused> {
     let operation = sender(frame, at, Rule::Rarp)?;
     let target = frame.mac(at + TARGET_MAC)?;
     if operation != REQUEST_REVERSE || !frame.rules.macs.allow_inside(target, frame.source) {

@@ -56,17 +56,17 @@ const ID_OF_DUID: u8 = 255;
 
 /// A UDP datagram, or its first fragment.
 #[derive(Clone, Copy)]
-pub struct Datagram {
+pub(crate) struct Datagram {
     /// Offset of the UDP header in the frame.
-    pub at: usize,
+    pub(crate) at: usize,
     /// The datagram is not a fragment.
-    pub whole: bool,
+    pub(crate) whole: bool,
 }
 
 impl Datagram {
     /// Returns the payload: private bytes that no checksum offload overwrites. Refuses a fragment,
     /// a packet that is cut into several datagrams, and a payload that ends beyond the frame.
-    pub fn payload<'a>(self, frame: &Sent<'a>) -> Result<&'a [u8], Refused> {
+    pub(crate) fn payload<'a>(self, frame: &Sent<'a>) -> Result<&'a [u8], Refused> {
         if !self.whole || frame.is_cut {
             return Err(Rule::Headers.alone());
         }

@@ -111,7 +111,7 @@ fn client_duid(options: &[u8]) -> Result<Option<&[u8]>, Refused> {
 }
 
 /// Checks a DUID: an Ethernet address in the DUID must be the port's.
-pub fn check_duid(frame: &Sent<'_>, duid: &[u8]) -> Result<(), Refused> {
+pub(crate) fn check_duid(frame: &Sent<'_>, duid: &[u8]) -> Result<(), Refused> {
     let u16_at = |at: usize| Some(u16::from_be_bytes([*duid.get(at)?, *duid.get(at + 1)?]));
     let mac_at = match (u16_at(0), u16_at(2)) {
         (Some(DUID_LLT), Some(ETHERNET)) => 8,

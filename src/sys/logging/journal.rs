@@ -35,7 +35,7 @@ pub struct Entry {
 
 impl Entry {
     /// Encodes the entry for the queue: its text apart from its fields.
-    pub fn encoded(&self) -> Vec<u8> {
+    pub(crate) fn encoded(&self) -> Vec<u8> {
         let mut out = vec![0; HEAD];
         out.extend_from_slice(self.text.as_bytes());
         for (name, value) in &self.fields {
@@ -74,7 +74,7 @@ fn priority(level: Level) -> u8 {
 }
 
 /// Formats `text` for standard error, each line behind its priority.
-pub fn prefixed(level: Level, text: &str) -> String {
+pub(crate) fn prefixed(level: Level, text: &str) -> String {
     String::from_utf8_lossy(&with_priority(priority(level), text.as_bytes())).into_owned()
 }
 
@@ -101,7 +101,7 @@ fn push_field(out: &mut Vec<u8>, name: &str, value: &[u8]) {
 }
 
 /// A connection to the journal.
-pub struct Journal<W> {
+pub(crate) struct Journal<W> {
     socket: Option<OwnedFd>,
     path: PathBuf,
     /// Standard error, for entries that the socket does not take.
@@ -110,7 +110,7 @@ pub struct Journal<W> {
 
 impl<W: Write> Journal<W> {
     /// Opens the system's journal; entries that its socket does not take go to `instead`.
-    pub fn new(instead: W) -> Journal<W> {
+    pub(crate) fn new(instead: W) -> Journal<W> {
         Journal::at(Path::new(SOCKET), instead)
     }
 

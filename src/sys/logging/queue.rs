@@ -18,7 +18,7 @@ use base::limits::{LOG_QUEUE_BYTES, LOG_TIMEOUT};
 use base::words::counted;
 
 /// The destination of lines.
-pub trait Sink: Send + 'static {
+pub(crate) trait Sink: Send + 'static {
     /// Writes queued lines, all whole.
     fn write(&mut self, lines: &[u8]);
 
@@ -40,7 +40,7 @@ impl<W: Write + Send + 'static> Sink for Plain<W> {
 }
 
 /// Returns the line about lost lines.
-pub fn said_lost(lost: u64) -> String {
+pub(crate) fn said_lost(lost: u64) -> String {
     format!("[{} lost: the log was not read]", counted(lost, "log line"))
 }
 
@@ -75,18 +75,18 @@ struct Shared {
 
 /// The queue of lines. Its thread lasts as long as the process, because it may hang in a write.
 #[derive(Debug, Clone)]
-pub struct LogQueue(Arc<Shared>);
+pub(crate) struct LogQueue(Arc<Shared>);
 
 impl LogQueue {
     /// Starts the thread, which writes lines to `out` unchanged.
     ///
     /// The caller blocks signals before, because the thread inherits the caller's mask.
-    pub fn start_plain(out: impl Write + Send + 'static) -> io::Result<LogQueue> {
+    pub(crate) fn start_plain(out: impl Write + Send + 'static) -> io::Result<LogQueue> {
         LogQueue::start(Plain(out))
     }
 
     /// Starts the thread, which writes lines to the sink `out`. The caller blocks signals before.
-    pub fn start(mut out: impl Sink) -> io::Result<LogQueue> {
+    pub(crate) fn start(mut out: impl Sink) -> io::Result<LogQueue> {
         let shared = Arc::new(Shared::default());
         let writer = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("log".to_owned());
@@ -104,7 +104,7 @@ impl LogQueue {
     }
 
     /// Queues one line, line end included.
-    pub fn push(&self, line: &[u8]) {
+    pub(crate) fn push(&self, line: &[u8]) {
         let mut state = lock(&self.0.state);
         if state.queued.len() + line.len() > LOG_QUEUE_BYTES {
             state.lost += 1;
@@ -122,7 +122,7 @@ impl LogQueue {
     /// Waits until all lines are written, at most [`LOG_TIMEOUT`]; for the end of the process.
     /// Waits even if a thread has just waited in vain: on a busy machine this queue's own thread
     /// may be late, and the last lines tell why the process ends.
-    pub fn flush(&self) {
+    pub(crate) fn flush(&self) {
         let mut state = lock(&self.0.state);
         state.stalled = false;
         let end = state.accepted;

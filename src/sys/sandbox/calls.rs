@@ -131,7 +131,7 @@ pub const ELSEWHERE: &[&str] = &[
 ];
 
 /// Calls that only musl makes, in place of newer calls; `tkill` is for abort(3).
-pub const MUSL: &[&str] = if cfg!(target_env = "musl") { &MUSL_CALLS } else { &[] };
+pub(crate) const MUSL: &[&str] = if cfg!(target_env = "musl") { &MUSL_CALLS } else { &[] };
 const MUSL_CALLS: [&str; 4] = ["lstat", "open", "stat", "tkill"];
 
 /// Calls that end the process: they start another program, load code, load kernel code, or read

@@ -63,7 +63,7 @@ pub fn unblock() {
 }
 
 /// Returns the version of Landlock that the kernel offers.
-pub fn landlock_version() -> io::Result<u32> {
+pub(crate) fn landlock_version() -> io::Result<u32> {
     let nothing = ptr::null::<libc::c_void>();
     // SAFETY: with this flag the kernel reads no memory.
     let answer =

@@ -68,9 +68,9 @@ impl Use {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// Path of the rule.
-    pub path: PathBuf,
+    pub(crate) path: PathBuf,
     /// Purpose of the rule.
-    pub purpose: Use,
+    pub(crate) purpose: Use,
     is_directory: bool,
     identity: (u64, u64),
 }
@@ -84,13 +84,13 @@ impl Place {
 
 /// The ruleset for all threads, and the rules in it.
 pub struct Files {
-    pub ruleset: Option<OwnedFd>,
-    pub places: Vec<Place>,
+    pub(crate) ruleset: Option<OwnedFd>,
+    pub(crate) places: Vec<Place>,
 }
 
 impl Files {
     /// Makes the rules for `allowed`; no ruleset on a kernel without Landlock.
-    pub fn new(allowed: &Allowed) -> Result<Files, RulesetError> {
+    pub(crate) fn new(allowed: &Allowed) -> Result<Files, RulesetError> {
         let mut ruleset = Ruleset::default()
             .set_compatibility(CompatLevel::BestEffort)
             .handle_access(AccessFs::from_all(NEWEST))?

@@ -53,7 +53,7 @@ pub struct Filter {
 
 impl Filter {
     /// Compiles the programs.
-    pub fn new(allowed: &Allowed) -> Result<Filter, BackendError> {
+    pub(crate) fn new(allowed: &Allowed) -> Result<Filter, BackendError> {
         let (allow, trap) = (SeccompAction::Allow, SeccompAction::Trap);
         let nosys = SeccompAction::Errno(libc::ENOSYS as u32);
         let clone3 = numbers(&["clone3"]);
@@ -69,12 +69,12 @@ impl Filter {
     }
 
     /// Returns the number of allowed system calls on this architecture.
-    pub fn allowed(&self) -> usize {
+    pub(crate) fn allowed(&self) -> usize {
         self.allowed
     }
 
     /// Installs the programs in every thread of the process.
-    pub fn install(&self) -> Result<(), seccompiler::Error> {
+    pub(crate) fn install(&self) -> Result<(), seccompiler::Error> {
         self.programs.iter().try_for_each(|program| apply_filter_all_threads(program))
     }
 }

@@ -23,21 +23,21 @@ const LENGTH: u64 = 98;
 /// The frame that is traced.
 pub struct Sample {
     /// The first bytes of the frame.
-    pub bytes: Vec<u8>,
+    pub(crate) bytes: Vec<u8>,
     /// The first bytes of the frame that a guard checks.
-    pub guarded: Vec<u8>,
+    pub(crate) guarded: Vec<u8>,
     /// Length of the frame in bytes.
-    pub length: u32,
+    pub(crate) length: u32,
     /// True if the client gave the frame's bytes.
-    pub is_given: bool,
+    pub(crate) is_given: bool,
     /// For the source and the destination: true if the address stands in for an address that the
     /// switch does not know.
-    pub stands_in: [bool; 2],
+    pub(crate) stands_in: [bool; 2],
 }
 
 impl Sample {
     /// Returns the frame that a client describes.
-    pub fn new(given: &Trace) -> Result<Sample, Fault> {
+    pub(crate) fn new(given: &Trace) -> Result<Sample, Fault> {
         let Some(frame) = &given.frame else { return Sample::made(given) };
         let parts = [("src", &given.src), ("dst", &given.dst), ("ip", &given.ip)];
         let beside = parts.iter().find(|part| part.1.is_some()).map(|part| part.0);
@@ -75,13 +75,13 @@ impl Sample {
     }
 
     /// Returns the frame's source and destination.
-    pub fn addresses(&self) -> (MacAddr, MacAddr) {
+    pub(crate) fn addresses(&self) -> (MacAddr, MacAddr) {
         let snapshot = self.snapshot();
         (ethernet::source(&snapshot), ethernet::destination(&snapshot))
     }
 
     /// Returns the headers that a guard checks.
-    pub fn headers(&self) -> Headers<'_> {
+    pub(crate) fn headers(&self) -> Headers<'_> {
         let whole = &self.guarded[..];
         let bytes = &whole[..whole.len().min(MAX_HEADERS_LEN)];
         let len = if self.is_given { self.length as usize } else { bytes.len() };
@@ -97,7 +97,11 @@ impl Sample {
     /// Returns which ports of the segment the frame reaches, with the group if the frame is for a
     /// group; none if the frame is neither for a limited group nor a message about groups, and so
     /// reaches all ports of the segment.
-    pub fn reach(&self, snooping: &Snooping, segment: Segment) -> Option<(Option<IpAddr>, Reach)> {
+    pub(crate) fn reach(
+        &self,
+        snooping: &Snooping,
+        segment: Segment,
+    ) -> Option<(Option<IpAddr>, Reach)> {
         let (now, snapshot) = (clock::coarse_seconds(), self.snapshot());
         let (_, to) = self.addresses();
         if !self.is_given {
@@ -118,7 +122,7 @@ impl Sample {
 
     /// Returns where snooping sends the frame as a message about groups; none if the frame is no
     /// such message. `may_query` is true if the frame's port may have a querier.
-    pub fn message(&self, may_query: bool) -> Result<Option<Reach>, DropReason> {
+    pub(crate) fn message(&self, may_query: bool) -> Result<Option<Reach>, DropReason> {
         let part = Part { bytes: &self.bytes, len: self.bytes.len(), sum_at: None };
         match self.is_given && multicast::may_be_message(&self.snapshot()) {
             true => reach(&multicast::parse(&part), may_query),

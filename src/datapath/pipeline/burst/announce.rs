@@ -10,14 +10,14 @@ use switch::{PortId, SourceMemo};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Announcement {
     /// Port of the address.
-    pub port: PortId,
+    pub(crate) port: PortId,
     /// The address.
-    pub mac: MacAddr,
+    pub(crate) mac: MacAddr,
     /// The session that asked for the announcement, as counted by [`GuestPort::session`]. After the
     /// end of the session, the address must not be learned.
     ///
     /// [`GuestPort::session`]: crate::port::GuestPort::session
-    pub session: u64,
+    pub(crate) session: u64,
 }
 
 /// Source of the single frame of an announcement.
@@ -32,7 +32,7 @@ struct Announced<'p> {
 impl Pipeline {
     /// Announces a guest's location: forwards a RARP request from the guest's address as if the
     /// guest's port had sent it (vhost-user, `SEND_RARP`).
-    pub fn announce(&mut self, ports: &PortTable, what: Announcement, stats: &WorkerStats) {
+    pub(crate) fn announce(&mut self, ports: &PortTable, what: Announcement, stats: &WorkerStats) {
         let Announcement { port: id, mac, session } = what;
         if let Some((port, guest)) = ports.guest(id) {
             let memo = SourceMemo::default();

@@ -23,7 +23,7 @@ struct DeviceInput<'p> {
 
 impl Pipeline {
     /// Reads and forwards one burst of a queue of a device.
-    pub fn device_burst(
+    pub(crate) fn device_burst(
         &mut self,
         ports: &PortTable,
         id: PortId,

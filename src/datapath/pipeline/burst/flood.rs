@@ -29,7 +29,7 @@ impl Drop for Unsettled<'_> {
 impl Pipeline {
     /// Returns the unfinished floods.
     #[inline(always)]
-    pub fn floods(&self) -> &FloodList {
+    pub(crate) fn floods(&self) -> &FloodList {
         &self.floods
     }
 
@@ -58,7 +58,7 @@ impl Pipeline {
     /// Serves the next receivers of the flood that has waited longest. False if there is none, if
     /// the flood's port is gone, or if the flood's deficit makes it wait.
     #[cold]
-    pub fn go_on(&mut self, ports: &PortTable, stats: &WorkerStats) -> bool {
+    pub(crate) fn go_on(&mut self, ports: &PortTable, stats: &WorkerStats) -> bool {
         let Some(mut flood) = self.floods.pop() else { return false };
         let Some(from) = ports.get(flood.scope.from.port).filter(|port| flood.is_of(port)) else {
             return false;

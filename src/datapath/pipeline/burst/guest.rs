@@ -95,7 +95,7 @@ impl Pipeline {
     /// wants its descriptors back, and a disabled ring has no side effects (vhost-user, "Ring
     /// states"). The frames are discarded after [`DISCARD_MILLIS`], because cloud-hypervisor
     /// enables the rings of a resumed guest after the guest has started to run.
-    pub fn discard(
+    pub(crate) fn discard(
         &mut self,
         id: PortId,
         queue: &Queue<Tx>,

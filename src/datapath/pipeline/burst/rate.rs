@@ -150,14 +150,14 @@ impl Passed {
 
     /// True if frames that passed were given back to the ring since.
     #[inline(always)]
-    pub fn exceeds(&self, burst: &Burst) -> bool {
+    pub(crate) fn exceeds(&self, burst: &Burst) -> bool {
         self.frames > burst.frames().len()
     }
 
     /// Returns the load of given-back frames to the port's rate, since these frames are taken
     /// again.
     #[cold]
-    pub fn refund_cut(&self, port: &Port, burst: &Burst) {
+    pub(crate) fn refund_cut(&self, port: &Port, burst: &Burst) {
         port.rates.input.refund(burst.cut_load(self.frames, self.rejects));
     }
 }

@@ -40,18 +40,18 @@ impl Default for HeldSignals {
 impl HeldSignals {
     /// True if no signal is held.
     #[inline(always)]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.signals.is_empty()
     }
 
     /// True if a signal of `call` is held.
-    pub fn holds(&self, call: &Arc<CallFd>) -> bool {
+    pub(crate) fn holds(&self, call: &Arc<CallFd>) -> bool {
         self.signals.iter().any(|held| is_same(&held.call, call))
     }
 
     /// Holds a signal of a port whose receive rings were signalled `received` times; false if too
     /// many signals are held already, of all ports or of this one.
-    pub fn hold(&mut self, port: PortId, call: &Arc<CallFd>, received: u32) -> bool {
+    pub(crate) fn hold(&mut self, port: PortId, call: &Arc<CallFd>, received: u32) -> bool {
         let of_port = || self.signals.iter().filter(|held| held.port == port).count();
         let has_room =
             self.signals.len() < MAX_HELD_SIGNALS && of_port() < MAX_HELD_SIGNALS_OF_PORT;
@@ -62,19 +62,19 @@ impl HeldSignals {
     }
 
     /// Drops the held signal of `call`.
-    pub fn release(&mut self, call: &Arc<CallFd>) {
+    pub(crate) fn release(&mut self, call: &Arc<CallFd>) {
         self.signals.retain(|held| !is_same(&held.call, call));
     }
 
     /// Drops the signals of ports for which `stays` returns false.
-    pub fn forget(&mut self, stays: impl Fn(PortId) -> bool) {
+    pub(crate) fn forget(&mut self, stays: impl Fn(PortId) -> bool) {
         self.signals.retain(|held| stays(held.port));
     }
 
     /// Adds due signals to `pending` in the turn of cycle `now`: signals of guests whose receive
     /// rings were signalled, and signals that have been held for the longest time allowed.
     #[inline(never)]
-    pub fn take_due(&mut self, ports: &PortTable, now: u64, pending: &mut Pending) {
+    pub(crate) fn take_due(&mut self, ports: &PortTable, now: u64, pending: &mut Pending) {
         let longest = self.longest;
         self.signals.retain_mut(|held| {
             let is_late = now >= *held.due.get_or_insert(now.saturating_add(longest));
@@ -88,7 +88,7 @@ impl HeldSignals {
     }
 
     /// Returns the first cycle at which a held signal must be sent; none if no signal is held.
-    pub fn due(&self) -> Option<u64> {
+    pub(crate) fn due(&self) -> Option<u64> {
         self.signals.iter().filter_map(|held| held.due).min()
     }
 }

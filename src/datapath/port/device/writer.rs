@@ -21,7 +21,7 @@ impl DevicePort {
     /// number of frames that were delivered or dropped, and counted. No frame is kept for later, so
     /// slow memory of another guest delays no frame that was taken.
     #[inline(never)]
-    pub fn send(
+    pub(crate) fn send(
         &self,
         worker: usize,
         burst: &Burst,

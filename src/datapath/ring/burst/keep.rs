@@ -29,7 +29,7 @@ struct Kept {
 impl Burst {
     /// Copies the listed frames.
     #[cold]
-    pub fn keep(&self, frames: &[u8]) -> KeptFrames {
+    pub(crate) fn keep(&self, frames: &[u8]) -> KeptFrames {
         let listed = || frames.iter().map(|&index| &self.frames()[usize::from(index)]);
         let pieces = |frame: &Frame| {
             let more = self.more(frame).iter().copied();
@@ -52,7 +52,7 @@ impl Burst {
     /// Fills the burst with kept frames, as if the burst had just been taken and examined. The
     /// burst refers to the memory of `kept` until the burst is cleared.
     #[cold]
-    pub fn restore(&mut self, kept: &mut KeptFrames) {
+    pub(crate) fn restore(&mut self, kept: &mut KeptFrames) {
         self.clear();
         // All frames are in private memory already.
         self.private.staged = u64::MAX;

@@ -12,7 +12,7 @@ impl Burst {
     /// Returns the first [`MAX_HEADERS_LEN`] bytes of frame `index`, or the whole frame if shorter.
     /// From the first call on these bytes are private, and receivers get them. `None` if there is
     /// no room for another piece.
-    pub fn headers(&mut self, index: usize) -> Option<&[u8]> {
+    pub(crate) fn headers(&mut self, index: usize) -> Option<&[u8]> {
         let Frame { len, rest, position, .. } = self.frames[index];
         let known = (len as usize).min(MAX_HEADERS_LEN);
         if known <= SNAPSHOT_LEN {
@@ -37,7 +37,7 @@ impl Burst {
     /// receivers get them. `None` if the frame is longer than [`MAX_MESSAGE_LEN`] or there is no
     /// room for another piece.
     #[cold]
-    pub fn message(&mut self, index: usize) -> Option<&[u8]> {
+    pub(crate) fn message(&mut self, index: usize) -> Option<&[u8]> {
         let Frame { len, rest, position, .. } = self.frames[index];
         let len = len as usize;
         if len <= SNAPSHOT_LEN {

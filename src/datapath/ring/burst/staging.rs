@@ -9,7 +9,7 @@ const ROOM: usize = (BURST_BYTES + MAX_FRAME_LEN) as usize + BURST_FRAMES * VLAN
 /// Memory that frames refer to by raw pointers until the burst is cleared. Allocated at the first
 /// use.
 #[derive(Debug, Default)]
-pub struct Staging {
+pub(crate) struct Staging {
     /// Accessed by raw pointers alone: a reference to the whole memory would invalidate the
     /// pointers.
     memory: Vec<u8>,
@@ -19,7 +19,7 @@ pub struct Staging {
 impl Staging {
     /// Takes back all bytes that [`Staging::take`] returned.
     #[inline(always)]
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.used = 0;
     }
 
@@ -27,7 +27,7 @@ impl Staging {
     ///
     /// # Safety
     /// Nothing refers to the bytes after the next `clear`, nor after the `Staging` is dropped.
-    pub unsafe fn take(&mut self, len: usize) -> Option<&'static mut [u8]> {
+    pub(crate) unsafe fn take(&mut self, len: usize) -> Option<&'static mut [u8]> {
         if self.memory.is_empty() {
             self.memory = vec![0; ROOM];
         }

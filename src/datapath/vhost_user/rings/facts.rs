@@ -11,7 +11,7 @@ use sys::fs::FileKind;
 impl Rings<'_> {
     /// Returns the facts of the rings that the port serves, by ring index. Reads the rings' indices
     /// from guest memory without a lock, and takes each ring's lock for a moment before.
-    pub fn facts(&self, memory: &Arc<MemTable>) -> Vec<RingFacts> {
+    pub(crate) fn facts(&self, memory: &Arc<MemTable>) -> Vec<RingFacts> {
         (0..self.guest.tx.len() * 2).map(|index| self.fact(index, memory)).collect()
     }
 

@@ -26,7 +26,11 @@ impl Rings<'_> {
     /// `SET_VRING_ADDR`. On a started ring, equal addresses change the log flag only; other
     /// addresses mean another ring, whose indices are taken from its used ring. A refused address
     /// changes nothing; a stopped ring keeps any address until there is memory.
-    pub fn set_addr(&mut self, addr: VringAddr, memory: &Arc<MemTable>) -> Result<(), Refusal> {
+    pub(crate) fn set_addr(
+        &mut self,
+        addr: VringAddr,
+        memory: &Arc<MemTable>,
+    ) -> Result<(), Refusal> {
         if addr.flags & !1 != 0 {
             return Err(Refusal::Flags(addr.flags));
         }
@@ -85,7 +89,7 @@ impl Rings<'_> {
 
     /// Moves every running ring to another memory table; a ring whose parts are not in `memory`
     /// stands still from now on. When this returns, no ring holds another table.
-    pub fn rebase(&mut self, memory: &Arc<MemTable>) {
+    pub(crate) fn rebase(&mut self, memory: &Arc<MemTable>) {
         let count = self.rings.len();
         let mut stand = Vec::new();
         for index in (1..count).step_by(2).chain((0..count).step_by(2)) {
@@ -117,7 +121,7 @@ impl Rings<'_> {
 
     /// Starts or resumes every ring that can run after memory has changed. Fails if a ring lacked
     /// resources: no later request would start the ring.
-    pub fn refresh_all(
+    pub(crate) fn refresh_all(
         &mut self,
         features: u64,
         memory: &Arc<MemTable>,

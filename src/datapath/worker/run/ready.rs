@@ -9,11 +9,11 @@ use crate::worker::Token;
 /// A source with work, or that lately had work.
 #[derive(Clone, Copy)]
 pub(super) struct Ready {
-    pub token: Token,
+    pub(crate) token: Token,
     /// Number of consecutive looks that found the source empty.
-    pub looks: u32,
+    pub(crate) looks: u32,
     /// Latest cycle for the next look, since no event may come; 0 if an event will come.
-    pub retry_at: u64,
+    pub(crate) retry_at: u64,
 }
 
 /// Ready sources, each once, in the order in which they became ready.
@@ -29,7 +29,7 @@ pub(super) struct ReadySources {
 impl ReadySources {
     /// Returns the source for the next look; the first source follows the last.
     #[inline(always)]
-    pub fn next(&mut self) -> Option<Token> {
+    pub(crate) fn next(&mut self) -> Option<Token> {
         if self.next >= self.list.len() {
             self.next = 0;
         }
@@ -39,7 +39,7 @@ impl ReadySources {
     /// Notes the result of a look at that source. Returns the number of consecutive looks that
     /// found the source empty.
     #[inline(always)]
-    pub fn note(&mut self, next: Next) -> u32 {
+    pub(crate) fn note(&mut self, next: Next) -> u32 {
         let Some(ready) = self.list.get_mut(self.next) else { return 0 };
         match next {
             Next::More | Next::Last => ready.looks = 0,
@@ -55,23 +55,23 @@ impl ReadySources {
 
     /// Continues with the following source.
     #[inline(always)]
-    pub fn pass(&mut self) {
+    pub(crate) fn pass(&mut self) {
         self.next += 1;
     }
 
     /// Removes the source of the last look, which waits for an event, and continues with the
     /// following source.
-    pub fn remove_next(&mut self) {
+    pub(crate) fn remove_next(&mut self) {
         self.remove(self.next);
     }
 
     /// True if the source is ready.
-    pub fn contains(&self, token: Token) -> bool {
+    pub(crate) fn contains(&self, token: Token) -> bool {
         self.listed.contains(&token)
     }
 
     /// Makes a source ready, which has work.
-    pub fn mark(&mut self, token: Token) {
+    pub(crate) fn mark(&mut self, token: Token) {
         if self.listed.insert(token) {
             self.list.push(Ready { token, looks: 0, retry_at: 0 });
         } else if let Some(ready) = self.list.iter_mut().find(|ready| ready.token == token) {
@@ -80,18 +80,18 @@ impl ReadySources {
     }
 
     /// Removes the source at index `at`, which waits for an event.
-    pub fn remove(&mut self, at: usize) {
+    pub(crate) fn remove(&mut self, at: usize) {
         self.listed.remove(&self.list.remove(at).token);
     }
 
     /// Keeps only the sources for which `stays` returns true.
-    pub fn retain(&mut self, stays: impl Fn(Token) -> bool) {
+    pub(crate) fn retain(&mut self, stays: impl Fn(Token) -> bool) {
         self.list.retain(|ready| stays(ready.token));
         self.listed.retain(|token| stays(*token));
     }
 
     /// Takes all sources.
-    pub fn take(&mut self) -> Vec<Ready> {
+    pub(crate) fn take(&mut self) -> Vec<Ready> {
         self.listed.clear();
         std::mem::take(&mut self.list)
     }

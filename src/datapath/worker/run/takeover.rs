@@ -10,7 +10,7 @@ use crate::worker::Token;
 
 impl Worker {
     /// Registers this thread with the watchdog. Called by the thread itself.
-    pub fn begin(&mut self) {
+    pub(crate) fn begin(&mut self) {
         self.own.takeover.begin();
         let slot = self.pipeline.signals().slot();
         slot.active();

@@ -7,24 +7,24 @@ use sys::clock;
 /// State of the present turn, or of the last turn between two turns.
 pub(super) struct Turn {
     /// Cycle at which the present iteration of the loop began; read once an iteration.
-    pub now: u64,
+    pub(crate) now: u64,
     /// Number of sources that have frames, or compete for the turn for another reason.
-    pub working: usize,
+    pub(crate) working: usize,
     /// Number of sources that wait.
-    pub waiting: usize,
+    pub(crate) waiting: usize,
     /// A source waits for its receiver.
-    pub receivers: bool,
+    pub(crate) receivers: bool,
     /// Several sources competed for the last turn: each gets only its quantum.
-    pub contended: bool,
+    pub(crate) contended: bool,
     /// All sources of a contended turn were throttled.
-    pub idle: bool,
+    pub(crate) idle: bool,
     /// [`TURN_NANOS`] in cycles.
-    pub longest: u64,
+    pub(crate) longest: u64,
 }
 
 impl Turn {
     /// Creates the state before the first turn, at cycle `now`.
-    pub fn new(now: u64) -> Turn {
+    pub(crate) fn new(now: u64) -> Turn {
         let longest = clock::cycles_in(TURN_NANOS);
         Turn {
             now,
@@ -39,7 +39,7 @@ impl Turn {
 
     /// Counts a source by the result of the look. True if the source had frames.
     #[inline(always)]
-    pub fn count(&mut self, next: Next) -> bool {
+    pub(crate) fn count(&mut self, next: Next) -> bool {
         match next {
             Next::More | Next::Last | Next::Locked | Next::Throttled | Next::Again => {
                 self.working += 1;
@@ -56,7 +56,7 @@ impl Turn {
 
     /// Ends a turn. `found`: a source had frames. `is_cut`: a device's burst ended the turn before
     /// all sources were looked at.
-    pub fn end(&mut self, found: bool, is_cut: bool) {
+    pub(crate) fn end(&mut self, found: bool, is_cut: bool) {
         // Throttled sources compete, too: a turn in which all sources are throttled must not
         // forgive their deficits. Nor must a turn that a device's long burst cut short.
         self.contended = self.working > 1 || (is_cut && self.contended);

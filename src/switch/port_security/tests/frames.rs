@@ -6,14 +6,14 @@ use base::limits::{MAX_HEADERS_LEN, SNAPSHOT_LEN};
 
 pub const OWN: MacAddr = MacAddr([0x52, 0x54, 0, 0, 0, 1]);
 pub const OTHER: MacAddr = MacAddr([0x52, 0x54, 0, 0, 0, 2]);
-pub const VIRTUAL: MacAddr = MacAddr([0, 0, 0x5e, 0, 1, 7]);
-pub const NO_MAC: MacAddr = MacAddr([0; 6]);
+pub(crate) const VIRTUAL: MacAddr = MacAddr([0, 0, 0x5e, 0, 1, 7]);
+pub(crate) const NO_MAC: MacAddr = MacAddr([0; 6]);
 pub const OWN_IP: [u8; 4] = [10, 0, 0, 1];
 pub const OTHER_IP: [u8; 4] = [10, 0, 0, 2];
-pub const NO_IP: [u8; 4] = [0; 4];
-pub const OWN_V6: &str = "fd00::1";
-pub const OTHER_V6: &str = "fd00::2";
-pub const LINK: &str = "fe80::1";
+pub(crate) const NO_IP: [u8; 4] = [0; 4];
+pub(crate) const OWN_V6: &str = "fd00::1";
+pub(crate) const OTHER_V6: &str = "fd00::2";
+pub(crate) const LINK: &str = "fe80::1";
 pub const NONE: &str = "::";
 
 pub fn rules(ips: &[&str]) -> PortSecurity {
@@ -76,7 +76,11 @@ pub fn arp(op: u16, sender: (MacAddr, [u8; 4]), target: (MacAddr, [u8; 4])) -> V
     [&kind, op, one, &sender.1, other, &target.1].concat()
 }
 
-pub fn arp_frame(op: u16, sender: (MacAddr, [u8; 4]), target: (MacAddr, [u8; 4])) -> Vec<u8> {
+pub(crate) fn arp_frame(
+    op: u16,
+    sender: (MacAddr, [u8; 4]),
+    target: (MacAddr, [u8; 4]),
+) -> Vec<u8> {
     from(OWN, ETHERTYPE_ARP, &arp(op, sender, target))
 }
 
@@ -131,7 +135,7 @@ pub fn dhcpv6(kind: u8, options: &[(u16, Vec<u8>)]) -> Vec<u8> {
 }
 
 /// Returns a client's packet to DHCPv6 servers.
-pub fn to_dhcpv6(kind: u8, options: &[(u16, Vec<u8>)]) -> Vec<u8> {
+pub(crate) fn to_dhcpv6(kind: u8, options: &[(u16, Vec<u8>)]) -> Vec<u8> {
     let datagram = udp(546, 547, &dhcpv6(kind, options));
     from(OWN, ETHERTYPE_IPV6, &v6(LINK, &[], 17, &datagram))
 }
@@ -201,7 +205,11 @@ pub fn tagged(frame: &[u8], tags: &[u16]) -> Vec<u8> {
 }
 
 /// Checks that each frame, plain and behind one and two tags, has this verdict.
-pub fn all_are(rules: &PortSecurity, expected: Result<(), Rule>, frames: &[(&str, Vec<u8>)]) {
+pub(crate) fn all_are(
+    rules: &PortSecurity,
+    expected: Result<(), Rule>,
+    frames: &[(&str, Vec<u8>)],
+) {
     for (what, frame) in frames {
         for tags in [&[][..], &[0x8100], &[0x88a8], &[0x88a8, 0x8100], &[0x8100, 0x8100]] {
             assert_eq!(verdict(rules, &tagged(frame, tags)), expected, "{what}, tags {tags:x?}");
