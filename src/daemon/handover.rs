@@ -32,7 +32,7 @@ use base::words::counted;
 use datapath::port::PortTable;
 use datapath::vhost_user::socket::{self, Access, Identity, Listener, Place, SocketError};
 use switch::filter::Connections;
-use switch::{Entry as Address, Fdb, Tick};
+use switch::{Entry as Address, Fdb};
 use sys::inherited::{self, Passed};
 use sys::notify::FdStore;
 use sys::tap::{self, TapQueue};
@@ -219,7 +219,7 @@ impl Handover {
     pub(crate) fn keep_connections(&self, ports: &PortTable, connections: &Connections) {
         let Some(store) = self.store.as_ref().filter(|_| !connections.is_empty()) else { return };
         let name = |id| ports.get(id).map(|port| port.name.clone());
-        let bytes = connections.dump(now(), name);
+        let bytes = connections.dump(super::filters::now(), name);
         let kept = memory_file(CONNECTIONS, &bytes).and_then(|file| {
             store.keep(CONNECTIONS, &[file.as_fd()])?;
             store.barrier()
@@ -228,11 +228,6 @@ impl Handover {
             log::warn!("connections are lost: {error}");
         }
     }
-}
-
-fn now() -> Tick {
-    let (seconds, nanos) = clock::coarse();
-    Tick::new(seconds, nanos)
 }
 
 impl Received {
@@ -292,21 +287,17 @@ impl Received {
 }
 
 impl Received {
-    /// Takes over the connections, if there are any.
-    pub(crate) fn restore_connections(&mut self, ports: &PortTable, connections: &Connections) {
-        let Some(fd) = self.connections.take() else { return };
+    /// Takes the connections that the process before has left, as bytes.
+    pub(crate) fn connections(&mut self) -> Option<Vec<u8>> {
+        let mut file = File::from(self.connections.take()?);
         let mut bytes = Vec::new();
-        let mut file = File::from(fd);
         let read = io::Seek::rewind(&mut file)
             .and_then(|()| file.take(MAX_HANDOVER_BYTES).read_to_end(&mut bytes));
-        let number = |name: &str| ports.named(name).map(|port| port.id);
-        match read.map(|_| connections.load(&bytes, now(), number)) {
-            Ok(Ok(count)) => {
-                log::info!("taken over from the process before: {}", counted(count, "connection"));
-            }
-            Ok(Err(damaged)) => log::warn!("the process before left {damaged}"),
+        match read {
+            Ok(_) => Some(bytes),
             Err(error) => {
-                log::warn!("the connections of the process before cannot be read: {error}")
+                log::warn!("the connections of the process before cannot be read: {error}");
+                None
             }
         }
     }

@@ -287,6 +287,7 @@ impl Daemon {
         let port = Arc::new(port.telling(&self.view.events));
         self.enter_addresses(&port, settings)?;
         self.view.ports.add(Arc::clone(&port));
+        self.adopt_connections(&port);
         Ok(port)
     }
 

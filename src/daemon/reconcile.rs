@@ -68,7 +68,14 @@ impl Daemon {
                 }
                 Action::Change(entry) => {
                     let serving = self.serving_mut(&entry.settings.name);
-                    serving.and_then(|serving| serving.change(entry, &fdb))
+                    let moved = serving.and_then(|serving| {
+                        let before = serving.entry().settings.bridge.clone();
+                        serving.change(entry, &fdb)?;
+                        let port = serving.running().port().id;
+                        Ok((before != entry.settings.bridge).then_some(port))
+                    });
+                    // Peers of the other bridge may have equal addresses.
+                    moved.map(|moved| moved.into_iter().for_each(|port| self.end_connections(port)))
                 }
                 Action::Assign(name, mac) => {
                     self.serving_mut(name).and_then(|serving| serving.assign(*mac, &fdb))

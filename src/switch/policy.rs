@@ -123,13 +123,16 @@ impl PortPolicy {
         self.multicast_router.unwrap_or(kind == PortKind::Uplink)
     }
 
-    /// True if the port's frames must be examined one by one.
+    /// True if each frame of the port must be permitted, by port security or a filter.
+    #[inline(always)]
+    pub fn checks(&self) -> bool {
+        (self.security.is_some() || self.filter.is_some()) && self.forwards
+    }
+
+    /// True if the tags of the port's frames must be examined one by one.
     #[inline(always)]
     pub fn screens(&self) -> bool {
-        self.vlans != Membership::Opaque
-            || self.security.is_some()
-            || self.observes
-            || self.filter.is_some()
+        self.vlans != Membership::Opaque || self.observes
     }
 
     /// Returns the segment of a VLAN of the port's bridge.

@@ -2,6 +2,7 @@
 //! makes of that for front-ends and the network. The manager is the test's own
 //! (`testkit::manager`); a real one, with real guests, is in tests/guests/qemu_restart.rs.
 
+mod connections;
 mod own;
 mod privileges;
 

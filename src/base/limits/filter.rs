@@ -57,6 +57,10 @@ pub const HALF_OPEN_LOOKS: usize = 8;
 /// Tuning: pause of the thread that removes connections that have timed out.
 pub const CONNECTION_SWEEP_PAUSE: std::time::Duration = std::time::Duration::from_secs(1);
 
+/// Time for which connections of the process before wait for their port, such as a port that its
+/// front-end makes by its own socket.
+pub const ORPHAN_CONNECTIONS_KEPT: std::time::Duration = std::time::Duration::from_secs(60);
+
 /// Tuning: parts of the table of which the thread looks at one after each pause.
 pub const CONNECTION_SWEEP_PARTS: usize = 10;
 

@@ -28,6 +28,7 @@ use std::time::Instant;
 
 use super::arrival::Arrival;
 use super::backpressure::{self, Backpressure};
+use super::barred::Barred;
 use super::deliver::{Delivery, Room, report_broken};
 use super::filter::Filters;
 use super::flood::{FloodList, Floods};
@@ -314,10 +315,19 @@ impl Pipeline {
         let (port, now) = (source.port(), self.time.tick);
         let floods = Floods::new(source.floods(), source.ring().is_some(), self.time.cycle);
         let arrival = Arrival { policy, port, source: source.memo(), now };
-        match (ports.policy(port.id).screens(), ports.snooping().is_some()) {
-            (false, false) => context.classify::<false, false>(arrival, floods),
-            (false, true) => context.classify::<false, true>(arrival, floods),
-            (true, _) => context.classify::<true, true>(arrival, floods),
+        let asked = ports.policy(port.id);
+        // Barred frames must not be learned from.
+        let refused = match asked.checks() {
+            true => {
+                let BurstContext { burst, violations, filters, .. } = &mut *context;
+                Barred::find(burst, (violations, filters), asked, port, now)
+            }
+            false => Barred::NONE,
+        };
+        match (asked.screens() || !refused.is_empty(), ports.snooping().is_some()) {
+            (false, false) => context.classify::<false, false>(arrival, floods, refused),
+            (false, true) => context.classify::<false, true>(arrival, floods, refused),
+            (true, _) => context.classify::<true, true>(arrival, floods, refused),
         }
     }
 

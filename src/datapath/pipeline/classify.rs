@@ -9,6 +9,7 @@
 //! instructions.
 
 use super::arrival::Arrival;
+use super::barred::Barred;
 use super::burst::{BurstContext, bytes_of};
 use super::egress;
 use super::flood::{Added, Floods};
@@ -273,32 +274,22 @@ impl Exits {
 
 impl BurstContext {
     /// Admits, learns and decides every frame of the burst, and fills the plan. The burst may
-    /// become shorter. `SCREENED`: the port's frames are checked one by one. `SNOOPED`: groups may
-    /// be limited. Each variant compiles without the checks that it does not need. Not inlined,
-    /// since the loop needs all registers: inlining cost 2 % more instructions a frame.
+    /// become shorter. `SCREENED`: tags decide about frames, or frames are refused. `SNOOPED`:
+    /// groups may be limited. Each variant compiles without the checks that it does not need. Not
+    /// inlined, since the loop needs all registers: inlining cost 2 % more instructions a frame.
     #[inline(never)]
     pub(crate) fn classify<const SCREENED: bool, const SNOOPED: bool>(
         &mut self,
         arrival: Arrival<'_>,
         mut floods: Floods<'_>,
+        refused: Barred,
     ) {
-        let BurstContext { burst, plan, memo, flows, violations, filters, snooped, .. } = self;
+        let BurstContext { burst, plan, memo, flows, snooped, .. } = self;
         memo.start_burst();
         let Arrival { policy, port, now, .. } = arrival;
-        let rules = policy.ports.policy(port.id);
-        // Refused frames must not be learned from.
-        let refused = match &rules.security {
-            Some(guard) if SCREENED && rules.forwards => violations.find(burst, guard, port, now),
-            _ => 0,
-        };
-        let filtered = match &rules.filter {
-            Some(filter) if SCREENED && rules.forwards => {
-                filters.find(burst, (filter, rules), port, refused, now)
-            }
-            _ => 0,
-        };
-        let barred =
-            refused | filtered | if SNOOPED { snooped.find(burst, policy.ports, port) } else { 0 };
+        let Barred { by_guard, by_filter } = refused;
+        let by_snooping = if SNOOPED { snooped.find(burst, policy.ports, port) } else { 0 };
+        let barred = by_guard | by_filter | by_snooping;
         let mut classifier = Classifier::new(arrival, memo, flows.take());
         if policy.fdb.is_large() && !SCREENED {
             fetch_entries(policy.fdb, burst.frames(), classifier.entry.segment);
@@ -316,7 +307,7 @@ impl BurstContext {
                 stretch = false;
             }
             if is_barred {
-                plan.drop(i as u8, snooped.refused(i, refused, filtered));
+                plan.drop(i as u8, snooped.refused(i, by_guard, by_filter));
                 continue;
             }
             match classifier.decide::<SCREENED>(frame) {

@@ -38,8 +38,8 @@ struct Judge<'a> {
 }
 
 impl Filters {
-    /// Judges the frames from `port`, whose policy is `sender`, but those of `refused`. Returns the
-    /// frames to drop, as bits of their indices.
+    /// Judges the frames from `port`, whose policy is `sender`, except the frames whose bits are
+    /// set in `refused`. Returns the frames to drop, as bits of their indices.
     #[inline(never)]
     pub fn find(
         &mut self,
@@ -51,13 +51,23 @@ impl Filters {
     ) -> u64 {
         let judge = Judge { gate: filter.at(port.id), direction: Direction::Out, sender, now };
         self.begin(&judge);
-        let mut found = 0;
-        for index in 0..burst.frames().len() {
-            if refused >> index & 1 == 0 && !self.passes(burst, index, &judge) {
-                found |= 1 << index;
+        let (mut found, mut at) = (0, 0);
+        while at < burst.frames().len() {
+            if refused >> at & 1 != 0 {
+                at += 1;
+                continue;
+            }
+            // Frames that are refused for another reason end the prefix.
+            let end = (refused >> at).trailing_zeros() as usize;
+            let frames = burst.frames()[at..].iter().take(end);
+            let passed =
+                self.memo.prefix(&judge.gate, frames.map(|frame| (&frame.snapshot, frame.len)));
+            at += passed;
+            if passed < end && at < burst.frames().len() {
+                found |= u64::from(!self.judge(burst, at, &judge)) << at;
+                at += 1;
             }
         }
-        self.memo.end(judge.gate.rules);
         found
     }
 
@@ -97,18 +107,28 @@ impl Filters {
         let (direction, sender) = (Direction::In, ports.policy(from));
         let judge = Judge { gate: filter.at(to.id), direction, sender, now };
         self.begin(&judge);
-        let mut count = 0;
-        for &index in frames {
-            if self.passes(burst, usize::from(index), &judge) {
-                kept[count] = index;
-                count += 1;
+        let (mut at, mut dropped) = (0, 0);
+        loop {
+            let all = burst.frames();
+            let rest = frames[at..].iter().filter_map(|&index| all.get(usize::from(index)));
+            let passed =
+                self.memo.prefix(&judge.gate, rest.map(|frame| (&frame.snapshot, frame.len)));
+            if dropped > 0 || at + passed < frames.len() {
+                kept[at - dropped..][..passed].copy_from_slice(&frames[at..at + passed]);
+            }
+            at += passed;
+            let Some(&index) = frames.get(at) else { break };
+            if self.judge(burst, usize::from(index), &judge) {
+                kept[at - dropped] = index;
             } else {
+                dropped += 1;
                 let refused = (from, &[index][..]);
                 to.drop_copies(&to.stats.drops, refused, DropReason::Filter, outcomes);
             }
+            at += 1;
         }
-        self.memo.end(judge.gate.rules);
-        &kept[..count]
+        // If the memo covers all frames, `kept` is not written.
+        if dropped == 0 { frames } else { &kept[..frames.len() - dropped] }
     }
 
     fn begin(&mut self, judge: &Judge<'_>) {
@@ -117,16 +137,7 @@ impl Filters {
         self.memo.begin(Epoch::new(gate, *direction, vlan, *now));
     }
 
-    /// True if a frame passes.
-    #[inline]
-    fn passes(&mut self, burst: &mut Burst, index: usize, judge: &Judge<'_>) -> bool {
-        let frame = &burst.frames()[index];
-        if self.memo.covers(&frame.snapshot, frame.len, judge.gate.rules) {
-            return true;
-        }
-        self.judge(burst, index, judge)
-    }
-
+    /// True if a frame passes that the memo does not cover.
     #[inline(never)]
     fn judge(&mut self, burst: &mut Burst, index: usize, judge: &Judge<'_>) -> bool {
         let Judge { gate, direction, sender, now } = judge;
@@ -135,13 +146,14 @@ impl Filters {
         if let Parsed::Packet(packet) = &mut parsed
             && sender.vlans != Membership::Opaque
         {
-            // The tag may differ at the receiver, the VLAN does not.
-            let Ok(vlan) = admit(sender, frame) else { return false };
+            // The tag may differ at the receiver, the VLAN does not. A frame of another VLAN is
+            // dropped, and counted, where the sender's VLANs are checked.
+            let Ok(vlan) = admit(sender, frame) else { return true };
             packet.vlan = vlan;
         }
         let answer = gate.judge(&parsed, *direction, frame.len, *now);
-        if let (true, Some(rule), Parsed::Packet(packet)) = (answer.settled, answer.rule, &parsed) {
-            self.memo.note(packet, &frame.snapshot, rule);
+        if let Parsed::Packet(packet) = &parsed {
+            self.memo.note(packet, &frame.snapshot, &answer);
         }
         answer.refused.is_none()
     }

@@ -5,6 +5,7 @@
 //! * [`burst`] one burst, step by step: take, classify, plan, deliver, complete;
 //! * [`guard`] port security: frames that the port may not send;
 //! * [`filter`] filters: packets that rules and connections do not let pass;
+//! * [`barred`] frames that guard or filter refuse;
 //! * [`multicast`] snooping of IGMP and MLD;
 //! * [`classify`] admission, learning and destination of each frame;
 //! * [`screen`] VLAN membership and tags at ingress and egress;
@@ -18,6 +19,7 @@
 
 mod arrival;
 pub(crate) mod backpressure;
+pub(crate) mod barred;
 pub mod burst;
 pub mod classify;
 pub mod deliver;

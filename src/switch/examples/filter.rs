@@ -24,7 +24,7 @@ fn main() {
     let rules = Compiled::new(&[&filter], &Groups::new(), 1).expect("not too many rules");
     let connections = Connections::new(ConnectionsConfig::limited(1, [1, 2, 3, 4]));
     connections.prepare(0);
-    let fragments = Fragments::new();
+    let fragments = Fragments::default();
     let gate = Gate { port: 0, rules: &rules, connections: &connections, fragments: &fragments };
     let passes = |frame: &[u8], direction| {
         let headers =

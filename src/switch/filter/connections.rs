@@ -3,14 +3,18 @@
 //! [`Connections::pass`], the way of each packet, takes no lock: it finds the entry of a packet's
 //! connection and exchanges one word. [`Connections::open`] holds the lock of the connection's
 //! shard, so that a connection has one entry; a worker tries for a bounded time and then answers
-//! [`Opened::Busy`]. Removal takes no lock either: who exchanges the word of an entry for an empty
-//! one has removed the entry.
+//! [`Opened::Busy`]. Removal takes no lock either: the thread that exchanges an entry's word for an
+//! empty word has removed the entry.
 //!
 //! A connection has two buckets of eight slots to choose from, both of one shard, and begins in the
 //! emptier one (Y. Azar et al., "Balanced allocations", STOC 1994).
 //!
-//! A port may have a number of connections, so no port takes the entries of another. A connection
-//! that is half-open, or has ended, makes room for a new one of its own port: the oldest first.
+//! The number of a port's connections is bounded: by a limit, and by the room that is left in the
+//! table. A port may have no more connections than the table has room for others, so that a table
+//! of which some ports want all still has room for the next port (A. K. Choudhury, E. L. Hahne,
+//! "Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM Transactions on
+//! Networking 6(2), 1998). A connection that is half-open, or has ended, makes room for a new
+//! connection of its own port: the oldest first.
 
 mod dump;
 mod hash;
@@ -24,12 +28,14 @@ mod word;
 use std::sync::{PoisonError, TryLockError};
 
 use super::super::fdb::Tick;
-use super::super::sync::{AtomicU64, Mutex, MutexGuard, Ordering, spin_loop};
+use super::super::sync::{Mutex, MutexGuard, spin_loop};
 use base::limits::{
     CONNECTION_LOCK_ATTEMPTS, CONNECTION_SHARDS, CONNECTION_SLOTS, HALF_OPEN_LOOKS,
     MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PORT, RESERVED_CONNECTIONS_PER_PORT, STREAM_AFTER_SECONDS,
 };
-pub use dump::{Damaged, FORMAT_VERSION};
+#[cfg(test)]
+pub use dump::resum;
+pub use dump::{Damaged, FORMAT_VERSION, Orphans};
 use hash::KeyHash;
 pub use key::{Key, Parts, Place};
 pub use listing::Connection;
@@ -40,8 +46,8 @@ use state::Step;
 pub use state::{Event, Segment, State};
 use word::Word;
 
-/// Exchanges that a packet tries for its connection's word. Each failure is another packet's
-/// success, so the state is the other packet's then.
+/// Exchanges that a packet tries for its connection's word. If an exchange fails, another packet
+/// has changed the word; after the last failure the state of that packet stays.
 const EXCHANGES: usize = 4;
 
 /// Configuration of a table. Has no `Debug`, since the key is secret.
@@ -96,8 +102,20 @@ pub struct Known {
     pub generation: u32,
     /// The VM behind the port sent the first packet.
     pub out: bool,
-    /// The next packets of this kind pass in the same state until the tick ends.
-    pub settled: bool,
+    /// The entry, if the next packets of this kind leave it as it is until the tick ends.
+    pub settled: Option<Moment>,
+}
+
+/// An entry at a moment: [`Connections::is_still`] tells whether it has changed since.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Moment {
+    slot: usize,
+    word: u64,
+}
+
+impl Moment {
+    /// No entry.
+    pub const NONE: Moment = Moment { slot: 0, word: 0 };
 }
 
 /// The answer to the first packet of a connection.
@@ -105,7 +123,7 @@ pub struct Known {
 pub enum Opened {
     /// The connection is in the table.
     New,
-    /// Another thread was faster.
+    /// Another thread has begun this connection meanwhile.
     Known,
     /// The port, or the table, has too many connections.
     Full,
@@ -121,8 +139,6 @@ pub struct Connections {
     hash: KeyHash,
     shards: Vec<Mutex<()>>,
     quota: Quota,
-    /// Changes when connections are removed before their time.
-    generation: AtomicU64,
 }
 
 impl Connections {
@@ -136,7 +152,6 @@ impl Connections {
             hash: KeyHash::new(config.key),
             shards: (0..CONNECTION_SHARDS).map(|_| Mutex::new(())).collect(),
             quota: Quota::new(&config),
-            generation: AtomicU64::new(0),
         }
     }
 
@@ -144,14 +159,6 @@ impl Connections {
     /// filter: a frame never allocates.
     pub fn prepare(&self, port: u16) {
         self.quota.prepare(port);
-    }
-
-    /// Returns a number that changes when connections are removed before their time. The caller
-    /// reads the number before [`Connections::pass`] and forgets the answer when the number
-    /// changes.
-    #[inline]
-    pub fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Acquire)
     }
 
     /// Returns the number of connections, those that have timed out included.
@@ -187,13 +194,26 @@ impl Connections {
     /// Returns the rule of a connection, whose state stays: for an ICMP error.
     pub fn quoted(&self, key: &Key, now: Tick) -> Option<Known> {
         let found = self.slots.find(&self.home(key), key, now)?;
-        Some(self.known(found, found.word, false))
+        Some(self.known(found, found.word))
     }
 
-    fn known(&self, Found { slot, owner, .. }: Found, word: Word, settled: bool) -> Known {
+    fn known(&self, Found { slot, owner, .. }: Found, word: Word) -> Known {
         let Owner { rule, generation, .. } = owner;
         let slot = SlotRef::new(slot, word.version());
-        Known { slot, rule, generation, out: word.is_out(), settled }
+        Known { slot, rule, generation, out: word.is_out(), settled: None }
+    }
+
+    /// Returns the answer to a packet that has left the entry's word as `word`.
+    #[inline]
+    fn passed(&self, found: Found, word: Word) -> Seen {
+        let settled = is_settled(word).then_some(Moment { slot: found.slot, word: word.0 });
+        Seen::Known(Known { settled, ..self.known(found, word) })
+    }
+
+    /// True if an entry is as it was at a moment.
+    #[inline(always)]
+    pub fn is_still(&self, moment: Moment) -> bool {
+        self.slots.word(moment.slot).0 == moment.word
     }
 
     #[inline]
@@ -202,29 +222,37 @@ impl Connections {
             let before = found.word;
             let first = before.is_out() == out;
             let old = found.owner.is_older(now, STREAM_AFTER_SECONDS);
-            let after = match before.state().next(event, first, old) {
-                Step::To(state) => next_word(before, state, first, key.protocol(), now),
-                Step::Ignored => return Seen::Known(self.known(found, before, false)),
+            let (state, ending) = (before.state(), before.ending());
+            let after = match state.next(event, first, old, ending) {
+                Step::To(next) => next_word(before, next, first, key.protocol(), now)
+                    .with_ending(state.ending(next, event, first, ending)),
+                Step::Ignored => return Seen::Known(self.known(found, before)),
                 Step::Invalid => return Seen::Invalid,
                 Step::Again => return Seen::Again(SlotRef::new(found.slot, before.version())),
             };
             if after == before {
-                return Seen::Known(self.known(found, after, is_settled(after)));
+                return self.passed(found, after);
+            }
+            if event.is_abort() && !before.is_replied() {
+                // Linux forgets such a connection too: its other end has said nothing.
+                self.remove(key.port(), found.slot, before);
+                return Seen::Known(self.known(found, before));
             }
             match self.slots.exchange(found.slot, before, after) {
                 Ok(()) => {
                     self.note_end(key.port(), found.slot, before, after);
-                    return Seen::Known(self.known(found, after, is_settled(after)));
+                    return self.passed(found, after);
                 }
                 Err(word) if word.is_same(before) => found.word = word,
                 // Removed meanwhile.
                 Err(_) => return Seen::Unknown,
             }
         }
-        Seen::Known(self.known(found, found.word, false))
+        Seen::Known(self.known(found, found.word))
     }
 
-    /// Lists a connection that has ended just now.
+    /// Adds a connection that this packet has ended to its port's list of ended connections. The
+    /// connection is not listed while another thread keeps the list, and then times out.
     #[inline]
     fn note_end(&self, port: u16, slot: usize, before: Word, after: Word) {
         if after.state().is_over() && !before.state().is_over() {
@@ -232,20 +260,27 @@ impl Connections {
         }
     }
 
-    /// Lists a connection that makes room for others; the oldest one of a full list goes.
+    /// Adds a connection to a list of those that make room for others; if the list is full, removes
+    /// the list's oldest connection. False if another thread keeps the list.
     #[cold]
-    fn list(&self, port: u16, list: List, slot: SlotRef) {
-        if let Some(oldest) = self.quota.push(port, list, slot) {
+    fn list(&self, port: u16, list: List, slot: SlotRef) -> bool {
+        let pushed = self.quota.push(port, list, slot);
+        if let Ok(Some(oldest)) = pushed {
             self.evict(port, oldest);
         }
+        pushed.is_ok()
     }
 
-    /// Removes the connection of a slot if it is still the one that was listed, and half-open or
-    /// ended.
-    fn evict(&self, port: u16, slot: SlotRef) -> bool {
+    /// Removes the connection of a slot if it is still the one that `port` listed, and half-open or
+    /// ended. Versions of a slot repeat, so the key must be of the port too.
+    pub(super) fn evict(&self, port: u16, slot: SlotRef) -> bool {
         let word = self.slots.word(slot.slot());
         let goes = slot.is(word) && word.is_used() && !word.is_assured();
-        goes && self.remove(port, slot.slot(), word)
+        let is_of_port = || {
+            let entry = self.slots.entry(slot.slot(), word);
+            entry.is_some_and(|(key, _)| key.port() == port)
+        };
+        goes && is_of_port() && self.remove(port, slot.slot(), word)
     }
 
     /// Removes a connection whose word is still `word`.
@@ -270,7 +305,7 @@ impl Connections {
         let home = self.home(key);
         let Some(_guard) = self.lock_briefly(home.shard) else { return Opened::Busy };
         let port = key.port();
-        // One that has timed out is found too: a key has one entry.
+        // The search also finds an entry that has timed out, since a key may have only one entry.
         if let Some(found) = self.slots.find(&home, key, Tick::default())
             && !(found.word.is_expired(now) && self.remove(port, found.slot, found.word))
         {
@@ -287,7 +322,12 @@ impl Connections {
         let deadline = after(now, state.seconds(key.protocol(), false));
         let owner = Owner::new(rule, generation, now);
         let version = self.slots.write(slot, &home, key, owner, (out, state, deadline));
-        self.list(port, List::HalfOpen, SlotRef::new(slot, version));
+        let slot = SlotRef::new(slot, version);
+        if !self.list(port, List::HalfOpen, slot) {
+            // A half-open connection that is not listed could not make room for others.
+            self.end(key, slot);
+            return Opened::Busy;
+        }
         Opened::New
     }
 

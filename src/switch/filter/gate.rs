@@ -1,14 +1,15 @@
 //! The decision about a packet: connections first, then rules.
 
 use super::compiled::{Compiled, Fields, RuleNumber, Ruling};
-use super::connections::{Connections, Event, Key, Known, Opened, Seen, SlotRef};
+use super::connections::{Connections, Event, Key, Known, Moment, Opened, Seen, SlotRef};
 use super::packet::{Content, Packet, Parsed, Part};
 use super::rule::ICMP;
 use super::{Direction, Fragments, Verdict};
 use crate::PortId;
 use crate::fdb::Tick;
-use crate::sync::Ordering;
+use crate::sync::Ordering as Memory;
 use base::frame::protocol::ICMPV6;
+use std::cmp::Ordering;
 
 base::words! {
     /// Why a packet does not pass.
@@ -23,7 +24,7 @@ base::words! {
         Full "full",
         /// Other workers kept the part of the table that the packet needs.
         Busy "busy",
-        /// Another fragment of the packet, whose first one did not pass or was not seen.
+        /// A later fragment of a packet whose first fragment did not pass or was not seen.
         Fragment "fragment",
         /// The headers cannot be read.
         Headers "headers",
@@ -39,13 +40,14 @@ pub struct Answer {
     pub rule: Option<RuleNumber>,
     /// The rule wants the packet to be logged.
     pub log: bool,
-    /// The next packets like this one get the same answer in this tick.
-    pub settled: bool,
+    /// The connection's entry, if the next packets like this one get the same answer in this tick
+    /// while the entry stays as it is.
+    pub settled: Option<Moment>,
 }
 
 impl Answer {
     /// The packet passes, and no rule is asked.
-    const PASS: Answer = Answer { refused: None, rule: None, log: false, settled: false };
+    const PASS: Answer = Answer { refused: None, rule: None, log: false, settled: None };
 
     /// The answer to a packet whose headers cannot be read.
     pub const UNREADABLE: Answer = Answer::refused(Cause::Headers);
@@ -59,7 +61,7 @@ impl Answer {
     }
 
     fn of(ruling: Ruling, refused: Option<Cause>) -> Answer {
-        Answer { refused, rule: Some(ruling.rule), log: ruling.log, settled: false }
+        Answer { refused, rule: Some(ruling.rule), log: ruling.log, settled: None }
     }
 }
 
@@ -93,19 +95,21 @@ impl Gate<'_> {
     fn judge_part(&self, packet: &Packet, direction: Direction, now: Tick) -> Answer {
         match packet.part {
             Part::Whole => self.judge_packet(packet, direction, now),
-            Part::First(id) => {
+            Part::First { id, header_end } => {
                 let answer = self.judge_packet(packet, direction, now);
                 if answer.refused.is_none()
                     && let Some(rule) = answer.rule
                 {
-                    self.fragments.pass(packet, id, direction, rule, now);
+                    self.fragments.pass(packet, (id, header_end), direction, rule, now);
                 }
                 answer
             }
-            Part::Later(id) => match self.fragments.rule_of(packet, id, direction, now) {
-                Some(rule) => Answer::pass(rule),
-                None => Answer::refused(Cause::Fragment),
-            },
+            Part::Later { id, begin } => {
+                match self.fragments.rule_of(packet, (id, begin), direction, now) {
+                    Some(rule) => Answer::pass(rule),
+                    None => Answer::refused(Cause::Fragment),
+                }
+            }
         }
     }
 
@@ -118,6 +122,8 @@ impl Gate<'_> {
             Seen::Known(known) if known.generation == self.rules.generation() => {
                 Answer { settled: known.settled, ..Answer::pass(known.rule) }
             }
+            // Another worker has newer rules already, and these permit the connection.
+            Seen::Known(known) if known.generation > self.rules.generation() => Answer::PASS,
             Seen::Known(known) => match self.ask_again(&key, &known) {
                 Some(rule) => Answer::pass(rule),
                 None => self.begin(packet, (&key, event), None, direction, now),
@@ -128,8 +134,8 @@ impl Gate<'_> {
         }
     }
 
-    /// Asks the rules about a packet that belongs to no connection. `ended`: the connection that
-    /// this one replaces.
+    /// Asks the rules about a packet that belongs to no connection. `ended`: the ended connection
+    /// with this key, which the new connection replaces.
     #[inline(never)]
     fn begin(
         &self,
@@ -153,7 +159,7 @@ impl Gate<'_> {
             match opened {
                 Opened::New => {
                     if let Some(counts) = self.rules.counts(ruling.rule) {
-                        counts.connections.fetch_add(1, Ordering::Relaxed);
+                        counts.connections.fetch_add(1, Memory::Relaxed);
                     }
                     None
                 }
@@ -185,14 +191,17 @@ impl Gate<'_> {
         if let Some(key) = packet.quoted_key(self.port, direction)
             && let Some(known) = self.connections.quoted(&key, now)
         {
-            let is_current = known.generation == self.rules.generation();
-            let rule = if is_current { Some(known.rule) } else { self.ask_again(&key, &known) };
+            let rule = match known.generation.cmp(&self.rules.generation()) {
+                Ordering::Less => self.ask_again(&key, &known),
+                Ordering::Equal => Some(known.rule),
+                Ordering::Greater => return Answer::PASS,
+            };
             if let Some(rule) = rule {
                 return Answer::pass(rule);
             }
         }
         let ruling = self.rules.rule_for(direction, &packet.fields());
-        // An error about nothing that is known: a rule for errors must mean such ones.
+        // An error that quotes no known connection passes by a `stateless` rule alone.
         let is_error = matches!(packet.content, Content::Error(..));
         match ruling.verdict == Verdict::Accept && is_error && !ruling.stateless {
             true => Answer::of(ruling, Some(Cause::State)),
@@ -222,8 +231,8 @@ fn first_fields(key: &Key, began: Direction) -> Fields {
     };
     let is_query = parts.protocol == if parts.v6 { ICMPV6 } else { ICMP };
     let ports = match is_query {
-        // The type of the request, with code 0.
-        true => (0, parts.remote.port << 8),
+        // Type and code of the request.
+        true => (0, parts.remote.port),
         false => (from.port, to.port),
     };
     Fields {

@@ -1,87 +1,91 @@
-//! Answers of filters that a worker may remember between frames.
+//! Answers of filters that a worker remembers between frames.
 //!
-//! An answer is "packets with these addresses and ports pass by this rule, and the connection's
-//! time-out is that of this tick". So the answer holds for one tick, one generation of the port's
-//! rules, and one generation of the table of connections. Segments of TCP with another flag than
-//! ACK and PSH are never covered: these change the state of a connection. A connection that ends
-//! otherwise meanwhile, or makes room for another, may pass frames until the tick ends.
+//! A remembered answer is "a packet with these addresses, ports and flags passes by this rule and
+//! leaves its connection as it is". The answer is valid for one direction of one port, while the
+//! connection's word in the table is the word that the answer left, and until the tick ends: the
+//! first packet of each tick renews the connection's time-out. A packet of another worker that
+//! changes the connection, a removal and a change of the rules therefore end the answer.
 //!
 //! Only IPv4 packets without options, tags and fragments are covered. Their headers are in a
-//! snapshot. A frame that is too short for its headers has zeros behind its end; ports and flags of
-//! what is remembered are not zero.
+//! snapshot.
 
-use super::compiled::{Compiled, RuleNumber};
-use super::packet::{Content, Packet, Part};
-use super::{Direction, Gate};
+use super::compiled::RuleNumber;
+use super::connections::Moment;
+use super::packet::{Content, Packet, Part, Segment};
+use super::{Answer, Direction, Gate};
 use crate::fdb::Tick;
 use base::frame::ethernet::Snapshot;
 use base::limits::REMEMBERED_FLOWS;
 
-/// Offset of a word whose last byte has the flags of TCP.
-const FLAGS_AT: usize = 44;
-/// Flags of TCP that begin or end something, and ACK.
-const FLAGS: u32 = u32::from_ne_bytes([0, 0, 0, 0x17]);
-const ACK: u32 = u32::from_ne_bytes([0, 0, 0, 0x10]);
+/// Type, version and header length among the octets from 12 on.
+const KIND: u64 = u64::from_ne_bytes([0xff, 0xff, 0xff, 0, 0, 0, 0, 0]);
+/// Fragment bits without DF, protocol, and the first half of the source address, among the octets
+/// from 20 on.
+const FRAGMENT: u64 = u64::from_ne_bytes([0xbf, 0xff, 0, 0xff, 0, 0, 0xff, 0xff]);
+/// The destination port among the octets from 36 on.
+const PORT: u64 = u64::from_ne_bytes([0xff, 0xff, 0, 0, 0, 0, 0, 0]);
+/// Flags of TCP that begin or end a connection, and ACK, among the octets from 40 on.
+const FLAGS: u64 = u64::from_ne_bytes([0, 0, 0, 0, 0, 0, 0, 0x17]);
+const ACK: u64 = u64::from_ne_bytes([0, 0, 0, 0, 0, 0, 0, 0x10]);
 
-/// Type, version and header length in the word at offset 12.
-const TYPE: u32 = u32::from_ne_bytes([0xff, 0xff, 0xff, 0]);
-/// Fragment bits without DF, and the protocol, in the word at offset 20.
-const FRAGMENT: u32 = u32::from_ne_bytes([0xbf, 0xff, 0, 0xff]);
+/// End of the octets that are compared, for UDP and TCP.
+const UDP_END: u32 = 42;
+const TCP_END: u32 = 48;
 
-/// The bytes of a frame that decide about a packet, in the machine's byte order: only equality has
-/// a meaning.
+/// The octets of a frame that decide about the packet, in the machine's byte order: only equality
+/// has a meaning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Flow {
-    kind: u32,
-    fragment: u32,
-    addresses: u64,
-    ports: u32,
+    kind: u64,
+    fragment: u64,
+    /// The rest of the source address, the destination address, and the source port.
+    ends: u64,
+    port: u64,
 }
 
 impl Flow {
     #[inline(always)]
     fn of(snapshot: &Snapshot) -> Flow {
-        let [addresses, more] = [26, 30].map(|at| u64::from(u32_at(snapshot, at)));
         Flow {
-            kind: u32_at(snapshot, 12) & TYPE,
-            fragment: u32_at(snapshot, 20) & FRAGMENT,
-            addresses: addresses | more << 32,
-            ports: u32_at(snapshot, 34),
+            kind: word(snapshot, 12) & KIND,
+            fragment: word(snapshot, 20) & FRAGMENT,
+            ends: word(snapshot, 28),
+            port: word(snapshot, 36) & PORT,
         }
     }
 
+    /// Returns the place of the flow among the remembered flows of a port.
     #[inline(always)]
-    fn slot(&self) -> usize {
-        let mixed = self.addresses ^ u64::from(self.ports) << 21;
+    fn slot(&self, epoch: Epoch) -> usize {
+        let port = u64::from(epoch.rules) << 1 | epoch.direction as u64;
+        let mixed = self.ends ^ self.fragment.rotate_left(24) ^ self.port << 40 ^ port << 20;
         let shift = 64 - REMEMBERED_FLOWS.trailing_zeros();
         (mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> shift) as usize % REMEMBERED_FLOWS
     }
 }
 
 #[inline(always)]
-fn u32_at(snapshot: &Snapshot, at: usize) -> u32 {
-    snapshot.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+fn word(snapshot: &Snapshot, at: usize) -> u64 {
+    snapshot.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u64::from_ne_bytes(*bytes))
 }
 
 const _: () = assert!(REMEMBERED_FLOWS.is_power_of_two());
 
-/// For what an answer holds.
+/// The circumstances in which a remembered answer is valid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Epoch {
+    /// Generation of the port's rules, which no other port has.
     rules: u32,
     direction: Direction,
     /// VLAN of packets without a tag.
     vlan: u16,
     tick: Tick,
-    /// The table's [`super::Connections::generation`], read before the packets.
-    table: u64,
 }
 
 impl Epoch {
     /// Makes the present epoch of a gate, for packets in a VLAN.
     pub fn new(gate: &Gate<'_>, direction: Direction, vlan: u16, tick: Tick) -> Epoch {
-        let table = gate.connections.generation();
-        Epoch { rules: gate.rules.generation(), direction, vlan, tick, table }
+        Epoch { rules: gate.rules.generation(), direction, vlan, tick }
     }
 }
 
@@ -90,107 +94,122 @@ impl Epoch {
 struct Entry {
     flow: Flow,
     /// Flags that a segment may not change, and their value; 0 for UDP.
-    flags: (u32, u32),
+    flags: (u64, u64),
+    /// Shortest frame that has all octets that are compared.
+    least: u32,
     rule: RuleNumber,
+    moment: Moment,
     epoch: Option<Epoch>,
 }
 
-/// Matches no frame: no IPv4 packet is of this type.
-const NONE: Entry = Entry {
-    flow: Flow { kind: u32::MAX, fragment: 0, addresses: 0, ports: 0 },
-    flags: (0, 0),
-    rule: 0,
-    epoch: None,
-};
+impl Entry {
+    /// Matches no frame: no IPv4 packet is of this type.
+    const NONE: Entry = Entry {
+        flow: Flow { kind: u64::MAX, fragment: 0, ends: 0, port: 0 },
+        flags: (0, 0),
+        least: 0,
+        rule: 0,
+        moment: Moment::NONE,
+        epoch: None,
+    };
+
+    /// True if a frame belongs to the flow and changes nothing.
+    #[inline(always)]
+    fn covers(&self, (snapshot, len): (&Snapshot, u32)) -> bool {
+        let Entry { flow, flags: (mask, value), least, .. } = self;
+        // Joins five comparisons, so that a frame costs one branch for them.
+        let differs = (word(snapshot, 12) & KIND ^ flow.kind)
+            | (word(snapshot, 20) & FRAGMENT ^ flow.fragment)
+            | (word(snapshot, 28) ^ flow.ends)
+            | (word(snapshot, 36) & PORT ^ flow.port)
+            | (word(snapshot, 40) & mask ^ value);
+        differs == 0 && len >= *least
+    }
+}
 
 /// Remembers the flows that a worker has seen.
 pub struct FlowMemo {
     /// The flow of the frame before, in the present epoch.
     last: Entry,
     epoch: Option<Epoch>,
-    /// Frames and bytes of `last` that are not counted yet.
-    frames: u64,
-    bytes: u64,
     flows: Box<[Entry; REMEMBERED_FLOWS]>,
 }
 
 impl Default for FlowMemo {
     fn default() -> FlowMemo {
-        let flows = Box::new([NONE; REMEMBERED_FLOWS]);
-        FlowMemo { last: NONE, epoch: None, frames: 0, bytes: 0, flows }
+        let flows = Box::new([Entry::NONE; REMEMBERED_FLOWS]);
+        FlowMemo { last: Entry::NONE, epoch: None, flows }
     }
 }
 
 impl FlowMemo {
-    /// Begins the frames of a port. [`FlowMemo::end`] has counted the frames before.
+    /// Begins the frames of a burst.
     #[inline]
     pub fn begin(&mut self, epoch: Epoch) {
-        if self.epoch != Some(epoch) {
-            self.last = NONE;
-            self.epoch = Some(epoch);
-        }
+        (self.last, self.epoch) = (Entry::NONE, Some(epoch));
     }
 
-    /// True if a frame passes by a remembered answer; the frame is counted then.
+    /// Returns the number of frames, from the first one on, that pass by remembered answers; counts
+    /// these at their rules. A frame is a snapshot and a length in bytes.
     #[inline(always)]
-    pub fn covers(&mut self, snapshot: &Snapshot, len: u32, rules: &Compiled) -> bool {
-        let Entry { flow: last, flags: (mask, value), .. } = &self.last;
-        let flow = Flow::of(snapshot);
-        // One branch, not five.
-        let differs = (flow.kind ^ last.kind)
-            | (flow.fragment ^ last.fragment)
-            | (flow.ports ^ last.ports)
-            | (u32_at(snapshot, FLAGS_AT) & mask ^ value);
-        if u64::from(differs) | (flow.addresses ^ last.addresses) != 0
-            && !self.turn_to(snapshot, rules)
-        {
-            return false;
+    pub fn prefix<'f>(
+        &mut self,
+        gate: &Gate<'_>,
+        mut frames: impl Iterator<Item = (&'f Snapshot, u32)>,
+    ) -> usize {
+        let mut passed = 0;
+        let mut next = frames.next();
+        while let Some(frame) = next {
+            if !self.last.covers(frame) && !self.turn_to(gate, frame) {
+                break;
+            }
+            let last = self.last;
+            let (mut count, mut bytes) = (1, u64::from(frame.1));
+            next = frames.next();
+            while let Some(frame) = next.filter(|frame| last.covers(*frame)) {
+                (count, bytes) = (count + 1, bytes + u64::from(frame.1));
+                next = frames.next();
+            }
+            if let Some(counts) = gate.rules.counts(last.rule) {
+                counts.add(count as u64, bytes);
+            }
+            passed += count;
         }
-        self.frames += 1;
-        self.bytes += u64::from(len);
-        true
+        passed
     }
 
-    /// Finds a frame's flow among all; false if it is not known or the frame changes its state.
+    /// Finds a frame's flow among all; false if no valid answer covers the frame.
     #[inline(never)]
-    fn turn_to(&mut self, snapshot: &Snapshot, rules: &Compiled) -> bool {
-        let flow = Flow::of(snapshot);
-        let entry = &self.flows[flow.slot()];
-        let (mask, value) = entry.flags;
-        let is_known = entry.flow == flow && entry.epoch == self.epoch;
-        if !is_known || u32_at(snapshot, FLAGS_AT) & mask != value {
+    fn turn_to(&mut self, gate: &Gate<'_>, frame: (&Snapshot, u32)) -> bool {
+        let Some(epoch) = self.epoch else { return false };
+        let entry = self.flows[Flow::of(frame.0).slot(epoch)];
+        let is_valid = entry.epoch == self.epoch && entry.covers(frame);
+        if !is_valid || !gate.connections.is_still(entry.moment) {
             return false;
         }
-        let entry = *entry;
-        self.end(rules);
         self.last = entry;
         true
     }
 
-    /// Remembers that packets like this one pass by a rule, if [`super::Answer::settled`] is true
-    /// of the answer.
-    pub fn note(&mut self, packet: &Packet, snapshot: &Snapshot, rule: RuleNumber) {
-        let (ends, flags) = match packet.content {
-            Content::Tcp(ends, super::packet::Segment::Ack) => (ends, (FLAGS, ACK)),
-            Content::Udp(ends) => (ends, (0, 0)),
+    /// Remembers the answer about a packet if the next packets get the same answer.
+    pub fn note(&mut self, packet: &Packet, snapshot: &Snapshot, answer: &Answer) {
+        // The packet may have changed the connection of the last flow.
+        self.last = Entry::NONE;
+        let (Some(moment), Some(rule), Some(epoch)) = (answer.settled, answer.rule, self.epoch)
+        else {
+            return;
+        };
+        let (ends, flags, least) = match packet.content {
+            Content::Tcp(ends, Segment::Ack) => (ends, (FLAGS, ACK), TCP_END),
+            Content::Udp(ends) => (ends, (0, 0), UDP_END),
             _ => return,
         };
         let is_plain =
             !packet.v6 && packet.part == Part::Whole && (packet.l3, packet.l4) == (14, 34);
         if is_plain && ends.from != 0 && ends.to != 0 {
             let flow = Flow::of(snapshot);
-            self.flows[flow.slot()] = Entry { flow, flags, rule, epoch: self.epoch };
+            let entry = Entry { flow, flags, least, rule, moment, epoch: self.epoch };
+            self.flows[flow.slot(epoch)] = entry;
         }
-    }
-
-    /// Counts the frames that were covered. The caller calls this at the end of a port's frames.
-    #[inline]
-    pub fn end(&mut self, rules: &Compiled) {
-        if self.frames > 0
-            && let Some(counts) = rules.counts(self.last.rule)
-        {
-            counts.add(self.frames, self.bytes);
-        }
-        (self.frames, self.bytes) = (0, 0);
     }
 }

@@ -58,7 +58,8 @@ pub enum Parsed {
 pub struct Packet {
     /// The packet is of IPv6.
     pub v6: bool,
-    /// IP protocol number.
+    /// IP protocol number; of a later fragment of IPv6 what the sender has written there, which its
+    /// receiver ignores.
     pub protocol: u8,
     /// VLAN of the outer tag, or 0.
     pub vlan: u16,
@@ -81,10 +82,20 @@ pub struct Packet {
 pub enum Part {
     /// The packet as a whole.
     Whole,
-    /// The first fragment of the packet with this identification.
-    First(u32),
-    /// Another fragment, whose content is not known.
-    Later(u32),
+    /// The first fragment of a packet.
+    First {
+        /// Identification of the packet.
+        id: u32,
+        /// End of the headers that were read, in bytes of the data that was split into fragments.
+        header_end: u16,
+    },
+    /// A later fragment, whose content is not known.
+    Later {
+        /// Identification of the packet.
+        id: u32,
+        /// Begin of the fragment, in bytes of the data that was split into fragments.
+        begin: u16,
+    },
 }
 
 /// The header behind those of IP.
@@ -131,7 +142,7 @@ pub struct Quoted {
     pub from: u128,
     /// Destination address as a number.
     pub to: u128,
-    /// Ports, or the identifier of an ICMP request twice.
+    /// Ports, or the identifier of an ICMP request, and type and code of the request.
     pub ends: Ends,
     /// The quoted packet is a request of ICMP, or else a reply; false for other protocols.
     pub request: bool,

@@ -20,7 +20,7 @@ pub struct PortFilter {
 impl PortFilter {
     /// Makes the filter of a port.
     pub fn new(rules: Compiled, connections: Arc<Connections>) -> PortFilter {
-        PortFilter { rules, connections, fragments: Fragments::new() }
+        PortFilter { rules, connections, fragments: Fragments::default() }
     }
 
     /// Returns the filter at a port's number.

@@ -40,7 +40,8 @@ impl Allowance {
     /// True if the thing may happen at `now`; it is counted then.
     pub fn take(&mut self, now: Tick) -> bool {
         let ticks = now.to_bits().saturating_sub(self.last.to_bits());
-        self.last = now;
+        // Workers that share an allowance may read clocks that differ by a tick.
+        self.last = self.last.max(now);
         self.budget.earn(u64::from(ticks) * u64::from(self.per_second));
         self.budget.take(Tick::ticks(1).into())
     }
@@ -92,7 +93,7 @@ fn may_answer(headers: &Headers<'_>, packet: &Packet) -> bool {
         packet.content,
         Content::Tcp(_, Segment::Rst) | Content::Error(..) | Content::Message(_)
     );
-    let is_later = matches!(packet.part, Part::Later(_));
+    let is_later = matches!(packet.part, Part::Later { .. });
     let stations = is_one(mac(0)) && is_one(mac(6));
     stations && !is_group(packet.from) && !is_group(packet.to) && !is_answer && !is_later
 }

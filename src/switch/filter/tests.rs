@@ -134,7 +134,7 @@ impl Port {
         let rules = Compiled::new(&[&filter(rules)], &Groups::new(), 1).unwrap();
         let connections = Connections::new(CONFIG);
         connections.prepare(0);
-        Port { rules, connections, fragments: Fragments::new(), now: Tick::from(1000) }
+        Port { rules, connections, fragments: Fragments::default(), now: Tick::from(1000) }
     }
 
     pub fn gate(&self) -> Gate<'_> {

@@ -83,7 +83,7 @@ pub fn all(c: &mut Criterion) {
         });
     }
     let now = Tick::from(1000);
-    let (rules, fragments) = (compiled(10), Fragments::new());
+    let (rules, fragments) = (compiled(10), Fragments::default());
     let new_table = || {
         let table = Connections::new(ConnectionsConfig::limited(1, [1, 2, 3, 4]));
         table.prepare(0);
@@ -130,11 +130,12 @@ pub fn all(c: &mut Criterion) {
             let mut snapshot = [0; 64];
             snapshot[..60].copy_from_slice(frame);
             let Parsed::Packet(packet) = parse(frame) else { unreachable!("IP") };
-            memo.note(&packet, &snapshot, 0);
+            let answer = judge(&table, frame, Direction::In);
+            memo.note(&packet, &snapshot, &answer);
             snapshots.push(snapshot);
         }
         group.bench_function(format!("remembered/{flows}"), |b| {
-            b.iter(|| remembered(&mut memo, black_box(&snapshots), &rules));
+            b.iter(|| remembered(&mut memo, black_box(&snapshots), &gate));
         });
     }
     group.finish();
@@ -142,8 +143,7 @@ pub fn all(c: &mut Criterion) {
 
 /// Passes a burst by the memo.
 #[inline(never)]
-fn remembered(memo: &mut FlowMemo, frames: &[Snapshot], rules: &Compiled) {
-    let covered = frames.iter().filter(|frame| memo.covers(frame, 60, rules)).count();
-    memo.end(rules);
+fn remembered(memo: &mut FlowMemo, frames: &[Snapshot], gate: &Gate<'_>) {
+    let covered = memo.prefix(gate, frames.iter().map(|frame| (frame, 60)));
     assert_eq!(covered, frames.len());
 }

@@ -9,12 +9,15 @@
 //! ```
 //!
 //! Numbers are little-endian. The rules of a connection are not written: the first packet asks the
-//! rules of the new process whether the connection may go on. Bytes with an error are refused as a
-//! whole.
+//! rules of the new process whether the connection may go on. One error makes the reader refuse the
+//! whole table.
+
+use std::collections::BTreeMap;
 
 use super::super::super::fdb::Tick;
 use super::key::{Key, Parts, Place};
-use super::slots::Owner;
+use super::quota::List;
+use super::slots::{Owner, SlotRef};
 use super::state::State;
 use super::{Connection, Connections};
 use base::frame::fold::{PI, fold};
@@ -31,6 +34,21 @@ const ASKS: u8 = 1 << 1;
 const OUT: u8 = 1 << 2;
 const REPLIED: u8 = 1 << 3;
 const ASSURED: u8 = 1 << 4;
+
+/// Connections of names that no port has, or no port has yet.
+#[derive(Debug, Default)]
+pub struct Orphans {
+    /// Time from which the connections' time-outs count.
+    read_at: Tick,
+    of: BTreeMap<String, Vec<Connection>>,
+}
+
+impl Orphans {
+    /// True if there are no connections.
+    pub fn is_empty(&self) -> bool {
+        self.of.is_empty()
+    }
+}
 
 /// The reason why bytes are not accepted as a table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -57,6 +75,13 @@ fn sum(bytes: &[u8]) -> u64 {
     words.fold(bytes.len() as u64, |sum, word| fold(sum ^ word ^ PI[0], PI[1]))
 }
 
+/// Returns a dump with the sum of its bytes.
+#[cfg(test)]
+pub fn resum(bytes: &[u8]) -> Vec<u8> {
+    let body = &bytes[..bytes.len() - SUM];
+    [body, &sum(body).to_le_bytes()].concat()
+}
+
 impl Connections {
     /// Returns all connections as bytes. `name` returns the name of a port; the connections of a
     /// port without a name are left out.
@@ -79,18 +104,31 @@ impl Connections {
         bytes
     }
 
-    /// Adds the connections of a dump. `port` returns the port of a name; the connections of other
-    /// ports are left out, and so are those beyond the limits of the table. Returns the number of
-    /// connections that were added; after an error there are none.
+    /// Adds the connections of a dump that was read at `now`. `port` returns the port of a name.
+    /// The connections beyond the limits of the table are left out. Returns the number of
+    /// connections that were added, and the connections of other names, for [`Connections::adopt`];
+    /// after an error nothing is added.
     pub fn load(
         &self,
         bytes: &[u8],
         now: Tick,
         port: impl Fn(&str) -> Option<u16>,
-    ) -> Result<usize, Damaged> {
-        let entries = read(bytes, port)?;
-        let added = entries.iter().filter(|entry| self.restore(entry, now));
-        Ok(added.count())
+    ) -> Result<(usize, Orphans), Damaged> {
+        let mut orphans = Orphans { read_at: now, of: read(bytes)? };
+        let names: Vec<_> = orphans.of.keys().cloned().collect();
+        let known = names.iter().filter_map(|name| Some((name, port(name)?)));
+        let added = known.map(|(name, port)| self.adopt(&mut orphans, name, port)).sum();
+        Ok((added, orphans))
+    }
+
+    /// Adds the connections of a name to a port that has the name. Returns their number.
+    pub fn adopt(&self, orphans: &mut Orphans, name: &str, port: u16) -> usize {
+        let entries = orphans.of.remove(name).unwrap_or_default();
+        let of_port = entries.into_iter().map(|mut entry| {
+            entry.parts.port = port;
+            entry
+        });
+        of_port.filter(|entry| self.restore(entry, orphans.read_at)).count()
     }
 
     /// Adds a connection that another process tracked; false if it has no room.
@@ -112,8 +150,13 @@ impl Connections {
         self.slots.write(slot, &home, &key, owner, (entry.out, entry.state, deadline));
         let before = self.slots.word(slot);
         let after = if entry.replied { before.replied() } else { before }.assured(entry.assured);
-        // Fails if a packet was faster, which is right: it has seen the connection.
+        // The exchange fails if a packet has changed the word meanwhile; the packet's word is newer
+        // and stays.
         let _ = self.slots.exchange(slot, before, after);
+        if !entry.assured {
+            let list = if entry.state.is_over() { List::Ended } else { List::HalfOpen };
+            self.list(port, list, SlotRef::new(slot, before.version()));
+        }
         true
     }
 }
@@ -132,8 +175,9 @@ fn write(entry: &Connection, bytes: &mut Vec<u8>) {
     bytes.extend(Tick::ticks(*seconds).to_le_bytes());
 }
 
-/// Reads all connections of ports that `port` knows. The `seconds` of these are ticks.
-fn read(bytes: &[u8], port: impl Fn(&str) -> Option<u16>) -> Result<Vec<Connection>, Damaged> {
+/// Reads all connections, by the names of ports. In the returned connections the field `seconds`
+/// has ticks, and the field `port` has no meaning.
+fn read(bytes: &[u8]) -> Result<BTreeMap<String, Vec<Connection>>, Damaged> {
     let mut rest = bytes.strip_prefix(MAGIC).ok_or(Damaged::Magic)?;
     let version = u32::from_le_bytes(take(&mut rest)?);
     if version != FORMAT_VERSION {
@@ -148,20 +192,21 @@ fn read(bytes: &[u8], port: impl Fn(&str) -> Option<u16>) -> Result<Vec<Connecti
     if ports as usize > MAX_PORTS {
         return Err(Damaged::Content("it has too many ports"));
     }
-    let mut entries = Vec::new();
+    let mut all = BTreeMap::new();
     for _ in 0..ports {
         let [len] = take(&mut rest)?;
         let name = part(&mut rest, len.into())?;
         let name = std::str::from_utf8(name).ok().filter(|name| name.len() <= MAX_NAME_LEN);
-        let number = port(name.ok_or(Damaged::Content("a name is no name of a port"))?);
+        let name = name.ok_or(Damaged::Content("a name is no name of a port"))?;
         let count = u32::from_le_bytes(take(&mut rest)?);
+        let mut entries = Vec::new();
         for _ in 0..count {
-            let entry = entry(&take::<ENTRY>(&mut rest)?, number.unwrap_or(0))?;
-            entries.extend(number.map(|_| entry));
+            entries.push(entry(&take::<ENTRY>(&mut rest)?)?);
         }
+        all.insert(name.to_owned(), entries);
     }
     match rest {
-        [] => Ok(entries),
+        [] => Ok(all),
         _ => Err(Damaged::Content("something follows its end")),
     }
 }
@@ -179,7 +224,7 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Damaged> {
 }
 
 /// Reads a connection.
-fn entry(bytes: &[u8; ENTRY], port: u16) -> Result<Connection, Damaged> {
+fn entry(bytes: &[u8; ENTRY]) -> Result<Connection, Damaged> {
     let wrong = Damaged::Content("a connection is impossible");
     let mut rest = &bytes[..];
     let [local, remote] =
@@ -194,12 +239,11 @@ fn entry(bytes: &[u8; ENTRY], port: u16) -> Result<Connection, Damaged> {
         return Err(wrong);
     }
     let state = State::from_bits(state.into());
-    if ticks > Tick::ticks(state.seconds(protocol, has(REPLIED)) + 1) {
-        return Err(wrong);
-    }
+    // The version before may have had longer time-outs.
+    let most = Tick::ticks(state.seconds(protocol, has(REPLIED)) + 1);
     Ok(Connection {
         parts: Parts {
-            port,
+            port: 0,
             vlan,
             v6: has(V6),
             protocol,
@@ -208,7 +252,7 @@ fn entry(bytes: &[u8; ENTRY], port: u16) -> Result<Connection, Damaged> {
             remote: Place { address: remote, port: remote_port },
         },
         state,
-        seconds: ticks,
+        seconds: ticks.min(most),
         out: has(OUT),
         replied: has(REPLIED),
         assured: has(ASSURED),

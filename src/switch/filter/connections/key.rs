@@ -8,7 +8,8 @@
 pub struct Place {
     /// The address as a number.
     pub address: u128,
-    /// The port; for ICMP the identifier at the local end, the type of the request at the other.
+    /// The port. For ICMP the identifier at the local end, and type (upper byte) and code (lower
+    /// byte) of the request at the other.
     pub port: u16,
 }
 
@@ -23,7 +24,8 @@ pub struct Parts {
     pub v6: bool,
     /// IP protocol number.
     pub protocol: u8,
-    /// A request of ICMP that the VM sent, or the reply: both ends may use one identifier.
+    /// True for an ICMP request from the VM and for its reply; a request to the VM with an equal
+    /// identifier is another connection.
     pub asks: bool,
     /// The end behind the port.
     pub local: Place,

@@ -1,7 +1,6 @@
 //! All connections: to list them, to remove those that have timed out, and to remove some.
 
 use super::super::super::fdb::Tick;
-use super::super::super::sync::Ordering;
 use super::key::Parts;
 use super::slots::BUCKET_SLOTS;
 use super::state::State;
@@ -74,14 +73,11 @@ impl Connections {
     /// Removes all connections for which `wanted` is true. Returns their number.
     pub fn flush(&self, wanted: impl Fn(&Parts) -> bool) -> usize {
         let all = 0..self.slots.len();
-        let removed =
-            all.filter(|slot| self.remove_if(*slot, |key| wanted(&key.parts()), |_| true)).count();
-        // Behind the removals: who reads the new number finds no removed connection.
-        self.generation.fetch_add(1, Ordering::Release);
-        removed
+        all.filter(|slot| self.remove_if(*slot, |key| wanted(&key.parts()), |_| true)).count()
     }
 
-    /// Removes all connections of a port that is gone, or that has no filter any more.
+    /// Removes all connections of a port that is gone, has moved to another bridge, or has no
+    /// filter any more.
     pub fn close_port(&self, port: u16) -> usize {
         match self.port_len(port) {
             0 => 0,

@@ -26,9 +26,14 @@ struct PortQuota {
     ended: Fifo,
 }
 
-/// A bounded list without duplicates of slots; the memory is allocated for the first connection.
+/// A bounded list of entries, the oldest first. The same slot is in the list twice if a second
+/// connection got it. The memory is allocated before the port's first frame.
 #[derive(Default)]
 struct Fifo(OnceLock<Mutex<VecDeque<SlotRef>>>);
+
+/// Another thread keeps a list locked, or the port has no lists.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Locked;
 
 /// The lists of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,7 +66,9 @@ impl Quota {
             self.total.fetch_add(1, Ordering::Relaxed);
             return true;
         }
-        let room = count_up_below(&self.total, self.total_cap).is_some();
+        // A port takes no more than it leaves for others: see the head of `connections.rs`.
+        let left = self.total_cap.saturating_sub(self.total.load(Ordering::Relaxed));
+        let room = before < left && count_up_below(&self.total, self.total_cap).is_some();
         if !room {
             quota.count.fetch_sub(1, Ordering::Relaxed);
         }
@@ -100,14 +107,20 @@ impl Quota {
         })
     }
 
-    /// Adds a slot to a list of a port. Returns the oldest slot if the list was full: that
-    /// connection makes room. Does nothing while another thread has the list.
-    pub(super) fn push(&self, port: u16, list: List, slot: SlotRef) -> Option<SlotRef> {
-        self.list(port, list)?.with(|slots| {
+    /// Adds a slot to a list of a port. Returns the oldest slot if the list was full: the caller
+    /// removes that connection. An error if another thread keeps the list locked.
+    pub(super) fn push(
+        &self,
+        port: u16,
+        list: List,
+        slot: SlotRef,
+    ) -> Result<Option<SlotRef>, Locked> {
+        let pushed = self.list(port, list).ok_or(Locked)?.with(|slots| {
             let oldest = (slots.len() == MAX_HALF_OPEN_PER_PORT).then(|| slots.pop_front());
             slots.push_back(slot);
             oldest.flatten()
-        })?
+        });
+        pushed.ok_or(Locked)
     }
 
     /// Removes the oldest slot from a list of a port.

@@ -62,11 +62,13 @@ impl Owner {
         u64::from(self.generation) << 32 | u64::from(self.begun) << 16 | u64::from(self.rule)
     }
 
-    /// True if the connection began more than `seconds` ago. Wrong for some seconds of each two
-    /// hours and a quarter, in which a stream that is none yet becomes one later.
+    /// True if the connection began more than `seconds` ago. The stamp wraps every 8,192 seconds;
+    /// for some seconds after a wrap the answer is false, and a later packet makes the connection a
+    /// stream. A worker whose clock is a second behind gets false too.
     #[inline(always)]
     pub(super) fn is_older(self, now: Tick, seconds: u32) -> bool {
-        u32::from((now.to_bits() as u16).wrapping_sub(self.begun)) > Tick::ticks(seconds)
+        let ticks = u32::from((now.to_bits() as u16).wrapping_sub(self.begun));
+        ticks > Tick::ticks(seconds) && ticks <= u32::from(u16::MAX) - Tick::ticks(1)
     }
 }
 
@@ -251,7 +253,7 @@ impl Slots {
         let is_same = (before.rule, before.generation) == (known.rule, known.generation);
         if is_same && known.slot.is(self.word(slot)) {
             let after = Owner { rule, generation, ..before }.to_bits();
-            // A failure is the success of another packet, which asked the rules too.
+            // If the exchange fails, another packet has asked the rules and has written its answer.
             let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
             let _ = owner.compare_exchange(bits, after, success, failure);
         }

@@ -1,10 +1,15 @@
 //! The states of connections and their time-outs, as Linux's `nf_conntrack` has them.
 //!
 //! TCP is followed by the flags of its segments, as described by G. van Rooij, "Real stateful TCP
-//! packet filtering in IP Filter", SANE 2000, without sequence numbers. What differs from Linux:
-//! sequence numbers and checksums are not looked at; a SYN to a connection that has ended begins
-//! another one in either direction, if the rules permit; datagrams of all protocols but ICMP can
-//! become a stream.
+//! packet filtering in IP Filter", SANE 2000, without sequence numbers. The differences to Linux:
+//!
+//! * Sequence numbers and checksums are not examined. In the place of a sequence number, an ACK
+//!   from the end that seemed to send a RST proves that the RST was forged: a real sender of a RST
+//!   sends nothing more. The connection is open again then.
+//! * A FIN that the same end repeats changes nothing.
+//! * A SYN to a connection that has ended begins another connection in either direction, if the
+//!   rules permit it.
+//! * Datagrams of all protocols except ICMP can become a stream.
 
 use base::limits::{
     DATAGRAM_SECONDS, DATAGRAM_STREAM_SECONDS, OTHER_PROTOCOL_SECONDS, SCTP_ESTABLISHED_SECONDS,
@@ -60,6 +65,14 @@ pub enum Event {
     Reply,
     /// A packet of any other protocol.
     Datagram,
+}
+
+impl Event {
+    /// True for a RST of TCP and an ABORT of SCTP.
+    #[inline]
+    pub fn is_abort(self) -> bool {
+        matches!(self, Event::Tcp(Segment::Rst) | Event::Sctp(chunk::ABORT))
+    }
 }
 
 /// State of a connection.
@@ -120,12 +133,22 @@ const STATES: [State; 16] = [
     State::Shutdown,
 ];
 
+/// Which end has ended a connection of TCP, and how far the connection had come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Ending {
+    /// The end that sent the first packet has sent the first FIN, or the last RST.
+    pub by_first: bool,
+    /// The handshake was complete when the last RST came.
+    pub was_open: bool,
+}
+
 /// The answer of a connection to a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
     /// The packet passes, and the connection is in this state.
     To(State),
-    /// The packet passes, and changes nothing: the other end may answer and show what is true.
+    /// The packet passes and changes nothing: the answer of the other end will show whether the
+    /// packet belongs to the connection.
     Ignored,
     /// The packet cannot belong to the connection.
     Invalid,
@@ -204,12 +227,13 @@ impl State {
     }
 
     /// Returns the answer to a packet. `first`: the packet is from the end that sent the first one.
-    /// `old`: the connection has existed for [`base::limits::STREAM_AFTER_SECONDS`].
+    /// `old`: the connection has existed for [`base::limits::STREAM_AFTER_SECONDS`]. `ending` is
+    /// what [`State::ending`] returned for the packets before.
     #[inline]
-    pub fn next(self, event: Event, first: bool, old: bool) -> Step {
+    pub fn next(self, event: Event, first: bool, old: bool, ending: Ending) -> Step {
         match event {
             Event::Tcp(Segment::Ack) if self == State::Established => Step::To(self),
-            Event::Tcp(segment) => self.next_tcp(segment, first),
+            Event::Tcp(segment) => self.next_tcp(segment, first, ending),
             Event::Sctp(chunk) => self.next_sctp(chunk, first),
             Event::Request => Step::To(self),
             Event::Reply => Step::To(State::Replied),
@@ -222,7 +246,28 @@ impl State {
         }
     }
 
-    fn next_tcp(self, segment: Segment, first: bool) -> Step {
+    /// Returns how a connection in this state ends by a packet that moves it to `next`; `before` if
+    /// the packet ends nothing.
+    #[inline]
+    pub fn ending(self, next: State, event: Event, first: bool, before: Ending) -> Ending {
+        use State::{CloseWait, Closed, Established, FinWait, LastAck, TimeWait};
+        match event {
+            Event::Tcp(Segment::Rst) if next == Closed => Ending {
+                by_first: first,
+                was_open: match self {
+                    Closed => before.was_open,
+                    Established | FinWait | CloseWait | LastAck | TimeWait => true,
+                    _ => false,
+                },
+            },
+            Event::Tcp(Segment::Fin) if next == FinWait => {
+                Ending { by_first: first, was_open: false }
+            }
+            _ => before,
+        }
+    }
+
+    fn next_tcp(self, segment: Segment, first: bool, ending: Ending) -> Step {
         use State::{
             CloseWait, Closed, Established, FinWait, LastAck, SynReceived, SynSent, SynSent2,
             TimeWait,
@@ -234,17 +279,25 @@ impl State {
             (Segment::Syn, SynSent | SynSent2) => Step::To(SynSent2),
             (Segment::Syn, _) if first => Step::Ignored,
             (Segment::Syn, _) => Step::Invalid,
-            (Segment::SynAck, SynSent) if first => Step::Invalid,
-            (Segment::SynAck, SynSent | SynSent2) => Step::To(SynReceived),
+            (Segment::SynAck, SynSent2) => Step::To(SynReceived),
+            (Segment::SynAck, SynReceived) if first => Step::To(self),
+            (Segment::SynAck, _) if first => Step::Invalid,
+            (Segment::SynAck, SynSent) => Step::To(SynReceived),
             (Segment::SynAck, _) => Step::Ignored,
             (Segment::Fin, SynSent | SynSent2) => Step::Invalid,
             (Segment::Fin, SynReceived | Established) => Step::To(FinWait),
+            // The FIN again.
+            (Segment::Fin, FinWait | CloseWait) if first == ending.by_first => Step::To(self),
             (Segment::Fin, FinWait | CloseWait | LastAck) => Step::To(LastAck),
             (Segment::Ack, SynSent | SynSent2) if first => Step::Invalid,
             (Segment::Ack, SynSent | SynSent2) => Step::Ignored,
             (Segment::Ack, SynReceived) if first => Step::To(Established),
             (Segment::Ack, FinWait) => Step::To(CloseWait),
             (Segment::Ack, LastAck) => Step::To(TimeWait),
+            // The RST was forged: see the head of the file.
+            (Segment::Ack, Closed) if ending.was_open && first == ending.by_first => {
+                Step::To(Established)
+            }
             (Segment::Fin | Segment::Ack, _) => Step::To(self),
         }
     }

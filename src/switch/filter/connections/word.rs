@@ -1,15 +1,14 @@
 //! The state of one connection in one atomic word: whether the slot is used, state, flags, the tick
 //! at which the connection times out, a fingerprint of the key, and a version.
-//!
 //! The version changes whenever another connection gets the slot. A reader compares the key's words
-//! and then loads this word again: with an equal version the key was that of the word. A change of
-//! the word is an exchange, which fails if the slot has got another connection meanwhile.
+//! and then loads this word again: if the version is equal, the key belongs to the first word. A
+//! change of the word is an exchange, which fails if the slot has got another connection meanwhile.
 
 use super::super::super::fdb::Tick;
-use super::state::State;
+use super::state::{Ending, State};
 
 /// Bits of a fingerprint.
-const FINGERPRINT_BITS: u32 = 12;
+const FINGERPRINT_BITS: u32 = 10;
 const VERSION_BITS: u32 = 12;
 
 const USED: u64 = 1;
@@ -19,8 +18,12 @@ const OUT: u64 = 1 << 1;
 const REPLIED: u64 = 1 << 2;
 /// The connection does not make room for others.
 const ASSURED: u64 = 1 << 3;
-const STATE_SHIFT: u32 = 4;
-const FINGERPRINT_SHIFT: u32 = 8;
+/// The end that sent the first packet has sent the first FIN, or the last RST.
+const ENDED_BY_FIRST: u64 = 1 << 4;
+/// A RST has ended a connection whose handshake was complete.
+const WAS_OPEN: u64 = 1 << 5;
+const STATE_SHIFT: u32 = 6;
+const FINGERPRINT_SHIFT: u32 = 10;
 const VERSION_SHIFT: u32 = FINGERPRINT_SHIFT + FINGERPRINT_BITS;
 const DEADLINE_SHIFT: u32 = 32;
 
@@ -116,6 +119,18 @@ impl Word {
         let rest = self.0 & !(STATE_MASK | DEADLINE_MASK);
         let deadline = u64::from(deadline.to_bits()) << DEADLINE_SHIFT;
         Word(rest | (state as u64) << STATE_SHIFT | deadline)
+    }
+
+    /// Returns what the word says about the end of the connection.
+    #[inline(always)]
+    pub(super) fn ending(self) -> Ending {
+        Ending { by_first: self.0 & ENDED_BY_FIRST != 0, was_open: self.0 & WAS_OPEN != 0 }
+    }
+
+    pub(super) fn with_ending(self, ending: Ending) -> Word {
+        let by_first = if ending.by_first { ENDED_BY_FIRST } else { 0 };
+        let was_open = if ending.was_open { WAS_OPEN } else { 0 };
+        Word(self.0 & !(ENDED_BY_FIRST | WAS_OPEN) | by_first | was_open)
     }
 
     pub(super) fn replied(self) -> Word {

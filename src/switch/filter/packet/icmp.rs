@@ -18,20 +18,21 @@ const QUERIES_6: [(u8, u8); 2] = [(128, 129), (139, 140)];
 const ERRORS: [u8; 5] = [3, 4, 5, 11, 12];
 const ERRORS_6: [u8; 4] = [1, 2, 3, 4];
 
-/// Messages of neighbour discovery (RFC 4861), valid with a hop limit of 255 alone.
+/// Messages of neighbour discovery (RFC 4861), valid with a hop limit of 255 and without a fragment
+/// header (RFC 6980).
 const NEIGHBOUR_DISCOVERY: std::ops::RangeInclusive<u8> = 133..=137;
-/// Messages of multicast listener discovery (RFC 2710, 3810), sent with a hop limit of 1 from a
-/// link-local address or none.
+/// Messages of multicast listener discovery (RFC 2710, 3810), sent to a group with a hop limit of 1
+/// from a link-local address or none.
 const LISTENER_DISCOVERY: [u8; 4] = [130, 131, 132, 143];
 
-/// Reads a message. None stands for the discovery of neighbours and listeners.
+/// Reads a message. Returns `None` for a message of neighbour discovery or listener discovery.
 pub(super) fn parse(headers: &Headers<'_>, network: &Network) -> Result<Option<Content>, Unread> {
     let &Network { v6, l4: at, part, .. } = network;
     if at + HEADER > headers.len {
         return short(headers, network);
     }
     let message = Message { kind: headers.u8(at)?, code: Some(headers.u8(at + 1)?) };
-    if v6 && part == Part::Whole && is_discovery(message.kind, network) {
+    if v6 && !network.has_fragment_header && is_discovery(message.kind, network) {
         return Ok(None);
     }
     let queries: &[(u8, u8)] = if v6 { &QUERIES_6 } else { &QUERIES };
@@ -66,7 +67,7 @@ fn is_discovery(kind: u8, network: &Network) -> bool {
     let link_local = network.from == 0 || network.from >> 118 == 0xfe80 >> 6;
     match network.hops {
         255 => NEIGHBOUR_DISCOVERY.contains(&kind),
-        1 => LISTENER_DISCOVERY.contains(&kind) && link_local,
+        1 => LISTENER_DISCOVERY.contains(&kind) && link_local && network.to >> 120 == 0xff,
         _ => false,
     }
 }
@@ -83,11 +84,11 @@ fn quoted(headers: &Headers<'_>, at: usize, v6: bool) -> Result<Option<Quoted>, 
 
 fn read(headers: &Headers<'_>, at: usize, v6: bool) -> Result<Option<Quoted>, Unread> {
     let network = match v6 {
-        true => ipv6::headers(headers, at, 0)?.0,
+        true => ipv6::headers(headers, at, 0)?,
         false => ipv4::header(headers, at, 0)?.network,
     };
     let Network { l4, protocol, from, to, part, .. } = network;
-    if matches!(part, Part::Later(_)) {
+    if matches!(part, Part::Later { .. }) {
         return Ok(None);
     }
     let quoted = |ends, request| Some(Quoted { protocol, from, to, ends, request });
@@ -99,8 +100,10 @@ fn read(headers: &Headers<'_>, at: usize, v6: bool) -> Result<Option<Quoted>, Un
             let queries: &[(u8, u8)] = if v6 { &QUERIES_6 } else { &QUERIES };
             let query = queries.iter().find(|(request, reply)| [*request, *reply].contains(&kind));
             // Errors about errors do not exist.
+            let code = headers.u8(l4 + 1)?;
             Ok(query.and_then(|(request, _)| {
-                let ends = Ends { from: id, to: u16::from(*request) };
+                let message = Message { kind: *request, code: Some(code) };
+                let ends = Ends { from: id, to: message.ports().first };
                 quoted(ends, kind == *request)
             }))
         }

@@ -9,8 +9,6 @@ const SHORTEST_HEADER: usize = 20;
 /// The header of a packet as far as it concerns what follows.
 pub(super) struct Header {
     pub(super) network: Network,
-    /// Bytes from the end of the previous fragment's header, in units of eight.
-    pub(super) offset: u16,
     /// Offset of the packet's end in the frame, as the header has it.
     pub(super) end: usize,
 }
@@ -29,8 +27,8 @@ pub(super) fn header(headers: &Headers<'_>, at: usize, vlan: u16) -> Result<Head
     let (offset, more) = (word & 0x1fff, word & 0x2000 != 0);
     let part = match (offset, more) {
         (0, false) => Part::Whole,
-        (0, true) => Part::First(id),
-        _ => Part::Later(id),
+        (0, true) => Part::First { id, header_end: 0 },
+        _ => Part::Later { id, begin: offset * 8 },
     };
     let network = Network {
         v6: false,
@@ -41,17 +39,19 @@ pub(super) fn header(headers: &Headers<'_>, at: usize, vlan: u16) -> Result<Head
         from: headers.v4(at + 12)?.to_bits().into(),
         to: headers.v4(at + 16)?.to_bits().into(),
         part,
+        data: at + len,
+        has_fragment_header: false,
         hops: headers.u8(at + 8)?,
     };
-    Ok(Header { network, offset, end: at + total })
+    Ok(Header { network, end: at + total })
 }
 
 /// Reads a packet at `at`.
 #[inline]
 pub(super) fn parse(headers: &Headers<'_>, at: usize, vlan: u16) -> Result<Parsed, Unread> {
-    let Header { network, offset, end } = header(headers, at, vlan)?;
+    let Header { network, end } = header(headers, at, vlan)?;
     if end > headers.len {
         return Err(Unread::Bad);
     }
-    upper::parse(&headers.until(end), &network, offset)
+    upper::parse(&headers.until(end), &network)
 }

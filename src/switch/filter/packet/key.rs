@@ -10,7 +10,7 @@ impl Packet {
     /// connection's state; `None` if such packets belong to no connection.
     #[inline]
     pub fn key(&self, port: PortId, direction: Direction) -> Option<(Key, Event)> {
-        if matches!(self.part, Part::Later(_)) {
+        if matches!(self.part, Part::Later { .. }) {
             return None;
         }
         let (mut ports, mut asks) = ((0, 0), false);
@@ -30,7 +30,7 @@ impl Packet {
             Content::Query { request, message, id } => {
                 let is_request = message.kind == request.kind;
                 asks = is_request == (direction == Direction::Out);
-                ports = query_ports(id, request.kind, direction);
+                ports = query_ports(id, request.ports().first, direction);
                 if is_request { Event::Request } else { Event::Reply }
             }
             Content::Other => Event::Datagram,
@@ -52,7 +52,7 @@ impl Packet {
         let went = direction.opposite();
         let is_query = self.protocol == protocol;
         let ports = match is_query {
-            true => query_ports(ends.from, ends.to as u8, went),
+            true => query_ports(ends.from, ends.to, went),
             false => (ends.from, ends.to),
         };
         let asks = is_query && request == (went == Direction::Out);
@@ -81,10 +81,10 @@ impl Packet {
 }
 
 /// Returns the ports of source and destination that stand for a query: the identifier at the local
-/// end, the type of the request at the other.
-fn query_ports(id: u16, request: u8, direction: Direction) -> (u16, u16) {
+/// end, type and code of the request at the other.
+fn query_ports(id: u16, request: u16, direction: Direction) -> (u16, u16) {
     match direction {
-        Direction::Out => (id, request.into()),
-        Direction::In => (request.into(), id),
+        Direction::Out => (id, request),
+        Direction::In => (request, id),
     }
 }

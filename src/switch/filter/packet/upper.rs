@@ -15,6 +15,7 @@ const FIN: u8 = 0x01;
 const SYN: u8 = 0x02;
 const RST: u8 = 0x04;
 const ACK: u8 = 0x10;
+const URG: u8 = 0x20;
 
 /// What the headers of IP say.
 pub(super) struct Network {
@@ -26,24 +27,26 @@ pub(super) struct Network {
     pub(super) from: u128,
     pub(super) to: u128,
     pub(super) part: Part,
+    /// Begin of the data that was split into fragments; without fragments as `l4` or before.
+    pub(super) data: usize,
+    /// The packet has a fragment header of IPv6, perhaps as its only fragment.
+    pub(super) has_fragment_header: bool,
     /// Time to live, or hop limit.
     pub(super) hops: u8,
 }
 
-/// Reads the header behind those of IP. `headers.len` is the packet's end; `offset` is that of a
-/// later fragment in units of eight bytes.
+/// Reads the header behind those of IP. `headers.len` is the packet's end.
 #[inline]
-pub(super) fn parse(
-    headers: &Headers<'_>,
-    network: &Network,
-    offset: u16,
-) -> Result<Parsed, Unread> {
-    let Network { v6, vlan, l3, l4, protocol, from, to, part, .. } = *network;
+pub(super) fn parse(headers: &Headers<'_>, network: &Network) -> Result<Parsed, Unread> {
+    let Network { v6, vlan, l3, l4, protocol, from, to, mut part, .. } = *network;
+    if let Part::First { header_end, .. } = &mut part {
+        *header_end = (l4 - network.data + header_of(protocol)) as u16;
+    }
     let content = match part {
-        Part::Later(_) if usize::from(offset) * 8 < header_of(protocol) => {
+        Part::Later { begin, .. } if usize::from(begin) < header_of(protocol) => {
             return Err(Unread::Bad);
         }
-        Part::Later(_) => Content::Other,
+        Part::Later { .. } => Content::Other,
         _ => match (protocol, v6) {
             (TCP, _) => tcp(headers, l4)?,
             (UDP, _) => udp(headers, l4)?,
@@ -80,7 +83,12 @@ fn tcp(headers: &Headers<'_>, at: usize) -> Result<Content, Unread> {
     if len < TCP_HEADER || at + len > headers.len {
         return Err(Unread::Bad);
     }
-    let segment = match headers.u8(at + 13)? & (FIN | SYN | RST | ACK) {
+    let flags = headers.u8(at + 13)?;
+    // Linux (`tcp_valid_flags`) refuses urgent data in these.
+    if flags & URG != 0 && (flags & RST != 0 || flags & (SYN | ACK) == SYN | ACK) {
+        return Err(Unread::Bad);
+    }
+    let segment = match flags & (FIN | SYN | RST | ACK) {
         ACK => Segment::Ack,
         SYN => Segment::Syn,
         flags if flags == SYN | ACK => Segment::SynAck,

@@ -121,4 +121,5 @@ fn answers_are_limited() {
     let times = (0..80).filter(|tick| slow.take(Tick::from_bits(8000 + tick))).count();
     assert_eq!(times, 20, "two a second for ten seconds");
     assert!(!slow.take(Tick::default()), "a clock that is behind earns nothing");
+    assert!(!slow.take(Tick::from_bits(8079)), "nor when it comes back");
 }

@@ -236,3 +236,74 @@ fn a_flood_of_half_open_connections_pushes_out_none_that_is_open() {
     assert!(port.passes(&tcp((VM, 80), ("10.9.0.1", 1499), SYN | ACK), Out));
     assert_eq!(port.refused(&tcp((VM, 80), ("10.9.0.1", 1000), SYN | ACK), Out), Some(Cause::Rule));
 }
+
+/// A worker that has not adopted the new rules yet meets a connection that began by these.
+#[test]
+fn old_rules_end_no_connection_of_newer_rules() {
+    let mut port = Port::new(SSH);
+    let old = Compiled::new(&[&filter(&[])], &Groups::new(), 1).unwrap();
+    port.change(SSH);
+    open(&port, 22);
+    let behind = Gate { rules: &old, ..port.gate() };
+    let judge = |frame: &[u8], direction| behind.judge(&parse(frame), direction, 60, port.now);
+    assert_eq!(judge(&to_vm(22, ACK), In).refused, None);
+    let error = error("10.0.0.99", PEER, [3, 1], &to_vm(22, ACK));
+    assert_eq!(judge(&error, Out).refused, None);
+    assert_eq!(port.connections.port_len(0), 1);
+}
+
+/// Fragments of IPv6 with these headers behind the fragment header: `extra`, then `rest`.
+fn part_of_v6(next: u8, word: u16, content: &[u8]) -> Vec<u8> {
+    let [high, low] = word.to_be_bytes();
+    let header = [next, 0, high, low, 1, 2, 3, 4];
+    ip("fd00::2", "fd00::1", 44, &[&header[..], content].concat())
+}
+
+#[test]
+fn later_fragments_of_ipv6_may_have_another_next_header() {
+    let port = Port::new(&["in accept udp to port 53"]);
+    let datagram = &udp(("fd00::2", 4000), ("fd00::1", 53))[54..];
+    let options = [&[17, 0, 1, 4, 0, 0, 0, 0][..], datagram].concat();
+    assert!(port.passes(&part_of_v6(60, 1, &options), In));
+    assert!(port.passes(&part_of_v6(60, 24 | 1, &[0; 8]), In), "as the first fragment");
+    assert!(port.passes(&part_of_v6(17, 32, &[0; 8]), In), "another next header");
+}
+
+#[test]
+fn a_later_fragment_never_replaces_headers_behind_options() {
+    let port = Port::new(&["in accept tcp to port 80"]);
+    let segment = &tcp(("fd00::2", 4000), ("fd00::1", 80), SYN)[54..];
+    // 24 bytes of options, then the header of TCP at byte 24 of the data.
+    let options = [&[6, 2, 1, 20][..], &[0; 20], segment].concat();
+    assert!(port.passes(&part_of_v6(60, 1, &options), In));
+    assert_eq!(port.refused(&part_of_v6(6, 24, &[0; 24]), In), Some(Cause::Fragment));
+    assert_eq!(port.refused(&part_of_v6(6, 40, &[0; 8]), In), Some(Cause::Fragment));
+    assert!(port.passes(&part_of_v6(60, 48, &[0; 8]), In));
+}
+
+#[test]
+fn fragments_to_the_vm_push_out_none_from_the_vm() {
+    let port = Port::new(&["in accept", "out accept"]);
+    let part = |mut frame: Vec<u8>, id: u16, word: u16| {
+        frame[18..20].copy_from_slice(&id.to_be_bytes());
+        frame[20..22].copy_from_slice(&word.to_be_bytes());
+        frame
+    };
+    assert!(port.passes(&part(udp((VM, 1), (PEER, 2)), 7, 0x2000), Out));
+    for id in 0..2 * base::limits::MAX_FRAGMENTED_PACKETS as u16 {
+        assert!(port.passes(&part(udp((PEER, 3), (VM, 4)), id, 0x2000), In));
+    }
+    assert!(port.passes(&part(udp((VM, 1), (PEER, 2)), 7, 2), Out));
+}
+
+#[test]
+fn the_code_of_a_request_is_a_part_of_the_connection() {
+    let mut port = Port::new(&["out accept icmp:8/1"]);
+    let ping = |from, to, message| icmp(from, to, message, 7, &[]);
+    assert!(port.passes(&ping(VM, PEER, [8, 1]), Out));
+    assert_eq!(port.refused(&ping(VM, PEER, [8, 0]), Out), Some(Cause::Rule));
+    port.change(&["out accept icmp:8/1", "in drop udp"]);
+    assert!(port.passes(&ping(PEER, VM, [0, 1]), In), "the rules still permit the connection");
+    let error = error("10.0.0.99", VM, [3, 1], &ping(VM, PEER, [8, 1]));
+    assert!(port.passes(&error, In));
+}

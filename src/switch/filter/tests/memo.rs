@@ -11,23 +11,23 @@ fn snapshot(frame: &[u8]) -> Snapshot {
     bytes
 }
 
+/// True if the memo lets a frame pass.
+fn covers(memo: &mut FlowMemo, port: &Port, snapshot: &Snapshot, len: u32) -> bool {
+    memo.prefix(&port.gate(), [(snapshot, len)].into_iter()) == 1
+}
+
 /// Decides by the memo or the gate; returns whether the frame passes and whether the memo knew.
 fn decide(memo: &mut FlowMemo, port: &Port, frame: &[u8], direction: Direction) -> (bool, bool) {
     let snapshot = snapshot(frame);
     memo.begin(Epoch::new(&port.gate(), direction, 0, port.now));
-    let knew = memo.covers(&snapshot, frame.len() as u32, &port.rules);
-    let mut passes = knew;
-    if !knew {
-        let answer = port.judge(frame, direction);
-        passes = answer.refused.is_none();
-        if let (true, Some(rule), Parsed::Packet(packet)) =
-            (answer.settled, answer.rule, parse(frame))
-        {
-            memo.note(&packet, &snapshot, rule);
-        }
+    if covers(memo, port, &snapshot, frame.len() as u32) {
+        return (true, true);
     }
-    memo.end(&port.rules);
-    (passes, knew)
+    let answer = port.judge(frame, direction);
+    if let Parsed::Packet(packet) = parse(frame) {
+        memo.note(&packet, &snapshot, &answer);
+    }
+    (answer.refused.is_none(), false)
 }
 
 const VM: End<'_> = ("10.0.0.1", 22);
@@ -64,7 +64,7 @@ fn what_changes_a_connection_is_not_covered() {
         let (port, mut memo) = opened();
         assert!(decide(&mut memo, &port, &tcp(PEER, VM, ACK), In).1);
         let snapshot = snapshot(&tcp(PEER, VM, flags));
-        assert!(!memo.covers(&snapshot, 54, &port.rules), "{flags:#x}");
+        assert!(!covers(&mut memo, &port, &snapshot, 54), "{flags:#x}");
     }
     let (port, mut memo) = opened();
     let known = tcp(PEER, VM, ACK);
@@ -75,15 +75,15 @@ fn what_changes_a_connection_is_not_covered() {
         other[at] ^= if at == 47 { 0x10 } else { 0x80 };
         let free =
             [15, 16, 17, 18, 19, 22, 24, 25].contains(&at) || (38..47).contains(&at) || at > 47;
-        assert_eq!(memo.covers(&other, 54, &port.rules), free, "octet {at}");
+        assert_eq!(covers(&mut memo, &port, &other, 54), free, "octet {at}");
     }
     let mut fragment = snapshot(&known);
     fragment[20] = 0x20;
-    assert!(!memo.covers(&fragment, 54, &port.rules));
+    assert!(!covers(&mut memo, &port, &fragment, 54));
     fragment[20] = 0x40;
-    assert!(memo.covers(&fragment, 54, &port.rules), "not to be fragmented");
+    assert!(covers(&mut memo, &port, &fragment, 54), "not to be fragmented");
     let short = snapshot(&known[..40]);
-    assert!(!memo.covers(&short, 40, &port.rules), "a frame without flags");
+    assert!(!covers(&mut memo, &port, &short, 40), "a frame without flags");
 }
 
 #[test]
@@ -111,4 +111,50 @@ fn datagrams_are_remembered_and_those_without_ports_are_not() {
     for _ in 0..4 {
         assert_eq!(decide(&mut memo, &port, &odd, Out), (true, false));
     }
+}
+
+/// The connection closes, by this worker or by another, and ACKs must be seen by the table.
+#[test]
+fn a_connection_that_another_packet_changes_is_not_covered() {
+    let (port, mut memo) = opened();
+    let (to_vm, from_vm) = (tcp(PEER, VM, ACK), tcp(VM, PEER, ACK));
+    for (frame, direction) in [(&to_vm, In), (&from_vm, Out), (&from_vm, Out)] {
+        decide(&mut memo, &port, frame, direction);
+    }
+    assert!(decide(&mut memo, &port, &to_vm, In).1 && decide(&mut memo, &port, &from_vm, Out).1);
+    // The FIN of another worker.
+    assert!(port.passes(&tcp(PEER, VM, FIN | ACK), In));
+    assert_eq!(decide(&mut memo, &port, &from_vm, Out), (true, false));
+    assert!(port.passes(&tcp(VM, PEER, FIN | ACK), Out));
+    assert_eq!(decide(&mut memo, &port, &to_vm, In), (true, false));
+    let state = port.connections.entries(None, port.now)[0].state;
+    assert_eq!(state, crate::filter::connections::State::TimeWait);
+    assert_eq!(decide(&mut memo, &port, &tcp(PEER, VM, SYN), In), (true, false), "another one");
+}
+
+#[test]
+fn a_burst_of_several_flows_is_covered_up_to_a_change() {
+    let port = Port::new(&["in accept"]);
+    let mut memo = FlowMemo::default();
+    let peer = |n: u16| ("10.0.0.2", 4000 + n);
+    for n in 0..3 {
+        for frame in [SYN, ACK] {
+            let out = frame == ACK;
+            if out {
+                assert!(port.passes(&tcp(VM, peer(n), SYN | ACK), Out));
+            }
+            decide(&mut memo, &port, &tcp(peer(n), VM, frame), In);
+        }
+        decide(&mut memo, &port, &tcp(peer(n), VM, ACK), In);
+    }
+    let flows = [0, 0, 1, 2, 1, 1, 0];
+    let mut burst: Vec<_> = flows.map(|n| snapshot(&tcp(peer(n), VM, ACK))).to_vec();
+    burst.push(snapshot(&tcp(peer(1), VM, FIN | ACK)));
+    burst.push(snapshot(&tcp(peer(0), VM, ACK)));
+    memo.begin(Epoch::new(&port.gate(), In, 0, port.now));
+    let before = port.rules.counts(0).unwrap().get();
+    let passed = memo.prefix(&port.gate(), burst.iter().map(|frame| (frame, 54)));
+    assert_eq!(passed, 7);
+    let after = port.rules.counts(0).unwrap().get();
+    assert_eq!((after[0] - before[0], after[1] - before[1]), (7, 7 * 54));
 }

@@ -37,9 +37,10 @@ enum Phase {
     BothAsked,
     Answered,
     Open,
-    /// FINs, and whether the last one is acknowledged.
-    Closing(u8, bool),
-    Reset,
+    /// FINs, whether the last one is acknowledged, and whether the first end sent the first one.
+    Closing(u8, bool, bool),
+    /// Whether the first end sent the last RST, and whether the connection was open.
+    Reset(bool, bool),
     /// Datagrams.
     Talk,
 }
@@ -109,11 +110,12 @@ enum Does {
 }
 
 fn tcp_step(phase: Phase, flags: u8, first: bool) -> Does {
-    use Phase::{Answered, Asked, BothAsked, Closing, Open, Reset};
+    use Phase::{Answered, Asked, BothAsked, Closing, Open, Reset, Talk};
     let asked = matches!(phase, Asked | BothAsked);
-    let over = phase == Reset || matches!(phase, Closing(2, true));
+    let over = matches!(phase, Reset(..)) || matches!(phase, Closing(2, true, _));
     if flags & RST != 0 {
-        return Does::To(Reset);
+        let was_open = matches!(phase, Open | Closing(..) | Reset(_, true));
+        return Does::To(Reset(first, was_open));
     }
     match flags & !ACK {
         SYN if flags == SYN => match (asked, over, first) {
@@ -124,21 +126,26 @@ fn tcp_step(phase: Phase, flags: u8, first: bool) -> Does {
             _ => Does::Wrong,
         },
         SYN => match phase {
-            Asked if first => Does::Wrong,
-            Asked | BothAsked => Does::To(Answered),
+            BothAsked => Does::To(Answered),
+            Answered if first => Does::To(Answered),
+            _ if first => Does::Wrong,
+            Asked => Does::To(Answered),
             _ => Does::Nothing,
         },
         FIN => match phase {
             Asked | BothAsked => Does::Wrong,
-            Answered | Open => Does::To(Closing(1, false)),
-            Closing(2, true) | Reset => Does::To(phase),
-            _ => Does::To(Closing(2, false)),
+            Answered | Open => Does::To(Closing(1, false, first)),
+            Closing(2, true, _) | Reset(..) => Does::To(phase),
+            Closing(1, _, by) if by == first => Does::To(phase),
+            Closing(.., by) => Does::To(Closing(2, false, by)),
+            Talk => unreachable!("a datagram"),
         },
         _ => match phase {
             Asked | BothAsked if first => Does::Wrong,
             Asked | BothAsked => Does::Nothing,
             Answered if first => Does::To(Open),
-            Closing(fins, _) => Does::To(Closing(fins, true)),
+            Closing(fins, _, by) => Does::To(Closing(fins, true, by)),
+            Reset(by, true) if by == first => Does::To(Open),
             _ => Does::To(phase),
         },
     }
@@ -147,13 +154,13 @@ fn tcp_step(phase: Phase, flags: u8, first: bool) -> Does {
 impl Modelled {
     fn seconds(&self) -> u32 {
         match self.phase {
-            Phase::Asked | Phase::BothAsked | Phase::Closing(1, false) => 120,
-            Phase::Answered | Phase::Closing(1, true) => 60,
+            Phase::Asked | Phase::BothAsked | Phase::Closing(1, false, _) => 120,
+            Phase::Answered | Phase::Closing(1, true, _) => 60,
             Phase::Open if self.replied => 5 * 86_400,
             Phase::Open => 300,
-            Phase::Closing(_, false) => 30,
-            Phase::Closing(_, true) => 120,
-            Phase::Reset => 10,
+            Phase::Closing(_, false, _) => 30,
+            Phase::Closing(_, true, _) => 120,
+            Phase::Reset(..) => 10,
             Phase::Talk if self.stream => 120,
             Phase::Talk => 30,
         }
@@ -182,6 +189,12 @@ impl Model {
                 Does::Wrong => return false,
                 Does::Afresh => return self.begin(sent, now),
                 Does::Nothing => {}
+                Does::To(Phase::Reset(..)) if !known.replied => {
+                    let known = self.connections.remove(&name).expect("known");
+                    let to = if known.began == In { sent.vm_port } else { sent.peer_port };
+                    return known.rules == self.changes
+                        || permits(self.rules, known.began, sent.protocol, sent.peer, to);
+                }
                 Does::To(phase) => {
                     let lasts = now > known.first + 2;
                     known.stream |= sent.protocol == 17 && known.replied && lasts;

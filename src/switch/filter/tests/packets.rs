@@ -80,6 +80,13 @@ fn neighbours_pass_and_their_imitations_do_not() {
     assert_eq!(parse(&report), Parsed::Neighbour);
     report[22] = 0x20;
     assert!(matches!(packet(&report).content, Content::Message(_)), "no link-local address");
+    let mut report = icmp("fe80::1", "fd00::16", [143, 0], 0, &[0; 16]);
+    report[21] = 1;
+    assert!(matches!(packet(&report).content, Content::Message(_)), "no group");
+    let solicitation = [&[58, 0, 0, 0, 1, 2, 3, 4][..], &frame[54..]].concat();
+    let mut alone = ip("fe80::1", "ff02::1", 44, &solicitation);
+    alone[21] = 255;
+    assert!(matches!(packet(&alone).content, Content::Message(_)), "a fragment (RFC 6980)");
     let mut other = arp.clone();
     other[12..14].copy_from_slice(&[0x88, 0xcc]);
     assert_eq!(parse(&other), Parsed::Foreign);
@@ -103,7 +110,7 @@ fn extension_headers_are_followed() {
         assert!(matches!(read.content, Content::Tcp(..)), "{first}");
     }
     let read = packet(&with(44, &[6, 0, 0, 1, 1, 2, 3, 4]));
-    assert_eq!(read.part, Part::First(0x0102_0304));
+    assert_eq!(read.part, Part::First { id: 0x0102_0304, header_end: 20 });
     let twice = [44, 0, 0, 1, 1, 2, 3, 4, 6, 0, 0, 1, 1, 2, 3, 4];
     assert_eq!(unread(&with(44, &twice)), Unread::Bad);
     let long = [60, 31].iter().copied().chain([0; 254]).collect::<Vec<_>>();
@@ -121,9 +128,12 @@ fn fragment(mut frame: Vec<u8>, word: u16) -> Vec<u8> {
 fn a_fragment_is_the_first_or_says_nothing() {
     let frame = tcp(("10.0.0.1", 1), ("10.0.0.2", 2), SYN);
     assert_eq!(packet(&fragment(frame.clone(), 0x4000)).part, Part::Whole);
-    assert_eq!(packet(&fragment(frame.clone(), 0x2000)).part, Part::First(7));
+    assert_eq!(
+        packet(&fragment(frame.clone(), 0x2000)).part,
+        Part::First { id: 7, header_end: 20 }
+    );
     let later = packet(&fragment(frame.clone(), 0x2003));
-    assert_eq!((later.part, later.content), (Part::Later(7), Content::Other));
+    assert_eq!((later.part, later.content), (Part::Later { id: 7, begin: 24 }, Content::Other));
     assert_eq!(later.key(0, Out), None);
     // RFC 3128: a second fragment that replaces the flags of the first.
     for offset in [1, 2] {
@@ -178,7 +188,7 @@ fn both_directions_of_a_connection_have_one_key() {
     assert_eq!(asked, key(&ask("10.0.0.2", "10.0.0.1", 0), In));
     assert_ne!(asked, key(&ask("10.0.0.2", "10.0.0.1", 8), In), "a request of the other end");
     let parts = asked.parts();
-    assert_eq!((parts.port, parts.local.port, parts.remote.port), (3, 77, 8));
+    assert_eq!((parts.port, parts.local.port, parts.remote.port), (3, 77, 8 << 8));
 }
 
 #[test]
@@ -254,5 +264,14 @@ proptest! {
             let len = super::super::reject::answer(&headers(&bytes), &packet, &mut out);
             prop_assert!(len.is_none_or(|len| len <= out.len()));
         }
+    }
+}
+
+/// Open vSwitch and nftables end at these headers too.
+#[test]
+fn mobility_and_host_identity_are_protocols() {
+    for protocol in [135, 139, 140] {
+        let read = packet(&ip("fd00::1", "fd00::2", protocol, &[59, 0, 0, 0, 0, 0, 0, 0]));
+        assert_eq!((read.protocol, read.content), (protocol, Content::Other));
     }
 }
