@@ -4,7 +4,7 @@
 
 mod differences;
 mod frames;
-mod ovn;
+pub mod ovn;
 
 use std::collections::{BTreeMap, HashSet};
 

@@ -26,7 +26,7 @@ pub struct Entry {
     pub direction: Direction,
     pub why: &'static str,
     /// True for packets that the entry is about.
-    of: fn(&Case<'_>) -> bool,
+    pub of: fn(&Case<'_>) -> bool,
 }
 
 impl Entry {
@@ -37,17 +37,17 @@ impl Entry {
 
 impl Case<'_> {
     /// The flags of TCP, and whether the end that began the flow sent them.
-    fn segment(&self) -> Option<(bool, u8)> {
+    pub fn segment(&self) -> Option<(bool, u8)> {
         let Event { out, what: What::Tcp(flags) } = self.packet.event else { return None };
         Some((self.flow.began_out().unwrap_or(out) == out, flags))
     }
 
-    fn has(&self, all: u8) -> bool {
+    pub fn has(&self, all: u8) -> bool {
         self.segment().is_some_and(|(_, flags)| flags & all == all)
     }
 
     /// Segments of the flow's connection that have passed, in order.
-    fn past(&self) -> Vec<(bool, u8)> {
+    pub fn past(&self) -> Vec<(bool, u8)> {
         let began = self.flow.began_out();
         let passed = self.flow.past.iter().filter(|(_, by)| *by == Some(By::Connection));
         let segments = passed.filter_map(|(event, _)| match event.what {
@@ -59,7 +59,7 @@ impl Case<'_> {
 
     /// True if an end has reset the connection, or two FINs have ended it; and if `then`, a SYN has
     /// passed behind.
-    fn is_over(&self, then: bool) -> bool {
+    pub fn is_over(&self, then: bool) -> bool {
         let past = self.past();
         let reset = past.iter().position(|(_, flags)| flags & RST != 0);
         let fins = past.iter().enumerate().filter(|(_, (_, flags))| flags & FIN != 0);
@@ -70,14 +70,14 @@ impl Case<'_> {
     }
 
     /// True if one end alone had spoken when the connection was reset.
-    fn is_reset_unanswered(&self) -> bool {
+    pub fn is_reset_unanswered(&self) -> bool {
         let past = self.past();
         let reset = past.iter().position(|(_, flags)| flags & RST != 0);
         reset.is_some_and(|at| past[..at].iter().all(|(first, _)| *first))
     }
 
     /// True if a SYN began no connection behind the end of one.
-    fn is_refused_again(&self) -> bool {
+    pub fn is_refused_again(&self) -> bool {
         let refused = |(event, by): &(Event, Option<By>)| {
             matches!(event.what, What::Tcp(flags) if flags & SYN != 0)
                 && *by != Some(By::Connection)
@@ -86,7 +86,7 @@ impl Case<'_> {
     }
 
     /// True for ICMP whose code is not that of all queries of the flow.
-    fn has_codes(&self) -> bool {
+    pub fn has_codes(&self) -> bool {
         let code = |event: &Event| match event.what {
             What::Request(code) | What::Reply(code) => Some(code),
             _ => None,
@@ -95,6 +95,20 @@ impl Case<'_> {
         past.chain(code(&self.packet.event)).any(|code| code != 0)
     }
 }
+
+/// ICMP that is neither query nor error.
+pub const MESSAGES: Entry = Entry {
+    direction: Laxer,
+    why: "rules alone decide about ICMP messages that are neither query nor error",
+    of: |case| case.packet.event.what == What::Message,
+};
+
+/// Another code of an ICMP query.
+pub const OTHER_CODE: Entry = Entry {
+    direction: Laxer,
+    why: "the code of an ICMP query is not that of the connection",
+    of: |case| case.has_codes(),
+};
 
 /// The first one that applies counts.
 pub const LIST: &[Entry] = &[
@@ -113,11 +127,7 @@ pub const LIST: &[Entry] = &[
         why: "fragments that overlap behind the header are the receiver's to judge",
         of: |case| case.packet.cut == Cut::Overlap,
     },
-    Entry {
-        direction: Laxer,
-        why: "rules alone decide about ICMP messages that are neither query nor error",
-        of: |case| case.packet.event.what == What::Message,
-    },
+    MESSAGES,
     Entry {
         direction: Laxer,
         why: "ports behind an authentication header are read; nftables takes it for the protocol",
@@ -176,9 +186,5 @@ pub const LIST: &[Entry] = &[
               belong to its connection",
         of: |case| case.model.has_stateless() && case.segment().is_some(),
     },
-    Entry {
-        direction: Laxer,
-        why: "the code of an ICMP query is not that of the connection",
-        of: |case| case.has_codes(),
-    },
+    OTHER_CODE,
 ];

@@ -13,7 +13,7 @@ use super::rules::{ICMP, ICMPV6, LOCAL, REMOTE, SERVICES, TCP, UDP, UNKNOWN, add
 
 const FIN_ACK: u8 = FIN | ACK;
 /// Flags of TCP that have no meaning together.
-const SENSELESS: [u8; 5] = [0, FIN, SYN | FIN, SYN | RST, FIN | RST | ACK];
+pub const SENSELESS: [u8; 5] = [0, FIN, SYN | FIN, SYN | RST, FIN | RST | ACK];
 
 /// What an ICMP error is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -134,6 +134,13 @@ impl Flow {
         flow
     }
 
+    /// A flow of which nothing is said.
+    pub fn ended(rng: &mut Rng) -> Flow {
+        let mut flow = Flow::any(rng);
+        flow.end();
+        flow
+    }
+
     fn v6(&self) -> bool {
         self.local.is_ipv6()
     }
@@ -217,10 +224,26 @@ impl Flow {
         What::Error(*of(rng, kinds), about)
     }
 
+    /// Leaves out each SYN behind a segment that may end the connection.
+    pub fn without_reopening(mut self) -> Flow {
+        let mut is_over = false;
+        self.script.retain(|event| {
+            let What::Tcp(flags) = event.what else { return true };
+            is_over |= flags & (FIN | RST) != 0;
+            !is_over || flags & SYN == 0
+        });
+        self
+    }
+
     /// The next packet.
-    pub fn next(&mut self, rng: &mut Rng, flow: usize, number: u32) -> Option<Packet> {
+    pub fn next(
+        &mut self,
+        rng: &mut Rng,
+        flow: usize,
+        (number, may_be_cut): (u32, bool),
+    ) -> Option<Packet> {
         let event = self.script.pop_front()?;
-        let is_query = matches!(event.what, What::Error(..) | What::Message);
+        let may_be_cut = may_be_cut && !matches!(event.what, What::Error(..) | What::Message);
         let between = match rng.below(24) {
             0 if !self.v6() => Between::Options,
             0 => Between::HopByHop,
@@ -231,7 +254,7 @@ impl Flow {
             _ => Between::Nothing,
         };
         let cut = match rng.below(40) {
-            _ if is_query => Cut::Whole,
+            _ if !may_be_cut => Cut::Whole,
             0 | 1 => Cut::Two,
             2 => Cut::Three,
             // Flows without ports share a state, which must not differ.

@@ -11,6 +11,7 @@ use testkit::SOON;
 use testkit::host::ip;
 use testkit::proc::wait_for;
 
+use super::Oracle;
 use super::flows::Packet;
 use super::packets::{Between, Cut, Ip};
 use super::rules::{LOCAL, Model};
@@ -96,22 +97,8 @@ impl Nft {
         Nft { taps, macs, sentinels: 0, tracked: Tracked::open() }
     }
 
-    /// Begins anew with other rules.
-    pub fn load(&mut self, model: &Model) {
-        let text = model.nft();
-        let (output, _) = run_nft(&text).expect("run nft");
-        let error = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{error}\n{text}");
-        self.tracked.forget(None);
-        // As this switch: no windows, and a connection may begin in its middle.
-        for (name, value) in [("be_liberal", 1), ("ignore_invalid_rst", 1), ("loose", 1)] {
-            let path = format!("/proc/sys/net/netfilter/nf_conntrack_tcp_{name}");
-            fs::write(&path, value.to_string()).unwrap_or_else(|error| panic!("{path}: {error}"));
-        }
-    }
-
     /// Sends a packet; how it arrives at the other end, if it does.
-    pub fn pass(&mut self, packet: &Packet) -> Option<By> {
+    fn pass_one(&mut self, packet: &Packet) -> Option<By> {
         let from = usize::from(!packet.event.out);
         for part in &packet.parts {
             self.send(from, part);
@@ -153,6 +140,25 @@ impl Nft {
         let kind: u16 = if packet[0] >> 4 == 6 { 0x86dd } else { 0x0800 };
         let frame = [&self.macs[tap][..], &PEER_MAC, &kind.to_be_bytes(), packet].concat();
         self.taps[tap].write_all(&frame).expect("send");
+    }
+}
+
+impl Oracle for Nft {
+    fn load(&mut self, model: &Model) {
+        let text = model.nft();
+        let (output, _) = run_nft(&text).expect("run nft");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{error}\n{text}");
+        self.tracked.forget(None);
+        // As this switch: no windows, and a connection may begin in its middle.
+        for (name, value) in [("be_liberal", 1), ("ignore_invalid_rst", 1), ("loose", 1)] {
+            let path = format!("/proc/sys/net/netfilter/nf_conntrack_tcp_{name}");
+            fs::write(&path, value.to_string()).unwrap_or_else(|error| panic!("{path}: {error}"));
+        }
+    }
+
+    fn pass(&mut self, packets: &[Packet]) -> Vec<Option<By>> {
+        packets.iter().map(|packet| self.pass_one(packet)).collect()
     }
 }
 

@@ -46,7 +46,8 @@ impl Ours {
             .iter()
             .map(|packet| packet.parts.iter().map(|part| frame(from, part)).collect())
             .collect();
-        let last = self.sentinel(from);
+        self.sentinels += 1;
+        let last = question(from, self.sentinels);
         let ring = &mut self.guests[from].tx[0];
         for frame in frames.iter().flatten().chain([&last]) {
             assert!(ring.queue(frame), "no room");
@@ -64,17 +65,6 @@ impl Ours {
         frames.iter().map(|parts| parts.iter().all(|part| got.contains(part))).collect()
     }
 
-    /// A question of ARP: no filter stops one.
-    fn sentinel(&mut self, from: usize) -> Vec<u8> {
-        self.sentinels += 1;
-        let mac = mac_of(from as u8);
-        let number = self.sentinels.to_be_bytes();
-        let head = [&mac_of(1 - from as u8)[..], &mac, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1]].concat();
-        let mut frame = [&head[..], &mac, &[0; 4], &[0; 6], &number].concat();
-        frame.resize(60, 0);
-        frame
-    }
-
     pub fn stop(self) {
         let Ours { d, guests, .. } = self;
         drop(guests);
@@ -82,7 +72,17 @@ impl Ours {
     }
 }
 
-fn frame(from: usize, packet: &[u8]) -> Vec<u8> {
+/// A question of ARP: no filter stops one.
+pub fn question(from: usize, number: u32) -> Vec<u8> {
+    let mac = mac_of(from as u8);
+    let head = [&mac_of(1 - from as u8)[..], &mac, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1]].concat();
+    let mut frame = [&head[..], &mac, &[0; 4], &[0; 6], &number.to_be_bytes()].concat();
+    frame.resize(60, 0);
+    frame
+}
+
+/// A frame with a packet from the VM (0) or from the other (1).
+pub fn frame(from: usize, packet: &[u8]) -> Vec<u8> {
     let kind: u16 = if packet[0] >> 4 == 6 { 0x86dd } else { 0x0800 };
     let macs = [mac_of(1 - from as u8), mac_of(from as u8)].concat();
     let mut frame = [&macs[..], &kind.to_be_bytes(), packet].concat();

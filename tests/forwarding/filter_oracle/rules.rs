@@ -56,7 +56,7 @@ pub enum Verdict {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Protocol {
+pub enum Protocol {
     /// Of either version of IP, or of the one that has it.
     Number(u8),
     /// A type of ICMP, and its code.
@@ -64,36 +64,36 @@ enum Protocol {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Address {
+pub enum Address {
     Prefix(IpAddr, u8),
     Range(IpAddr, IpAddr),
     Group(usize),
 }
 
 #[derive(Clone, Default, Debug)]
-struct End {
-    addresses: Vec<Address>,
-    ports: Vec<(u16, u16)>,
+pub struct End {
+    pub addresses: Vec<Address>,
+    pub ports: Vec<(u16, u16)>,
 }
 
 #[derive(Clone, Debug)]
-struct Rule {
-    out: bool,
-    verdict: Verdict,
-    protocols: Vec<Protocol>,
-    from: End,
-    to: End,
+pub struct Rule {
+    pub out: bool,
+    pub verdict: Verdict,
+    pub protocols: Vec<Protocol>,
+    pub from: End,
+    pub to: End,
 }
 
 /// What one port filters by.
 #[derive(Debug)]
 pub struct Model {
-    rules: Vec<Rule>,
+    pub rules: Vec<Rule>,
     /// Number of rules in the first of two filters.
     split: usize,
     /// Of packets to the VM, and from the VM.
-    defaults: [Verdict; 2],
-    groups: Vec<Vec<Address>>,
+    pub defaults: [Verdict; 2],
+    pub groups: Vec<Vec<Address>>,
 }
 
 impl Protocol {
@@ -117,7 +117,7 @@ impl Protocol {
         matches!(self, Protocol::Number(TCP | UDP))
     }
 
-    fn is_in(self, v6: bool) -> bool {
+    pub fn is_in(self, v6: bool) -> bool {
         match self {
             Protocol::Number(ICMP) => !v6,
             Protocol::Number(ICMPV6) => v6,
@@ -155,7 +155,7 @@ impl Address {
         Address::Prefix(masked(base, len), len)
     }
 
-    fn is_in(self, v6: bool) -> bool {
+    pub fn is_in(self, v6: bool) -> bool {
         match self {
             Address::Prefix(address, _) | Address::Range(address, _) => address.is_ipv6() == v6,
             Address::Group(_) => true,
@@ -185,7 +185,7 @@ fn masked(address: IpAddr, len: u8) -> IpAddr {
     }
 }
 
-fn listed(items: impl Iterator<Item = String>) -> String {
+pub fn listed(items: impl Iterator<Item = String>) -> String {
     items.collect::<Vec<_>>().join(",")
 }
 
@@ -195,7 +195,7 @@ fn ports(rng: &mut Rng) -> (u16, u16) {
 }
 
 /// Sorted ranges without an overlap: a set of nftables has none.
-fn joined(ports: &[(u16, u16)]) -> Vec<(u16, u16)> {
+pub fn joined(ports: &[(u16, u16)]) -> Vec<(u16, u16)> {
     let mut sorted = ports.to_vec();
     sorted.sort_unstable();
     let mut all: Vec<(u16, u16)> = Vec::new();
@@ -332,14 +332,14 @@ fn verdict(verdict: Verdict) -> &'static str {
 }
 
 impl Model {
-    pub fn any(rng: &mut Rng) -> Model {
+    pub fn any(rng: &mut Rng, may_be_stateless: bool) -> Model {
         let groups: Vec<Vec<Address>> = (0..3)
             .map(|_| {
                 let list: &[&str] = if one_in(rng, 3) { &LOCAL } else { &REMOTE };
                 (0..rng.below(6)).map(|_| Address::any(rng, list)).collect()
             })
             .collect();
-        let stateless = one_in(rng, 3);
+        let stateless = may_be_stateless && one_in(rng, 3);
         let mut rules = Vec::new();
         for out in [false, true] {
             let count = rng.below(10);

@@ -7,6 +7,7 @@ use std::io::{BufReader, Read, Seek, SeekFrom, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use testkit::SOON;
@@ -34,84 +35,30 @@ fn command(program: &str, dir: &Path) -> Command {
 }
 
 /// Runs a command to its end.
-fn done(program: &str, dir: &Path, words: &str) {
+pub fn done(program: &str, dir: &Path, words: &str) {
     let output = command(program, dir).args(words.split(' ')).output().expect(program);
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} {words}: {error}");
 }
 
-pub struct Ovn {
-    running: Vec<Running>,
-    /// Where frames are handed to a port.
-    control: UnixStream,
-    replies: BufReader<UnixStream>,
-    /// What the receiver was sent, and how much of it was read.
-    capture: File,
+/// What a port was sent.
+pub struct Capture {
+    file: File,
+    /// How much of the file was read.
     read: u64,
-    requests: u64,
-    dir: Dir,
 }
 
-impl Ovn {
-    /// A switch with ports of these names and `port_security`.
-    pub fn start(ports: &[(&str, &str)]) -> Ovn {
-        let dir = Dir::new();
-        let mut running = Vec::new();
-        start_programs(dir.path(), &mut running);
-        for (port, security) in ports {
-            add_port(dir.path(), port, "");
-            let output = command("ovn-nbctl", dir.path())
-                .args(["--db=unix:db", "lsp-set-port-security", port, security])
-                .output()
-                .expect("ovn-nbctl");
-            assert!(output.status.success(), "{output:?}");
-        }
-        add_port(dir.path(), RECEIVER, " options:tx_pcap=sent");
-        for port in ports.iter().map(|(port, _)| *port).chain([RECEIVER]) {
-            let wait = "--db=unix:db --timeout=30 wait-until Logical_Switch_Port";
-            done("ovn-nbctl", dir.path(), &format!("{wait} {port} up=true"));
-        }
-        done("ovn-nbctl", dir.path(), "--db=unix:db --timeout=30 --wait=hv sync");
-        let control = UnixStream::connect(dir.path().join("control")).expect("its control socket");
-        control.set_read_timeout(Some(SOON)).expect("a limit");
-        let replies = BufReader::new(control.try_clone().expect("a descriptor"));
-        let capture = File::open(dir.path().join("sent")).expect("a capture");
-        Ovn { running, control, replies, capture, read: CAPTURE_HEADER, requests: 0, dir }
+impl Capture {
+    /// Opens what `tx_pcap=NAME` names.
+    pub fn open(dir: &Path, name: &str) -> Capture {
+        Capture { file: File::open(dir.join(name)).expect("a capture"), read: CAPTURE_HEADER }
     }
 
-    /// Lets frames, at most a hundred, come in by a port; what the receiver gets of them. The last
-    /// one must be among it.
-    pub fn pass(&mut self, port: &str, frames: &[Vec<u8>]) -> Vec<Vec<u8>> {
-        let mut requests = Vec::new();
-        for frame in frames {
-            self.requests += 1;
-            let hex: String = frame.iter().map(|byte| format!("{byte:02x}")).collect();
-            let request = json!({
-                "id": self.requests, "method": "netdev-dummy/receive", "params": [port, hex]
-            });
-            requests.extend(request.to_string().into_bytes());
-        }
-        self.control.write_all(&requests).expect("requests");
-        let replies = serde_json::Deserializer::from_reader(&mut self.replies);
-        for reply in replies.into_iter::<Value>().take(frames.len()) {
-            let reply = reply.expect("a reply");
-            assert!(reply["error"].is_null(), "{reply}");
-        }
-        let last = frames.last().expect("a frame");
-        let mut got = Vec::new();
-        let came = wait_for(SOON, || {
-            got.extend(self.more());
-            got.last() == Some(last)
-        });
-        assert!(came, "the last frame did not come: {last:02x?}: {}", self.log());
-        got
-    }
-
-    /// What the receiver was sent since the last look.
-    fn more(&mut self) -> Vec<Vec<u8>> {
-        self.capture.seek(SeekFrom::Start(self.read)).expect("seek");
+    /// The frames since the last look.
+    pub fn more(&mut self) -> Vec<Vec<u8>> {
+        self.file.seek(SeekFrom::Start(self.read)).expect("seek");
         let (mut bytes, mut frames) = (Vec::new(), Vec::new());
-        self.capture.read_to_end(&mut bytes).expect("read");
+        self.file.read_to_end(&mut bytes).expect("read");
         let mut rest = &bytes[..];
         while let Some((header, behind)) = rest.split_at_checked(FRAME_HEADER) {
             let len = u32::from_le_bytes(header[8..12].try_into().expect("four")) as usize;
@@ -122,19 +69,125 @@ impl Ovn {
         self.read += (bytes.len() - rest.len()) as u64;
         frames
     }
+}
 
-    /// What its programs reported.
+/// The programs of a switch without ports.
+pub struct Programs {
+    running: Vec<Running>,
+    /// Where frames are handed to a port.
+    control: UnixStream,
+    replies: BufReader<UnixStream>,
+    requests: u64,
+    dir: Dir,
+}
+
+impl Programs {
+    pub fn start() -> Programs {
+        let (dir, mut running) = (Dir::new(), Vec::new());
+        start_programs(dir.path(), &mut running);
+        let control = UnixStream::connect(dir.path().join("control")).expect("its control socket");
+        control.set_read_timeout(Some(SOON)).expect("a limit");
+        let replies = BufReader::new(control.try_clone().expect("a descriptor"));
+        Programs { running, control, replies, requests: 0, dir }
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Runs a command with these words to its end.
+    pub fn run(&self, program: &str, words: &[&str]) {
+        let output = command(program, self.dir()).args(words).output().expect(program);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{program} {words:?}: {error}");
+    }
+
+    /// Asks the switch to do this with each of the words.
+    pub fn ask(&mut self, method: &str, all: &[Vec<String>]) {
+        let mut requests = Vec::new();
+        for words in all {
+            self.requests += 1;
+            let request = json!({ "id": self.requests, "method": method, "params": words });
+            requests.extend(request.to_string().into_bytes());
+        }
+        self.control.write_all(&requests).expect("requests");
+        let replies = serde_json::Deserializer::from_reader(&mut self.replies);
+        for reply in replies.into_iter::<Value>().take(all.len()) {
+            let reply = reply.expect("a reply");
+            assert!(reply["error"].is_null(), "{reply}");
+        }
+    }
+
+    /// Lets frames, at most a hundred, come in by a port.
+    pub fn send(&mut self, port: &str, frames: &[Vec<u8>]) {
+        let hex = |frame: &Vec<u8>| frame.iter().map(|byte| format!("{byte:02x}")).collect();
+        let words = frames.iter().map(|frame| vec![port.to_owned(), hex(frame)]);
+        self.ask("netdev-dummy/receive", &words.collect::<Vec<_>>());
+    }
+
+    /// What a port is sent until this frame, which must come.
+    pub fn until(&self, last: &Vec<u8>, capture: &mut Capture) -> Vec<Vec<u8>> {
+        let (mut got, limit) = (Vec::new(), Instant::now() + SOON);
+        while !got.contains(last) {
+            let log = || self.log();
+            assert!(Instant::now() < limit, "the last frame did not come: {last:02x?}: {}", log());
+            std::thread::sleep(Duration::from_micros(50));
+            got.extend(capture.more());
+        }
+        got
+    }
+
+    /// What the programs reported.
     fn log(&self) -> String {
         let read = |program| std::fs::read_to_string(self.dir.path().join(program));
         PROGRAMS.map(|program| read(program).unwrap_or_default()).concat()
     }
 }
 
-impl Drop for Ovn {
+impl Drop for Programs {
     fn drop(&mut self) {
         // Those that talk to others go first.
         while self.running.pop().is_some() {}
     }
+}
+
+pub struct Ovn {
+    programs: Programs,
+    receiver: Capture,
+}
+
+impl Ovn {
+    /// A switch with ports of these names and `port_security`.
+    pub fn start(ports: &[(&str, &str)]) -> Ovn {
+        let programs = Programs::start();
+        let dir = programs.dir();
+        for (port, security) in ports {
+            add_port(dir, port, "");
+            programs.run("ovn-nbctl", &["--db=unix:db", "lsp-set-port-security", port, security]);
+        }
+        add_port(dir, RECEIVER, " options:tx_pcap=sent");
+        let ports = ports.iter().map(|(port, _)| *port);
+        wait_for_ports(dir, &ports.chain([RECEIVER]).collect::<Vec<_>>());
+        let receiver = Capture::open(dir, "sent");
+        Ovn { programs, receiver }
+    }
+
+    /// Lets frames, at most a hundred, come in by a port; what the receiver gets of them. The last
+    /// one must be among it.
+    pub fn pass(&mut self, port: &str, frames: &[Vec<u8>]) -> Vec<Vec<u8>> {
+        self.programs.send(port, frames);
+        let last = frames.last().expect("a frame");
+        self.programs.until(last, &mut self.receiver)
+    }
+}
+
+/// Waits until all of it is in force.
+pub fn wait_for_ports(dir: &Path, ports: &[&str]) {
+    for port in ports {
+        let wait = "--db=unix:db --timeout=30 wait-until Logical_Switch_Port";
+        done("ovn-nbctl", dir, &format!("{wait} {port} up=true"));
+    }
+    done("ovn-nbctl", dir, "--db=unix:db --timeout=30 --wait=hv sync");
 }
 
 fn start_programs(dir: &Path, running: &mut Vec<Running>) {
@@ -171,7 +224,7 @@ fn start_programs(dir: &Path, running: &mut Vec<Running>) {
 }
 
 /// A port whose addresses are not known, so that it gets frames for any.
-fn add_port(dir: &Path, port: &str, options: &str) {
+pub fn add_port(dir: &Path, port: &str, options: &str) {
     let logical = "--db=unix:db lsp-add switch";
     done("ovn-nbctl", dir, &format!("{logical} {port} -- lsp-set-addresses {port} unknown"));
     let add = format!("--db=unix:db add-port br-int {port} -- set interface {port} type=dummy");
