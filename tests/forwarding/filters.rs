@@ -3,11 +3,13 @@
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use testkit::SOON;
 use testkit::host::in_namespace;
 use testkit::proc::{Daemon, Dir, wait_for};
 use testkit::relay::{INTERFACE, Stack};
+use testkit::stream::Peer;
 
 const MACS: [&str; 2] = ["52:54:00:66:00:01", "52:54:00:66:00:02"];
 
@@ -27,6 +29,23 @@ import socket, sys
 s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 1)
 s.settimeout(1)
 sys.exit(0 if s.recv(9) == b'hello' else 1)
+";
+
+/// Prints the errors that a connection and a datagram get.
+const ERRORS: &str = "
+import errno, socket, sys
+errors = []
+for kind in socket.SOCK_STREAM, socket.SOCK_DGRAM:
+    family = socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET
+    s = socket.socket(family, kind)
+    s.settimeout(2)
+    try:
+        s.connect((sys.argv[1], int(sys.argv[2])))
+        s.send(b'x')
+        s.recv(9)
+    except OSError as error:
+        errors.append(errno.errorcode.get(error.errno, str(error)))
+print(*errors)
 ";
 
 /// A program that ends with the test.
@@ -79,6 +98,13 @@ impl Lab {
         command.status().expect("start a client").success()
     }
 
+    /// Returns the errors that a client of TCP and a client of UDP get at once.
+    fn tries(&self, from: usize, to: &str, port: &str) -> String {
+        let mut command: Command = self.stacks[from].command("/usr/bin/python3");
+        let output = command.args(["-c", ERRORS, to, port]).output().expect("start a client");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+
     fn pings(&self, from: usize, to: &str) -> bool {
         self.stacks[from].try_sh(&format!("ping -n -c 1 -W 1 {to}")).status.success()
     }
@@ -98,6 +124,7 @@ name = \"web\"
 default-in = \"drop\"
 rules = [
   \"in accept tcp from group:peers to port 8080\",
+  \"in reject tcp,udp to port 8082\",
 ]
 
 [[group]]
@@ -115,6 +142,10 @@ fn a_rule_accepts_connections_and_their_replies() {
             assert!(wait_for(SOON, || lab.connects(0, address, "8080")), "{}", lab.d.log());
             assert!(!lab.connects(0, address, "8081"), "{address}: no rule");
             assert!(!lab.pings(0, address), "{address}: no rule");
+        }
+        // Linux has different errors for the prohibition of IPv4 and IPv6.
+        for (address, error) in [("10.66.0.2", "EHOSTUNREACH"), ("fd66::2", "EACCES")] {
+            assert_eq!(lab.tries(0, address, "8082"), format!("ECONNREFUSED {error}"));
         }
         for address in ["10.66.0.1", "fd66::1"] {
             assert!(wait_for(SOON, || lab.connects(1, address, "8080")), "{}", lab.d.log());
@@ -144,4 +175,54 @@ fn a_reload_changes_the_filter() {
         lab.d.signal(libc::SIGHUP);
         assert!(wait_for(SOON, || lab.connects(0, "10.66.0.2", "8080")), "{}", lab.d.log());
     });
+}
+
+/// A port may cause 50 answers at once and 100 a second; only the sender gets the answers.
+#[test]
+fn answers_to_rejected_packets_are_limited() {
+    let dir = Dir::new();
+    let socket = |name: &str| dir.path().join(name);
+    let stream =
+        |name: &str, keys: &str| format!("--stream={name},socket={}{keys}", socket(name).display());
+    let args =
+        ["--filter=f,default-in=reject".to_owned(), stream("a", ""), stream("b", ",filter=f")];
+    let d = Daemon::with(0, &args.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(wait_for(SOON, || socket("a").exists() && socket("b").exists()), "{}", d.log());
+    let [mut a, mut b] = ["a", "b"].map(|name| Peer::connect(&socket(name)));
+    let macs = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
+    let arp = |from: [u8; 6]| {
+        let mut frame = [[0xff; 6], from].concat();
+        frame.extend([8, 6]);
+        frame.resize(60, 0);
+        frame
+    };
+    let limit = Duration::from_millis(50);
+    assert!(wait_for(SOON, || {
+        a.send(&arp(macs[0]));
+        b.receive_from(macs[0], limit).is_some()
+    }));
+    assert!(wait_for(SOON, || {
+        b.send(&arp(macs[1]));
+        a.receive_from(macs[1], limit).is_some()
+    }));
+    while a.receive(limit).is_some() {}
+    let begun = Instant::now();
+    for port in 0..400u16 {
+        let mut frame = [macs[1], macs[0]].concat();
+        frame.extend([8, 0, 0x45, 0, 0, 40, 0, 7, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+        frame.extend(port.to_be_bytes());
+        frame.extend([0, 22, 0, 0, 0, 9, 0, 0, 0, 0, 0x50, 2, 1, 0, 0, 0, 0, 0]);
+        frame.resize(60, 0);
+        a.send(&frame);
+    }
+    let mut answers = 0;
+    while let Some(frame) = a.receive_from(macs[1], Duration::from_millis(500)) {
+        assert_eq!((frame[23], frame[47]), (6, 0x14), "a reset");
+        answers += 1;
+    }
+    // All frames were judged before the last wait began.
+    let most = 50 + 100 * (begun.elapsed().as_secs() + 1);
+    assert!((50..=most).contains(&answers), "{answers} answers, at most {most}");
+    assert!(b.receive(limit).is_none(), "a receiver gets neither packet nor answer");
+    assert_eq!(d.counters().get("b", "drop.filter"), 400);
 }

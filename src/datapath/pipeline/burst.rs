@@ -253,6 +253,9 @@ impl Pipeline {
             passed.refund_cut(source.port(), &guard.burst);
         }
         self.report(ports, source.port(), &mut guard, stats);
+        if guard.filters.answers.are_some() {
+            self.answer(ports, source.port(), &mut guard, stats);
+        }
         self.stalls.at_sender(source.port().id);
         source.complete(self, guard, stats, next)
     }
@@ -301,6 +304,27 @@ impl Pipeline {
         if context.outcomes.are_wanted() {
             self.observe(ports, from, context, stats);
         }
+    }
+
+    /// Delivers the answers to rejected packets of a burst to the burst's sender.
+    #[cold]
+    #[inline(never)]
+    fn answer(
+        &mut self,
+        ports: &PortTable,
+        to: &Port,
+        context: &mut BurstContext,
+        stats: &WorkerStats,
+    ) {
+        let BurstContext { filters, plan, room, wait_until, .. } = context;
+        let Some(mut answers) = filters.answers.take() else { return };
+        answers.keep_tags();
+        let all: [u8; BURST_FRAMES] = std::array::from_fn(|at| at as u8);
+        let all = &all[..answers.frames().len()];
+        let mut outcomes = Outcomes::default();
+        let mut delivery = self.delivery((ports, to.id), (room, wait_until), &mut outcomes, stats);
+        delivery.copy_as_is(&answers, all, to, plan.spare_run());
+        filters.answers.put_back(answers);
     }
 
     /// Decides about every frame of the burst and plans the destinations.

@@ -490,10 +490,11 @@ impl Delivery<'_> {
         device.send(self.worker, burst, frames, batch, (port, self.outcomes), settled);
     }
 
-    /// Delivers copies of frames to the port of a mirror without a change of tags, and returns the
-    /// number of copies. Copies that the port cannot take at once are dropped.
+    /// Delivers copies of frames to a port without a change of tags: to the port of a mirror, or
+    /// answers to their port. Returns the number of copies. Copies that the port cannot take at
+    /// once are dropped.
     #[cold]
-    pub(crate) fn mirror(
+    pub(crate) fn copy_as_is(
         &mut self,
         burst: &Burst,
         frames: &[u8],

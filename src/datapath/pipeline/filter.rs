@@ -7,6 +7,7 @@
 //! A burst may be given back to its ring, in whole or in part, and taken again. Its frames are then
 //! judged again, and counted again at their rules.
 
+use super::answers::Answers;
 use super::plan::Plan;
 use super::screen::admit;
 use crate::capture::outcomes::Outcomes;
@@ -17,7 +18,7 @@ use base::limits::BURST_FRAMES;
 use base::stats::DropReason;
 use switch::filter::memo::{Epoch, FlowMemo};
 use switch::filter::packet::{self, Parsed, Unread};
-use switch::filter::{Direction, Gate, PortFilter};
+use switch::filter::{Cause, Direction, Gate, PortFilter};
 use switch::port_security::Headers;
 use switch::{Membership, PortId, PortPolicy, Tick};
 
@@ -25,6 +26,8 @@ use switch::{Membership, PortId, PortPolicy, Tick};
 #[derive(Default)]
 pub struct Filters {
     memo: FlowMemo,
+    /// Answers to rejected packets, for the burst's sender.
+    pub(crate) answers: Answers,
 }
 
 /// One end of the frames that are judged.
@@ -32,6 +35,8 @@ pub struct Filters {
 struct Judge<'a> {
     gate: Gate<'a>,
     direction: Direction,
+    /// Port that sent the frames.
+    from: PortId,
     /// Policy of the port that sent the frames, which says what their tags mean.
     sender: &'a PortPolicy,
     now: Tick,
@@ -49,7 +54,8 @@ impl Filters {
         refused: u64,
         now: Tick,
     ) -> u64 {
-        let judge = Judge { gate: filter.at(port.id), direction: Direction::Out, sender, now };
+        let (direction, from) = (Direction::Out, port.id);
+        let judge = Judge { gate: filter.at(port.id), direction, from, sender, now };
         self.begin(&judge);
         let (mut found, mut at) = (0, 0);
         while at < burst.frames().len() {
@@ -105,7 +111,7 @@ impl Filters {
     ) -> &'k [u8] {
         let Some(filter) = &ports.policy(to.id).filter else { return frames };
         let (direction, sender) = (Direction::In, ports.policy(from));
-        let judge = Judge { gate: filter.at(to.id), direction, sender, now };
+        let judge = Judge { gate: filter.at(to.id), direction, from, sender, now };
         self.begin(&judge);
         let (mut at, mut dropped) = (0, 0);
         loop {
@@ -132,7 +138,7 @@ impl Filters {
     }
 
     fn begin(&mut self, judge: &Judge<'_>) {
-        let Judge { gate, direction, sender, now } = judge;
+        let Judge { gate, direction, sender, now, .. } = judge;
         let vlan = sender.vlans.untagged().unwrap_or(0);
         self.memo.begin(Epoch::new(gate, *direction, vlan, *now));
     }
@@ -140,7 +146,7 @@ impl Filters {
     /// True if a frame passes that the memo does not cover.
     #[inline(never)]
     fn judge(&mut self, burst: &mut Burst, index: usize, judge: &Judge<'_>) -> bool {
-        let Judge { gate, direction, sender, now } = judge;
+        let Judge { gate, direction, from, sender, now } = judge;
         let Ok(mut parsed) = read(burst, index) else { return false };
         let frame = &burst.frames()[index];
         if let Parsed::Packet(packet) = &mut parsed
@@ -154,6 +160,9 @@ impl Filters {
         let answer = gate.judge(&parsed, *direction, frame.len, *now);
         if let Parsed::Packet(packet) = &parsed {
             self.memo.note(packet, &frame.snapshot, &answer);
+            if answer.refused == Some(Cause::Reject) {
+                self.answers.add((burst, index), packet, *from, *now);
+            }
         }
         answer.refused.is_none()
     }

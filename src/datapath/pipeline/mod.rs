@@ -4,6 +4,7 @@
 //!
 //! * [`burst`] one burst, step by step: take, classify, plan, deliver, complete;
 //! * [`guard`] port security: frames that the port may not send;
+//! * `answers` answers to rejected packets;
 //! * [`filter`] filters: packets that rules and connections do not let pass;
 //! * [`barred`] frames that guard or filter refuse;
 //! * [`multicast`] snooping of IGMP and MLD;
@@ -17,6 +18,7 @@
 //! * [`deliver`] delivery of the runs of a plan to their ports;
 //! * [`signals`] signals to guests.
 
+mod answers;
 mod arrival;
 pub(crate) mod backpressure;
 pub(crate) mod barred;

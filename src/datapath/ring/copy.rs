@@ -74,6 +74,18 @@ impl Burst {
         }
     }
 
+    /// Adds a frame that the switch makes, with a header that asks for nothing; false if the burst
+    /// is full.
+    #[cold]
+    pub(crate) fn push_own(&mut self, bytes: &[u8]) -> bool {
+        // SAFETY: only this burst's frames refer to the bytes, which `clear` empties.
+        let Some(to) = (unsafe { self.private.staging.take(bytes.len()) }) else { return false };
+        to.copy_from_slice(bytes);
+        // SAFETY: `to` lies in the staging of this burst, which is neither written nor dropped
+        // before the burst is cleared, or dropped with it.
+        unsafe { self.push_private(VnetHdr::plain(0), to.as_mut_ptr(), bytes.len() as u32) }
+    }
+
     /// Adds the first `most` bytes, at least a snapshot, of frame `index` of another burst without
     /// copying the payload. False if these bytes lie in several pieces, or the frame has a new
     /// head.
