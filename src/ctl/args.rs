@@ -15,6 +15,7 @@ use api::wire;
 
 use crate::attach::Attach;
 use crate::doctor::Doctor;
+use crate::filters::{Connections, Filter, Group};
 use crate::frames::Capture;
 use crate::network::Network;
 use crate::run::Run;
@@ -34,9 +35,9 @@ The word port may be left out before add, list, show, set, reset, wait and del.
 Exit status: 0 done, 1 refused, 2 usage, 3 no switch, 4 not permitted.";
 
 /// Other words for `show` where `show` prints a list.
-const LIST: [&str; 2] = ["list", "ls"];
+pub(crate) const LIST: [&str; 2] = ["list", "ls"];
 /// Other words for `del`, from ip(8), ovs-vsctl(8) and virsh(1).
-const DELETE: [&str; 3] = ["rm", "remove", "delete"];
+pub(crate) const DELETE: [&str; 3] = ["rm", "remove", "delete"];
 
 /// Path of the control socket unless an option or the environment names another path.
 pub(crate) const DEFAULT_CONTROL: &str = "/run/vioswitch/control.sock";
@@ -88,6 +89,15 @@ pub enum Command {
     /// Show multicast groups; see --multicast-snooping of vioswitchd
     #[command(subcommand)]
     Mdb(Mdb),
+    /// Show and change filters: rules about the packets of ports
+    #[command(subcommand)]
+    Filter(Filter),
+    /// Show and change groups: addresses that rules name
+    #[command(subcommand)]
+    Group(Group),
+    /// Show and end connections of ports with a filter
+    #[command(subcommand)]
+    Connections(Connections),
     /// Show counters of ports, with drops by reason, and of workers
     Stats {
         /// Print rates every SECONDS seconds, by default every second

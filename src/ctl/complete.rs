@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use clap::{Arg, Command};
 
 use crate::client::Client;
-use api::wire::GetConfig;
+use api::config::Kind;
+use api::wire::{ConfigEntry, GetConfig};
 
 /// Place that the words of a command line lead to: a command, the number of arguments given to the
 /// command, and an option that lacks its value.
@@ -25,8 +26,7 @@ pub fn run(words: &[String], default: &Path) -> String {
     let (last, before) = words.split_last().unwrap_or((&"", &[]));
     let last = if *last == "=" { "" } else { last };
     let before: Vec<&str> = before.iter().copied().filter(|word| *word != "=").collect();
-    let found =
-        candidates(&place(&command, &before), last, |mirrors| names(mirrors, &before, default));
+    let found = candidates(&place(&command, &before), last, |kind| names(kind, &before, default));
     found.iter().filter(|word| word.starts_with(last)).map(|word| format!("{word}\n")).collect()
 }
 
@@ -63,7 +63,7 @@ fn place<'a>(command: &'a Command, words: &[&str]) -> Place<'a> {
     place
 }
 
-fn candidates(place: &Place, last: &str, names: impl FnOnce(bool) -> Vec<String>) -> Vec<String> {
+fn candidates(place: &Place, last: &str, names: impl FnOnce(&str) -> Vec<String>) -> Vec<String> {
     let Place { command, given, option } = place;
     if let Some(option) = option {
         return values(option, names);
@@ -89,14 +89,13 @@ fn candidates(place: &Place, last: &str, names: impl FnOnce(bool) -> Vec<String>
     wanted.map_or(Vec::new(), |arg| values(arg, names))
 }
 
-fn values(arg: &Arg, names: impl FnOnce(bool) -> Vec<String>) -> Vec<String> {
+fn values(arg: &Arg, names: impl FnOnce(&str) -> Vec<String>) -> Vec<String> {
     let possible = arg.get_possible_values();
     if !possible.is_empty() {
         return possible.iter().map(|value| value.get_name().to_owned()).collect();
     }
     match arg.get_value_names().and_then(|names| names.first()).map(|name| name.as_str()) {
-        Some("NAME") => names(false),
-        Some("MIRROR") => names(true),
+        Some(kind @ ("NAME" | "MIRROR" | "FILTER" | "GROUP")) => names(kind),
         // The help of the argument lists the keys.
         Some("KEY=VALUE") => {
             let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
@@ -107,14 +106,18 @@ fn values(arg: &Arg, names: impl FnOnce(bool) -> Vec<String>) -> Vec<String> {
     }
 }
 
-/// Returns the names of the mirrors, or of all other entries.
-fn names(mirrors: bool, words: &[&str], default: &Path) -> Vec<String> {
+/// Returns the names of the entries of a kind; `NAME` stands for all kinds of ports.
+fn names(kind: &str, words: &[&str], default: &Path) -> Vec<String> {
     let given = words.iter().position(|word| *word == "--control");
     let path = given.and_then(|at| words.get(at + 1)).map_or(default.to_owned(), PathBuf::from);
     let entries = Client::connect(&path)
         .and_then(|mut client| client.list(&GetConfig {}, |part| part.entries));
     let of = entries.unwrap_or_default().into_iter();
-    of.filter(|entry| (entry.kind == "mirror") == mirrors).map(|entry| entry.name).collect()
+    let is_one = |entry: &ConfigEntry| match Kind::of_word(&entry.kind) {
+        Some(known) if !known.is_port() => known.name().to_uppercase() == kind,
+        _ => kind == "NAME",
+    };
+    of.filter(is_one).map(|entry| entry.name).collect()
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ mod doctor;
 mod events;
 mod failure;
 mod files;
+mod filters;
 mod foreign;
 mod frames;
 mod links;
@@ -54,6 +55,7 @@ use serde_json::{Value, json};
 use args::{Command, Config, Fdb, Mdb, Mirror, Options, Port, Shown};
 use client::Client;
 use failure::Failure;
+use filters::{Filter, check};
 
 // testkit sets signals, umask and environment as the tests need.
 #[cfg(test)]
@@ -120,6 +122,11 @@ fn run(options: &Options) -> Result<(String, u8), Failure> {
         Command::Run(run) => (None, run.run(control)?),
         Command::Network(network) => network.run(control).map(|(told, n)| (Some(told), n))?,
         Command::Doctor(doctor) => doctor.run(control, as_json)?,
+        Command::Filter(Filter::Check { what }) if check::is_file(what) => {
+            let told = check::told(&check::of_file(what)?, None);
+            let status = status(&told);
+            (Some(told), status)
+        }
         command => ask(&mut Client::connect(control)?, command, as_json)?,
     };
     let text = told.map(|(answer, text)| if as_json { format!("{answer:#}\n") } else { text });
@@ -161,6 +168,9 @@ fn ask(
         Command::Stats { watch: None } => told(&look::stats(client)?, show::stats),
         Command::Port(command) | Command::OfPort(command) => port(client, None, command)?,
         Command::Mirror(command) => mirror(client, command)?,
+        Command::Filter(command) => filters::filter(client, command)?,
+        Command::Group(command) => filters::group(client, command)?,
+        Command::Connections(command) => filters::connections(client, command)?,
         Command::Mdb(command) => mdb(client, command)?,
         Command::Config(command) => configuration(client, command)?,
         Command::Fdb(command) => fdb(client, command)?,
@@ -168,8 +178,14 @@ fn ask(
         Command::Xdp(command) => port(client, Some(Kind::Xdp), command)?,
         Command::Stream(command) => port(client, Some(Kind::Stream), command)?,
     };
-    let status = u8::from(told.0["health"] == "degraded");
+    let status = status(&told);
     Ok((Some(told), status))
+}
+
+/// Returns the exit status of an answer: 1 for a degraded switch and for faults of filters.
+fn status(told: &Told) -> u8 {
+    let has_faults = told.0["faults"].as_array().is_some_and(|faults| !faults.is_empty());
+    u8::from(has_faults || told.0["health"] == "degraded")
 }
 
 /// Returns the versions of the client and the switch, for `version`.

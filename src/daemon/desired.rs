@@ -230,9 +230,10 @@ impl Desired {
         let worker = self.workers.map_or(Ok(()), |workers| entry.settings.check_worker(workers));
         worker.map_err(|wrong| NoEffect::Settings(wrong.text))?;
         let others = self.entries.values().map(|entry| &entry.settings);
-        let others = others.filter(|other| other.name != *name && other.kind != Kind::Mirror);
+        let others = others.filter(|other| other.name != *name);
         let same = others.clone().filter(|other| other.kind == *kind).count();
-        if others.count() >= MAX_PORTS || same >= kind.most().0 {
+        let ports = others.filter(|other| other.kind.is_port()).count();
+        if same >= kind.most().0 || kind.is_port() && ports >= MAX_PORTS {
             let text = "there are too many ports, taps or streams";
             return Err(NoEffect::Settings(text.to_owned()));
         }

@@ -4,7 +4,7 @@
 //! connections do not ask the rules again. One thread removes connections that have timed out.
 
 use std::cell::OnceCell;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,55 +13,36 @@ use std::time::Instant;
 use super::desired::Desired;
 use super::handover::Received;
 use super::{Daemon, StartError};
-use api::config::{Entry, Kind, Settings};
+use api::config::{Kind, PortRules, Rulebook, Settings};
 use base::limits::{
     CONNECTION_SWEEP_PARTS, CONNECTION_SWEEP_PAUSE, MAX_PORTS, ORPHAN_CONNECTIONS_KEPT,
 };
 use base::words::counted;
 use datapath::port::Port;
+use switch::filter::compiled::{Origin, RuleNumber};
 use switch::filter::connections::Orphans;
-use switch::filter::named::Groups;
-use switch::filter::{
-    Compiled, Connections, ConnectionsConfig, Filter, Group, PortFilter, Span, TooLarge, Verdict,
-};
+use switch::filter::{Connections, ConnectionsConfig, Counts, PortFilter, TooLarge};
 use switch::{PortId, Tick};
 use sys::{clock, random};
 
-/// What a port's filter is compiled from.
-#[derive(Clone)]
-struct Source {
-    filters: Vec<Arc<Filter>>,
-    groups: Vec<Arc<Group>>,
-}
-
-impl Source {
-    /// True if both are of the same filters and groups, which [`Filters`] shares between ports.
-    fn is(&self, other: &Source) -> bool {
-        let all_same = |(a, b)| Arc::ptr_eq(a, b);
-        self.filters.len() == other.filters.len()
-            && self.groups.len() == other.groups.len()
-            && self.filters.iter().zip(&other.filters).all(all_same)
-            && self.groups.iter().zip(&other.groups).all(|(a, b)| Arc::ptr_eq(a, b))
-    }
-}
-
-/// Filters and groups by name; a value that has not changed stays the same object, so that ports
-/// need not compare rules.
-#[derive(Default)]
-struct Known {
-    filters: HashMap<String, Arc<Filter>>,
-    groups: HashMap<String, Arc<Group>>,
+/// Frames, bytes and connections of a filter's rules, and of its defaults by direction.
+pub(crate) struct Tally {
+    /// Counts of the rules, in order.
+    pub(crate) rules: Vec<[u64; 3]>,
+    /// Counts of the defaults.
+    pub(crate) defaults: [[u64; 3]; 2],
 }
 
 /// The filters of all ports.
-pub struct Filters {
+pub(crate) struct Filters {
     /// The connections of all ports; made for the first port with a filter.
     connections: OnceCell<Arc<Connections>>,
     /// Secret key of the table of connections.
     key: [u64; 4],
-    /// By the names of ports.
-    compiled: HashMap<String, (Source, Arc<PortFilter>)>,
-    known: Known,
+    /// All filters and groups that are wanted.
+    book: Rulebook,
+    /// What each filter is compiled from, and the filter, by the names of ports.
+    compiled: HashMap<String, (PortRules, Arc<PortFilter>)>,
     /// Connections of the process before whose ports do not exist yet, until a time.
     orphans: Option<(Orphans, Instant)>,
     /// Number of the last compiled rules; each has another.
@@ -77,8 +58,8 @@ impl Filters {
         Ok(Filters {
             connections: OnceCell::new(),
             key: [a, b, c, d],
+            book: Rulebook::default(),
             compiled: HashMap::new(),
-            known: Known::default(),
             orphans: None,
             generation: 0,
             sweeps: false,
@@ -96,41 +77,112 @@ impl Filters {
         self.connections.get_or_init(|| Arc::new(Connections::new(config())))
     }
 
+    /// Returns the counts of a filter of so many rules: those of one port, or of all.
+    pub(crate) fn tally(&self, filter: &str, rules: usize, port: Option<&str>) -> Tally {
+        let mut tally = Tally { rules: vec![[0; 3]; rules], defaults: [[0; 3]; 2] };
+        for (name, (of, compiled)) in &self.compiled {
+            let has_it = of.filters.iter().any(|one| one.name == filter);
+            if !has_it || port.is_some_and(|port| port != name) {
+                continue;
+            }
+            for (number, origin) in compiled.rules.origins().iter().enumerate() {
+                let is_of = |place: usize| of.filters[place].name == filter;
+                let at = match *origin {
+                    Origin::Rule { filter, rule } if is_of(filter.into()) => {
+                        tally.rules.get_mut(usize::from(rule))
+                    }
+                    Origin::Default(way) if is_of(of.default_of(way)) => {
+                        tally.defaults.get_mut(way as usize)
+                    }
+                    _ => None,
+                };
+                let counts = compiled.rules.counts(number as RuleNumber).map(Counts::get);
+                if let (Some(at), Some(counts)) = (at, counts) {
+                    at.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+                }
+            }
+        }
+        tally
+    }
+
+    /// Returns the filter and the place of a port's rule in force of this generation and number.
+    pub(crate) fn origin_of(
+        &self,
+        port: &str,
+        generation: u32,
+        rule: RuleNumber,
+    ) -> Option<(&str, Origin)> {
+        let (rules, compiled) = self.compiled.get(port)?;
+        let compiled = Some(&compiled.rules).filter(|one| one.generation() == generation)?;
+        let origin = *compiled.origins().get(usize::from(rule))?;
+        let at = match origin {
+            Origin::Rule { filter, .. } => filter.into(),
+            Origin::Default(way) => rules.default_of(way),
+        };
+        Some((&rules.filters[at].name, origin))
+    }
+
     /// Compiles the filters of all ports that are wanted, as far as they have changed, and returns
     /// them by the names of ports.
     pub(crate) fn compile(&mut self, desired: &Desired) -> HashMap<String, Arc<PortFilter>> {
-        self.known.renew(desired);
+        self.book = book(desired, &self.book);
         let mut before = std::mem::take(&mut self.compiled);
-        for (name, source) in self.known.sources(desired) {
-            let known = before.remove(&name);
-            if let Some(known) = known.as_ref().filter(|known| known.0.is(&source)) {
-                self.compiled.insert(name, known.clone());
+        for port in settings(desired).filter(|settings| settings.kind.is_port()) {
+            let Some(rules) = self.book.rules_of(port.filter_names()) else { continue };
+            let known = before.remove(&port.name);
+            if let Some(known) = known.as_ref().filter(|known| known.0 == rules) {
+                self.compiled.insert(port.name.clone(), known.clone());
                 continue;
             }
-            let filter = match (self.build(&source), known) {
+            for (kind, name) in self.book.missing(port) {
+                log::error!("port {}: all packets are dropped: no {kind} '{name}'", port.name);
+            }
+            let filter = match (self.build(&rules), known) {
                 (Ok(filter), _) => filter,
                 (Err(error), known) => {
-                    log::error!("port {name}: its filters are not in effect: {error}");
+                    log::error!("port {}: its filters are not in effect: {error}", port.name);
                     known.map_or_else(|| self.closed(), |(_, running)| running)
                 }
             };
-            self.compiled.insert(name, (source, filter));
+            self.compiled.insert(port.name.clone(), (rules, filter));
         }
         self.compiled.iter().map(|(name, (_, filter))| (name.clone(), Arc::clone(filter))).collect()
     }
 
-    fn build(&mut self, source: &Source) -> Result<Arc<PortFilter>, TooLarge> {
+    /// Returns what the filters that are wanted `after` a change lack, a line each: filters and
+    /// groups that do not exist and that were not missing before the change, and rules that are
+    /// too many.
+    pub(crate) fn faults(&self, before: &Desired, after: &Desired) -> Vec<String> {
+        let (old, new) = (book(before, &self.book), book(after, &self.book));
+        let (mut faults, mut examined) = (Vec::new(), HashSet::new());
+        for settings in settings(after) {
+            let Settings { kind, name, .. } = settings;
+            let then = before.get(name).map(|entry| &entry.settings);
+            let known = then.map(|then| old.missing(then)).unwrap_or_default();
+            let missing = new.missing(settings).into_iter().filter(|one| !known.contains(one));
+            faults.extend(missing.map(|(lacked, lacks)| {
+                format!("{kind} '{name}' names {lacked} '{lacks}', which does not exist")
+            }));
+            let (is, names) = (new.rules_in(settings), settings.filters());
+            if is != then.and_then(|then| old.rules_in(then))
+                && examined.insert(names)
+                && let Some(Err(error)) = is.map(|rules| rules.check_size())
+            {
+                faults.push(format!("filter '{}': {error}", settings.filters().join(",")));
+            }
+        }
+        faults
+    }
+
+    fn build(&mut self, rules: &PortRules) -> Result<Arc<PortFilter>, TooLarge> {
         self.generation += 1;
-        let filters: Vec<&Filter> = source.filters.iter().map(Arc::as_ref).collect();
-        let groups = source.groups.iter().map(|group| (group.name.clone(), Group::clone(group)));
-        let rules = Compiled::new(&filters, &groups.collect::<Groups>(), self.generation)?;
+        let rules = rules.compile(self.generation)?;
         Ok(Arc::new(PortFilter::new(rules, Arc::clone(self.tracked()))))
     }
 
     /// Returns a filter that lets nothing pass but neighbour discovery.
     fn closed(&mut self) -> Arc<PortFilter> {
-        let source = Source { filters: vec![Arc::new(closed())], groups: Vec::new() };
-        match self.build(&source) {
+        match self.build(&PortRules::closed()) {
             Ok(filter) => filter,
             Err(error) => unreachable!("no rules are too many: {error}"),
         }
@@ -225,73 +277,37 @@ fn sweep(connections: &Connections, stopping: &AtomicBool) {
     }
 }
 
-impl Known {
-    /// Reads the filters and groups that are wanted.
-    fn renew(&mut self, desired: &Desired) {
-        let before = std::mem::take(self);
-        for Entry { settings, .. } in desired.entries().values() {
-            let name = || settings.name.clone();
-            if let Some(filter) = settings.filter() {
-                self.filters.insert(name(), shared(before.filters.get(&settings.name), filter));
-            } else if settings.kind == Kind::Group {
-                let group = group(desired, settings);
-                self.groups.insert(name(), shared(before.groups.get(&settings.name), group));
-            }
-        }
-    }
-
-    /// Returns what the filter of each port with a filter is compiled from. A port for which a
-    /// filter or a group is missing gets a filter that drops all: without the rules that are
-    /// missing, the others could accept what the operator wants to drop.
-    fn sources(&self, desired: &Desired) -> Vec<(String, Source)> {
-        let ports = desired.entries().values().map(|entry| &entry.settings);
-        let filtered = ports.filter(|port| port.kind.is_port() && !port.filter_names().is_empty());
-        let source = |port: &Settings| {
-            let source = self.source(port.filter_names()).unwrap_or_else(|| Source {
-                filters: vec![Arc::new(closed())],
-                groups: Vec::new(),
-            });
-            (port.name.clone(), source)
+impl Desired {
+    /// Returns the names of the entries that name a filter or group of this name; `plug` stands for
+    /// the template of ports by plug.
+    pub(crate) fn users_of(&self, name: &str) -> Vec<&str> {
+        let Some(kind) = self.get(name).map(|entry| entry.settings.kind) else { return Vec::new() };
+        let wanted = |settings: &Settings| match kind {
+            Kind::Filter => settings.filter_names().iter().any(|one| one == name),
+            Kind::Group => settings.names_group(name),
+            _ => false,
         };
-        filtered.map(source).collect()
-    }
-
-    /// Returns filters and groups of a list of filters; `None` if one does not exist.
-    fn source(&self, names: &[String]) -> Option<Source> {
-        let filters = names.iter().map(|name| self.filters.get(name).cloned());
-        let filters: Vec<_> = filters.collect::<Option<_>>()?;
-        let groups: BTreeSet<&str> = filters.iter().flat_map(|filter| filter.groups()).collect();
-        let groups = groups.into_iter().map(|name| self.groups.get(name).cloned());
-        let groups = groups.collect::<Option<_>>()?;
-        Some(Source { filters, groups })
+        let of_entries = self.entries().values().map(|entry| &entry.settings);
+        let of_entries = of_entries.filter(|one| wanted(one)).map(|one| one.name.as_str());
+        let template = self.template().filter(|template| wanted(template)).map(|_| "plug");
+        of_entries.chain(template).collect()
     }
 }
 
-/// Returns `known` if it equals `value`.
-fn shared<T: PartialEq>(known: Option<&Arc<T>>, value: T) -> Arc<T> {
-    let same = known.filter(|known| ***known == value);
-    same.cloned().unwrap_or_else(|| Arc::new(value))
+fn settings(desired: &Desired) -> impl Iterator<Item = &Settings> + Clone {
+    desired.entries().values().map(|entry| &entry.settings)
 }
 
-/// Makes a filter that drops all.
-fn closed() -> Filter {
-    let drop = Some(Verdict::Drop);
-    Filter { default_in: drop, default_out: drop, ..Filter::default() }
-}
-
-/// Returns a group with the addresses of its ports.
-fn group(desired: &Desired, settings: &Settings) -> Group {
-    let ports = settings.ports.iter().filter_map(|port| desired.get(port));
-    let of_ports = ports.flat_map(|port| port.settings.allowed_ips.iter().copied().map(Span::from));
-    let own = settings.addresses.iter().copied();
-    Group { name: settings.name.clone(), addresses: own.chain(of_ports).collect() }
+/// Returns all filters and groups that are wanted; `before` has those of another moment.
+fn book(desired: &Desired, before: &Rulebook) -> Rulebook {
+    Rulebook::new(settings(desired), before)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use api::config::{Origin, Value};
-    use switch::filter::Direction;
+    use api::config::{Entry, Origin, Value};
+    use switch::filter::{Direction, Verdict};
 
     fn entry(kind: Kind, keys: &[(&str, &str)]) -> Entry {
         let word = |(key, word): &(&str, &str)| (key.to_string(), Value::Word(word.to_string()));

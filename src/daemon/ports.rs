@@ -21,7 +21,7 @@ use super::serving::{Opened, Serving};
 use super::state_store::NotSaved;
 use super::uplink::{self, UplinkError};
 use super::{Daemon, build};
-use api::config::{Difference, Effect, Entry, Origin, Settings};
+use api::config::{Difference, Effect, Entry, Kind, Origin, Settings};
 use base::frame::MacAddr;
 use base::limits::{MAX_PLUG_PORTS, MAX_PLUG_PORTS_A_USER, REMOVE_TIMEOUT, SOCKET_OPENS};
 use datapath::events::What;
@@ -108,6 +108,21 @@ pub enum PortError {
     /// The mirror cannot exist beside the other mirrors.
     #[error("{0}")]
     Mirror(String),
+    /// A filter or group cannot be as it is wanted.
+    #[error("{0}")]
+    Filter(String),
+    /// Entries name the filter or group that is to be deleted.
+    #[error("{kind} '{name}' is in use by {users}{remedy}")]
+    InUse {
+        /// Kind of the entry.
+        kind: Kind,
+        /// Name of the entry.
+        name: String,
+        /// Names of the first entries that name this entry.
+        users: String,
+        /// A command that ends a use, if one command does so.
+        remedy: String,
+    },
     /// The port's settings are no longer the settings from which the change began.
     #[error("it was changed meanwhile: try again")]
     Changed,
@@ -201,14 +216,19 @@ impl Daemon {
         }
     }
 
-    /// Adds a mirror, or restores a mirror of the configuration.
-    pub(crate) fn add_mirror(&mut self, new: &NewPort) -> Result<(), PortError> {
+    /// Adds a mirror, filter or group, or restores one of the configuration.
+    pub(crate) fn add_entry(&mut self, new: &NewPort) -> Result<(), PortError> {
         let entry = new.entry(self.origin_of(new));
         let (settings, name) = (&entry.settings, &entry.settings.name);
         if self.desired.get(name).is_some() || self.view.ports.present().named(name).is_some() {
             return Err(PortError::Exists);
         }
         self.desired.check_mirror(settings).map_err(PortError::Mirror)?;
+        let (most, noun) = settings.kind.most();
+        let same = |other: &&Entry| other.settings.kind == settings.kind;
+        if self.desired.entries().values().filter(same).count() >= most {
+            return Err(PortError::Many(most, noun));
+        }
         self.edit(|desired| add_to(desired, &entry), |daemon| daemon.reconcile_port(name))
     }
 
@@ -353,7 +373,9 @@ impl Daemon {
         wanted: &Settings,
     ) -> Result<Vec<Difference>, PortError> {
         let name = &wanted.name;
-        self.serving(name)?;
+        if !matches!(wanted.kind, Kind::Filter | Kind::Group) {
+            self.serving(name)?;
+        }
         let entry = self.desired.get(name).ok_or(PortError::NoSuchPort)?.clone();
         if entry.settings != *before {
             return Err(PortError::Changed);
@@ -429,7 +451,7 @@ impl Daemon {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use api::config::{Kind, Value};
+    use api::config::Value;
 
     /// So it is with a mirror, which has no socket to be opened before.
     #[test]

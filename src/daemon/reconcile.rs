@@ -117,7 +117,10 @@ impl Daemon {
                 if self.coming.is_empty() && !self.store.is_unconfirmed() {
                     self.desired.forget_the_configured();
                 }
-                Ok(self.store.keep(&self.desired)?)
+                match self.filters.faults(&before, &self.desired).into_iter().next() {
+                    Some(fault) => Err(PortError::Filter(fault)),
+                    None => Ok(self.store.keep(&self.desired)?),
+                }
             })
             .and_then(|()| carry_out(self));
         edited.inspect_err(|_| {

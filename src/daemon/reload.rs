@@ -281,6 +281,7 @@ impl Reloader {
             let mut daemon = self.daemon();
             let (steps, desired) = diff(&daemon.desired, &daemon.started, &config);
             let mut wrong = desired.refusals(&daemon.desired);
+            wrong.extend(daemon.filters.faults(&daemon.desired, &desired));
             wrong.extend(misplaced);
             wrong.extend(without_worker(&config, daemon.context.workers.handles().len()));
             if !wrong.is_empty() {

@@ -26,8 +26,8 @@ use super::plan::waits_for;
 use super::running_port::RunningPort;
 use super::serving::Serving;
 use super::{Daemon, PortError, uplink};
-use api::config::{Entry, Origin};
-use base::limits::{REMOVE_STEP, REMOVE_TIMEOUT};
+use api::config::{Entry, Kind, Origin};
+use base::limits::{CONTROL_SHOWN_REASONS, REMOVE_STEP, REMOVE_TIMEOUT};
 use datapath::events::What;
 use datapath::vhost_user::session::Context;
 use switch::PortId;
@@ -113,6 +113,7 @@ impl Daemon {
             let limit = if removing.is_late() { Duration::ZERO } else { REMOVE_TIMEOUT };
             return Ok(Removal::of(Some(Arc::clone(removing.serving.running())), limit));
         }
+        self.check_unused(name)?;
         let delete = |desired: &mut Desired| {
             desired.delete(name);
             Ok::<_, PortError>(())
@@ -120,6 +121,29 @@ impl Daemon {
         let stopped = self.edit(delete, |daemon| Ok(daemon.reconcile().stopped))?;
         let stopped = stopped.into_iter().find(|running| running.name() == name);
         Ok(Removal::of(stopped, REMOVE_TIMEOUT))
+    }
+
+    /// Returns an error if other entries name a filter or group.
+    fn check_unused(&self, name: &str) -> Result<(), PortError> {
+        let users = self.desired.users_of(name);
+        let Some(first) = users.first() else { return Ok(()) };
+        let kind = self.desired.get(name).map_or(Kind::Filter, |entry| entry.settings.kind);
+        let shown = users.iter().take(CONTROL_SHOWN_REASONS).copied().collect::<Vec<_>>();
+        let more = users.len() - shown.len();
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let user = self.desired.get(first).map(|entry| &entry.settings);
+        let remedy = user.filter(|_| kind == Kind::Filter).map(|port| {
+            let others = port.filter_names().iter().filter(|other| *other != name);
+            let others = others.map(String::as_str).collect::<Vec<_>>().join(",");
+            let (kind, name, change) = (port.kind, first, format!("filter={others}"));
+            format!(": vioswitchctl {kind} set {name} {change}")
+        });
+        Err(PortError::InUse {
+            kind,
+            name: name.to_owned(),
+            users: shown.join(", ") + &more,
+            remedy: remedy.unwrap_or_default(),
+        })
     }
 
     /// Stops the thread of a port and frees the port's addresses; returns the port.

@@ -16,6 +16,7 @@ mod events;
 mod every_key;
 mod export;
 mod fdb_oracle;
+mod filters;
 mod findings;
 mod flapping;
 mod guard;

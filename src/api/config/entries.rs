@@ -9,6 +9,7 @@ use log::LevelFilter;
 
 use super::keys::{Kind, Settings};
 use super::raw::{Complaint, Place, quote};
+use super::rulebook::Rulebook;
 use super::scalars::Scalars;
 use super::settings::{Entry, Origin};
 use super::validate::Validated;
@@ -164,7 +165,7 @@ pub(super) fn overlay(
         }
     }
     let mut complaints = conflicts(&all, places);
-    complaints.append(&mut missing_filters(&all.entries));
+    complaints.append(&mut unfit_filters(&all));
     // With a control socket, ports may be added later.
     if all.entries.is_empty() && all.scalars.control.is_none() && all.scalars.plug.is_none() {
         let text = "nothing to switch: give --port, --tap or another entry, or --config FILE, or \
@@ -175,21 +176,30 @@ pub(super) fn overlay(
     (config(all.scalars, all.entries, places), complaints)
 }
 
-/// Returns a complaint for each name of a filter or group that does not exist.
-fn missing_filters(entries: &[Checked]) -> Vec<Complaint> {
-    let named = |entry: &Checked| (entry.settings.kind, entry.settings.name.clone());
-    let known: HashSet<(Kind, String)> = entries.iter().map(named).collect();
-    let missing = |entry: &Checked| {
-        let wanted = entry.settings.wanted_filters().into_iter();
-        let at = entry.at.clone();
-        let missing = wanted.filter(|wanted| !known.contains(wanted));
-        missing
-            .map(move |(kind, name)| {
-                Complaint::new(&at, format!("there is no {kind} {}", quote(&name)))
-            })
-            .collect::<Vec<_>>()
-    };
-    entries.iter().flat_map(missing).collect()
+/// Returns a complaint for each name of a filter or group that does not exist, and for each list of
+/// filters that has too many rules.
+fn unfit_filters(Validated { entries, scalars, .. }: &Validated) -> Vec<Complaint> {
+    let all = entries.iter().map(|entry| &entry.settings);
+    let book = Rulebook::new(all, &Rulebook::default());
+    let (mut complaints, mut examined) = (Vec::new(), HashSet::new());
+    let template = scalars.template.iter().map(|(at, settings)| (settings, at));
+    let entries = entries.iter().map(|entry| (&entry.settings, &entry.at));
+    let (filters, others): (Vec<_>, Vec<_>) =
+        entries.chain(template).partition(|(settings, _)| settings.kind == Kind::Filter);
+    for (settings, at) in filters.into_iter().chain(others) {
+        let missing = book.missing(settings).into_iter();
+        complaints.extend(missing.map(|(kind, name)| {
+            Complaint::new(at, format!("there is no {kind} {}", quote(&name)))
+        }));
+        let names = settings.filters();
+        if examined.insert(names)
+            && let Some(Err(error)) = book.rules_in(settings).map(|rules| rules.check_size())
+        {
+            let text = format!("filter {}: {error}", quote(&names.join(",")));
+            complaints.push(Complaint::new(at, text));
+        }
+    }
+    complaints
 }
 
 /// Returns a complaint for each entry with a `worker` that will not exist.

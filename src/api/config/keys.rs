@@ -75,11 +75,9 @@ impl Kind {
         if self == Kind::Port { "vm" } else { self.name() }
     }
 
-    /// Returns the kind of entries for which the control socket has this word: those that a client
-    /// may add.
+    /// Returns the kind of entries for which the control socket has this word.
     pub fn of_word(word: &str) -> Option<Kind> {
-        let may_be_added = |kind: &Kind| kind.is_port() || *kind == Kind::Mirror;
-        Kind::NAMED.into_iter().filter(may_be_added).find(|kind| kind.word() == word)
+        Kind::NAMED.into_iter().find(|kind| kind.word() == word)
     }
 
     /// Returns the largest number of entries of the kind, and their noun.

@@ -4,7 +4,8 @@
 //! form (`raw`), so each rule exists once. `validate` types every setting and keeps the setting's
 //! place. `entries` lays the command line over the files and checks the values that two entries may
 //! not share. `keys` is the table of a port's keys, and `types` has their types. `settings` reads
-//! the keys of clients of the control socket by this table too.
+//! the keys of clients of the control socket by this table too. `rulebook` has the filters and
+//! groups of all entries together.
 //!
 //! Rules: the error about a bad argument is one line that names the argument. The error about a bad
 //! file has all errors of the file, each with its line, and with a replacement if one is known. No
@@ -31,6 +32,7 @@ pub use nearest::nearest;
 pub use oddities::Oddity;
 pub use oddities::between::{Between, between};
 pub use raw::{Value, shell_word};
+pub use rulebook::{Finding, PortRules, Rulebook};
 pub use settings::{Difference, Entry, Origin, Wrong};
 pub use sources::{Text, Texts};
 pub use types::{Admin, Guard, Memory, Mode, Offload, Server};
@@ -47,6 +49,7 @@ mod latency;
 mod nearest;
 mod oddities;
 mod raw;
+mod rulebook;
 mod scalars;
 mod settings;
 mod sources;

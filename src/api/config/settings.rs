@@ -11,6 +11,7 @@ use super::types::{Admin, AllowedMac, Guard, Mode, Server};
 use super::validate::{Validated, entry};
 use base::frame::MacAddr;
 use switch::filter::Filter;
+use switch::filter::rule::Address;
 use switch::mirror::{Copied, Mirror};
 use switch::port_security::{AllowedIps, AllowedMacs};
 use switch::{Bridge, FloodLimits, Limit, Membership, PortPolicy, PortSecurity, Rate, Size};
@@ -179,13 +180,36 @@ impl Settings {
         })
     }
 
+    /// True if the settings are of a filter with these defaults and rules.
+    pub(super) fn has_rules_of(&self, filter: &Filter) -> bool {
+        self.default_in == filter.default_in
+            && self.default_out == filter.default_out
+            && self.rules == filter.rules
+    }
+
+    /// True if a rule of the filter names a group.
+    pub fn names_group(&self, name: &str) -> bool {
+        let ends = self.rules.iter().flat_map(|rule| [&rule.from, &rule.to]);
+        let mut addresses = ends.flat_map(|end| &end.addresses);
+        addresses.any(|address| matches!(address, Address::Group(group) if group == name))
+    }
+
     /// Returns the names of the port's filters, in order.
     pub fn filter_names(&self) -> &[String] {
         self.filter.as_ref().map_or(&[], |names| &names.0)
     }
 
-    /// Returns the names of filters, groups and ports that the settings name and that must exist.
-    pub(crate) fn wanted_filters(&self) -> Vec<(Kind, String)> {
+    /// Returns the names of the filters whose rules belong together: those of a port, or a filter
+    /// itself.
+    pub fn filters(&self) -> &[String] {
+        match self.kind {
+            Kind::Filter => std::slice::from_ref(&self.name),
+            _ => self.filter_names(),
+        }
+    }
+
+    /// Returns the names of filters and groups that the settings name and that must exist.
+    pub fn wanted_filters(&self) -> Vec<(Kind, String)> {
         let filters = self.filter_names().iter().map(|name| (Kind::Filter, name.clone()));
         let rules = self.filter();
         let groups = rules.iter().flat_map(|filter| filter.groups());
@@ -369,12 +393,14 @@ impl Settings {
     /// Returns the keys whose values differ from the values of `other`.
     pub fn differences(&self, other: &Settings) -> Vec<Difference> {
         let (mine, others) = (self.words(), other.words());
-        let of = |all: &[(&str, Vec<String>)], name: &str| {
-            let words = &all.iter().find(|(known, _)| *known == name)?.1;
-            (!words.is_empty()).then(|| words.join(" "))
+        let of = |all: &[(&str, Vec<String>)], key: &Key| {
+            let words = &all.iter().find(|(known, _)| *known == key.name)?.1;
+            // Rules have blanks and commas.
+            let between = if key.is_list && key.has_commas { "; " } else { " " };
+            (!words.is_empty()).then(|| words.join(between))
         };
         let all = KEYS.iter().map(|key| {
-            let (from, to) = (of(&mine, key.name), of(&others, key.name));
+            let (from, to) = (of(&mine, key), of(&others, key));
             let same_kind = self.kind == other.kind;
             let effect = if same_kind { key.effect(other.kind) } else { Effect::Reopen };
             Difference { key: key.name, from, to, effect }

@@ -14,6 +14,7 @@ use super::raw::{Complaint, Place, Section, Setting, Source, Value, quote};
 use super::scalars::{SCALAR_KEYS, Scalars, claimed_socket};
 use super::types::Mode;
 use super::value::{inherited_socket, unknown_key};
+use base::limits::MAX_FILTER_BYTES;
 
 /// Name of the port that `--socket-path` or `--fd` adds.
 const SHORTHAND_NAME: &str = "port0";
@@ -141,6 +142,11 @@ pub(super) fn entry(section: &Section) -> (Checked, Vec<Complaint>) {
         }));
     }
     complaints.extend(native_alone(section));
+    let bytes: usize = settings.rules.iter().map(|rule| rule.to_string().len()).sum();
+    if bytes > MAX_FILTER_BYTES {
+        let text = format!("rules have {bytes} bytes, and at most {MAX_FILTER_BYTES}: use groups");
+        complaints.push(Complaint::new(&section.at, text));
+    }
     let of_server = |setting: &&Setting| kind.key(&setting.key).is_some_and(Key::is_of_server);
     if settings.mode == Mode::Client {
         complaints.extend(section.settings.iter().filter(of_server).map(

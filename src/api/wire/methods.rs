@@ -13,9 +13,9 @@ use super::interface::{methods, structs};
 #[cfg(test)]
 use super::tests::{Fields, Varlink, body, item, lines, method, named};
 use super::types::{
-    Address, Change, Clients, ConfigEntry, ConfigKey, Degradation, DropReason, EntryKeys, Event,
-    Finding, GroupPort, Instruction, LiveKeys, Mirror, Packet, Plug, Port, Ring, Sandbox, Session,
-    Socket, Step, TapWrites, Unconfirmed, Worker,
+    Address, Change, Clients, ConfigEntry, ConfigKey, Connection, Degradation, DropReason,
+    EntryKeys, Event, Filter, Finding, GroupPort, Instruction, LiveKeys, Mirror, Packet, Plug,
+    Port, Ring, Sandbox, Session, Socket, Step, TapWrites, Unconfirmed, Worker,
 };
 
 /// Description of a method.
@@ -87,19 +87,20 @@ methods! {
         port: Port,
     }
     /// Adds an entry of this kind: a port for a virtual machine, unless another is given. The other
-    /// parameters are the keys of vioswitchd's --port, --tap, --stream or --mirror. Without socket
-    /// that of a port or stream is NAME.sock beside the control socket. A path begins with "/".
-    /// may_exist accepts an existing entry with the same settings. The answer has the path of the
-    /// socket, unless that is an inherited descriptor, and no number of a mirror. The entry stays
-    /// until Delete. A transient entry, and each entry without a state_dir, ends with the process.
-    /// A mirror copies frames of port from to port to, which then takes part in no forwarding.
+    /// parameters are the keys of vioswitchd's --port, --tap, --stream, --mirror, --filter or
+    /// --group. Without socket that of a port or stream is NAME.sock beside the control socket. A
+    /// path begins with "/". may_exist accepts an existing entry with the same settings. The answer
+    /// has the path of the socket, unless that is an inherited descriptor, and the number of a
+    /// port. The entry stays until Delete. A transient entry, and each entry without a state_dir,
+    /// ends with the process. A mirror copies frames of port from to port to, which then takes part
+    /// in no forwarding.
     [admin] Add {
         kind?: String as EntryKind, may_exist?: bool, transient?: bool,
         #[serde(flatten)] keys: EntryKeys,
     } -> Added { number?: u16, socket?: String }
-    /// Changes settings of a port, TAP or stream, all or none: the given settings, and the keys in
-    /// unset, which get their defaults. Answers the changes, and when each change takes effect. A
-    /// socket cannot be changed. mtu is set on the interface of a TAP. At a port of the
+    /// Changes settings of an entry other than a mirror, all or none: the given settings, and the
+    /// keys in unset, which get their defaults. Answers the changes, and when each change takes
+    /// effect. A socket cannot be changed. mtu is set on the interface of a TAP. At a port of the
     /// configuration the change stays until Reset, beside later configurations too.
     [admin] Set {
         kind?: String as EntryKind, unset?: Vec<String>, #[serde(flatten)] keys: LiveKeys,
@@ -108,13 +109,21 @@ methods! {
     /// what is kept of the name without effect.
     [admin] Reset { name: String } -> WasReset { changes: Vec<Change> }
     /// Deletes a port, TAP or stream: its front-end is disconnected, its socket or interface
-    /// removed, its addresses forgotten. With a kind an entry of another one is refused; a mirror
-    /// is deleted only with its kind. The deletion of an entry of the configuration lasts until
-    /// Reset. in_progress: what served the port did not end within 2 s; the removal
-    /// continues, and the port is listed until it is gone.
+    /// removed, its addresses forgotten. With a kind an entry of another one is refused; a mirror,
+    /// filter or group is deleted only with its kind, and not while another entry names it. The
+    /// deletion of an entry of the configuration lasts until Reset. in_progress: what served the
+    /// port did not end within 2 s; the removal continues, and the port is listed until it is gone.
     [admin] Delete { name: String, kind?: String as EntryKind } -> Deleted { in_progress?: bool }
     /// All mirrors, by name.
     ListMirrors {} -> Mirrors { mirrors: Vec<Mirror> }
+    /// All filters, or the filter of this name, one in each reply: call the method with "more". The
+    /// counts of rules are of all ports together, or of port.
+    [more] ListFilters { name?: String, port?: String } -> Filters { filters: Vec<Filter> }
+    /// The connections of ports with a filter, or of one port, in no order, some in each reply:
+    /// call the method with "more".
+    [more] ListConnections { port?: String } -> Connections { connections: Vec<Connection> }
+    /// Ends the connections of a port, or all: the next packet of each meets the rules.
+    [admin] FlushConnections { port?: String } -> ConnectionsEnded { ended: u64 }
     /// The threads of the data path.
     GetWorkers {} -> Workers { cycles_per_second: u64, workers: Vec<Worker> }
     /// All reasons for a drop.

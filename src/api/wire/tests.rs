@@ -86,7 +86,8 @@ impl<T: Varlink> Varlink for BTreeMap<String, T> {
 }
 
 fn is_live(key: &Key) -> bool {
-    let mut all = Kind::PORTS.iter().flat_map(|kind| kind.live_keys());
+    let kinds = Kind::NAMED.iter().filter(|kind| **kind != Kind::Mirror);
+    let mut all = kinds.flat_map(|kind| kind.live_keys());
     all.any(|live| live.name == key.name)
 }
 
@@ -166,7 +167,7 @@ fn description() -> String {
         /// Kind of a port: for a virtual machine, a TAP interface of the host, an interface that
         /// bypasses the host's network stack, or a process at the other end of a stream.
         Kind = Kind::PORTS.map(Kind::word);
-        /// Kind of an entry: a port of a kind, or a mirror.
+        /// Kind of an entry: a port of a kind, a mirror, a filter, or a group of addresses.
         EntryKind = Kind::NAMED.map(Kind::word);
         /// Origin of a port: the configuration, which is files and the command line; Add, to stay
         /// or for as long as the process; or a socket in the directory of ports by plug.

@@ -122,6 +122,26 @@ structs! { answered [serde(default)]
         name: String, from: String, to: String, dir: String, vlan?: u16, snaplen?: u32,
         origin: String as Origin, active: bool, copies: u64, lost: u64,
     }
+    /// A filter. ports: ports that name the filter. defaults: what matched no rule, on its way in
+    /// and out, at ports whose default this filter states, or that name the filter first and have
+    /// no default.
+    Filter {
+        name: String, origin: String as Origin, default_in: Option<String>,
+        default_out: Option<String>, ports: Vec<String>, rules: Vec<FilterRule>,
+        defaults: Vec<FilterRule>,
+    }
+    /// A rule with the frames that the rule decided about, frames of its connections included, and
+    /// the connections that began by the rule, since the filter of the port last changed.
+    FilterRule { rule: String, frames: u64, bytes: u64, connections: u64 }
+    /// A connection of a port. local: the end behind the port. id: of queries of ICMP. outgoing:
+    /// the local end sent the first packet. seconds: until the connection times out. filter and
+    /// rule, from 1: by which the connection began, unless the filter has changed since; without
+    /// rule by the default.
+    Connection {
+        port: String, vlan?: u16, protocol: String, local: String, local_port?: u16,
+        remote: String, remote_port?: u16, id?: u16, outgoing: bool, state: String,
+        replied: bool, seconds: u64, filter?: String, rule?: u64,
+    }
     /// A port that gets frames of multicast groups. role: querier, router, which gets frames of all
     /// groups, or member. bridge, vlan: bridge and VLAN of the groups, unless they are in the
     /// default bridge and in no VLAN. group: of a member; protocol: igmp or mld, of a querier. age:

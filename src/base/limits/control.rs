@@ -3,8 +3,8 @@
 // --- Control socket -----------------------------------------------------------------------
 
 /// Bytes of one message of a client, without the final zero byte. The longest useful message adds a
-/// port with 64 addresses and has 2 KiB.
-pub const CONTROL_MESSAGE_BYTES: usize = 64 << 10;
+/// group of 4,096 IPv6 addresses and has 170 KiB.
+pub const CONTROL_MESSAGE_BYTES: usize = 256 << 10;
 
 /// Clients at a time: people, a monitoring system, a script for each VM that starts. The switch
 /// closes further clients at once, with a count.
@@ -20,8 +20,9 @@ pub const CONTROL_KEPT_FOR_ADMINS: usize = 4;
 /// Time for a whole message, as for messages of front-ends.
 pub const CONTROL_MESSAGE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// Bytes of unread replies; the switch closes a client with more.
-pub const CONTROL_UNREAD_BYTES: usize = 256 << 10;
+/// Bytes of unread replies; the switch closes a client with more. A change of all rules of a filter
+/// is twice [`MAX_FILTER_BYTES`](super::filter::MAX_FILTER_BYTES).
+pub const CONTROL_UNREAD_BYTES: usize = 1 << 20;
 
 /// Tuning: bytes of unread replies up to which the switch makes the next part of a reply.
 pub const CONTROL_STREAM_BYTES: usize = 64 << 10;
@@ -42,6 +43,9 @@ pub const CONTROL_PORTS_A_REPLY: usize = 16;
 
 /// Tuning: addresses in one part of a reply, about 60 bytes each.
 pub const CONTROL_ADDRESSES_A_REPLY: usize = 256;
+
+/// Tuning: places of the table of connections that one part of a reply looks at.
+pub const CONTROL_SLOTS_A_REPLY: usize = 64 << 10;
 
 /// Tuning: reasons shown why the switch is degraded; each port may have a reason.
 pub const CONTROL_SHOWN_REASONS: usize = 16;

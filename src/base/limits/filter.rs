@@ -12,6 +12,9 @@ pub const MAX_PORT_FILTERS: usize = 8;
 /// Bytes of a rule's text, so that an error can quote the rule.
 pub const MAX_RULE_BYTES: usize = 1_024;
 
+/// Bytes of all rules of a filter, so that a message and a reply can have a filter.
+pub const MAX_FILTER_BYTES: usize = 192 << 10;
+
 /// Items of one list in a rule. Longer lists of addresses are groups.
 pub const MAX_RULE_ITEMS: usize = 64;
 

@@ -1,10 +1,11 @@
 //! All facts about a switch and its host that the doctor judges. `gather` and its neighbours
-//! read the facts; `of_switch`, `of_guest` and `of_uplink` find the faults.
+//! read the facts; `of_switch`, `of_filters`, `of_guest` and `of_uplink` find the faults.
 
 use std::collections::BTreeMap;
 
 use api::wire::{self, Finding, PortDetails, Status};
 
+use crate::filters::check;
 use crate::links::{self, Link, Qdisc};
 use crate::qemu::Item;
 
@@ -19,6 +20,8 @@ pub struct Facts {
     pub ports: Vec<Port>,
     /// Findings of the switch itself.
     pub findings: Vec<Finding>,
+    /// Faults of filters.
+    pub(crate) filters: Vec<check::Fault>,
     /// Steps of a reload, or the reason why the files cannot be read.
     pub reload: Option<Result<Vec<wire::Step>, String>>,
     pub daemon: Daemon,

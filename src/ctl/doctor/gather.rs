@@ -7,6 +7,7 @@ use super::facts::{Facts, Port};
 use super::{firewall, is_about, links, peers, processes};
 use crate::client::Client;
 use crate::failure::Failure;
+use crate::filters::check;
 use crate::look;
 
 /// Returns all facts; with `only`, of all ports only the facts of the port `only`.
@@ -43,6 +44,8 @@ fn ask_switch(client: &mut Client, only: Option<&str>, facts: &mut Facts) -> Res
         None => look::ports(client)?.into_iter().map(|port| port.name).collect(),
     };
     let entries = client.list(&GetConfig {}, |part| part.entries)?;
+    facts.filters = check::faults(&check::settings(&entries));
+    facts.filters.retain(|fault| only.is_none_or(|name| fault.is_about(name)));
     for name in names {
         let details = match client.call(&GetPortDetails { name: name.clone() }) {
             Ok(details) => details,

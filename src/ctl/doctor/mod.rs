@@ -3,13 +3,14 @@
 //!
 //! The switch itself finds the faults that the switch can know (`GetFindings`); the doctor adds the
 //! faults that only the host shows. `gather` and its neighbours read facts, and change nothing;
-//! `of_switch`, `of_guest` and `of_uplink` judge the facts, and read nothing. A finding has a code,
-//! which does not change in later versions.
+//! `of_switch`, `of_filters`, `of_guest` and `of_uplink` judge the facts, and read nothing. A
+//! finding has a code, which does not change in later versions.
 
 mod facts;
 mod firewall;
 mod gather;
 mod links;
+mod of_filters;
 mod of_guest;
 mod of_switch;
 mod of_uplink;
@@ -106,6 +107,7 @@ impl Findings {
 fn judge(facts: &Facts) -> Vec<Finding> {
     let mut findings = Findings(facts.findings.clone());
     of_switch::judge(facts, &mut findings);
+    of_filters::judge(facts, &mut findings);
     for port in &facts.ports {
         if port.is_tap() {
             of_uplink::judge(port, facts, &mut findings);

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::facts::{Daemon, Ended, Facts, Forward, Host, Peer, Port, Process, Step, Unit};
 use super::*;
+use crate::filters::check;
 use crate::links::Link;
 use crate::qemu;
 
@@ -121,7 +122,7 @@ fn memory(facts: &mut Facts) -> &mut Vec<Region> {
 
 type Fault = (&'static str, fn(&mut Facts));
 
-const OF_SWITCH: [Fault; 8] = [
+const OF_SWITCH: [Fault; 9] = [
     ("version-differs", |facts| facts.status.version = "0.9".to_owned()),
     ("program-replaced", |facts| facts.daemon.replaced = true),
     ("config-bad", |facts| facts.reload = Some(Err("line 3".to_owned()))),
@@ -136,6 +137,15 @@ const OF_SWITCH: [Fault; 8] = [
         facts.daemon.unit.as_mut().expect("a unit").overrides.push("/etc/x.conf".to_owned());
     }),
     ("worker-starved", |facts| facts.daemon.waits[0].1 = 30),
+    ("filter-at-odds", |facts| {
+        facts.filters.push(check::Fault {
+            name: "web".to_owned(),
+            ports: vec!["vm1".to_owned()],
+            drops: false,
+            cause: "rule 2 never matches".to_owned(),
+            command: "vioswitchctl filter show web".to_owned(),
+        });
+    }),
 ];
 
 const OF_GUEST: [Fault; 12] = [
@@ -438,6 +448,7 @@ fn every_code_has_a_fault_that_is_made() {
     let tests = [
         include_str!("../../../tests/process/control/doctor.rs"),
         include_str!("../../../tests/process/control/doctor_peers.rs"),
+        include_str!("../../../tests/process/control/filters.rs"),
         include_str!("../../../tests/process/control/findings.rs"),
         include_str!("../../../tests/process/control/kept.rs"),
         include_str!("../../../tests/process/control/tenants.rs"),

@@ -1,4 +1,4 @@
-//! Adds, changes and deletes ports, TAPs, streams and mirrors for clients.
+//! Adds, changes and deletes ports, TAPs, streams, mirrors, filters and groups for clients.
 
 use super::adding::{AddWait, Wanted};
 use super::connection::Caller;
@@ -27,20 +27,21 @@ impl Switch {
         let wanted = Settings::parse(kind, given).map_err(|wrong| values.fault(wrong))?;
         check_endpoint(&wanted, &values)?;
         self.check_worker(&wanted, &values)?;
-        self.check_filters(&wanted, &values)?;
+        self.check_filters(&wanted)?;
         self.tell("adds", &name, caller);
         let (mirror, has_socket) = (wanted.mirror(), wanted.socket.is_some());
+        let is_port = wanted.kind.is_port();
         let new = match transient {
             Some(true) => NewPort::Transient(wanted),
             _ => NewPort::Kept(wanted),
         };
-        if let Some(mirror) = mirror {
+        if !is_port {
             let exists = self.daemon().desired().get(&name).is_some();
-            if !exists {
+            if let Some(mirror) = mirror.filter(|_| !exists) {
                 self.named(&mirror.from)?;
                 self.named(&mirror.to)?;
             }
-            let added = self.daemon().add_mirror(&new).map(|()| None);
+            let added = self.daemon().add_entry(&new).map(|()| None);
             let wanted = Wanted { new, may_exist, any_socket: false };
             return self.added(&wanted, added).map(|added| Answer::reply(&added));
         }
@@ -58,7 +59,7 @@ impl Switch {
         self.added(&wanted, added.map(Some)).map(|added| Answer::reply(&added))
     }
 
-    /// Returns the answer to `Add`, with the number of the port; a mirror has no number.
+    /// Returns the answer to `Add`, with the number of the port; other entries have no number.
     pub(super) fn added(
         &self,
         Wanted { new, may_exist, any_socket }: &Wanted,
@@ -87,10 +88,13 @@ impl Switch {
         let unset: Vec<String> = unset.collect();
         let (name, given, values) = settings(keys.0)?;
         let entry = self.daemon().desired().get(&name).cloned();
-        let there = entry.ok_or_else(|| self.fault(&name, &PortError::NoSuchPort))?.settings;
-        if there.kind != kind {
-            return Err(Fault::refused(&format!("{name:?} is a {}", there.kind)));
-        }
+        let there = match entry {
+            Some(Entry { settings, .. }) if settings.kind == kind => settings,
+            Some(Entry { settings, .. }) => {
+                return Err(Fault::refused(&format!("{name:?} is a {}", settings.kind)));
+            }
+            None => return Err(self.no_such(kind, &name)),
+        };
         if there.fd.is_some() {
             // Neither a file nor the kept changes could name the inherited descriptor again.
             return Err(Fault::refused(&format!(
@@ -114,7 +118,7 @@ impl Switch {
         }
         let wanted = Settings::parse(kind, all).map_err(|wrong| values.fault(wrong))?;
         self.check_worker(&wanted, &values)?;
-        self.check_filters(&wanted, &values)?;
+        self.check_filters(&wanted)?;
         self.tell("changes", &name, caller);
         let changed = self.daemon().set(&there, &wanted);
         match changed {
@@ -123,19 +127,17 @@ impl Switch {
         }
     }
 
-    /// Returns an error if a filter that a port names does not exist.
-    fn check_filters(&self, wanted: &Settings, values: &Values) -> Result<(), Fault> {
+    /// Returns an error if a filter that a port names, or a group that a rule names, does not
+    /// exist.
+    fn check_filters(&self, wanted: &Settings) -> Result<(), Fault> {
         let daemon = self.daemon();
-        let is_there = |name: &str| {
+        let is_there = |(kind, name): &(Kind, String)| {
             let entry = daemon.desired().get(name);
-            entry.is_some_and(|entry| entry.settings.kind == Kind::Filter)
+            entry.is_some_and(|entry| entry.settings.kind == *kind)
         };
-        match wanted.filter_names().iter().find(|name| !is_there(name)) {
+        match wanted.wanted_filters().iter().find(|one| !is_there(one)) {
             None => Ok(()),
-            Some(name) => {
-                let text = format!("there is no filter '{name}'");
-                Err(values.fault(Wrong { key: "filter".to_owned(), text }))
-            }
+            Some((kind, name)) => Err(Fault::refused(&format!("there is no {kind} '{name}'"))),
         }
     }
 
@@ -166,17 +168,17 @@ impl Switch {
     fn restore(&self, name: &str) -> Result<Answer, Fault> {
         let entry = self.daemon().desired().configured(name).cloned();
         let entry = entry.ok_or_else(|| self.fault(name, &PortError::NoSuchPort))?;
-        let (is_mirror, has_socket) =
-            (entry.settings.kind == Kind::Mirror, entry.settings.socket.is_some());
+        let (is_port, has_socket) =
+            (entry.settings.kind.is_port(), entry.settings.socket.is_some());
         let new = NewPort::Configured(Box::new(entry));
         if has_socket {
             let wanted = Wanted { new, may_exist: false, any_socket: false };
             let mut wait = AddWait::new(wanted, self);
             return Ok(Answer::parts(move |switch| wait.part(switch)));
         }
-        let restored = match is_mirror {
-            true => self.daemon().add_mirror(&new),
-            false => self.daemon().add(&new).map(drop).map_err(PortError::with_holder),
+        let restored = match is_port {
+            true => self.daemon().add(&new).map(drop).map_err(PortError::with_holder),
+            false => self.daemon().add_entry(&new),
         };
         restored.map_err(|error| self.fault(name, &error))?;
         Ok(Answer::reply(&WasReset::default()))
@@ -198,18 +200,12 @@ impl Switch {
         let (of_any, wanted) = (kind.is_none(), named(kind)?);
         let mut daemon = self.daemon();
         match daemon.desired().get(&name).map(|entry| entry.settings.kind) {
-            Some(is @ (Kind::Filter | Kind::Group)) => {
-                let text = format!("'{name}' is a {is} of a file: change the file and reload it");
-                return Err(Fault::refused(&text));
-            }
-            Some(is) if is != wanted && (is == Kind::Mirror || !of_any) => {
+            Some(is) if is != wanted && (!is.is_port() || !of_any) => {
                 let text =
                     format!("'{name}' is a {is}, not a {wanted}: {is} del {name} deletes it");
                 return Err(Fault::refused(&text));
             }
-            None if wanted == Kind::Mirror => {
-                return Err(Fault::refused("there is no mirror of this name"));
-            }
+            None if !wanted.is_port() => return Err(self.no_such(wanted, &name)),
             _ => {}
         }
         self.tell("removes", &name, caller);
@@ -219,12 +215,20 @@ impl Switch {
         Ok(Answer::Removal(clip(&name), removal))
     }
 
+    /// Returns the error that no entry of a kind has this name.
+    fn no_such(&self, kind: Kind, name: &str) -> Fault {
+        match kind.is_port() {
+            true => self.fault(name, &PortError::NoSuchPort),
+            false => Fault::refused(&format!("there is no {kind} '{}'", clip(name))),
+        }
+    }
+
     /// Returns the answer for an existing entry of this name, or an error if its settings are not
     /// the wanted settings. If the client named no socket, the entry may have any socket.
     fn same(&self, name: &str, wanted: &Settings, any_socket: bool) -> Result<Added, Fault> {
         let number = self.daemon().ports().named(name).map(|port| port.id);
         let entry = self.daemon().desired().get(name).cloned();
-        let is_there = |entry: &Entry| number.is_some() || entry.settings.kind == Kind::Mirror;
+        let is_there = |entry: &Entry| number.is_some() || !entry.settings.kind.is_port();
         let Some(entry) = entry.filter(is_there) else {
             return Err(self.fault(name, &PortError::NoSuchPort));
         };
@@ -237,7 +241,7 @@ impl Switch {
         if differences.is_empty() {
             return Ok(reply(number, &entry.settings));
         }
-        let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "none".to_owned());
+        let value = |value: &Option<String>| value.as_deref().map_or("none".to_owned(), clip);
         let told = differences.iter().map(|Difference { key, from, to, .. }| {
             format!("{key} is {}, not {}", value(from), value(to))
         });
@@ -247,7 +251,8 @@ impl Switch {
     }
 }
 
-/// Returns the answer to `Add`: the port's number and the path of its socket, which a mirror lacks.
+/// Returns the answer to `Add`: the port's number and the path of its socket, which other entries
+/// lack.
 fn reply(number: Option<PortId>, settings: &Settings) -> Added {
     let socket = settings.socket.as_ref().map(|path| path.to_string_lossy().into_owned());
     Added { number, socket }
@@ -257,7 +262,8 @@ fn reply(number: Option<PortId>, settings: &Settings) -> Added {
 fn named(kind: Option<String>) -> Result<Kind, Fault> {
     let word = kind.unwrap_or_else(|| Kind::Port.word().to_owned());
     Kind::of_word(&word).ok_or_else(|| {
-        wrong("kind", "kind must be vm, tap, xdp, stream or mirror".to_owned(), &word)
+        let text = "kind must be vm, tap, xdp, stream, mirror, filter or group".to_owned();
+        wrong("kind", text, &word)
     })
 }
 

@@ -215,6 +215,9 @@ impl Switch {
             Request::Reset(given) => self.reset(given, caller)?,
             Request::Delete(given) => self.delete(given, caller)?,
             Request::ListMirrors(_) => Answer::reply(&self.mirrors()),
+            Request::ListFilters(given) => self.filters(&given)?,
+            Request::ListConnections(given) => self.connections(&given)?,
+            Request::FlushConnections(given) => Answer::reply(&self.flush_connections(&given)?),
             Request::AddAddress(given) => Answer::reply(&self.add_address(&given, caller)?),
             Request::DeleteAddress(given) => Answer::reply(&self.delete_address(&given, caller)?),
             Request::FlushAddresses(given) => {

@@ -7,7 +7,8 @@
 //! * `message` calls and answers, whose content is in [`api::wire`];
 //! * `methods` the work of each method; `show` ports, workers and addresses as clients see them;
 //! * `parts` answers of several parts;
-//! * `addresses` static addresses; `groups` multicast groups; `mirrors` mirrors;
+//! * `addresses` static addresses; `groups` multicast groups; `mirrors` mirrors; `filters` filters
+//!   and connections;
 //! * `changes` ports that are added, changed and deleted; `adding` the wait for a new port's
 //!   socket;
 //! * `details` all details of one port;
@@ -33,6 +34,7 @@ mod changes;
 mod connection;
 mod details;
 mod events;
+mod filters;
 mod findings;
 mod frames;
 mod groups;

@@ -8,7 +8,7 @@ use serde_json::{Number, Value};
 use api::config::{KEYS, Value as Given, Wrong};
 use api::wire::{Fault, Parameters};
 use base::frame::MacAddr;
-use base::limits::MAX_STATIC_MACS;
+use base::limits::MAX_GROUP_ADDRESSES;
 
 /// Returns the error about a parameter with an invalid value.
 pub fn wrong(key: &str, text: String, value: &str) -> Fault {
@@ -75,7 +75,7 @@ pub fn settings(parameters: Parameters) -> Result<(String, Settings, Values), Fa
         let key = key.replace('_', "-");
         match value {
             Value::Null => {}
-            Value::Array(items) if is_list(&key) && items.len() <= 2 * MAX_STATIC_MACS => {
+            Value::Array(items) if is_list(&key) && items.len() <= 2 * MAX_GROUP_ADDRESSES => {
                 settings.extend(items.iter().map(|item| (key.clone(), given(item))));
             }
             value => settings.push((key, given(value))),

@@ -11,6 +11,7 @@ use super::connection::{Closed, Connection, Idle};
 use super::message;
 use super::methods::Switch;
 use api::wire::{self, Fault};
+use base::limits::CONTROL_STREAM_BYTES;
 use sys::blocking::{NotBegun, Task};
 
 /// An answer of several parts: each call makes the next part.
@@ -20,11 +21,27 @@ pub type Stream = Box<dyn FnMut(&Switch) -> Result<Part, Fault>>;
 pub fn list<T: 'static, A: Serialize>(
     items: Vec<T>,
     most: usize,
+    answer: impl FnMut(&Switch, Vec<T>) -> A + 'static,
+) -> Stream {
+    list_by_size(items, most, |_| 0, answer)
+}
+
+/// Returns an answer that is a list, with at most `most` items in each part. A part ends when its
+/// items have [`CONTROL_STREAM_BYTES`] together.
+pub(crate) fn list_by_size<T: 'static, A: Serialize>(
+    items: Vec<T>,
+    most: usize,
+    size: fn(&T) -> usize,
     mut answer: impl FnMut(&Switch, Vec<T>) -> A + 'static,
 ) -> Stream {
     let mut left = items.into_iter();
     Box::new(move |switch| {
-        let part = left.by_ref().take(most).collect();
+        let (mut part, mut bytes) = (Vec::new(), 0);
+        while part.len() < most && bytes < CONTROL_STREAM_BYTES {
+            let Some(item) = left.next() else { break };
+            bytes += size(&item);
+            part.push(item);
+        }
         Ok(Part::reply(&answer(switch, part), left.len() > 0))
     })
 }

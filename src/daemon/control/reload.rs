@@ -10,7 +10,7 @@ use super::changes::change;
 use super::connection::Caller;
 use super::methods::{Answer, Switch};
 use super::parameters::number;
-use super::parts::{Part, Stream, found, list};
+use super::parts::{Part, Stream, found, list_by_size};
 use crate::{Busy, Confirm, Step, summary};
 use api::config::{Entry, Origin};
 use api::wire::{
@@ -39,6 +39,18 @@ fn some<T: Serialize>(all: impl Iterator<Item = T>) -> Vec<T> {
 pub(super) fn keys(words: impl IntoIterator<Item = (&'static str, Vec<String>)>) -> Vec<ConfigKey> {
     let set = words.into_iter().filter(|(_, values)| !values.is_empty());
     set.map(|(key, values)| ConfigKey { key: key.to_owned(), values }).collect()
+}
+
+/// Returns the bytes of an entry's values.
+fn entry_bytes(entry: &ConfigEntry) -> usize {
+    entry.keys.iter().flat_map(|key| &key.values).map(String::len).sum()
+}
+
+/// Returns the bytes of the values that a step changes.
+fn step_bytes(step: &Step) -> usize {
+    let Step::Change(_, changes) = step else { return 0 };
+    let values = changes.iter().flat_map(|change| [&change.from, &change.to]);
+    values.flatten().map(String::len).sum()
 }
 
 fn busy(busy: Busy) -> Fault {
@@ -72,7 +84,7 @@ impl Switch {
             ConfigEntries { entries, switch, template: template.flatten() }
         };
         let all = entries.chain(deleted).chain(unused).collect();
-        Answer::Stream(list(all, CONTROL_PORTS_A_REPLY, answer))
+        Answer::Stream(list_by_size(all, CONTROL_PORTS_A_REPLY, entry_bytes, answer))
     }
 
     /// Returns the absolute path of the file that the switch was started with.
@@ -100,9 +112,10 @@ impl Switch {
             }
             let Some(steps) = found(&begun)? else { return Ok(Part::Later(None)) };
             let steps = steps.map_err(|errors| Fault::bad_config(&errors))?;
-            told.insert(list(steps, CONTROL_PORTS_A_REPLY, |switch, steps: Vec<Step>| Steps {
+            let answer = |switch: &Switch, steps: Vec<Step>| Steps {
                 steps: steps.iter().map(|step| switch.step(step)).collect(),
-            }))(switch)
+            };
+            told.insert(list_by_size(steps, CONTROL_PORTS_A_REPLY, step_bytes, answer))(switch)
         }))
     }
 

@@ -20,6 +20,7 @@ mod dump;
 mod hash;
 mod key;
 mod listing;
+mod page;
 mod quota;
 mod slots;
 mod state;

@@ -19,7 +19,7 @@ use testkit::{rounds, skip};
 use super::{ADMIN, Client, INTERFACE, LOST, Lab, VIEWER, clients_of, is_root};
 use crate::lab::Process;
 
-const MESSAGE_BYTES: usize = 64 << 10;
+const MESSAGE_BYTES: usize = 256 << 10;
 const PLACES: usize = 32;
 const FOR_ROOT: usize = 4;
 const FOR_ADMINS: usize = 4;

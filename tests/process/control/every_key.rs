@@ -27,6 +27,7 @@ const COMMON: Keys = &[
     ("burst-out", "128kib"),
     ("storm", "bcast:1kpps"),
     ("pass", "lldp"),
+    ("filter", "web"),
     ("bridge", "blue"),
     ("vlan", "10"),
     ("label", "seven"),
@@ -150,6 +151,7 @@ fn check(lab: &Lab, kind: Kind, name: &str, keys: &[(&str, &str)]) {
 
 /// Adds both ports of a kind, and looks at them.
 fn add(lab: &Lab, kind: Kind) {
+    lab.done(&["filter", "add", "web", "--may-exist"]);
     let mut tried = BTreeSet::from(["name"]);
     for (keys, more) in ports(kind).iter().zip(["a", "b"]) {
         let name = format!("{}-{more}", kind.name());
@@ -223,6 +225,33 @@ fn each_key_of_a_mirror_is_told_everywhere() {
 }
 
 #[test]
+fn each_key_of_a_filter_and_of_a_group_is_told() {
+    let lab = Lab::new(1, &[]);
+    const GROUP: Keys = &[("addresses", "10.0.0.53"), ("ports", "p0")];
+    const FILTER: Keys = &[
+        ("default-in", "drop"),
+        ("default-out", "reject"),
+        ("rules", "in accept udp from group:dns port 53 log"),
+    ];
+    for (kind, keys) in [(Kind::Group, GROUP), (Kind::Filter, FILTER)] {
+        let name = if kind == Kind::Group { "dns" } else { "web" };
+        let given: Vec<String> = keys.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let given: Vec<&str> = given.iter().map(String::as_str).collect();
+        lab.done(&[&[kind.name(), "add", name], &given[..]].concat());
+        let shown = lab.done(&[kind.name(), "show", name]);
+        let config = entry(&lab.done(&["config", "show"]), kind, name);
+        for (key, value) in keys {
+            assert_ne!(kind.key(key).expect(key).default(kind), *value);
+            assert!(shown.contains(value), "{key}: {shown}");
+            assert_eq!(in_lines(&config, key, " = "), *value, "{key}: {config}");
+        }
+        let tried = keys.iter().map(|(key, _)| *key).chain(["name"]);
+        assert_eq!(tried.collect::<BTreeSet<_>>(), kind.keys().map(|key| key.name).collect());
+    }
+    lab.d.stop();
+}
+
+#[test]
 fn each_key_of_the_template_is_told() {
     let etc = Dir::new();
     let [first, second] = ports(Kind::Port);
@@ -243,7 +272,8 @@ fn each_key_of_the_template_is_told() {
         let file = etc.path().join("vioswitch.toml");
         let plug = etc.path().join("plug");
         fs::create_dir_all(&plug).expect("a directory");
-        let text = format!("plug = \"{}\"\n[template.plug]\n{lines}", plug.display());
+        let filter = "[[filter]]\nname = \"web\"\n";
+        let text = format!("plug = \"{}\"\n{filter}[template.plug]\n{lines}", plug.display());
         fs::write(&file, text).expect("write");
         let lab = Lab::new(1, &[&format!("--config={}", file.display())]);
         let told = lab.json(&["status"])["plug"]["keys"].clone();

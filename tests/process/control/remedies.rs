@@ -40,6 +40,7 @@ fn filled(command: &str) -> String {
         Some(value) => value.to_owned(),
         None => match word.split_once('=') {
             Some(("mac", "ADDRESS")) => "mac=02:00:00:00:00:99".to_owned(),
+            Some(("addresses", "ADDRESS")) => "addresses=192.0.2.1".to_owned(),
             Some(("trunk" | "native", "LIST" | "VLAN")) => {
                 word.replace("LIST", "10").replace("VLAN", "10")
             }
@@ -143,6 +144,8 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("vioswitchd --cpus LIST", "parsed only: CPUs of its own are the host's"),
     ("vioswitchctl --control {other} doctor", "another switch of this user, whose path is any"),
     ("vioswitchctl port reset {name}", "control::kept"),
+    ("vioswitchctl filter add {name} default-in", "parsed only: a file that lost a filter"),
+    ("vioswitchctl group add {name} addresses=", "parsed only: a file that lost a group"),
     ("vioswitchctl config show shows what is kept", "control::kept"),
     ("systemctl restart vioswitchd; and report", "process::sandbox::told"),
     // Errors that need another host, another version, or a moment.

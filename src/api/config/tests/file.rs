@@ -20,6 +20,31 @@ fn assert_file_error(content: &str, expected: &str) {
 }
 
 #[test]
+fn filters_and_groups_that_are_named_exist_and_fit() {
+    let told = |content: &str| {
+        let error = with_file(content, &[]).expect_err(content);
+        assert_eq!(error.lines.len(), 1, "{error:?}");
+        error.lines[0].clone()
+    };
+    let port = "[[port]]\nname = 'a'\nsocket = '/a'\nfilter = 'web,base'\n";
+    let web = "[[filter]]\nname = 'web'\nrules = ['in accept tcp from group:dns']\n";
+    let text = told(&format!("{port}{web}[[group]]\nname = 'dns'\n"));
+    assert!(text.contains("there is no filter 'base'"), "{text}");
+    let text = told(web);
+    assert!(text.contains("there is no group 'dns'"), "{text}");
+    let text = told("plug = '/run'\n[template.plug]\nfilter = 'base'\n");
+    assert!(text.contains("there is no filter 'base'"), "{text}");
+    let rules = "'in accept tcp',".repeat(limits::MAX_FILTER_RULES);
+    let filter = |n: usize| format!("[[filter]]\nname = 'f{n}'\nrules = [{rules}]\n");
+    let all = (0..5).map(filter).collect::<String>();
+    let port =
+        |names: &str| format!("{all}[[port]]\nname = 'a'\nsocket = '/a'\nfilter = '{names}'\n");
+    let text = told(&port("f0,f1,f2,f3,f4"));
+    assert!(text.contains("filter 'f0,f1,f2,f3,f4': too many rules"), "{text}");
+    good_file(&port("f0,f1,f2,f3"), &[]);
+}
+
+#[test]
 fn each_error_of_a_file_has_its_line() {
     let content = "\
 workers = 999

@@ -31,28 +31,27 @@ pub struct Connection {
 impl Connections {
     /// Returns the connections of one port, or of all, that have not timed out, unsorted.
     pub fn entries(&self, port: Option<u16>, now: Tick) -> Vec<Connection> {
-        let mut entries = Vec::new();
-        for slot in 0..self.slots.len() {
-            let word = self.slots.word(slot);
-            if !word.is_used() || word.is_expired(now) {
-                continue;
-            }
-            let Some((key, owner)) = self.slots.entry(slot, word) else { continue };
-            if port.is_none_or(|port| port == key.port()) {
-                let left = word.deadline().to_bits().saturating_sub(now.to_bits());
-                entries.push(Connection {
-                    parts: key.parts(),
-                    state: word.state(),
-                    seconds: left.div_ceil(Tick::ticks(1)),
-                    out: word.is_out(),
-                    replied: word.is_replied(),
-                    assured: word.is_assured(),
-                    rule: owner.rule,
-                    generation: owner.generation,
-                });
-            }
+        self.page(port, (0, usize::MAX, usize::MAX), now).0
+    }
+
+    /// Returns the connection of a slot, unless the connection has timed out.
+    pub(super) fn entry(&self, slot: usize, now: Tick) -> Option<Connection> {
+        let word = self.slots.word(slot);
+        if !word.is_used() || word.is_expired(now) {
+            return None;
         }
-        entries
+        let (key, owner) = self.slots.entry(slot, word)?;
+        let left = word.deadline().to_bits().saturating_sub(now.to_bits());
+        Some(Connection {
+            parts: key.parts(),
+            state: word.state(),
+            seconds: left.div_ceil(Tick::ticks(1)),
+            out: word.is_out(),
+            replied: word.is_replied(),
+            assured: word.is_assured(),
+            rule: owner.rule,
+            generation: owner.generation,
+        })
     }
 
     /// Removes connections that have timed out, in one step of a sweep over the table: `step`

@@ -55,7 +55,7 @@ pub fn commands(text: &str) -> Vec<String> {
 }
 
 /// Values for what the program fills in where the name alone says what that is.
-const VALUES: [(&str, &str); 25] = [
+const VALUES: [(&str, &str); 26] = [
     ("interface", "dummy9"),
     ("other", "dummy9"),
     ("nic", "dummy9"),
@@ -64,6 +64,7 @@ const VALUES: [(&str, &str); 25] = [
     ("bridge", "br9"),
     ("name", "vm9"),
     ("owner", "vm9"),
+    ("group", "vm9"),
     ("kind", "port"),
     ("noun", "port"),
     ("change", "mtu=1500"),

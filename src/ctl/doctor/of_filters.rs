@@ -1,0 +1,20 @@
+//! Faults of filters: rules that never match, groups without addresses, names that do not exist.
+
+use api::wire::{Finding, Level};
+
+use super::Findings;
+use super::facts::Facts;
+use crate::filters::check::Fault;
+
+pub(crate) fn judge(facts: &Facts, findings: &mut Findings) {
+    for Fault { name, ports, drops, cause, command } in &facts.filters {
+        findings.0.push(Finding {
+            level: if *drops { Level::Fail } else { Level::Warn },
+            code: "filter-at-odds".to_owned(),
+            port: Some(name.clone()),
+            with: ports.clone(),
+            cause: cause.clone(),
+            command: command.clone(),
+        });
+    }
+}
