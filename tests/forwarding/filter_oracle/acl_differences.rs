@@ -1,9 +1,7 @@
 //! Where filters differ from OVN's ACLs over the tracking of connections of Open vSwitch 3.1, and
 //! why.
 
-use super::differences::{
-    Case, Direction::Laxer, Direction::Stricter, Entry, MESSAGES, OTHER_CODE,
-};
+use super::differences::{Case, Direction::Laxer, Direction::Stricter, Entry, MESSAGES};
 use super::flows::{About, SENSELESS, What};
 use super::packets::{ACK, FIN, RST, SYN, URG};
 
@@ -24,7 +22,6 @@ impl Case<'_> {
 /// The first one that applies counts.
 pub const LIST: &[Entry] = &[
     MESSAGES,
-    OTHER_CODE,
     Entry {
         direction: Laxer,
         why: "Open vSwitch misses the connection of some errors of ICMPv6",
@@ -35,8 +32,31 @@ pub const LIST: &[Entry] = &[
     },
     Entry {
         direction: Laxer,
+        why: "a query of ICMP may have a code; Open vSwitch tracks none of those",
+        of: |case| {
+            let what = case.packet.event.what;
+            matches!(what, What::Request(code) | What::Reply(code) if code != 0)
+        },
+    },
+    Entry {
+        direction: Stricter,
+        why: "a SYN with ACK of the end that began is not of an open connection",
+        of: |case| case.has(SYN | ACK) && !case.is_second(),
+    },
+    Entry {
+        direction: Stricter,
+        why: "a reset before any answer removes the connection",
+        of: |case| case.is_reset_unanswered(),
+    },
+    Entry {
+        direction: Laxer,
         why: "the urgent flag is not looked at; Open vSwitch refuses it without ACK",
         of: |case| case.has(URG) && !case.has(ACK),
+    },
+    Entry {
+        direction: Stricter,
+        why: "urgent data in a SYN with ACK, or in a reset, has no meaning",
+        of: |case| case.has(URG) && (case.has(SYN) || case.has(RST)),
     },
     Entry {
         direction: Laxer,

@@ -2,7 +2,7 @@
 
 use super::flows::{Event, Flow, Packet, What};
 use super::nft::By;
-use super::packets::{ACK, Between, Cut, FIN, RST, SYN, URG};
+use super::packets::{ACK, Between, Cut, FIN, RST, SYN};
 use super::rules::Model;
 use Direction::{Laxer, Stricter};
 
@@ -69,13 +69,6 @@ impl Case<'_> {
         over.is_some_and(|at| !then || reopens(at))
     }
 
-    /// True if one end alone had spoken when the connection was reset.
-    pub fn is_reset_unanswered(&self) -> bool {
-        let past = self.past();
-        let reset = past.iter().position(|(_, flags)| flags & RST != 0);
-        reset.is_some_and(|at| past[..at].iter().all(|(first, _)| *first))
-    }
-
     /// True if a SYN began no connection behind the end of one.
     pub fn is_refused_again(&self) -> bool {
         let refused = |(event, by): &(Event, Option<By>)| {
@@ -84,15 +77,30 @@ impl Case<'_> {
         };
         self.is_over(false) && self.flow.past.iter().any(refused)
     }
+}
 
-    /// True for ICMP whose code is not that of all queries of the flow.
-    pub fn has_codes(&self) -> bool {
-        let code = |event: &Event| match event.what {
-            What::Request(code) | What::Reply(code) => Some(code),
-            _ => None,
-        };
-        let past = self.flow.past.iter().filter_map(|(event, _)| code(event));
-        past.chain(code(&self.packet.event)).any(|code| code != 0)
+impl Case<'_> {
+    /// True if a reset has come before the second end said anything that an open connection, or a
+    /// SYN, has to do with.
+    pub fn is_reset_unanswered(&self) -> bool {
+        let past = self.past();
+        let Some(at) = past.iter().position(|(_, flags)| flags & RST != 0) else { return false };
+        let has_syn = past[0].1 & SYN != 0;
+        past[..at].iter().all(|(first, flags)| *first || (flags & SYN != 0) != has_syn)
+    }
+
+    /// True if an end has sent a FIN twice, and the other none.
+    fn has_repeated_fin(&self) -> bool {
+        let past = self.past();
+        let fins = |end| past.iter().filter(|(of, flags)| flags & FIN != 0 && *of == end).count();
+        matches!((fins(true), fins(false)), (0, 2..) | (2.., 0))
+    }
+
+    /// True if an ACK has passed behind a reset.
+    fn goes_on_behind_a_reset(&self) -> bool {
+        let past = self.past();
+        let reset = past.iter().position(|(_, flags)| flags & RST != 0);
+        reset.is_some_and(|at| past[at..].iter().any(|(_, flags)| flags & (RST | SYN) == 0))
     }
 }
 
@@ -101,13 +109,6 @@ pub const MESSAGES: Entry = Entry {
     direction: Laxer,
     why: "rules alone decide about ICMP messages that are neither query nor error",
     of: |case| case.packet.event.what == What::Message,
-};
-
-/// Another code of an ICMP query.
-pub const OTHER_CODE: Entry = Entry {
-    direction: Laxer,
-    why: "the code of an ICMP query is not that of the connection",
-    of: |case| case.has_codes(),
 };
 
 /// The first one that applies counts.
@@ -139,19 +140,43 @@ pub const LIST: &[Entry] = &[
         of: |case| case.packet.between == Between::Authentication,
     },
     Entry {
-        direction: Laxer,
-        why: "SYN and ACK from the end that began; its receiver refuses it (RFC 9293 3.10.7.4)",
-        of: |case| case.has(SYN | ACK) && case.segment().is_some_and(|(first, _)| first),
-    },
-    Entry {
-        direction: Laxer,
-        why: "the urgent flag is not looked at; Linux refuses it with SYN and ACK, or RST",
-        of: |case| case.has(URG | SYN | ACK) || case.has(URG | RST),
-    },
-    Entry {
-        direction: Laxer,
-        why: "a connection that is reset before both ends have spoken is known for ten seconds",
+        direction: Stricter,
+        why: "a reset removes a connection whose answers were all ignored",
         of: |case| case.is_reset_unanswered(),
+    },
+    Entry {
+        direction: Stricter,
+        why: "a SYN and its answer within a connection do not begin the handshake again",
+        of: |case| {
+            let is_first = case.segment().is_some_and(|(first, _)| first);
+            case.has(SYN | ACK) && is_first && case.past().iter().any(|(_, of)| of & SYN != 0)
+        },
+    },
+    Entry {
+        direction: Laxer,
+        why: "an ACK of the second end does not open a connection that both ends have begun, so \
+              that a SYN with ACK may come again",
+        of: |case| {
+            let (past, syn) = (case.past(), SYN);
+            let begun =
+                |end| past.iter().any(|(first, of)| *first == end && of & (syn | ACK) == syn);
+            case.has(SYN | ACK) && begun(true) && begun(false)
+        },
+    },
+    Entry {
+        direction: Laxer,
+        why: "a FIN that comes twice is one FIN; Linux takes the second one for the other end's",
+        of: |case| case.has_repeated_fin(),
+    },
+    Entry {
+        direction: Stricter,
+        why: "a FIN that comes twice does not end the connection, so that a SYN begins none",
+        of: |case| case.has(SYN) && case.has_repeated_fin(),
+    },
+    Entry {
+        direction: Laxer,
+        why: "an ACK behind a reset, which may be forged, opens the connection again",
+        of: |case| !case.has(SYN) && case.goes_on_behind_a_reset(),
     },
     Entry {
         direction: Laxer,
@@ -167,18 +192,7 @@ pub const LIST: &[Entry] = &[
         direction: Stricter,
         why: "a SYN behind a reset, or behind the last FIN, begins a connection; Linux may ignore \
               it, so that all segments still pass",
-        of: |case| !case.has(SYN) && case.is_over(true),
-    },
-    Entry {
-        direction: Stricter,
-        why: "a worker may miss ACKs behind a FIN for a tick, so that no new connection begins",
-        of: |case| case.has(SYN) && case.is_over(false),
-    },
-    Entry {
-        direction: Laxer,
-        why: "a worker lets ACKs of a connection pass for the rest of a tick, though its ports \
-              have begun anew",
-        of: |case| !case.has(SYN) && case.is_over(true),
+        of: |case| (!case.has(SYN) || case.has(SYN | ACK)) && case.is_over(true),
     },
     Entry {
         direction: Stricter,
@@ -186,5 +200,4 @@ pub const LIST: &[Entry] = &[
               belong to its connection",
         of: |case| case.model.has_stateless() && case.segment().is_some(),
     },
-    OTHER_CODE,
 ];

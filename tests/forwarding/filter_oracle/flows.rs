@@ -94,14 +94,10 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// True if this switch and Linux find different ports or flags in the packet.
-    pub fn is_read_differently(&self) -> bool {
-        let flags = match self.event.what {
-            What::Tcp(flags) => flags,
-            _ => 0,
-        };
-        let is_urgent = [URG | SYN | ACK, URG | RST].iter().any(|all| flags & all == *all);
-        is_urgent || self.between == Between::Authentication
+    /// True if the packet may leave another state here than there, even if it is dropped by both:
+    /// the ports are read differently, or the first fragment alone passes here.
+    pub fn may_part_states(&self) -> bool {
+        self.between == Between::Authentication || self.cut == Cut::Reversed
     }
 }
 
