@@ -8,12 +8,13 @@
 //! `notifications` those whose call descriptors are expensive to write to, `memory` and `punches`
 //! guests whose memory faults, `workers` those that another worker serves, `groups` one that
 //! reports groups, `devices` TAPs and streams, `clients` those of the control socket, `captures`
-//! those of them that capture.
+//! those of them that capture, `connections` guests that begin connections without end.
 //!
 //! One test at a time: they measure.
 
 mod captures;
 mod clients;
+mod connections;
 mod devices;
 mod floods;
 mod frontends;

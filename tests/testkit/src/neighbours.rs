@@ -55,8 +55,8 @@ struct Way {
 }
 
 impl Way {
-    fn new(from: u8, to: u8) -> Way {
-        let stream = Stream { sender: from, queue: 0, to: To::Vm(to), flow: 0 };
+    fn new(from: u8, to: u8, flow: u8) -> Way {
+        let stream = Stream { sender: from, queue: 0, to: To::Vm(to), flow };
         Way { stream, sent: 0, under_way: VecDeque::new(), moved: Instant::now() }
     }
 }
@@ -128,9 +128,10 @@ pub struct Pair {
 }
 
 impl Pair {
-    fn connect(d: &Daemon) -> Pair {
+    /// `flow` is that of the frames: odd ones are datagrams of UDP.
+    fn connect(d: &Daemon, flow: u8) -> Pair {
         let vms = [0, 1].map(|id| Vm::connect(&d.socket(id.into()), VmConfig::new(id)));
-        Pair::new(vms, vec![Way::new(0, 1), Way::new(1, 0)])
+        Pair::new(vms, vec![Way::new(0, 1, flow), Way::new(1, 0, flow)])
     }
 
     /// Of which only guest 0 sends.
@@ -139,7 +140,7 @@ impl Pair {
         let hello = [&[0xff; 6][..], &vms[1].mac(), &[0x88, 0xb5], &[0; 46]].concat();
         vms[1].tx[0].send_waiting(&hello, LOST);
         vms[1].tx[0].drain(LOST);
-        Pair::new(vms, vec![Way::new(0, 1)])
+        Pair::new(vms, vec![Way::new(0, 1, 0)])
     }
 
     fn new(vms: [Vm; 2], ways: Vec<Way>) -> Pair {
@@ -424,7 +425,14 @@ impl Lab {
     /// With keys for each port.
     pub fn with_ports(ports: &[&str], extra: &[&str]) -> Lab {
         let d = Daemon::with_ports(ports, extra);
-        let pair = Pair::connect(&d);
+        let pair = Pair::connect(&d, 0);
+        Lab::of(d, pair, &["worker-"])
+    }
+
+    /// With keys for each port, and bystanders whose frames are datagrams of UDP to port 5000.
+    pub fn with_datagrams(ports: &[&str], extra: &[&str]) -> Lab {
+        let d = Daemon::with_ports(ports, extra);
+        let pair = Pair::connect(&d, 1);
         Lab::of(d, pair, &["worker-"])
     }
 
