@@ -4,7 +4,9 @@
 //! connections do not ask the rules again. One thread removes connections that have timed out.
 
 use std::cell::OnceCell;
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +23,9 @@ use base::words::counted;
 use datapath::port::Port;
 use switch::filter::compiled::{Origin, RuleNumber};
 use switch::filter::connections::Orphans;
-use switch::filter::{Connections, ConnectionsConfig, Counts, PortFilter, TooLarge};
+use switch::filter::{
+    Connections, ConnectionsConfig, Counts, Direction, PortFilter, TooLarge, Verdict,
+};
 use switch::{PortId, Tick};
 use sys::{clock, random};
 
@@ -31,6 +35,24 @@ pub(crate) struct Tally {
     pub(crate) rules: Vec<[u64; 3]>,
     /// Counts of the defaults.
     pub(crate) defaults: [[u64; 3]; 2],
+}
+
+/// The place of a rule in its filter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum RulePlace {
+    /// The rule of this number, from 1.
+    Number(u16),
+    /// The default of a direction.
+    Default(Direction),
+}
+
+impl fmt::Display for RulePlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RulePlace::Number(number) => number.fmt(f),
+            RulePlace::Default(direction) => write!(f, "default-{direction}"),
+        }
+    }
 }
 
 /// The filters of all ports.
@@ -103,6 +125,39 @@ impl Filters {
             }
         }
         tally
+    }
+
+    /// Returns the rules that refused frames, with the frames of all ports: the `most` rules with
+    /// most frames, by filter and place.
+    pub(crate) fn refusals(&self, most: usize) -> Vec<((String, RulePlace), u64)> {
+        let mut refused: HashMap<(&str, RulePlace), u64> = HashMap::new();
+        for (of, compiled) in self.compiled.values() {
+            for (number, origin) in compiled.rules.origins().iter().enumerate() {
+                let (filter, verdict, place) = match *origin {
+                    Origin::Rule { filter, rule } => {
+                        let filter = &of.filters[usize::from(filter)];
+                        let verdict = filter.rules[usize::from(rule)].verdict;
+                        (filter, Some(verdict), RulePlace::Number(rule + 1))
+                    }
+                    Origin::Default(way) => {
+                        let filter = &of.filters[of.default_of(way)];
+                        (filter, filter.default_of(way), RulePlace::Default(way))
+                    }
+                };
+                let counts = compiled.rules.counts(number as RuleNumber).map(Counts::get);
+                let [frames, ..] = counts.unwrap_or_default();
+                if frames > 0 && verdict.is_some_and(|verdict| verdict != Verdict::Accept) {
+                    *refused.entry((&filter.name, place)).or_default() += frames;
+                }
+            }
+        }
+        let all =
+            refused.into_iter().map(|((name, place), count)| ((name.to_owned(), place), count));
+        let mut all: Vec<_> = all.collect();
+        all.sort_unstable_by_key(|(_, count)| Reverse(*count));
+        all.truncate(most);
+        all.sort_unstable();
+        all
     }
 
     /// Returns the filter and the place of a port's rule in force of this generation and number.
@@ -307,7 +362,6 @@ fn book(desired: &Desired, before: &Rulebook) -> Rulebook {
 mod tests {
     use super::*;
     use api::config::{Entry, Origin, Value};
-    use switch::filter::{Direction, Verdict};
 
     fn entry(kind: Kind, keys: &[(&str, &str)]) -> Entry {
         let word = |(key, word): &(&str, &str)| (key.to_string(), Value::Word(word.to_string()));

@@ -28,3 +28,7 @@ pub const METRICS_READ_TIMEOUT: std::time::Duration = std::time::Duration::from_
 
 /// Tuning: scrapers accepted between turns.
 pub const METRICS_ACCEPTS: usize = 8;
+
+/// Rules of filters whose refused frames a scrape has: those with most frames. There may be a
+/// million rules.
+pub const METRICS_RULES: usize = 256;

@@ -9,14 +9,16 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write;
 
 use crate::degraded::Code;
+use crate::filters::RulePlace;
 use crate::{Daemon, View};
 use api::config::{Entry, Key};
 use api::diagnosis::Finding;
-use base::limits::{FDB_MAX_ENTRIES, MAX_GROUPS, METRICS_SERIES_A_PORT};
+use base::limits::{FDB_MAX_ENTRIES, MAX_GROUPS, METRICS_RULES, METRICS_SERIES_A_PORT};
 use base::stats::{
     Direction, DropReason, GuardStats, MirrorStats, PortStats, Traffic, WorkerStats,
 };
 use datapath::port::Port;
+use switch::PortPolicy;
 use sys::{clock, sandbox};
 
 /// A port's numbers of one moment.
@@ -28,6 +30,8 @@ struct Figures {
     is_up: bool,
     traffic: [Traffic; 2],
     addresses: u64,
+    /// Connections of a port with a filter.
+    connections: Option<u64>,
     /// The counters of [`PortStats`], and [`LOG_SUPPRESSED`].
     whole: Vec<u64>,
     /// The counters of [`GuardStats`].
@@ -42,18 +46,24 @@ const WHOLE: usize = PortStats::TABLE.len() + 1;
 
 /// Series that every port has: info, up, frames and bytes both ways, addresses, [`WHOLE`].
 const ALWAYS: usize = 2 + 4 + 1 + WHOLE;
+/// Series that every port with a filter has: connections.
+const FILTERED: usize = 1;
 /// Greatest number of series of drops that a port has.
-const DROPS: usize = METRICS_SERIES_A_PORT - ALWAYS - GuardStats::TABLE.len();
+const DROPS: usize = METRICS_SERIES_A_PORT - ALWAYS - FILTERED - GuardStats::TABLE.len();
 
 impl Figures {
-    fn of(port: &Port, addresses: u64, health: &Health) -> Figures {
+    fn of(port: &Port, view: &View, policy: &PortPolicy, health: &Health) -> Figures {
         let counted = port.stats.counters().map(|(_, counter)| counter.get());
         let whole = counted.chain([port.reports.log.suppressed.get()]).collect();
         let guard = port.stats.guard.counters().map(|(_, counter)| counter.get()).collect();
         let (name, is_up) = (port.name.clone(), port.is_up());
+        let addresses = view.fdb.port_len(port.id) as u64;
+        let filter = policy.filter.as_ref();
+        let connections = filter.map(|filter| filter.connections.port_len(port.id) as u64);
         let info = health.info.get(&name).cloned().unwrap_or_default();
         let info = format!(",kind=\"{}\"{info}", port.kind_name());
-        Figures { name, info, is_up, traffic: port.traffic(), addresses, whole, guard }
+        let traffic = port.traffic();
+        Figures { name, info, is_up, traffic, addresses, connections, whole, guard }
     }
 }
 
@@ -66,6 +76,8 @@ pub struct Health {
     unconfirmed: bool,
     /// Labels of ports by their names.
     info: HashMap<String, String>,
+    /// Rules of filters with the frames that they refused: the filter, and the place of the rule.
+    refusals: Vec<((String, RulePlace), u64)>,
 }
 
 impl Health {
@@ -82,7 +94,8 @@ impl Health {
             (name.clone(), settings.shown().map(label).collect())
         });
         let (degraded, info) = (degraded.collect(), info.collect());
-        Health { degraded, unconfirmed: daemon.is_unconfirmed(), info }
+        let refusals = daemon.filters.refusals(METRICS_RULES);
+        Health { degraded, unconfirmed: daemon.is_unconfirmed(), info, refusals }
     }
 
     /// Returns the number of ports that are not served.
@@ -131,7 +144,7 @@ impl Scrape {
     /// Returns a scrape with all present figures; `findings` are the present findings.
     pub(crate) fn new(view: &View, health: &Health, findings: &[Finding]) -> Scrape {
         let table = view.ports.present();
-        let figures = |port: &Port| Figures::of(port, view.fdb.port_len(port.id) as u64, health);
+        let figures = |port: &Port| Figures::of(port, view, table.policy(port.id), health);
         let counts = |stats: &WorkerStats| stats.counters().map(|(_, count)| count.get()).collect();
         let workers = view.workers.handles().iter().map(|handle| counts(&handle.stats));
         Scrape {
@@ -250,6 +263,10 @@ fn families() -> Vec<Family> {
     }
     let help = "Entries of the forwarding table for the port.";
     all.push(family("addresses", help, 0, |port, _, say| say("", port.addresses)));
+    let help = "Connections of a port with a filter, those that have timed out lately included.";
+    all.push(family("connections", help, 0, |port, _, say| {
+        port.connections.iter().for_each(|count| say("", *count));
+    }));
     let rules = GuardStats::TABLE.iter();
     let told = rules.map(|(rule, help)| format!("{rule} ({})", help.trim_end_matches('.')));
     let told = told.collect::<Vec<_>>().join("; ");
@@ -323,6 +340,12 @@ fn switch(view: &View, health: &Health) -> String {
         let help = "Memberships of ports in these groups.";
         say("vioswitch_multicast_memberships", help, &one(memberships));
     }
+    let label = |((filter, rule), count): &((String, RulePlace), u64)| {
+        (format!("{{filter=\"{filter}\",rule=\"{rule}\"}}"), count.to_string())
+    };
+    let refusals: Vec<_> = health.refusals.iter().map(label).collect();
+    let help = "Frames that a rule or default of a filter refused, by filter and rule.";
+    say("vioswitch_filter_refused_total", help, &refusals);
     let mirrors = table.mirrors().iter().zip(table.mirror_stats());
     let mirrors = |of: fn(&MirrorStats) -> u64| -> Vec<_> {
         let label = |name: &str| format!("{{mirror=\"{name}\"}}");
@@ -378,6 +401,7 @@ mod tests {
             is_up: count > 0,
             traffic: [traffic; 2],
             addresses: count,
+            connections: Some(count).filter(|count| *count > 0),
             whole: vec![count; WHOLE],
             guard: vec![count; GuardStats::TABLE.len()],
         }

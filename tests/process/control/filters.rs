@@ -71,6 +71,14 @@ fn a_filter_is_added_shown_changed_and_deleted_while_frames_pass() {
     let told = lab.done(&["filter", "show", "web", "--counters"]);
     let counted = told.lines().find(|line| line.starts_with("1 ")).expect("a rule");
     assert!(counted.split_whitespace().rev().take(3).eq(["1", "60", "1"]), "{told}");
+    let metrics = lab.done(&["metrics"]);
+    for line in [
+        "\nvioswitch_port_connections{port=\"p1\"} 1\n",
+        "\nvioswitch_filter_refused_total{filter=\"web\",rule=\"default-in\"} 1\n",
+    ] {
+        assert!(metrics.contains(line), "{line}{metrics}");
+    }
+    assert!(!metrics.contains("vioswitch_port_connections{port=\"p0\"}"), "{metrics}");
     let dropped = told.lines().find(|line| line.starts_with("default-in")).expect("a default");
     assert!(dropped.split_whitespace().rev().take(3).eq(["0", "60", "1"]), "{told}");
     // The running filter stays when a change is wrong.
