@@ -51,13 +51,21 @@ use base::stats::{DropReason, QueueStats, WorkerStats};
 use switch::{BurstMemo, Fdb, Policy, PortId, Rules, SourceMemo, Tick};
 use sys::clock;
 
+/// Place to which a source of bursts belongs.
+#[derive(Clone, Copy)]
+struct Origin<'p> {
+    /// The port.
+    port: &'p Port,
+    /// Counters of the source's bursts; the worker is the only writer.
+    counters: &'p QueueStats,
+    /// Slot for floods of the source; none for frames of the switch itself.
+    floods: Option<&'p Arc<FloodSlot>>,
+}
+
 /// A source of bursts.
 trait Source<'p>: Sized {
-    /// Returns the port that the source belongs to.
-    fn port(&self) -> &'p Port;
-
-    /// Returns the counters of the source's bursts; the caller is the only writer.
-    fn counters(&self) -> &'p QueueStats;
+    /// Returns the place to which the source belongs.
+    fn origin(&self) -> Origin<'p>;
 
     /// Returns the memo of the source's last address.
     fn memo(&mut self) -> &mut SourceMemo;
@@ -67,11 +75,6 @@ trait Source<'p>: Sized {
 
     /// Returns the ring in which frames may wait for their receivers; none if frames cannot wait.
     fn ring(&mut self) -> Option<(&mut TxState, &'p Queue<Tx>)> {
-        None
-    }
-
-    /// Returns the slot for floods of the source; none for frames of the switch itself.
-    fn floods(&self) -> Option<&'p Arc<FloodSlot>> {
         None
     }
 
@@ -95,11 +98,13 @@ pub struct Pipeline {
     /// None while a burst uses the context, and after a panic.
     context: Option<Box<BurstContext>>,
     reader: FrameReader,
-    signals: Signals,
-    stalls: Stalls,
+    /// Signals to send.
+    pub(crate) signals: Signals,
+    /// Record of delays by guests' memory.
+    pub(crate) stalls: Stalls,
     account: Account,
     /// Floods with receivers that are not served yet.
-    floods: Arc<FloodList>,
+    pub(crate) floods: Arc<FloodList>,
     time: Time,
 }
 
@@ -187,17 +192,6 @@ impl Pipeline {
         backpressure::listen(self.worker, ports, state, &self.stalls)
     }
 
-    /// Returns the worker's record of delays by guests' memory.
-    #[inline(always)]
-    pub(crate) fn stalls(&mut self) -> &mut Stalls {
-        &mut self.stalls
-    }
-
-    /// Returns the signals to send, and the slot in which the worker announces a sleep.
-    pub(crate) fn signals(&mut self) -> &mut Signals {
-        &mut self.signals
-    }
-
     /// Forwards one burst of a source.
     #[inline(always)]
     fn forward<'p>(
@@ -207,8 +201,8 @@ impl Pipeline {
         stats: &WorkerStats,
     ) -> Next {
         let mut context = self.context.take().unwrap_or_default();
-        let mut guard = BurstGuard::new(&mut context, source.counters());
-        let (from, slot) = (source.port(), source.floods());
+        let origin = source.origin();
+        let mut guard = BurstGuard::new(&mut context, origin.counters);
         let next = match source.take(self, &mut guard) {
             Ok(()) => self.carry(ports, &mut source, guard, stats),
             Err(instead) => {
@@ -218,7 +212,7 @@ impl Pipeline {
         };
         drop(source);
         if context.plan.is_fanned() {
-            self.flood(ports, (from, slot), &mut context, stats);
+            self.flood(ports, (origin.port, origin.floods), &mut context, stats);
         }
         self.context = Some(context);
         next
@@ -233,7 +227,7 @@ impl Pipeline {
         mut guard: BurstGuard<'_>,
         stats: &WorkerStats,
     ) -> Next {
-        let mut passed = Default::default();
+        let (from, mut passed) = (source.origin().port, Default::default());
         if ports.is_limited() {
             match self.limit_input(source, &mut guard) {
                 Ok(all) => passed = all,
@@ -250,13 +244,14 @@ impl Pipeline {
             next = self.retry();
         }
         if passed.exceeds(&guard.burst) {
-            passed.refund_cut(source.port(), &guard.burst);
+            passed.refund_cut(from, &guard.burst);
         }
-        self.report(ports, source.port(), &mut guard, stats);
+        self.report(ports, from, &mut guard, stats);
+        self.account.forgive(self.stalls.take_delay());
         if guard.filters.answers.are_some() {
-            self.answer(ports, source.port(), &mut guard, stats);
+            self.answer(ports, from, &mut guard, stats);
         }
-        self.stalls.at_sender(source.port().id);
+        self.stalls.at_sender(from.id);
         source.complete(self, guard, stats, next)
     }
 
@@ -271,7 +266,7 @@ impl Pipeline {
     ) {
         let mut frames = 0;
         if context.outcomes.are_wanted() {
-            frames |= self.frames_for_observers(ports, source.port().id, context);
+            frames |= self.frames_for_observers(ports, source.origin().port.id, context);
         }
         if self.stalls.is_watching() && source.ring().is_some() {
             frames |= context.plan.unsettled();
@@ -325,6 +320,8 @@ impl Pipeline {
         let mut delivery = self.delivery((ports, to.id), (room, wait_until), &mut outcomes, stats);
         delivery.copy_as_is(&answers, all, to, plan.spare_run());
         filters.answers.put_back(answers);
+        // The port pays for delays by its own memory.
+        let _ = self.stalls.take_delay();
     }
 
     /// Decides about every frame of the burst and plans the destinations.
@@ -336,8 +333,8 @@ impl Pipeline {
         context: &mut BurstContext,
     ) {
         let policy = &Policy { fdb: &self.fdb, ports, rules: self.rules };
-        let (port, now) = (source.port(), self.time.tick);
-        let floods = Floods::new(source.floods(), source.ring().is_some(), self.time.cycle);
+        let (Origin { port, floods, .. }, now) = (source.origin(), self.time.tick);
+        let floods = Floods::new(floods, source.ring().is_some(), self.time.cycle);
         let arrival = Arrival { policy, port, source: source.memo(), now };
         let asked = ports.policy(port.id);
         // Barred frames must not be learned from.
@@ -365,8 +362,8 @@ impl Pipeline {
     ) -> Delivery<'a> {
         let Pipeline { worker, time, signals, stalls, .. } = self;
         let backpressure = Backpressure::none(ports, from, time.cycle);
-        let (worker, slow) = (*worker, 0);
-        Delivery { worker, stats, backpressure, wait_until, room, stalls, slow, signals, outcomes }
+        let worker = *worker;
+        Delivery { worker, stats, backpressure, wait_until, room, stalls, signals, outcomes }
     }
 
     /// Delivers a burst, and gives frames that wait back to the source's ring. Returns what the
@@ -379,8 +376,8 @@ impl Pipeline {
         context: &mut BurstContext,
         stats: &WorkerStats,
     ) -> Next {
-        let from = source.port().id;
-        let Pipeline { worker, time, signals, stalls, account, .. } = self;
+        let from = source.origin().port.id;
+        let Pipeline { worker, time, signals, stalls, .. } = self;
         let (now, retry) = (time.cycle, time.retry);
         let mut backpressure = Backpressure::of_ring(ports, from, source.ring(), (now, retry));
         backpressure.begin(&context.plan);
@@ -400,13 +397,11 @@ impl Pipeline {
             wait_until,
             room,
             stalls,
-            slow: 0,
             signals,
             outcomes,
         };
         delivery.deliver(burst, plan);
-        let Delivery { mut backpressure, slow, .. } = delivery;
-        account.forgive(slow);
+        let Delivery { mut backpressure, .. } = delivery;
         let Some((at, next)) = backpressure.left else {
             backpressure.complete();
             return Next::More;

@@ -108,8 +108,6 @@ pub(crate) struct Delivery<'a> {
     pub(crate) room: &'a mut Room,
     /// Record of delays by guests' memory.
     pub(crate) stalls: &'a mut Stalls,
-    /// Cycles of delay by receivers' memory, which the sender does not pay for.
-    pub(crate) slow: u64,
     /// Signals to send.
     pub(crate) signals: &'a mut Signals,
     /// Outcome of each copy, if the ports are observed.
@@ -277,10 +275,9 @@ impl Delivery<'_> {
         how: Try,
     ) -> Rest {
         let start = self.stalls.begin_run(self.sender(), to.port.id);
-        let (session, slow) = (state.vring.session, self.slow);
+        let session = state.vring.session;
         let rest = self.fill(to, run, state, burst, how);
         if let Some(stall) = start.and_then(|start| self.stalls.end_run(start)) {
-            self.slow = slow.saturating_add(stall.cycles);
             to.queue().charge(Some(session), stall.cycles, clock::cycles());
         }
         rest
@@ -346,7 +343,7 @@ impl Delivery<'_> {
     fn give_up(&mut self, to: Egress<'_>, state: &mut RxState, done: &Delivered) -> Rest {
         let Some(error) = done.broken else {
             state.memory.charge(done.slow, clock::cycles());
-            self.slow = self.slow.saturating_add(done.slow);
+            self.stalls.note_delay(done.slow);
             return Rest::Drop(DropReason::SlowMemory);
         };
         to.guest.set_active(to.index, false);

@@ -34,7 +34,8 @@ pub struct Signals {
     suppressed: u64,
     /// Broken rings that are not reported yet.
     broken: Vec<Broken>,
-    slot: SignalSlot,
+    /// Slot in which the worker announces writes and sleeps.
+    pub(crate) slot: SignalSlot,
     senders: Senders,
 }
 
@@ -363,11 +364,6 @@ impl Signals {
         if self.paced.len() < before {
             pending.sort_by_cached_key(|(_, call, _)| call.suspicion().map(Reverse));
         }
-    }
-
-    /// Returns the slot in which the worker announces writes and sleeps.
-    pub(crate) fn slot(&self) -> &SignalSlot {
-        &self.slot
     }
 }
 

@@ -46,6 +46,16 @@ pub struct Stalls {
     pub(super) base: (u64, Usage),
     /// The longest delay of the last slow turn.
     last: Option<Stall>,
+    /// Cycles of delay by receivers since [`Stalls::take_delay`].
+    delay: u64,
+}
+
+/// Begin of a run that is timed.
+#[derive(Clone, Copy)]
+pub(crate) struct RunStart {
+    pub(super) cycle: u64,
+    /// The delays noted before the run.
+    pub(super) delay: u64,
 }
 
 impl Stalls {
@@ -58,6 +68,7 @@ impl Stalls {
             watching: false,
             base: Default::default(),
             last: None,
+            delay: 0,
         }
     }
 
@@ -83,12 +94,12 @@ impl Stalls {
     /// Begins to pass frames to port `id`, a guest or a device. The worker touches the memory of
     /// the receiver, and of the `sender` if the frames may lie there. While the worker watches,
     /// frames are private, so the receiver alone is touched, and the run is timed: returns the
-    /// present cycle for [`Stalls::end_run`].
+    /// begin for [`Stalls::end_run`].
     #[inline(always)]
-    pub(crate) fn begin_run(&self, sender: Option<PortId>, id: PortId) -> Option<u64> {
+    pub(crate) fn begin_run(&self, sender: Option<PortId>, id: PortId) -> Option<RunStart> {
         if self.watching {
             self.at_receiver(id);
-            return Some(clock::cycles());
+            return Some(RunStart { cycle: clock::cycles(), delay: self.delay });
         }
         self.presence.at([sender.map_or(NOWHERE, u32::from), id.into()]);
         None
@@ -97,7 +108,7 @@ impl Stalls {
     /// Begins a turn at cycle `now`.
     #[inline(always)]
     pub(crate) fn begin_turn(&mut self, now: u64) {
-        self.watching = now < self.until;
+        (self.watching, self.delay) = (now < self.until, 0);
         if self.watching {
             self.rebase(now);
             self.last = None;
@@ -133,13 +144,26 @@ impl Stalls {
         self.note(spent, now);
     }
 
-    /// Ends a run that began at cycle `start` and touched only its receiver's memory. Returns the
-    /// delay, if there was a long one.
+    /// Ends a run that began at `start` and touched only its receiver's memory. Returns the delay,
+    /// if there was a long one, which the sender does not pay for.
     #[cold]
-    pub(crate) fn end_run(&mut self, start: u64) -> Option<Stall> {
+    pub(crate) fn end_run(&mut self, start: RunStart) -> Option<Stall> {
         let now = clock::cycles();
-        let spent = clock::since(start, now);
-        if spent < self.slow { None } else { self.note(spent, now) }
+        let spent = clock::since(start.cycle, now);
+        let stall = if spent < self.slow { None } else { self.note(spent, now) }?;
+        self.delay = start.delay.saturating_add(stall.cycles);
+        Some(stall)
+    }
+
+    /// Notes `cycles` of delay by a receiver's memory, which the sender does not pay for.
+    pub(crate) fn note_delay(&mut self, cycles: u64) {
+        self.delay = self.delay.saturating_add(cycles);
+    }
+
+    /// Takes the cycles of delay by receivers since the last call.
+    #[inline(always)]
+    pub(crate) fn take_delay(&mut self) -> u64 {
+        std::mem::take(&mut self.delay)
     }
 
     fn note(&mut self, spent: u64, now: u64) -> Option<Stall> {

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use vmm_sys_util::eventfd::EventFd;
 
+use super::delay::RunStart;
 use super::takeover::named;
 use super::*;
 use crate::guard::{BlockedWriterWatch, NOWHERE, Stalled};
@@ -89,7 +90,7 @@ fn a_run_that_faults_do_not_explain_is_nobodys() {
         // A new page, so that the write faults.
         std::hint::black_box(vec![0u8; 64 << 20])[1 << 20] = 1;
         assert!(Usage::now().since(&stalls.base.1).faults > 0);
-        stalls.end_run(ago).is_none() && stalls.until == 0
+        stalls.end_run(RunStart { cycle: ago, delay: 0 }).is_none() && stalls.until == 0
     };
     assert!((0..20).any(|_| is_nobodys()));
 }

@@ -124,8 +124,8 @@ impl Worker {
         never_wait();
         // The watchdog reads files of this thread. The slot opens these files now, not at the first
         // turn, which a reserve may begin much later.
-        self.pipeline.signals().slot().active();
-        self.pipeline.signals().slot().asleep();
+        self.pipeline.signals.slot.active();
+        self.pipeline.signals.slot.asleep();
         let own = Arc::clone(&self.own);
         let stopped = || own.stop.load(Ordering::Relaxed);
         let mut panicked = false;
@@ -162,8 +162,8 @@ impl Worker {
             let sleepy = (rest || self.ready.is_empty())
                 && self.spin.may_sleep()
                 && self.ready.len() == self.turn.waiting
-                && self.pipeline.floods().is_empty()
-                && !self.pipeline.signals().due_soon(self.turn.now);
+                && self.pipeline.floods.is_empty()
+                && !self.pipeline.signals.due_soon(self.turn.now);
             if !sleepy && self.spin.check_events(self.turn.now) {
                 self.take_events();
             }
@@ -182,7 +182,7 @@ impl Worker {
     /// sources.
     #[cold]
     fn finish_floods(&mut self) {
-        while !self.pipeline.floods().is_empty() {
+        while !self.pipeline.floods.is_empty() {
             self.turn.now = clock::cycles();
             self.pipeline.begin_turn(self.turn.now, false, false);
             self.go_on_with_floods();
@@ -195,8 +195,8 @@ impl Worker {
     #[cold]
     fn go_on_with_floods(&mut self) -> bool {
         let mut served = false;
-        for _ in 0..self.pipeline.floods().len() {
-            let Some(port) = self.pipeline.floods().next_port() else { break };
+        for _ in 0..self.pipeline.floods.len() {
+            let Some(port) = self.pipeline.floods.next_port() else { break };
             // The frames are in no ring, so a panic breaks no ring.
             self.contained(Token::Receive(port, 0), |worker| {
                 let Worker { pipeline, ports, own, .. } = worker;
@@ -228,8 +228,8 @@ impl Worker {
         let source_stays = |token: Token| token.port().is_none_or(stays);
         self.ready.retain(source_stays);
         self.inbox.kicked.retain(|&(token, _)| source_stays(token));
-        self.pipeline.signals().forget(stays);
-        self.pipeline.floods().forget_gone(&self.ports);
+        self.pipeline.signals.forget(stays);
+        self.pipeline.floods.forget_gone(&self.ports);
         self.own.adopted.store(self.ports.serial(), Ordering::Release);
     }
 
@@ -279,7 +279,7 @@ impl Worker {
                 self.ready.remove(at);
             }
         }
-        self.pipeline.stalls().at_nothing();
+        self.pipeline.stalls.at_nothing();
     }
 
     /// Ends an iteration: counts its cycles, and uses one reading of the clock for its end and the
@@ -289,7 +289,7 @@ impl Worker {
         let now = clock::cycles();
         let spent = clock::since(self.turn.now, now);
         self.turn.now = now;
-        self.pipeline.stalls().end_turn(spent, now);
+        self.pipeline.stalls.end_turn(spent, now);
         let stats = &self.own.stats;
         if found {
             stats.busy_turns.add(1);
@@ -311,7 +311,7 @@ impl Worker {
         self.pipeline.begin_turn(self.turn.now, self.turn.contended, self.turn.idle);
         (self.turn.working, self.turn.waiting, self.turn.receivers) = (0, 0, false);
         let (mut found, mut is_cut, mut began) = (false, false, self.turn.now);
-        if !self.pipeline.floods().is_empty() {
+        if !self.pipeline.floods.is_empty() {
             // Floods compete with the sources for the worker's time.
             (found, self.turn.working) = (self.go_on_with_floods(), 1);
             began = self.pipeline.end_look();
@@ -404,7 +404,7 @@ impl Worker {
                 let mut state = queue.lock();
                 state.vring.broken = true;
                 (state.side.gate.drain_to, state.side.gate.receiver) = (None, None);
-                self.pipeline.signals().note_error(id, &state.vring);
+                self.pipeline.signals.note_error(id, &state.vring);
                 drop(state);
                 queue.notify_drained();
                 count_broken(port, 2 * index + 1, "a worker panicked at its frames");
@@ -429,7 +429,7 @@ impl Worker {
         let Some(queue) = guest.tx.get(usize::from(queue)) else { return false };
         // A session holds the lock, and may just be enabling the ring: look again later.
         let Some(mut state) = queue.lock_for_burst() else { return true };
-        self.pipeline.stalls().at_sender(id);
+        self.pipeline.stalls.at_sender(id);
         let vring = &mut state.vring;
         if vring.owner != Some(self.index) {
             return false;
@@ -457,7 +457,7 @@ impl Worker {
         // In order, since a later announcement replaces an earlier announcement. One by one, so
         // that a panic in one note does not lose the notes behind it.
         self.inbox.notes.reverse();
-        let (mut announced, mut left) = (self.pipeline.floods().has_own(), Vec::new());
+        let (mut announced, mut left) = (self.pipeline.floods.has_own(), Vec::new());
         while let Some(note) = self.inbox.notes.pop() {
             match note {
                 Note::Look(token @ Token::Receive(..)) => {
@@ -514,7 +514,7 @@ impl Worker {
         let (Token::Transmit(id, index) | Token::Receive(id, index)) = token else { return };
         let Some((port, guest)) = ports.guest(id) else { return };
         let index = usize::from(index);
-        self.pipeline.stalls().at_sender(id);
+        self.pipeline.stalls.at_sender(id);
         // No kick comes twice, so a kick is kept if a session or another worker holds the lock.
         // Both release the lock soon unless a guest's memory makes them wait.
         let kept = if matches!(token, Token::Transmit(..)) {
@@ -529,7 +529,7 @@ impl Worker {
         if kept.is_none() {
             self.inbox.kicked.push((token, kicked));
         }
-        self.pipeline.stalls().at_nothing();
+        self.pipeline.stalls.at_nothing();
     }
 
     /// Handles kicks of rings again whose lock another thread had.

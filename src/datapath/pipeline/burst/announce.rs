@@ -1,9 +1,9 @@
 //! Frames that the switch itself sends, on behalf of a port.
 
-use super::{BurstContext, BurstGuard, Pipeline, Source};
+use super::{BurstContext, BurstGuard, Origin, Pipeline, Source};
 use crate::port::{GuestPort, Next, Port, PortTable};
 use base::frame::{MacAddr, VnetHdr, rarp};
-use base::stats::{DropReason, QueueStats, WorkerStats};
+use base::stats::{DropReason, WorkerStats};
 use switch::{PortId, SourceMemo};
 
 /// An address to announce.
@@ -49,12 +49,8 @@ impl Announced<'_> {
 }
 
 impl<'p> Source<'p> for Announced<'p> {
-    fn port(&self) -> &'p Port {
-        self.port
-    }
-
-    fn counters(&self) -> &'p QueueStats {
-        &self.port.stats.announced
+    fn origin(&self) -> Origin<'p> {
+        Origin { port: self.port, counters: &self.port.stats.announced, floods: None }
     }
 
     fn memo(&mut self) -> &mut SourceMemo {

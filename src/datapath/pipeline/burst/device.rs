@@ -1,13 +1,13 @@
 //! A queue of a device as a source.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::MutexGuard;
 
-use super::{BurstContext, BurstGuard, Pipeline, Source};
+use super::{BurstContext, BurstGuard, Origin, Pipeline, Source};
 use crate::pipeline::flood::is_stuck;
 use crate::port::device::{Bounds, Reading};
-use crate::port::{DevicePort, DeviceQueue, Endpoint, FloodSlot, Next, Port, PortTable};
+use crate::port::{DevicePort, DeviceQueue, Endpoint, Next, Port, PortTable};
 use base::frame::Offloads;
-use base::stats::{QueueStats, WorkerStats};
+use base::stats::WorkerStats;
 use switch::{PortId, SourceMemo};
 
 /// A queue of a device, locked by the worker that reads the queue.
@@ -61,20 +61,12 @@ impl Pipeline {
 }
 
 impl<'p> Source<'p> for DeviceInput<'p> {
-    fn port(&self) -> &'p Port {
-        self.port
-    }
-
-    fn counters(&self) -> &'p QueueStats {
-        &self.queue.input
+    fn origin(&self) -> Origin<'p> {
+        Origin { port: self.port, counters: &self.queue.input, floods: Some(&self.queue.floods) }
     }
 
     fn memo(&mut self) -> &mut SourceMemo {
         &mut self.reading.source
-    }
-
-    fn floods(&self) -> Option<&'p Arc<FloodSlot>> {
-        Some(&self.queue.floods)
     }
 
     fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Next> {

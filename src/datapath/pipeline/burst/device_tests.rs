@@ -77,7 +77,7 @@ impl Lab {
         let Lab { pipelines, ports, stats, .. } = self;
         let pipeline = &mut pipelines[worker];
         pipeline.begin_turn(clock::cycles(), false, false);
-        (0..pipeline.floods().len()).for_each(|_| _ = pipeline.go_on(ports, stats));
+        (0..pipeline.floods.len()).for_each(|_| _ = pipeline.go_on(ports, stats));
         let next = pipeline.device_burst(ports, 0, 0, stats);
         pipeline.end_turn(ports, stats);
         next
@@ -131,7 +131,7 @@ fn all_receivers_get_a_burst_in_order_and_once() {
         assert_eq!((lab.received(64), lab.counted()), (served, counts(64, 64 * served)));
         assert_eq!(lab.fake.counts().0, if served == GUESTS { 65 } else { 64 });
     }
-    assert_eq!((lab.look(0), lab.pipelines[0].floods().len()), (Next::Empty, 0));
+    assert_eq!((lab.look(0), lab.pipelines[0].floods.len()), (Next::Empty, 0));
     assert_eq!((lab.stats.bursts.get(), lab.stats.frames.get()), (1, 64));
 }
 
@@ -163,7 +163,7 @@ fn a_removed_port_takes_its_flood_with_it() {
     assert_eq!(lab.look(0), Next::More);
     let port = Arc::clone(lab.ports.iter().next().unwrap());
     lab.ports = lab.ports.iter().skip(1).cloned().collect();
-    lab.pipelines[0].floods().forget_gone(&lab.ports);
+    lab.pipelines[0].floods.forget_gone(&lab.ports);
     assert_eq!((lab.look(0), Arc::strong_count(&port)), (Next::Gone, 1));
     assert_eq!(lab.received(64), AT_ONCE);
     let Endpoint::Device(device) = &port.endpoint else { unreachable!() };

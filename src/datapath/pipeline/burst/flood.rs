@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::{BurstContext, Pipeline};
-use crate::pipeline::flood::{AT_ONCE, FloodList, PendingFlood, find, limit_part};
+use crate::pipeline::flood::{AT_ONCE, PendingFlood, find, limit_part};
 use crate::port::quantum::Deficit;
 use crate::port::{FloodSlot, Port, PortTable};
 use base::stats::{DropReason, WorkerStats};
@@ -27,12 +27,6 @@ impl Drop for Unsettled<'_> {
 }
 
 impl Pipeline {
-    /// Returns the unfinished floods.
-    #[inline(always)]
-    pub(crate) fn floods(&self) -> &FloodList {
-        &self.floods
-    }
-
     /// Floods a completed burst, which the source has counted: serves the first receivers, and
     /// keeps the flood for the other receivers.
     #[cold]
@@ -115,6 +109,7 @@ impl Pipeline {
             self.observe(ports, from, context, stats);
         }
         drop(unsettled);
+        self.account.forgive(self.stalls.take_delay());
         let spent = self.account.lap();
         slot.into_iter().for_each(|slot| slot.owe(spent));
         spent
@@ -131,8 +126,6 @@ impl Pipeline {
         let BurstContext { burst, plan, filters, room, outcomes, wait_until, .. } = context;
         let mut delivery = self.delivery((ports, from.id), (room, wait_until), outcomes, stats);
         delivery.flood(burst, plan, filters, now);
-        let slow = delivery.slow;
         burst.keep_tags();
-        self.account.forgive(slow);
     }
 }

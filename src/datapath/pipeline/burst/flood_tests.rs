@@ -102,8 +102,8 @@ impl Lab {
         let Lab { pipelines, ports, stats, now, .. } = self;
         let pipeline = &mut pipelines[worker];
         pipeline.begin_turn(*now, false, false);
-        let goes_on = !pipeline.floods().is_empty();
-        (0..pipeline.floods().len()).for_each(|_| _ = pipeline.go_on(ports, stats));
+        let goes_on = !pipeline.floods.is_empty();
+        (0..pipeline.floods.len()).for_each(|_| _ = pipeline.go_on(ports, stats));
         let next = look(pipeline, ports, stats);
         pipeline.end_turn(ports, stats);
         if goes_on { Next::More } else { next }
@@ -111,7 +111,7 @@ impl Lab {
 
     /// Takes worker 0's flood, like a thread that begins a part of the flood.
     fn take_flood(&self) -> PendingFlood {
-        let flood = self.pipelines[0].floods().pop().unwrap();
+        let flood = self.pipelines[0].floods.pop().unwrap();
         flood.permit.as_ref().unwrap().begin_part(self.now);
         flood
     }
@@ -220,7 +220,7 @@ fn a_flood_does_not_wait_for_ever() {
     lab.now += wait;
     assert_eq!((lab.look(1), lab.received(last)), (Next::More, vec![3]));
     assert_eq!(lab.guest(0).tx[0].stats.drops.get(DropReason::FloodBusy), 1);
-    lab.pipelines[0].floods().push(stuck);
+    lab.pipelines[0].floods.push(stuck);
     assert_eq!((lab.finish(0), lab.received(last)), (2, vec![3, 1]));
 }
 

@@ -1,14 +1,14 @@
 //! A guest's transmit ring as a source.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::MutexGuard;
 
-use super::{BurstContext, BurstGuard, Pipeline, Source, Time};
+use super::{BurstContext, BurstGuard, Origin, Pipeline, Source, Time};
 use crate::pipeline::backpressure::Backpressure;
 use crate::port::moderation::Completed;
-use crate::port::{Discard, FloodSlot, GuestPort, Next, Port, PortTable, Queue, Tx, TxState};
+use crate::port::{Discard, GuestPort, Next, Port, PortTable, Queue, Tx, TxState};
 use crate::ring::{RingError, SplitRing};
 use base::limits::DISCARD_MILLIS;
-use base::stats::{DropReason, QueueStats, WorkerStats};
+use base::stats::{DropReason, WorkerStats};
 use switch::{PortId, SourceMemo};
 use sys::clock;
 
@@ -141,13 +141,8 @@ impl Pipeline {
 
 impl<'p> Source<'p> for TransmitRing<'p> {
     #[inline(always)]
-    fn port(&self) -> &'p Port {
-        self.port
-    }
-
-    #[inline(always)]
-    fn counters(&self) -> &'p QueueStats {
-        &self.queue.stats
+    fn origin(&self) -> Origin<'p> {
+        Origin { port: self.port, counters: &self.queue.stats, floods: Some(&self.guest.floods) }
     }
 
     #[inline(always)]
@@ -158,11 +153,6 @@ impl<'p> Source<'p> for TransmitRing<'p> {
     #[inline(always)]
     fn ring(&mut self) -> Option<(&mut TxState, &'p Queue<Tx>)> {
         Some((&mut self.state, self.queue))
-    }
-
-    #[inline(always)]
-    fn floods(&self) -> Option<&'p Arc<FloodSlot>> {
-        Some(&self.guest.floods)
     }
 
     #[inline(always)]

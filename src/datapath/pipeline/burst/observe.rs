@@ -178,8 +178,6 @@ impl Pipeline {
         let mut delivery =
             self.delivery((ports, from.id), (room, wait_until), &mut outcomes, stats);
         let copies = delivery.copy_as_is(burst, places, &ports[watch.to], plan.spare_run());
-        let slow = delivery.slow;
-        self.account.forgive(slow);
         if let Some(excerpt) = &mut excerpts {
             excerpt.clear();
         }

@@ -51,7 +51,7 @@ impl Pipeline {
         source: &mut impl Source<'p>,
         context: &mut BurstContext,
     ) -> Result<Passed, Next> {
-        let port = source.port();
+        let port = source.origin().port;
         let Some((state, queue)) = source.ring().filter(|_| port.rates.input.is_on()) else {
             return Ok(Passed::default());
         };

@@ -52,7 +52,6 @@ impl Lab {
             wait_until: until,
             room: &mut Room::default(),
             stalls: &mut Stalls::new(slot.presence()),
-            slow: 0,
             signals: &mut Signals::new(0, slot),
             outcomes: &mut Outcomes::default(),
         };

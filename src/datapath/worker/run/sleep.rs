@@ -14,7 +14,7 @@ impl Worker {
     pub(super) fn sleep(&mut self) {
         let more = !self.ready.is_empty() && self.listen_behind();
         // From here on this thread does not touch guests' memory.
-        self.pipeline.signals().slot().asleep();
+        self.pipeline.signals.slot.asleep();
         let asleep = self.turn.now;
         self.own.sleep_state.asleep();
         let timeout = match self.due() {
@@ -25,7 +25,7 @@ impl Worker {
         };
         let events = self.wait_for_events(timeout);
         self.turn.now = clock::cycles();
-        self.pipeline.signals().slot().active();
+        self.pipeline.signals.slot.active();
         self.own.sleep_state.awake();
         self.take(events);
         self.spin.woke(asleep, self.turn.now);
@@ -52,7 +52,7 @@ impl Worker {
         let ready = self.ready.iter().map(|ready| ready.retry_at).filter(|&cycle| cycle != 0);
         let retry = || self.turn.now.saturating_add(clock::cycles_in(RETRY_NANOS));
         let kicked = (!self.inbox.kicked.is_empty()).then(retry);
-        ready.chain(kicked).chain(self.pipeline.signals().due()).min()
+        ready.chain(kicked).chain(self.pipeline.signals.due()).min()
     }
 
     /// Asks for kicks by receivers whose buffers frames wait for. True if buffers came already.
@@ -62,9 +62,9 @@ impl Worker {
             let token = self.ready[at].token;
             more |= self.listen_behind_ring(token);
         }
-        self.pipeline.stalls().at_nothing();
+        self.pipeline.stalls.at_nothing();
         let now = clock::cycles();
-        self.pipeline.stalls().end_turn(clock::since(self.turn.now, now), now);
+        self.pipeline.stalls.end_turn(clock::since(self.turn.now, now), now);
         more
     }
 
@@ -73,7 +73,7 @@ impl Worker {
         let Worker { ports, pipeline, index, .. } = self;
         let queue = ports.guest(id).and_then(|of| of.1.tx.get(usize::from(queue)));
         let Some(state) = queue.and_then(|queue| queue.lock_for_burst()) else { return false };
-        pipeline.stalls().at_sender(id);
+        pipeline.stalls.at_sender(id);
         state.vring.owner == Some(*index) && pipeline.listen(ports, &state)
     }
 

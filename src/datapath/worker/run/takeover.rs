@@ -12,7 +12,7 @@ impl Worker {
     /// Registers this thread with the watchdog. Called by the thread itself.
     pub(crate) fn begin(&mut self) {
         self.own.takeover.begin();
-        let slot = self.pipeline.signals().slot();
+        let slot = &self.pipeline.signals.slot;
         slot.active();
         slot.asleep();
     }
@@ -20,7 +20,7 @@ impl Worker {
     /// Acts on changes of the takeover state.
     #[cold]
     pub(super) fn update_takeover(&mut self) {
-        let stalls = self.pipeline.stalls();
+        let stalls = &mut self.pipeline.stalls;
         self.reserves.resume(&self.own.takeover, || stalls.last_turn());
         let reserves = Arc::clone(&self.reserves);
         if self.number < self.reserves.workers() {
@@ -80,7 +80,7 @@ impl Worker {
     /// sources are looked at, and all drivers are signalled.
     #[cold]
     pub(super) fn recover(&mut self) {
-        self.pipeline.signals().slot().active();
+        self.pipeline.signals.slot.active();
         self.own.sleep_state.awake();
         self.begin_work(Owing::Anyone);
     }
@@ -131,7 +131,7 @@ impl Worker {
         let mut debts = std::mem::take(&mut self.inbox.debts.rings);
         debts.retain(|&(id, ring)| {
             let queue = ports.get(id).and_then(Port::as_guest).and_then(|guest| guest.queue(ring));
-            let signals = self.pipeline.signals();
+            let signals = &mut self.pipeline.signals;
             match queue {
                 Some(QueueRef::Tx(queue)) => queue.lock_soon().map(|mut state| {
                     signals.take_over_sent(id, &mut state, &queue.stats, owing);

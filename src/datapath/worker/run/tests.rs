@@ -135,9 +135,9 @@ fn floods_leave_the_sources_their_turn() {
     for fake in [&slow, &quick] {
         fake.queue(&broadcast());
     }
-    (0..100_000).for_each(|_| worker.pipeline.floods().push(empty_flood()));
+    (0..100_000).for_each(|_| worker.pipeline.floods.push(empty_flood()));
     worker.turn.now = clock::cycles();
-    assert!(worker.turn() && !worker.pipeline.floods().is_empty());
+    assert!(worker.turn() && !worker.pipeline.floods.is_empty());
     assert_eq!([1, 2].map(|id| input(&worker, id).frames.get()), [1, 1]);
     assert!(worker.turn.contended);
 }
@@ -151,14 +151,14 @@ fn a_worker_ends_when_its_floods_are_over() {
         let permit = slot.take(1).ok().map(Arc::new);
         assert!(permit.is_some(), "the flood before is over");
         let slot = Some(Arc::clone(&slot));
-        worker.pipeline.floods().push(PendingFlood { slot, permit, ..empty_flood() });
+        worker.pipeline.floods.push(PendingFlood { slot, permit, ..empty_flood() });
     };
     begin(&mut worker);
     worker.finish_floods();
     begin(&mut worker);
     worker.present.remove(0);
     worker.refresh();
-    assert!(worker.pipeline.floods().is_empty() && slot.taken_at().is_none());
+    assert!(worker.pipeline.floods.is_empty() && slot.taken_at().is_none());
 }
 
 /// Duration of a look at a slow device.

@@ -17,16 +17,16 @@ use sys::descriptor::from_eventfd;
 #[test]
 fn floods_belong_to_the_worker() {
     let [mut worker, mut reserve] = worker_and_reserve();
-    worker.pipeline.floods().push(empty_flood());
+    worker.pipeline.floods.push(empty_flood());
     let stalled = Stalled { thread: 0, at: [NOWHERE; 2], step: 0 };
     worker.reserves.relieve(0, stalled, &|| true);
     reserve.update_takeover();
-    assert_eq!(reserve.pipeline.floods().len(), 1);
+    assert_eq!(reserve.pipeline.floods.len(), 1);
     worker.update_takeover();
     reserve.update_takeover();
-    assert_eq!([&reserve, &worker].map(|one| one.pipeline.floods().len()), [0, 1]);
+    assert_eq!([&reserve, &worker].map(|one| one.pipeline.floods.len()), [0, 1]);
     worker.finish_floods();
-    assert!(worker.pipeline.floods().is_empty());
+    assert!(worker.pipeline.floods.is_empty());
 }
 
 /// Worker 0 is stuck at frames of guest 1, and has noted a signal for guest 0; a reserve works for
@@ -41,7 +41,7 @@ fn a_reserve_works_for_a_worker_that_stands_still() {
     let call = from_eventfd(called.try_clone().unwrap());
     let mut state = queue(0).lock();
     state.vring.call = Some(Arc::new(CallFd::new(call, Arc::default(), 0)));
-    worker.pipeline.signals().note(0, true, &mut state.vring, &queue(0).stats);
+    worker.pipeline.signals.note(0, true, &mut state.vring, &queue(0).stats);
     drop(state);
     let reserves = Arc::clone(&worker.reserves);
     let stalled = Stalled { thread: 0, at: [1, NOWHERE], step: 0 };
