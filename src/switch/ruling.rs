@@ -58,8 +58,8 @@ impl Ruling {
     }
 
     /// Makes a decision by which the frame does not go to `port`.
-    pub fn avoids(port: PortId, ground: impl Into<Ground>) -> Ruling {
-        Ruling { port, ground: ground.into(), facts: Vec::new(), verdict: Verdict::Avoids }
+    pub fn avoids(port: PortId, ground: Ground) -> Ruling {
+        Ruling { port, ground, facts: Vec::new(), verdict: Verdict::Avoids }
     }
 
     /// Makes a decision by which the frame is dropped.
@@ -98,28 +98,21 @@ impl Ruling {
         fill(sentence, |place| match self.facts.iter().find(|(known, _)| *known == place) {
             Some((_, Fact::Text(text))) => Some(text.clone()),
             Some((_, Fact::Port(port))) => Some(name(*port)),
-            None => (place == "port").then(|| name(self.port)),
+            None if place == "port" => Some(name(self.port)),
+            None => {
+                let has_default = !sentence.contains(&format!("{{{place}}}"));
+                debug_assert!(has_default, "{place} is missing: {sentence}");
+                None
+            }
         })
     }
 }
 
-impl From<Note> for Ground {
-    fn from(note: Note) -> Ground {
-        Ground::Note(note)
-    }
-}
-
-impl From<DropReason> for Ground {
-    fn from(reason: DropReason) -> Ground {
-        Ground::Drop(reason)
-    }
-}
-
 macro_rules! notes {
-    ($($(#[$doc:meta])* $note:ident $sentence:literal;)*) => {
+    ($($note:ident $sentence:literal;)*) => {
         /// A decision that no counter counts.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum Note { $($(#[$doc])* $note,)* }
+        pub enum Note { $(#[doc = $sentence] $note,)* }
 
         impl Note {
             /// Returns the sentence about the decision, with places for facts.
@@ -131,80 +124,43 @@ macro_rules! notes {
 }
 
 notes! {
-    /// The frame comes in by the port.
     In "in on {port}{idle}";
-    /// A mirror copies the frame as it comes in.
     MirroredIn "mirror '{mirror}' copies the frame to {to}{limits}";
-    /// A mirror copies the frame as it leaves.
     MirroredOut "mirror '{mirror}' copies frames that leave by {port} to {to}{limits}";
-    /// The port's guard lets the frame pass.
     Allowed "{what} allowed ({guard})";
-    /// The guard cannot decide about the known bytes.
     Unread "{guard} needs more bytes of the frame to decide";
-    /// The guard does not let the frame pass, and only counts the frame.
     Counted "guard=log at {port} counts the frame alone: {why}";
-    /// The frame is in a VLAN or bridge other than the default.
     InSegment "the frame is in {segment}";
-    /// The port admits only frames with a tag.
     TaggedOnly "{port} is a trunk without native: only tagged frames come in";
-    /// Frames from the port beyond a rate wait.
     RateIn "rate-in is {rate}: frames beyond the rate wait at the sender";
-    /// The source address is static at the port.
     StaticHere "{mac} is configured here";
-    /// The source address is known at the port.
     KnownHere "{mac} is known here";
-    /// The source address moves to the port.
     Moves "{mac} was seen on {from}, and moves here";
-    /// The source address is static at another port.
     StaticElsewhere "{mac} is configured on {at}: not learned here, so answers go there";
-    /// The source address flaps, and is held at another port.
     Held "{mac} flaps between ports, and is held on {at} for a while: not learned here, so answers \
           go there";
-    /// The source address is learned.
     Learned "{mac} is new, and is learned here";
-    /// The port has learned as many addresses as it may.
     Full "{mac} is not learned here: the port has as many as it may (max-addresses)";
-    /// The port learns no addresses.
     LearnOff "{mac} is not learned here (learn=off)";
-    /// No address is known behind the sending port.
     NoSource "no address is known behind {port}";
-    /// The port passes the protocol of a reserved address.
     PassesProtocol "{frame}: {port} passes {protocol}";
-    /// The port does not pass the protocol of a reserved address.
     DeniesProtocol "{frame}: {port} does not pass {protocol}";
-    /// The destination is behind one port.
     Unicast "{mac} is on {port}: the frame is sent there alone";
-    /// The destination is the address of a group.
     FloodedGroup "{mac} is a group's address: the frame is flooded";
-    /// No port is known to have the destination.
     FloodedUnknown "{mac} is not known: the frame is flooded";
-    /// No address is known behind the receiving port.
     NoDestination "no address is known behind {port}: frames for it are flooded";
-    /// The destination is reserved for a protocol that ports pass.
     FloodedReserved "the frame is flooded to the ports that pass its protocol";
-    /// Floods from the port beyond a rate are dropped.
     Storm "the storm limit is {limit}: floods beyond the limit are dropped";
-    /// The group has members.
     Members "group {group}: members, routers, and ports not asked yet are {members}";
-    /// The frame is a report of a group.
     Report "the frame is a report of IGMP or MLD, which is for multicast routers";
-    /// The frame is a message about groups for all.
     ForAll "the frame is a message of IGMP or MLD, which is for all";
-    /// The port is no member of the group.
     NoMember "{port} is no member of the group";
-    /// No multicast router is behind the port.
     NoRouter "no multicast router is there";
-    /// The destination is behind another port.
     OtherPort "the frame is for another port";
-    /// The frame is dropped.
     Nowhere "the frame goes nowhere";
-    /// The ports have different bridges or VLANs.
     Apart "{port} has {own}, {other} has {others}";
-    /// The port gets no frames for unknown addresses.
     FloodOff "{port} has flood=off";
-    /// The port does not pass the frame's protocol.
     PassOff "{port} does not pass {protocol}";
-    /// The frame leaves by the port.
     Out "out to {port}{tag}{limit}";
 }
 
@@ -221,6 +177,9 @@ mod tests {
         let isolated = Ruling::drops(1, DropReason::Isolated).with_port("other", 2);
         assert_eq!(isolated.words(name), "'p1' and 'p2' have isolated=on");
         assert_eq!(isolated.reason(), Some(DropReason::Isolated));
-        assert_eq!(Ruling::avoids(1, Note::FloodOff).words(name), "'p1' has flood=off");
+        assert_eq!(
+            Ruling::avoids(1, Ground::Note(Note::FloodOff)).words(name),
+            "'p1' has flood=off"
+        );
     }
 }

@@ -81,7 +81,8 @@ impl<P: PortView + ?Sized> Policy<'_, P> {
     /// port from the second; without a VLAN, frames in any VLAN.
     pub fn between(&self, from: Ingress, to: Ingress, vlan: Option<VlanId>) -> Vec<Ruling> {
         let [sender, receiver] = [from, to].map(|end| self.ports.policy(end.port));
-        let avoids = |reason| Ruling::avoids(to.port, reason).with_port("other", from.port);
+        let avoids =
+            |reason| Ruling::avoids(to.port, Ground::Drop(reason)).with_port("other", from.port);
         let mut found = Vec::from_iter(apart((from.port, sender), (to.port, receiver), vlan));
         if !sender.reaches(receiver) {
             found.push(avoids(DropReason::Isolated));
@@ -108,7 +109,7 @@ fn apart(
         let parts = bridge.into_iter().chain(with_vlans.then(|| policy.vlans.to_string()));
         parts.collect::<Vec<_>>().join(" and ")
     });
-    let ruling = Ruling::avoids(to, Note::Apart).with("own", own);
+    let ruling = Ruling::avoids(to, Ground::Note(Note::Apart)).with("own", own);
     (bridges || vlans).then(|| ruling.with_port("other", from).with("others", others))
 }
 
@@ -165,9 +166,9 @@ impl PortPolicy {
     pub fn avoids(&self, port: PortId, flood: Flood) -> Option<Ruling> {
         let ruling = match flood {
             Flood::Reserved(protocol) => {
-                Ruling::avoids(port, Note::PassOff).with("protocol", protocol)
+                Ruling::avoids(port, Ground::Note(Note::PassOff)).with("protocol", protocol)
             }
-            Flood::Group | Flood::Unknown => Ruling::avoids(port, Note::FloodOff),
+            Flood::Group | Flood::Unknown => Ruling::avoids(port, Ground::Note(Note::FloodOff)),
         };
         (self.forwards && !self.takes(flood)).then_some(ruling)
     }

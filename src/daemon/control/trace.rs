@@ -227,7 +227,7 @@ impl Told<'_> {
     /// Returns why a flood leaves out port `to`, by the port's own settings.
     fn left_out(&self, to: &Port, flood: Flood, limited: Option<&Limits>) -> Vec<Ruling> {
         let group = limited.filter(|(reached, _)| !reached.contains(&to.id));
-        let group = group.map(|(_, note)| Ruling::avoids(to.id, *note));
+        let group = group.map(|(_, note)| Ruling::avoids(to.id, Ground::Note(*note)));
         group.into_iter().chain(self.ports.policy(to.id).avoids(to.id, flood)).collect()
     }
 
@@ -327,7 +327,7 @@ fn ingress(port: &Port) -> Ingress {
 /// Returns the decision by which a port that gets a mirror's copies takes part in no forwarding.
 fn observer(ports: &PortTable, port: PortId) -> Option<Ruling> {
     let watch = ports.watches().find(|watch| watch.to == port)?;
-    let ruling = Ruling::avoids(port, DropReason::Observer);
+    let ruling = Ruling::avoids(port, Ground::Drop(DropReason::Observer));
     Some(ruling.with("mirror", format!("mirror '{}'", watch.name)))
 }
 

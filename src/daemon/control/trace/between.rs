@@ -7,6 +7,7 @@ use crate::control::methods::Switch;
 use api::wire::{Fault, Trace};
 use base::frame::MacAddr;
 use datapath::port::{Port, PortTable};
+use switch::ruling::Ground;
 use switch::{
     Decision, Entry, EntryAge, Flood, Membership, Note, Policy, PortPolicy, Ruling, Station, VlanId,
 };
@@ -104,7 +105,9 @@ impl Told<'_> {
         match decision {
             Decision::Unicast(at) => {
                 self.add(&ruling);
-                why.extend((at != to.id).then(|| Ruling::avoids(to.id, Note::OtherPort)));
+                why.extend(
+                    (at != to.id).then(|| Ruling::avoids(to.id, Ground::Note(Note::OtherPort))),
+                );
             }
             Decision::Flood(flood) => {
                 let ruling = match flood {
@@ -121,7 +124,7 @@ impl Told<'_> {
                 self.reason = Some(reason);
                 if !why.iter().any(|known| known.ground == ruling.ground) {
                     self.add(&ruling);
-                    why.push(Ruling::avoids(to.id, Note::Nowhere));
+                    why.push(Ruling::avoids(to.id, Ground::Note(Note::Nowhere)));
                 }
             }
         }
