@@ -1,17 +1,12 @@
 //! The command line of vioswitchctl.
 
-use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::PossibleValue;
-use clap::error::ErrorKind;
-use clap::parser::ValueSource;
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory, Parser, Subcommand};
 use serde_json::Number;
 
 use api::config::{Key, Kind};
-use api::wire;
 
 use crate::attach::Attach;
 use crate::doctor::Doctor;
@@ -19,7 +14,7 @@ use crate::filters::{Connections, Filter, Group};
 use crate::frames::Capture;
 use crate::network::Network;
 use crate::run::Run;
-use crate::slips;
+use crate::values::{DEFAULT_CONTROL, DELETE, LIST, State, duration};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -34,14 +29,6 @@ The word port may be left out before add, list, show, set, reset, wait and del.
 
 Exit status: 0 done, 1 refused, 2 usage, 3 no switch, 4 not permitted.";
 
-/// Other words for `show` where `show` prints a list.
-pub(crate) const LIST: [&str; 2] = ["list", "ls"];
-/// Other words for `del`, from ip(8), ovs-vsctl(8) and virsh(1).
-pub(crate) const DELETE: [&str; 3] = ["rm", "remove", "delete"];
-
-/// Path of the control socket unless an option or the environment names another path.
-pub(crate) const DEFAULT_CONTROL: &str = "/run/vioswitch/control.sock";
-
 /// Shows and changes vioswitchd while it runs
 #[derive(Debug, Parser)]
 #[command(name = "vioswitchctl", version, after_help = EXAMPLES)]
@@ -55,40 +42,40 @@ pub struct Options {
     pub(crate) json: bool,
 
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub command: SwitchCommand,
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum SwitchCommand {
     /// Show the state of the switch, and why the switch is degraded
     Status,
     /// Show and change ports
     #[command(subcommand)]
-    Port(Port),
+    Port(PortCommand),
     /// The same without the word
     #[command(flatten)]
-    OfPort(Port),
+    OfPort(PortCommand),
     /// Show and change TAPs, which are uplinks
     #[command(subcommand)]
-    Tap(Port),
+    Tap(PortCommand),
     /// Show and change XDP uplinks: interfaces of the host past its network stack
     #[command(subcommand)]
-    Xdp(Port),
+    Xdp(PortCommand),
     /// Show and change streams: ports for processes that speak QEMU's -netdev stream
     #[command(subcommand)]
-    Stream(Port),
+    Stream(PortCommand),
     /// Show and change mirrors, which copy frames of one port to another
     #[command(subcommand)]
-    Mirror(Mirror),
+    Mirror(MirrorCommand),
     /// Show and reload the configuration
     #[command(subcommand)]
-    Config(Config),
+    Config(ConfigCommand),
     /// Show and change the forwarding table
     #[command(subcommand)]
-    Fdb(Fdb),
+    Fdb(FdbCommand),
     /// Show multicast groups; see --multicast-snooping of vioswitchd
     #[command(subcommand)]
-    Mdb(Mdb),
+    Mdb(MdbCommand),
     /// Show and change filters: rules about the packets of ports
     #[command(subcommand)]
     Filter(Filter),
@@ -197,61 +184,8 @@ pub struct Deleted {
     pub(crate) if_exists: bool,
 }
 
-/// State of a port that the switch can wait for.
-#[derive(Debug, Clone, Copy)]
-pub struct State(wire::State);
-
-impl State {
-    /// Returns the switch's name of the state.
-    pub(crate) fn name(self) -> String {
-        self.0.name().to_owned()
-    }
-}
-
-/// Returns the word for a value of an option.
-pub fn word(value: &impl ValueEnum) -> String {
-    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
-}
-
-impl ValueEnum for State {
-    fn value_variants<'a>() -> &'a [State] {
-        const ALL: [State; 3] = [
-            State(wire::State::AWAITED[0].0),
-            State(wire::State::AWAITED[1].0),
-            State(wire::State::AWAITED[2].0),
-        ];
-        &ALL
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        let (state, more) = wire::State::AWAITED.iter().find(|(state, _)| *state == self.0)?;
-        let help = match state {
-            wire::State::Listening => "the socket listens",
-            wire::State::Negotiating => "a front-end is connected",
-            _ => "frames pass; up means the same",
-        };
-        Some(PossibleValue::new(state.name()).aliases(more.iter()).help(help))
-    }
-}
-
-/// Reads `500ms`, `30s`, `5m` or `1h`, at most a day; a number without a unit is seconds.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let number: Option<f64> = digits.parse().ok();
-    let factor = match &text[digits.len()..] {
-        "ms" => 0.001,
-        "" | "s" => 1.0,
-        "m" => 60.0,
-        "h" => 3600.0,
-        _ => f64::NAN,
-    };
-    let seconds = number.map(|number| number * factor);
-    let seconds = seconds.filter(|seconds| (0.001..=86_400.0).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| "a time such as 500ms, 30s or 5m".to_owned())
-}
-
 #[derive(Debug, Subcommand)]
-pub enum Port {
+pub(crate) enum PortCommand {
     /// List ports, or the ports of a kind
     #[command(visible_alias = "ls")]
     List {
@@ -311,7 +245,7 @@ pub enum Port {
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Mirror {
+pub(crate) enum MirrorCommand {
     /// List mirrors
     #[command(visible_aliases = ["show", "ls"])]
     List,
@@ -338,7 +272,7 @@ pub enum Mirror {
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Config {
+pub(crate) enum ConfigCommand {
     /// Print the running configuration as a file, with the origin of each entry
     #[command(visible_alias = "export")]
     Show,
@@ -356,7 +290,7 @@ pub enum Config {
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Fdb {
+pub(crate) enum FdbCommand {
     /// Show addresses and their ports
     #[command(visible_aliases = LIST)]
     Show(Of),
@@ -379,7 +313,7 @@ pub enum Fdb {
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Mdb {
+pub(crate) enum MdbCommand {
     /// Show queriers, ports with routers, and groups with their members
     #[command(visible_aliases = LIST)]
     Show(Of),
@@ -409,18 +343,10 @@ impl Of {
     }
 }
 
-/// Outcome of a command line without a command to run.
-pub enum Outcome {
-    /// Text to print before the program ends.
-    Print(String),
-    /// Line that explains wrong usage.
-    Usage(String),
-}
-
 /// Returns the command line. Commands that need no `port` before them, except `show`, stand only in
 /// the list of `port`.
 pub fn command() -> clap::Command {
-    let ports = Port::augment_subcommands(clap::Command::new("port"));
+    let ports = PortCommand::augment_subcommands(clap::Command::new("port"));
     let hidden =
         ports.get_subcommands().map(clap::Command::get_name).filter(|name| *name != "show");
     let command = hidden.fold(Options::command(), |command, name| {
@@ -453,32 +379,4 @@ fn with_keys(command: clap::Command, kind: Kind) -> clap::Command {
             None => arg,
         })
         .mut_subcommands(|inner| with_keys(inner, kind))
-}
-
-/// Reads the arguments, of which the first is the program's name. An option overrides the
-/// environment.
-pub fn parse(args: &[OsString], control: Option<OsString>) -> Result<Options, Outcome> {
-    let matches = command().try_get_matches_from(args);
-    let parsed = matches.and_then(|matches| {
-        let mut options = Options::from_arg_matches(&matches)?;
-        let control = control.filter(|path| !path.is_empty());
-        if let (Some(ValueSource::DefaultValue), Some(path)) =
-            (matches.value_source("control"), control)
-        {
-            options.control = path.into();
-        }
-        Ok(options)
-    });
-    parsed.map_err(|error| match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Outcome::Print(error.to_string()),
-        ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            Outcome::Usage(slips::no_command(args))
-        }
-        _ => Outcome::Usage(slips::line(&error, args)),
-    })
-}
-
-/// True if a failure is to be printed as JSON; the command line may be invalid.
-pub(crate) fn wants_json(args: &[OsString]) -> bool {
-    args.iter().take_while(|word| *word != OsStr::new("--")).any(|word| word == "--json")
 }

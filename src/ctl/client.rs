@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use api::wire::{self, Method, SWITCH};
+use api::wire::{self, ConfigEntry, GetConfig, Method, SWITCH};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use sys::unix_socket;
@@ -194,7 +194,7 @@ impl Client {
     /// the program is not recognised.
     fn stranger(&mut self) -> Option<Failure> {
         let path = self.unproven.clone()?;
-        let what = foreign::recognise(&path, self.socket.get_ref(), &self.message)?;
+        let what = foreign::recognise(&path, (self.socket.get_ref(), &self.message), entries)?;
         Some(Failure::no_switch(what))
     }
 
@@ -235,4 +235,9 @@ impl Client {
 /// True if the read timed out.
 fn is_timeout(read: &io::Result<()>) -> bool {
     read.as_ref().is_err_and(|error| matches!(error.kind(), WouldBlock | TimedOut))
+}
+
+/// Asks the switch at a control socket for its entries; see [`foreign::AskEntries`].
+fn entries(control: &Path, each: &mut dyn FnMut(&[ConfigEntry]) -> bool) -> Result<(), Failure> {
+    Client::to_ask(control)?.parts(&GetConfig {}, |part| each(&part.entries))
 }

@@ -5,7 +5,8 @@ use std::fmt::Write;
 use api::config::{Effect, Kind, line_text, table_text};
 use api::wire::{ConfigEntries, ConfigEntry, ConfigKey, Reloaded, Step};
 
-use crate::show::{arrow, maybe, table, text, when};
+use crate::output::text;
+use crate::show::{arrow, maybe, table, when};
 
 /// Returns the word in files and commands for a kind that the control socket names.
 pub(crate) fn file_word(kind: &str) -> String {

@@ -4,7 +4,8 @@ use api::config::KEYS;
 use api::wire::{ConfigKey, Mirror, Ring, Socket};
 
 use crate::look::{Details, Rate};
-use crate::show::{bits, human, listing, maybe, memory, pairs, port, text, words};
+use crate::output::text;
+use crate::show::{bits, human, listing, maybe, memory, pairs, port, words};
 use crate::span::span;
 
 /// Returns the answer of `GetPortDetails` as text, with rates if rates were measured.

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::show::text;
+use crate::output::text;
 
 /// Number of past events with which `--follow` begins, as in journalctl(1).
 const FIRST: u64 = 10;

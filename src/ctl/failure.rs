@@ -8,7 +8,7 @@ use api::wire::{Fault, SWITCH, ServiceError, SwitchError};
 use base::words::quote;
 use serde_json::{Value, json};
 
-use crate::args::DEFAULT_CONTROL;
+use crate::values::DEFAULT_CONTROL;
 
 const REFUSED: u8 = 1;
 const USAGE: u8 = 2;

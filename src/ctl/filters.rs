@@ -13,11 +13,12 @@ use base::words::counted;
 use clap::Subcommand;
 use serde::Serialize;
 
-use crate::args::{DELETE, LIST};
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::show::{self, Columns, changes, listing, maybe, pairs, text, words};
-use crate::{Told, changed, delete, done, listed, new_port, told};
+use crate::output::{Told, done, listed, text, told};
+use crate::requests::{changed, delete, new_port};
+use crate::show::{self, Columns, changes, listing, maybe, pairs, words};
+use crate::values::{DELETE, LIST};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Filter {

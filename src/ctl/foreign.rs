@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use api::wire::{GetConfig, value};
+use api::wire::{ConfigEntry, value};
 use base::limits::MAX_PORTS;
 use sys::unix_socket::peer_credentials;
 
-use crate::args::DEFAULT_CONTROL;
-use crate::client::Client;
 use crate::doctor::proc::Reader;
+use crate::failure::Failure;
+use crate::values::DEFAULT_CONTROL;
 
 /// Most entries of the socket's directory that the client reads, and most sockets that the client
 /// connects to.
@@ -31,9 +31,19 @@ const CONTROL: &str = "control";
 /// Beginning of an answer by HTTP.
 const HTTP: &[u8] = b"HTTP/";
 
+/// Asks the switch at a control socket for its entries, some at a time, until the function returns
+/// false.
+pub(crate) type AskEntries =
+    fn(&Path, &mut dyn FnMut(&[ConfigEntry]) -> bool) -> Result<(), Failure>;
+
 /// Returns a text about a socket that is no control socket; `None` if the socket is not recognised.
-/// `socket` is connected to `path`, and has answered with `message` or nothing.
-pub fn recognise(path: &Path, socket: &UnixStream, message: &[u8]) -> Option<String> {
+/// `socket` is connected to `path`, and has answered with `message` or nothing. `entries` asks the
+/// switch at a control socket.
+pub fn recognise(
+    path: &Path,
+    (socket, message): (&UnixStream, &[u8]),
+    entries: AskEntries,
+) -> Option<String> {
     let shown = path.display();
     if message.starts_with(HTTP) {
         return Some(format!("{shown} serves metrics by HTTP: give --control the control socket"));
@@ -42,7 +52,7 @@ pub fn recognise(path: &Path, socket: &UnixStream, message: &[u8]) -> Option<Str
     let (send, found) = mpsc::channel();
     let own = path.to_owned();
     // The process that listens may be hostile, and answer byte by byte.
-    std::thread::spawn(move || send.send(port_with(&own, pid)));
+    std::thread::spawn(move || send.send(port_with(&own, pid, entries)));
     let (port, control) = found.recv_timeout(LIMIT).ok()??;
     let control = control.display();
     let text =
@@ -52,16 +62,15 @@ pub fn recognise(path: &Path, socket: &UnixStream, message: &[u8]) -> Option<Str
 
 /// Returns the port that has the socket `path`, and the control socket of the port's switch. The
 /// process `pid` listens on the socket.
-fn port_with(path: &Path, pid: i64) -> Option<(String, PathBuf)> {
+fn port_with(path: &Path, pid: i64, entries: AskEntries) -> Option<(String, PathBuf)> {
     let wanted = identity(path)?;
     let others = candidates(path, pid).into_iter();
     let others = others.filter(|other| identity(other).is_some_and(|found| found != wanted));
     others.take(MAX_SOCKETS).find_map(|control| {
-        let mut client = Client::to_ask(&control).ok()?;
         let (mut found, mut count) = (None, 0);
-        let asked = client.parts(&GetConfig {}, |part| {
-            count += part.entries.len().max(1);
-            found = part.entries.iter().find_map(|entry| {
+        let asked = entries(&control, &mut |part| {
+            count += part.len().max(1);
+            found = part.iter().find_map(|entry| {
                 let socket = value(&entry.keys, "socket").map(Path::new)?;
                 (identity(socket) == Some(wanted)).then(|| named(&entry.kind, &entry.name))
             });

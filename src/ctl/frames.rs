@@ -17,8 +17,8 @@ use jiff::Timestamp;
 
 use crate::client::{Client, Next};
 use crate::failure::Failure;
+use crate::output::say;
 use crate::pcapng::{Frame, Writer};
-use crate::say;
 
 /// Name of standard output for `-w`.
 const STDOUT: &str = "-";

@@ -9,25 +9,25 @@ use crate::tool;
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Link {
-    pub ifindex: u32,
+    pub(crate) ifindex: u32,
     pub ifname: String,
     /// Name of the other end of a veth pair, if the other end is in the same namespace.
     pub link: Option<String>,
     /// Number of the other end of a veth pair, if the other end is in another namespace.
-    pub link_index: Option<u32>,
-    pub link_netnsid: Option<i64>,
-    pub linkinfo: Info,
+    pub(crate) link_index: Option<u32>,
+    pub(crate) link_netnsid: Option<i64>,
+    pub(crate) linkinfo: Info,
     /// Description of an XDP program that takes the interface's frames.
     pub xdp: Option<serde_json::Value>,
     /// Name of the bridge that the interface is in.
     pub master: Option<String>,
-    pub link_type: String,
+    pub(crate) link_type: String,
     /// Hardware address of the interface.
     pub address: String,
     pub mtu: u64,
     pub flags: Vec<String>,
     pub qdisc: String,
-    pub addr_info: Vec<Address>,
+    pub(crate) addr_info: Vec<Address>,
 }
 
 /// Kind of an interface.

@@ -1,6 +1,5 @@
 //! Commands that ask the switch, and derive rates, health and advice from the answers.
 
-use std::io::Write;
 use std::time::{Duration, Instant};
 
 use api::config::Kind;
@@ -11,10 +10,10 @@ use api::wire::{
 };
 use serde::Serialize;
 
-use crate::args::State;
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::show::text;
+use crate::output::text;
+use crate::values::State;
 
 /// Counters of all ports and workers.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -156,31 +155,6 @@ pub fn port(client: &mut Client, name: &str, with_rate: bool) -> Result<Details,
     let (before, details, seconds) = over_a_second(|| client.call(&request))?;
     let rates = Some(rates(&before.port, &details.port, seconds));
     Ok(Details { details, rates })
-}
-
-/// `stats --watch`: prints the rates of all ports again and again until the reader of standard
-/// output is gone.
-pub fn watch(client: &mut Client, every: Duration, as_json: bool) -> Result<(), Failure> {
-    let (mut before, mut began) = (ports(client)?, Instant::now());
-    loop {
-        std::thread::sleep(every);
-        let (after, now) = (ports(client)?, Instant::now());
-        let seconds = (now - began).as_secs_f64();
-        let rates = after.iter().map(|port| {
-            let known = before.iter().find(|old| old.name == port.name).unwrap_or(port);
-            PortRates { name: port.name.clone(), rates: rates(known, port, seconds) }
-        });
-        let rates: Vec<PortRates> = rates.collect();
-        let text = match as_json {
-            true => serde_json::json!({"seconds": seconds, "ports": rates}).to_string(),
-            false => crate::show::rates(&rates),
-        };
-        let mut out = std::io::stdout().lock();
-        if writeln!(out, "{text}").and_then(|()| out.flush()).is_err() {
-            return Ok(());
-        }
-        (before, began) = (after, now);
-    }
 }
 
 /// Returns the answer for `drops`: each reason of a drop with port, count and advice, and the

@@ -16,7 +16,8 @@ use serde_json::Value;
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::look::{self, Rates};
-use crate::show::{bits, human, last, latest, text};
+use crate::output::text;
+use crate::show::{bits, human, last, latest};
 use crate::span::span;
 
 /// Time between the two readings.

@@ -11,12 +11,8 @@ use rustix::termios::tcgetwinsize;
 use serde_json::Value;
 
 use crate::look::{Drops, Health, PortRates, Stats, WorkerShare};
+use crate::output::text;
 use crate::span::{ago, span};
-
-/// Returns a text of an answer without the control characters, which could steer a terminal.
-pub fn text(text: impl Display) -> String {
-    text.to_string().chars().filter(|c| !c.is_control()).collect()
-}
 
 /// Returns a value, or `-` if it is missing.
 pub fn maybe(value: Option<impl Display>) -> String {

@@ -5,12 +5,11 @@
 use api::wire::{self, Address, Finding, GetPort, ListAddresses, Port, Trace, Traced};
 use serde::Serialize;
 
-use crate::Told;
 use crate::client::Client;
-use crate::doctor;
+use crate::doctor::findings;
 use crate::failure::Failure;
 use crate::look;
-use crate::show::text;
+use crate::output::{Told, text};
 
 /// MTU of most networks. A shorter MTU of the receiver is a fault; a longer MTU of the sender is no
 /// fault.
@@ -71,8 +70,9 @@ pub fn run(client: &mut Client, words: [&String; 2]) -> Result<(Told, u8), Failu
             "{one} and {other} are both behind '{a}': frames between them do not pass the switch"
         )));
     }
-    let about =
-        |one: &Finding| one.port.is_some() && [a, b].iter().any(|name| doctor::is_about(one, name));
+    let about = |one: &Finding| {
+        one.port.is_some() && [a, b].iter().any(|name| findings::is_about(one, name))
+    };
     let findings = look::findings(client)?.into_iter().filter(about).collect();
     let traces = vec![way(client, &asked[0], &asked[1])?, way(client, &asked[1], &asked[0])?];
     let report = Report { findings, traces };
@@ -130,7 +130,7 @@ impl Report {
         if is_well {
             text += &format!("nothing in the switch is in the way between '{a}' and '{b}'\n");
         }
-        text.extend(self.findings.iter().map(doctor::finding_lines));
+        text.extend(self.findings.iter().map(findings::finding_lines));
         for Way { from, to, len, traced, .. } in &self.traces {
             text += &format!("a frame of {len} bytes from '{from}' to '{to}':\n{}", trace(traced));
         }

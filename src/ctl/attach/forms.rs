@@ -1,20 +1,20 @@
 //! The arguments that each front-end takes. All functions are pure, except `kvm` and
 //! `free_huge_mib`, which look at the machine.
 
-use super::{Port, Told, Wanted};
+use super::wanted::{VmArguments, VmPort, Wanted};
 use crate::qemu::{Version, escaped};
 
 /// Identifier of the shared memory.
 const MEMORY: &str = "mem";
 
 /// Returns the value of `-object` for memory that the switch can map.
-pub fn memory(port: &Port, id: &str, size: &str) -> String {
+pub fn memory(port: &VmPort, id: &str, size: &str) -> String {
     let prealloc = if port.prealloc { ",prealloc=on" } else { "" };
     format!("memory-backend-memfd,id={id},size={size},share=on{prealloc}")
 }
 
 /// Returns the value of `-chardev`.
-pub fn chardev(port: &Port, version: Version) -> String {
+pub fn chardev(port: &VmPort, version: Version) -> String {
     let role = match port.front_end_listens {
         true => "server=on,wait=off",
         false => version.reconnect(),
@@ -23,7 +23,7 @@ pub fn chardev(port: &Port, version: Version) -> String {
 }
 
 /// Returns the value of `-netdev`.
-pub fn netdev(port: &Port, chardev: &str, queues: u64) -> String {
+pub fn netdev(port: &VmPort, chardev: &str, queues: u64) -> String {
     let queues = if queues > 1 { format!(",queues={queues}") } else { String::new() };
     format!("vhost-user,id={},chardev={chardev}{queues}", port.id())
 }
@@ -39,7 +39,7 @@ pub(crate) enum Bus {
 }
 
 /// Returns the value of `-device`.
-pub fn device(port: &Port, netdev: &str, queues: u64, bus: Bus) -> String {
+pub fn device(port: &VmPort, netdev: &str, queues: u64, bus: Bus) -> String {
     let driver = if bus == Bus::Mmio { "virtio-net-device" } else { "virtio-net-pci" };
     let mut device = format!("{driver},netdev={netdev},mac={}", port.card_mac);
     if queues > 1 {
@@ -92,7 +92,7 @@ fn notes(wanted: &Wanted) -> Vec<String> {
 }
 
 /// Returns QEMU's options and values, a pair on each line, ready for a command line.
-pub fn qemu(wanted: &Wanted) -> Told {
+pub fn qemu(wanted: &Wanted) -> VmArguments {
     let mem = wanted.mem.word();
     let object = memory(&wanted.port, MEMORY, &mem);
     let mut arguments: Vec<String> =
@@ -100,7 +100,7 @@ pub fn qemu(wanted: &Wanted) -> Told {
             .map(str::to_owned)
             .into();
     arguments.append(&mut card(wanted));
-    Told { text: lines(&arguments), arguments, notes: notes(wanted) }
+    VmArguments { text: lines(&arguments), arguments, notes: notes(wanted) }
 }
 
 fn lines(arguments: &[String]) -> String {
@@ -108,7 +108,7 @@ fn lines(arguments: &[String]) -> String {
 }
 
 /// Returns cloud-hypervisor's arguments, whose `num_queues` counts rings, not pairs.
-pub(crate) fn cloud_hypervisor(wanted: &Wanted) -> Told {
+pub(crate) fn cloud_hypervisor(wanted: &Wanted) -> VmArguments {
     let port = &wanted.port;
     let prealloc = if port.prealloc { ",prealloc=on" } else { "" };
     let mode = if port.front_end_listens { "server" } else { "client" };
@@ -129,11 +129,11 @@ pub(crate) fn cloud_hypervisor(wanted: &Wanted) -> Told {
         arguments.extend(["--cpus".to_owned(), format!("boot={}", port.queues)]);
         notes.push("each queue pair wants a CPU of its own".to_owned());
     }
-    Told { text: lines(&arguments), arguments, notes }
+    VmArguments { text: lines(&arguments), arguments, notes }
 }
 
 /// Returns the parts of a libvirt domain, each below a comment that names its place.
-pub fn libvirt(wanted: &Wanted) -> Told {
+pub fn libvirt(wanted: &Wanted) -> VmArguments {
     let port = &wanted.port;
     let allocation = if port.prealloc { "\n  <allocation mode='immediate'/>" } else { "" };
     let mut interface = String::new();
@@ -173,7 +173,7 @@ pub fn libvirt(wanted: &Wanted) -> Told {
             "QEMU {version} without KVM fails with MSI-X here: boot the guest with pci=nomsi"
         ));
     }
-    Told { arguments: Vec::new(), text, notes }
+    VmArguments { arguments: Vec::new(), text, notes }
 }
 
 fn xml(text: &str) -> String {
@@ -182,7 +182,7 @@ fn xml(text: &str) -> String {
 }
 
 /// Returns DPDK's arguments for virtio-user, on huge pages if enough huge pages are free.
-pub fn dpdk(wanted: &Wanted) -> Told {
+pub fn dpdk(wanted: &Wanted) -> VmArguments {
     let port = &wanted.port;
     let mib = wanted.mem.mib();
     let mut arguments = vec!["--no-pci".to_owned()];
@@ -201,7 +201,7 @@ pub fn dpdk(wanted: &Wanted) -> Told {
         "--vdev=net_virtio_user0,path={},queues={},queue_size=256{mac}{role}",
         port.socket, port.queues
     ));
-    Told { text: arguments.join(" ") + "\n", arguments, notes }
+    VmArguments { text: arguments.join(" ") + "\n", arguments, notes }
 }
 
 /// True if guests may run under KVM on this machine.
@@ -222,12 +222,12 @@ pub(crate) fn free_huge_mib() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Size;
+    use super::super::wanted::Size;
     use super::*;
 
     fn wanted(queues: u64, version: &str) -> Wanted {
         Wanted {
-            port: Port {
+            port: VmPort {
                 name: "9".to_owned(),
                 socket: "/run/a,b/vm1.sock".to_owned(),
                 front_end_listens: false,

@@ -13,7 +13,7 @@ use crate::qemu::Item;
 #[derive(Debug, Default)]
 pub struct Facts {
     /// Version of this program.
-    pub client_version: String,
+    pub(crate) client_version: String,
     /// Answer of `GetStatus`.
     pub status: Status,
     /// Ports, TAPs and streams.

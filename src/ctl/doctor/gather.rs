@@ -4,7 +4,8 @@
 use api::wire::{DiffConfig, Finding, GetConfig, GetPortDetails, GetStatus};
 
 use super::facts::{Facts, Port};
-use super::{firewall, is_about, links, peers, processes};
+use super::findings::is_about;
+use super::{firewall, links, peers, processes};
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::filters::check;

@@ -7,6 +7,7 @@
 //! finding has a code, which does not change in later versions.
 
 mod facts;
+pub mod findings;
 mod firewall;
 mod gather;
 mod links;
@@ -26,14 +27,16 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
-use api::wire::{self, Finding, Level};
+use api::wire::{Finding, Level};
 use clap::Args;
 use serde_json::{Value, json};
 
 use crate::client::Client;
 use crate::failure::{Failure, start_by_hand};
-use crate::{Told, args};
+use crate::output::Told;
+use crate::values;
 use facts::{Ended, Facts};
+use findings::{Findings, finding_lines, line, shown};
 
 /// Find faults of the switch, its guests, its uplinks and the host
 ///
@@ -51,55 +54,8 @@ pub(crate) struct Doctor {
     /// Examine every SECONDS seconds, by default 5, and print a line for each finding that appears
     /// or disappears
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5",
-          value_parser = args::duration)]
+          value_parser = values::duration)]
     watch: Option<Duration>,
-}
-
-/// True if a finding is about the port `name`.
-pub(crate) fn is_about(finding: &Finding, name: &str) -> bool {
-    finding.port.iter().chain(&finding.with).any(|port| port == name)
-}
-
-/// Returns level, code, port and cause of a finding, in a line.
-fn headline(finding: &Finding) -> String {
-    let Finding { level, code, port, cause, .. } = finding;
-    let about = port.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
-    line(&format!("{}  {code}  {about}{cause}", word(*level)))
-}
-
-/// Returns a finding, and in a second line the command that removes the fault.
-pub(crate) fn finding_lines(finding: &Finding) -> String {
-    headline(finding) + &line(&format!("      {}", finding.command))
-}
-
-/// Returns a finding as JSON, without `with` if the finding is about one port alone.
-fn shown(finding: &Finding) -> Value {
-    let mut told = wire::json(finding);
-    if let (Value::Object(told), true) = (&mut told, finding.with.is_empty()) {
-        told.remove("with");
-    }
-    told
-}
-
-/// Findings in the order in which the doctor makes them.
-#[derive(Debug, Default)]
-pub struct Findings(Vec<Finding>);
-
-impl Findings {
-    fn add(&mut self, level: Level, code: &'static str, port: &str, cause: String, command: &str) {
-        let port = (!port.is_empty()).then(|| port.to_owned());
-        let (code, command) = (code.to_owned(), command.to_owned());
-        self.0.push(Finding { level, code, port, with: Vec::new(), cause, command });
-    }
-
-    /// Adds a warning; `port` is empty for the switch and the host.
-    pub(crate) fn warn(&mut self, code: &'static str, port: &str, cause: String, command: &str) {
-        self.add(Level::Warn, code, port, cause, command);
-    }
-
-    pub(crate) fn fail(&mut self, code: &'static str, port: &str, cause: String, command: &str) {
-        self.add(Level::Fail, code, port, cause, command);
-    }
 }
 
 /// Returns all findings, the worst first: the switch's own findings, and the findings from the
@@ -192,16 +148,6 @@ fn healthy<'a>(facts: &'a Facts, findings: &'a [Finding]) -> impl Iterator<Item 
     let ill: BTreeSet<&str> = of_ports.map(String::as_str).chain(of_switch).collect();
     let subjects = std::iter::once("").chain(facts.ports.iter().map(facts::Port::name));
     subjects.filter(move |name| !ill.contains(name))
-}
-
-fn word(level: Level) -> String {
-    level.name().to_uppercase()
-}
-
-/// Returns a line without control characters, because a process's name or a log's line must not
-/// forge a line of the doctor.
-fn line(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).chain(['\n']).collect()
 }
 
 fn lines(facts: &Facts, findings: &[Finding]) -> String {

@@ -2,8 +2,8 @@
 
 use api::wire::{Finding, Level};
 
-use super::Findings;
 use super::facts::Facts;
+use super::findings::Findings;
 use crate::filters::check::Fault;
 
 pub(crate) fn judge(facts: &Facts, findings: &mut Findings) {

@@ -4,10 +4,11 @@ use api::wire::{Finding, State};
 use base::words::counted;
 
 use super::facts::{Facts, Port, Process};
-use super::{Findings, Level};
+use super::findings::Findings;
 use crate::attach::forms;
 use crate::qemu;
 use crate::show::maybe;
+use api::wire::Level;
 
 /// Code of a finding that the switch makes too, once the driver has begun.
 const NOT_SHARED: &str = "memory-not-shared";

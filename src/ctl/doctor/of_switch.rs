@@ -2,8 +2,9 @@
 
 use api::wire::Step;
 
-use super::Findings;
 use super::facts::Facts;
+use super::findings::Findings;
+use crate::output::text;
 use crate::show;
 
 /// Share of the time that a worker may be ready without a CPU, in percent.
@@ -20,7 +21,7 @@ pub fn judge(facts: &Facts, findings: &mut Findings) {
 }
 
 fn version(facts: &Facts, findings: &mut Findings) {
-    let switch = show::text(&facts.status.version);
+    let switch = text(&facts.status.version);
     let client = &facts.client_version;
     if switch != *client {
         let cause = format!("the switch that runs is version {switch}, this vioswitchctl {client}");

@@ -18,8 +18,8 @@
 
 use api::wire::State;
 
-use super::Findings;
 use super::facts::{Facts, Host, Port};
+use super::findings::Findings;
 use crate::links::{Link, Qdisc};
 
 /// Code of the finding that frames come with unfinished checksums to a receiver that cannot finish

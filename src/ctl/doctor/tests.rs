@@ -5,6 +5,7 @@ use api::wire::{Region, State, Status};
 use serde_json::json;
 
 use super::facts::{Daemon, Ended, Facts, Forward, Host, Peer, Port, Process, Step, Unit};
+use super::findings::word;
 use super::*;
 use crate::filters::check;
 use crate::links::Link;

@@ -7,10 +7,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use api::wire::Finding;
 use serde_json::{Value, json};
 
-use super::{headline, shown};
+use super::findings::{headline, shown};
 use crate::events;
 use crate::failure::Failure;
-use crate::say;
+use crate::output::say;
 
 /// Key of a finding, without the cause, because figures in the cause may differ.
 type Key = (String, Option<String>, Vec<String>);

@@ -12,8 +12,7 @@ use base::limits::MAX_WORKERS;
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::show::text;
-use crate::{Told, listed};
+use crate::output::{Told, listed, text};
 
 /// A fault of a filter, or of a port that names filters.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -5,18 +5,27 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use api::wire::{GetConfig, GetPort, ReloadConfig, value};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::host::{self, Net};
 use super::plan::{self, File, Manager, Plan};
 use super::store::Store;
-use super::{Told, dnsmasq};
-use crate::args;
+use super::{dnsmasq, files};
 use crate::client::Client;
 use crate::config::file_word;
 use crate::failure::Failure;
-use crate::say;
-use crate::show::text;
+use crate::output::say;
+use crate::output::text;
+use crate::values;
+
+/// Steps that were done or are to be done.
+#[derive(Debug, Default)]
+pub(crate) struct NetworkSteps {
+    pub text: String,
+    pub value: Value,
+    /// Reason why the host would refuse the steps that `--print` prints.
+    pub refused: Option<Failure>,
+}
 
 /// Longest time that systemd-networkd takes to make an interface.
 const INTERFACE: Duration = Duration::from_secs(10);
@@ -39,7 +48,7 @@ pub fn put(
     plan: &Plan,
     files: &[File],
     live: Option<&Path>,
-) -> Result<Told, Failure> {
+) -> Result<NetworkSteps, Failure> {
     let mut client = live.map(Client::connect).transpose().or_else(not_running)?;
     if live.is_some() {
         // All checks run before the first write.
@@ -55,7 +64,7 @@ pub fn put(
         let wanted = plan.units();
         stop(units(&plan.name).iter().filter(|unit| !wanted.contains(unit)))?;
     }
-    let mut old = plan::possible(&plan.name);
+    let mut old = files::possible(&plan.name);
     old.retain(|file| files.iter().all(|wanted| wanted.path != file.path));
     let (gone, _) = store.remove(&plan.name, &old)?;
     let mut text = String::new();
@@ -73,9 +82,9 @@ pub fn put(
             say("no switch runs; it gets the network when it starts");
         }
     }
-    let manager = args::word(&plan.manager);
+    let manager = values::word(&plan.manager);
     let value = json!({"written": words(&written), "removed": words(&gone), "manager": manager});
-    Ok(Told { text, value, ..Told::default() })
+    Ok(NetworkSteps { text, value, ..NetworkSteps::default() })
 }
 
 fn words(paths: &[PathBuf]) -> Vec<String> {
@@ -191,8 +200,8 @@ fn run(words: &[&str]) -> Result<(), Failure> {
 
 /// Removes a network: first the running parts, then the files. Until all parts have stopped, files
 /// remain by which the next attempt finds the network.
-pub fn remove(store: &Store, name: &str, live: Option<&Path>) -> Result<Told, Failure> {
-    let files = plan::possible(name);
+pub fn remove(store: &Store, name: &str, live: Option<&Path>) -> Result<NetworkSteps, Failure> {
+    let files = files::possible(name);
     let (ours, left) = store.ours(name, &files)?;
     if ours.is_empty() {
         let text = format!("there is no network {name}; vioswitchctl network lists them");
@@ -220,7 +229,11 @@ pub fn remove(store: &Store, name: &str, live: Option<&Path>) -> Result<Told, Fa
     }
     let paths = words(&gone);
     let text = paths.iter().map(|path| format!("removed {path}\n")).collect();
-    Ok(Told { text, value: json!({"removed": paths, "left": left}), ..Told::default() })
+    Ok(NetworkSteps {
+        text,
+        value: json!({"removed": paths, "left": left}),
+        ..NetworkSteps::default()
+    })
 }
 
 /// Returns the units that a network may have: the units for guests, and last the unit for the
@@ -253,7 +266,7 @@ fn take_down(store: &Store, name: &str, control: &Path) -> Result<Vec<PathBuf>, 
     let mut client = Client::connect(control).map(Some).or_else(not_running)?;
     let units = units(name);
     stop(&units[..2])?;
-    let mut of_switch = plan::possible(name);
+    let mut of_switch = files::possible(name);
     of_switch.retain(|file| file.path == Path::new(&plan::of_switch(name)));
     let (gone, _) = store.remove(name, &of_switch)?;
     client.as_mut().map_or(Ok(()), reload)?;

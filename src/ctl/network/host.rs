@@ -8,7 +8,7 @@ use super::address::Cidr;
 use super::plan::{Manager, Plan};
 use crate::failure::Failure;
 use crate::links::{self, Link, Route};
-use crate::show::text;
+use crate::output::text;
 use crate::tool;
 
 /// Returns the manager for a network behind NAT on this host.

@@ -9,6 +9,7 @@ mod address;
 mod apply;
 mod bridge;
 mod dnsmasq;
+mod files;
 mod host;
 mod networkd;
 mod plan;
@@ -21,11 +22,13 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::failure::Failure;
-use crate::{args, say, show};
+use crate::output::{self, say};
+use crate::{show, values};
 use address::Cidr;
+use apply::NetworkSteps;
 use bridge::Bridge;
 use host::Net;
 use plan::{Content, File, Manager, Plan};
@@ -92,18 +95,9 @@ fn interface(text: &str) -> Result<String, String> {
     fits.then(|| text.to_owned()).ok_or_else(|| "the name of an interface, such as eth0".to_owned())
 }
 
-/// Steps that were done or are to be done.
-#[derive(Debug, Default)]
-struct Told {
-    text: String,
-    value: Value,
-    /// Reason why the host would refuse the steps that `--print` prints.
-    refused: Option<Failure>,
-}
-
 impl Network {
     /// Runs the command. Returns the answer and the exit status.
-    pub(crate) fn run(&self, control: &Path) -> Result<(crate::Told, u8), Failure> {
+    pub fn run(&self, control: &Path) -> Result<(output::Told, u8), Failure> {
         let told = match &self.name {
             None => self.list(),
             Some(name) if self.remove => apply::remove(&self.store(), name, self.live(control))?,
@@ -125,7 +119,7 @@ impl Network {
         self.root.is_none().then_some(control)
     }
 
-    fn list(&self) -> Told {
+    fn list(&self) -> NetworkSteps {
         let net = if self.root.is_none() { Net::look() } else { None };
         let (mut rows, mut all) = (Vec::new(), Vec::new());
         for (name, wanted) in self.store().networks() {
@@ -152,10 +146,10 @@ impl Network {
         }
         let title = ["NETWORK", "INTERFACE", "NAT", "DHCP", "MANAGER", "STATE"];
         let value = json!({"networks": all});
-        Told { text: show::table(&title, rows), value, ..Told::default() }
+        NetworkSteps { text: show::table(&title, rows), value, ..NetworkSteps::default() }
     }
 
-    fn bridge(&self, name: &str, nic: &str) -> Result<Told, Failure> {
+    fn bridge(&self, name: &str, nic: &str) -> Result<NetworkSteps, Failure> {
         let manager = self.manager.unwrap_or_else(host::bridge_manager);
         if manager == Manager::Dnsmasq {
             return Err(Failure::usage("dnsmasq manages no bridge: --manager networkd".to_owned()));
@@ -165,7 +159,7 @@ impl Network {
         Ok(printed(&bridge.files(), &bridge.commands(), &bridge.notes()))
     }
 
-    fn nat(&self, name: &str, control: &Path) -> Result<Told, Failure> {
+    fn nat(&self, name: &str, control: &Path) -> Result<NetworkSteps, Failure> {
         let plan = self.plan(name)?;
         let files = plan.files();
         let store = self.store();
@@ -177,10 +171,13 @@ impl Network {
                 Ok(notes) => (notes, None),
                 Err(failure) => (vec![failure.text.clone()], Some(failure)),
             };
-            return Ok(Told { refused, ..printed(&files, &apply::commands(&plan), &notes) });
+            return Ok(NetworkSteps {
+                refused,
+                ..printed(&files, &apply::commands(&plan), &notes)
+            });
         }
         let notes = judged?;
-        let manager = format!(" manager={}", args::word(&plan.manager));
+        let manager = format!(" manager={}", values::word(&plan.manager));
         if before.is_some_and(|words| !words.ends_with(&manager)) {
             let text =
                 format!("network {name} has another manager: vioswitchctl network {name} --remove");
@@ -226,7 +223,7 @@ impl Network {
         let manager = match self.manager {
             Some(manager @ (Manager::Networkd | Manager::Dnsmasq)) => manager,
             Some(other) => {
-                let other = args::word(&other);
+                let other = values::word(&other);
                 let text = format!("{other} is for --bridge: networkd or dnsmasq");
                 return Err(Failure::usage(text));
             }
@@ -261,7 +258,7 @@ fn no_ip() -> Failure {
 
 /// Returns each file below its path, and the commands that would run. Writes the notes to standard
 /// error.
-fn printed(files: &[File], commands: &[String], notes: &[String]) -> Told {
+fn printed(files: &[File], commands: &[String], notes: &[String]) -> NetworkSteps {
     notes.iter().for_each(|note| say(note));
     let mut text = String::new();
     let mut all = Vec::new();
@@ -281,5 +278,5 @@ fn printed(files: &[File], commands: &[String], notes: &[String]) -> Told {
     let _ = writeln!(text, "==> commands");
     commands.iter().for_each(|command| text += &format!("{command}\n"));
     let value = json!({"files": all, "commands": commands, "notes": notes});
-    Told { text, value, ..Told::default() }
+    NetworkSteps { text, value, ..NetworkSteps::default() }
 }

@@ -7,8 +7,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 
 use super::address::Cidr;
-use super::{dnsmasq, networkd};
-use crate::args;
+use crate::values;
 
 /// Who gives the interface its address, and the guests theirs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -107,7 +106,7 @@ impl Plan {
     }
 
     /// Returns the link by which systemd starts a unit of the package with the machine.
-    fn wanted(instance: &str) -> File {
+    pub fn wanted(instance: &str) -> File {
         let template = instance.split('@').next().unwrap_or_default();
         File {
             path: format!("{WANTS}/{instance}.service").into(),
@@ -134,19 +133,8 @@ impl Plan {
         self.dhcp || self.ipv6().is_some()
     }
 
-    /// Returns all files. The switch's file is the last, so that the other files exist before the
-    /// switch's file.
-    pub(crate) fn files(&self) -> Vec<File> {
-        let mut files = match self.manager {
-            Manager::Dnsmasq => dnsmasq::files(self),
-            _ => networkd::files(self),
-        };
-        files.extend(self.units().iter().map(|unit| Plan::wanted(unit)));
-        files.push(self.file(&of_switch(&self.name), &self.switch()));
-        files
-    }
-
-    fn switch(&self) -> String {
+    /// Returns the file that the switch reads.
+    pub fn switch(&self) -> String {
         let mut text = format!("{WANTED}{}\n", self.words());
         let (name, interface) = (&self.name, self.interface());
         let _ = write!(text, "[[tap]]\nname = \"{name}\"\nifname = \"{interface}\"\n");
@@ -160,33 +148,11 @@ impl Plan {
     fn words(&self) -> String {
         let addresses: Vec<String> = self.addresses.iter().map(Cidr::to_string).collect();
         let dhcp = if self.dhcp { "yes" } else { "no" };
-        format!("nat={} dhcp={dhcp} manager={}", addresses.join(","), args::word(&self.manager))
+        format!("nat={} dhcp={dhcp} manager={}", addresses.join(","), values::word(&self.manager))
     }
 }
 
 /// Returns the path of the network's file that the switch reads.
 pub fn of_switch(name: &str) -> String {
     format!("/etc/vioswitch/conf.d/{name}.toml")
-}
-
-/// Returns all files that a network of this name may have, with any manager.
-pub fn possible(name: &str) -> Vec<File> {
-    let of = |manager| Plan {
-        name: name.to_owned(),
-        addresses: ["10.0.0.1/24", "fd00::1/64"]
-            .iter()
-            .filter_map(|one| Cidr::parse(one))
-            .collect(),
-        dhcp: true,
-        dns: Vec::new(),
-        queues: 1,
-        manager,
-    };
-    let mut files = of(Manager::Networkd).files();
-    for file in of(Manager::Dnsmasq).files() {
-        if files.iter().all(|other| other.path != file.path) {
-            files.push(file);
-        }
-    }
-    files
 }

@@ -1,6 +1,6 @@
 //! Files that are written for a network, to the letter where a letter counts.
 
-use super::plan::possible;
+use super::files::possible;
 use super::*;
 
 fn plan(manager: Manager, addresses: &[&str]) -> Plan {

@@ -1,7 +1,7 @@
 //! Completes QEMU's command line for a port. All functions are pure, except for the check for KVM.
 
-use crate::attach::Port;
 use crate::attach::forms::{self, Bus};
+use crate::attach::wanted::VmPort;
 use crate::qemu::{self, Item, Version};
 
 /// Identifier of the memory that the client adds.
@@ -11,7 +11,7 @@ const DEFAULT_MEMORY: &str = "128M";
 
 /// Returns the words to append to the given words, or why the command line cannot be completed.
 pub fn missing(
-    port: &Port,
+    port: &VmPort,
     program: &str,
     version: Version,
     given: &[String],
@@ -23,7 +23,7 @@ pub fn missing(
     let mut words = memory(&items, port)?;
     let card = qemu::card(&items, &port.socket);
     let free = free_id(&items, &port.id());
-    let port = Port { name: free, ..port.clone() };
+    let port = VmPort { name: free, ..port.clone() };
     let Some(card) = card else {
         let id = port.id();
         words.extend(["-chardev".to_owned(), forms::chardev(&port, version)]);
@@ -50,7 +50,7 @@ fn device(
     items: &[Item],
     program: &str,
     version: Version,
-    port: &Port,
+    port: &VmPort,
     netdev: &str,
     queues: u64,
 ) -> [String; 2] {
@@ -92,7 +92,7 @@ fn free_id(items: &[Item], wanted: &str) -> String {
 
 /// Returns the words that make the guest's memory shared; no words if the given words do so
 /// already.
-fn memory(items: &[Item], port: &Port) -> Result<Vec<String>, String> {
+fn memory(items: &[Item], port: &VmPort) -> Result<Vec<String>, String> {
     let backends: Vec<&Item> = items
         .iter()
         .filter(|item| item.option == "object" && item.kind().starts_with("memory-backend-"))
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     fn run(queues: u64, line: &str) -> Result<String, String> {
-        let port = Port {
+        let port = VmPort {
             name: "vm1".to_owned(),
             socket: "/s".to_owned(),
             front_end_listens: false,

@@ -13,11 +13,12 @@ use api::config::Kind;
 use api::wire::GetPort;
 use clap::Args;
 
-use crate::attach::Port;
+use crate::attach::wanted::VmPort;
 use crate::client::Client;
 use crate::failure::Failure;
+use crate::output::say;
 use crate::qemu::Version;
-use crate::{delete, new_port, say};
+use crate::requests::{delete, new_port};
 use child::Signals;
 
 /// Longest time that this program waits for a restarting switch to delete the port.
@@ -73,7 +74,7 @@ impl Run {
         version: Version,
         given: &[String],
     ) -> Result<u8, Failure> {
-        let port = Port::ask(&mut client, &self.name)?;
+        let port = VmPort::ask(&mut client, &self.name)?;
         // The connection ends before QEMU runs, because the switch has room for few clients.
         drop(client);
         let missing = arguments::missing(&port, program, version, given);
