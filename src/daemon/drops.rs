@@ -148,7 +148,7 @@ mod tests {
     use super::*;
     use crate::sampler::Samples;
     use crate::state::carry;
-    use datapath::events::Events;
+    use datapath::events::{Event, Events};
     use datapath::port::PortTable;
     use sys::waker::Waker;
 
@@ -169,7 +169,10 @@ mod tests {
 
     fn told(events: &Events) -> Vec<String> {
         let all = events.after(0, 1_000).events;
-        all.iter().map(|event| format!("{} {}", event.port.as_ref().unwrap(), event.what)).collect()
+        let words = |event: &Event| format!("{} {}", event.port.as_ref().unwrap(), event.what);
+        // The meaning of the reason is in the table of reasons.
+        let brief = |text: String| text.split(" (").next().unwrap_or_default().to_owned();
+        all.iter().map(|event| brief(words(event))).collect()
     }
 
     #[test]

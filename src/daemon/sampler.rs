@@ -14,8 +14,7 @@ use std::time::Duration;
 
 use super::drops::Drops;
 use super::paced::{Reports, counted};
-use api::diagnosis::facts::Sender;
-use api::diagnosis::history::{Counts, History, Senders};
+use api::diagnosis::history::{Counts, History, Sender, Senders};
 use base::stats::{Direction, DropReason, Traffic};
 use datapath::port::{Port, PortTable, Ports};
 use datapath::worker::Helper;

@@ -182,7 +182,7 @@ events! {
     /// Frames are dropped for a reason for which none was dropped for some time.
     DropsBegan { direction: Direction, #[serde(serialize_with = "named")] reason: DropReason }
         = "drops_began" "bacc21b9ce954b2ea0398000b810f992" Info,
-        "drops began: {} {}", direction.name(), reason.name();
+        "drops began: {} {} ({})", direction.name(), reason.name(), reason.meaning();
     /// No frame is dropped for this reason any more.
     DropsEnded {
         direction: Direction, #[serde(serialize_with = "named")] reason: DropReason, frames: u64

@@ -1,7 +1,7 @@
 //! Facts that the diagnosis judges: the state of the switch and its ports, now and in the last
 //! minutes.
 
-use super::history::Counts;
+use super::history::{Counts, Sender};
 use base::frame::MacAddr;
 use base::stats::DropReason;
 
@@ -185,13 +185,4 @@ pub struct Offloads {
     pub segmented: u64,
     /// Segments that the frames were cut into.
     pub segments: u64,
-}
-
-/// A sender to a port.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sender {
-    /// Name of the port that the frames came from.
-    pub port: String,
-    /// Frames from this sender that found no room.
-    pub frames: u64,
 }

@@ -4,7 +4,6 @@
 
 use std::collections::VecDeque;
 
-use super::facts::Sender;
 use base::limits::{SAMPLES_KEPT, SAMPLES_SPACING, SENDERS_KEPT};
 
 /// Seconds by which present faults are judged.
@@ -104,6 +103,15 @@ impl History {
         let before = self.past.iter().rev().find(|(at, _)| old(*at)).or(self.past.front());
         counts.since(before.map_or(counts, |(_, counts)| *counts))
     }
+}
+
+/// A sender to a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sender {
+    /// Name of the port that the frames came from.
+    pub port: String,
+    /// Frames from this sender that found no room.
+    pub frames: u64,
 }
 
 /// Senders whose frames found no room at a port; older frames count less.

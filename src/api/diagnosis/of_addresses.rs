@@ -1,7 +1,7 @@
 //! Faults of the forwarding table: addresses that move, or belong to two ports.
 
 use super::facts::{Facts, Port};
-use super::{ADDRESS_MOVING, ADDRESS_OF_ANOTHER, FDB_FULL, Finding};
+use super::finding::{ADDRESS_MOVING, ADDRESS_OF_ANOTHER, FDB_FULL, Finding};
 use base::frame::MacAddr;
 use base::limits::FDB_MAX_ENTRIES;
 use base::words::counted;

@@ -1,7 +1,7 @@
 //! Faults of a guest's memory, as far as the front-end shares the memory.
 
 use super::facts::{Facts, Port};
-use super::{Finding, MEMORY_NOT_SHARED, MEMORY_ON_DISK, MEMORY_PARTLY_SHARED};
+use super::finding::{Finding, MEMORY_NOT_SHARED, MEMORY_ON_DISK, MEMORY_PARTLY_SHARED};
 use base::words::counted;
 
 /// Arguments by which QEMU shares all memory.

@@ -1,11 +1,13 @@
 //! Faults of a port: its interface, its rings, and frames that it does not take.
 
-use super::facts::{Facts, Link, LinkState, Offloads, Port, Refused, Sender};
-use super::{
+use super::facts::{Facts, Link, LinkState, Offloads, Port, Refused};
+use super::finding::{
     FRAMES_REFUSED, FRAMES_TOO_LONG, Finding, Level, OFFLOADS_IN_SOFTWARE, PORT_DISABLED,
     RECEIVER_OVERLOADED, RING_BROKEN, TAP_DOWN, TAP_GONE, UPLINKS_IN_ONE_BRIDGE,
 };
-use base::words::counted;
+use super::history::Sender;
+use base::stats::DropReason;
+use base::words::{counted, fill};
 
 /// Frames with offloads in software that are more than an accident of a boot.
 const MANY_FRAMES: u64 = 1_000;
@@ -37,7 +39,7 @@ fn down(port: &Port, link: &Link, facts: &Facts) -> Option<Finding> {
         LinkState::Up => None,
         LinkState::Down => {
             let cause = format!("its interface {interface} is down");
-            Some(Finding::of(TAP_DOWN, port, cause, format!("ip link set {interface} up")))
+            Some(Finding::of_drops(TAP_DOWN, port, DropReason::TapDown, cause))
         }
         LinkState::Gone => {
             let cause = format!("its interface {interface} was deleted");
@@ -58,9 +60,9 @@ fn down(port: &Port, link: &Link, facts: &Facts) -> Option<Finding> {
 }
 
 fn disabled(port: &Port) -> Option<Finding> {
-    let cause = "it is administratively down: nothing is forwarded".to_owned();
-    let command = format!("vioswitchctl port set {} admin=up", port.name);
-    port.is_disabled.then(|| Finding::of(PORT_DISABLED, port, cause, command))
+    let reason = DropReason::AdminDown;
+    let cause = fill(reason.sentence(), |_| Some("it".to_owned()));
+    port.is_disabled.then(|| Finding::of_drops(PORT_DISABLED, port, reason, cause))
 }
 
 fn broken(port: &Port) -> Option<Finding> {
@@ -84,15 +86,8 @@ fn overloaded(port: &Port) -> Option<Finding> {
          last seconds{}",
         named(&port.senders)
     );
-    let command = match &port.link {
-        Some(link) => format!("tc -s qdisc show dev {}", link.interface),
-        None => format!(
-            "larger rings (rx_queue_size=1024), more queue pairs or more CPU for it; vioswitchctl \
-             drops {}",
-            port.name
-        ),
-    };
-    Some(Finding::of(RECEIVER_OVERLOADED, port, cause, command))
+    let reason = if port.link.is_some() { DropReason::TapFull } else { DropReason::NoBuffer };
+    Some(Finding::of_drops(RECEIVER_OVERLOADED, port, reason, cause))
 }
 
 /// Returns the senders of most dropped frames.
@@ -109,11 +104,9 @@ fn too_long(port: &Port) -> Option<Finding> {
         return None;
     }
     let mtu = port.mtu.map_or("-".to_owned(), |mtu| mtu.to_string());
-    let name = &port.name;
     let (frames, were) = (counted(dropped, "frame"), if dropped == 1 { "was" } else { "were" });
     let cause = format!("{frames} {were} too long for its MTU of {mtu} and {were} dropped lately");
-    let command = format!("vioswitchctl port set {name} mtu=NUMBER, and the same MTU in guests");
-    Some(Finding::of(FRAMES_TOO_LONG, port, cause, command))
+    Some(Finding::of_drops(FRAMES_TOO_LONG, port, DropReason::TooBig, cause))
 }
 
 fn refused(port: &Port) -> Option<Finding> {
@@ -126,7 +119,7 @@ fn refused(port: &Port) -> Option<Finding> {
         reason.meaning(),
         last.unwrap_or_default()
     );
-    Some(Finding::of(FRAMES_REFUSED, port, cause, reason.advice().replace("NAME", &port.name)))
+    Some(Finding::of_drops(FRAMES_REFUSED, port, *reason, cause))
 }
 
 /// Finds a receiver without offloads, for which a worker does the offloads.

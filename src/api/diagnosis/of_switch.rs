@@ -1,7 +1,7 @@
 //! Faults of the switch as a whole.
 
 use super::facts::{Degraded, Facts, Odd};
-use super::{DEGRADED, Finding, KEPT_WITHOUT_EFFECT, SANDBOX_REFUSED, SETTINGS_AT_ODDS};
+use super::finding::{DEGRADED, Finding, KEPT_WITHOUT_EFFECT, SANDBOX_REFUSED, SETTINGS_AT_ODDS};
 
 /// Largest number of names in a list.
 const MOST_NAMED: usize = 3;

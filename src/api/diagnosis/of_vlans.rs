@@ -1,7 +1,7 @@
 //! Faults of bridges and VLANs: ports that reach no other port.
 
 use super::facts::{Facts, Port, Segment};
-use super::{Finding, PORT_ALONE, VLAN_WITHOUT_UPLINK};
+use super::finding::{Finding, PORT_ALONE, VLAN_WITHOUT_UPLINK};
 
 pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     for (at, port) in facts.ports.iter().enumerate() {

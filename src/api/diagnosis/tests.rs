@@ -1,9 +1,7 @@
 //! Each fault of a healthy switch is found by its own code, and by no other code.
 
-use super::facts::{
-    Bridge, Degraded, Link, LinkState, Odd, Offloads, Port, Refused, Segment, Sender,
-};
-use super::history::Counts;
+use super::facts::{Bridge, Degraded, Link, LinkState, Odd, Offloads, Port, Refused, Segment};
+use super::history::{Counts, Sender};
 use super::*;
 use base::frame::MacAddr;
 use base::stats::DropReason;

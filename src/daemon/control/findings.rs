@@ -4,7 +4,7 @@ use super::methods::{Answer, Switch};
 use super::parts::{Part, list};
 use crate::metrics::{Health, Scrape};
 use api::diagnosis;
-use api::diagnosis::facts::Sender;
+use api::diagnosis::history::Sender;
 use api::wire;
 use base::limits::{CONTROL_PORTS_A_REPLY, METRICS_PART_BYTES, SENDERS_TOLD};
 
