@@ -10,7 +10,7 @@ use api::config::{Key, Kind};
 
 use crate::attach::Attach;
 use crate::doctor::Doctor;
-use crate::filters::{Connections, Filter, Group};
+use crate::filters::{ConnectionsCommand, FilterCommand, GroupCommand};
 use crate::frames::Capture;
 use crate::network::Network;
 use crate::run::Run;
@@ -78,13 +78,13 @@ pub(crate) enum SwitchCommand {
     Mdb(MdbCommand),
     /// Show and change filters: rules about the packets of ports
     #[command(subcommand)]
-    Filter(Filter),
+    Filter(FilterCommand),
     /// Show and change groups: addresses that rules name
     #[command(subcommand)]
-    Group(Group),
+    Group(GroupCommand),
     /// Show and end connections of ports with a filter
     #[command(subcommand)]
-    Connections(Connections),
+    Connections(ConnectionsCommand),
     /// Show counters of ports, with drops by reason, and of workers
     Stats {
         /// Print rates every SECONDS seconds, by default every second

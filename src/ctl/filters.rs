@@ -21,7 +21,7 @@ use crate::show::{self, Columns, changes, listing, maybe, pairs, words};
 use crate::values::{DELETE, LIST};
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Filter {
+pub(crate) enum FilterCommand {
     /// List filters
     #[command(visible_alias = "ls")]
     List,
@@ -62,7 +62,7 @@ pub(crate) enum Filter {
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Group {
+pub(crate) enum GroupCommand {
     /// List groups
     #[command(visible_alias = "ls")]
     List,
@@ -105,7 +105,7 @@ pub(crate) struct New {
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Connections {
+pub(crate) enum ConnectionsCommand {
     /// Show the connections of ports with a filter
     #[command(visible_aliases = LIST)]
     Show {
@@ -120,18 +120,18 @@ pub(crate) enum Connections {
 }
 
 /// Carries out a command about filters.
-pub(crate) fn filter(client: &mut Client, command: &Filter) -> Result<Told, Failure> {
+pub(crate) fn filter(client: &mut Client, command: &FilterCommand) -> Result<Told, Failure> {
     Ok(match command {
-        Filter::List => listed("filters", &filters(client, None, None)?, filter_table),
-        Filter::Show { name, counters, port } => {
+        FilterCommand::List => listed("filters", &filters(client, None, None)?, filter_table),
+        FilterCommand::Show { name, counters, port } => {
             let found = filters(client, Some(name), port.clone())?.pop();
             let gone = || Failure::refused(format!("there is no filter '{name}'"));
             told(&found.ok_or_else(gone)?, |filter| shown(filter, *counters))
         }
-        Filter::Add(new) => add(client, Kind::Filter, new)?,
-        Filter::Set { name, settings } => set(client, Kind::Filter, name, settings)?,
-        Filter::Del { name } => done(&delete(client, name, Some(Kind::Filter), false)?),
-        Filter::Check { what } => {
+        FilterCommand::Add(new) => add(client, Kind::Filter, new)?,
+        FilterCommand::Set { name, settings } => set(client, Kind::Filter, name, settings)?,
+        FilterCommand::Del { name } => done(&delete(client, name, Some(Kind::Filter), false)?),
+        FilterCommand::Check { what } => {
             // The filter must exist.
             filters(client, Some(what), None)?;
             let entries = client.list(&GetConfig {}, |part| part.entries)?;
@@ -141,31 +141,34 @@ pub(crate) fn filter(client: &mut Client, command: &Filter) -> Result<Told, Fail
 }
 
 /// Carries out a command about groups.
-pub(crate) fn group(client: &mut Client, command: &Group) -> Result<Told, Failure> {
+pub(crate) fn group(client: &mut Client, command: &GroupCommand) -> Result<Told, Failure> {
     Ok(match command {
-        Group::List => listed("groups", &groups(client)?, group_table),
-        Group::Show { name } => {
+        GroupCommand::List => listed("groups", &groups(client)?, group_table),
+        GroupCommand::Show { name } => {
             let found = groups(client)?.into_iter().find(|group| group.name == *name);
             let gone = || Failure::refused(format!("there is no group '{name}'"));
             told(&found.ok_or_else(gone)?, group_pairs)
         }
-        Group::Add(new) => add(client, Kind::Group, new)?,
-        Group::Set { name, settings } => set(client, Kind::Group, name, settings)?,
-        Group::Del { name } => done(&delete(client, name, Some(Kind::Group), false)?),
+        GroupCommand::Add(new) => add(client, Kind::Group, new)?,
+        GroupCommand::Set { name, settings } => set(client, Kind::Group, name, settings)?,
+        GroupCommand::Del { name } => done(&delete(client, name, Some(Kind::Group), false)?),
     })
 }
 
 /// Carries out a command about connections.
-pub(crate) fn connections(client: &mut Client, command: &Connections) -> Result<Told, Failure> {
+pub(crate) fn connections(
+    client: &mut Client,
+    command: &ConnectionsCommand,
+) -> Result<Told, Failure> {
     Ok(match command {
-        Connections::Show { port } => {
+        ConnectionsCommand::Show { port } => {
             let request = ListConnections { port: port.clone() };
             let mut all = client.list(&request, |part| part.connections)?;
             // The switch lists connections in no order.
             all.sort_by(|one, other| key(one).cmp(&key(other)));
             listed("connections", &all, connection_table)
         }
-        Connections::Flush { port } => {
+        ConnectionsCommand::Flush { port } => {
             let ended = client.call(&FlushConnections { port: port.clone() })?;
             told(&ended, |ended| format!("{} ended\n", counted(ended.ended, "connection")))
         }
@@ -234,7 +237,7 @@ fn shown(filter: &wire::Filter, counters: bool) -> String {
 
 /// A group, with the filters whose rules name the group.
 #[derive(Debug, Serialize)]
-struct Shown {
+struct ShownGroup {
     name: String,
     origin: String,
     addresses: Vec<String>,
@@ -242,14 +245,14 @@ struct Shown {
     filters: Vec<String>,
 }
 
-fn groups(client: &mut Client) -> Result<Vec<Shown>, Failure> {
+fn groups(client: &mut Client) -> Result<Vec<ShownGroup>, Failure> {
     let mut entries = client.list(&GetConfig {}, |part| part.entries)?;
     entries.retain(|entry| entry.unused.is_none());
     let all = check::settings(&entries);
     let found = entries.iter().filter(|entry| entry.kind == Kind::Group.word());
     let shown = found.map(|group| {
         let users = all.iter().filter(|one| one.names_group(&group.name));
-        Shown {
+        ShownGroup {
             name: group.name.clone(),
             origin: group.origin.clone(),
             addresses: values(&group.keys, "addresses").to_vec(),
@@ -260,7 +263,7 @@ fn groups(client: &mut Client) -> Result<Vec<Shown>, Failure> {
     Ok(shown.collect())
 }
 
-fn group_table(all: &[Shown]) -> String {
+fn group_table(all: &[ShownGroup]) -> String {
     listing(
         all,
         &[
@@ -273,7 +276,7 @@ fn group_table(all: &[Shown]) -> String {
     )
 }
 
-fn group_pairs(group: &Shown) -> String {
+fn group_pairs(group: &ShownGroup) -> String {
     pairs(vec![
         ("name", text(&group.name)),
         ("origin", text(&group.origin)),

@@ -61,7 +61,7 @@ use args::{
 };
 use client::Client;
 use failure::Failure;
-use filters::{Filter, check};
+use filters::{FilterCommand, check};
 use output::{Told, done, listed, say, text, told};
 use requests::{changed, delete, new_port, trace};
 
@@ -113,7 +113,7 @@ fn run(options: &Options) -> Result<(String, u8), Failure> {
         SwitchCommand::Run(run) => (None, run.run(control)?),
         SwitchCommand::Network(network) => network.run(control).map(|(told, n)| (Some(told), n))?,
         SwitchCommand::Doctor(doctor) => doctor.run(control, as_json)?,
-        SwitchCommand::Filter(Filter::Check { what }) if check::is_file(what) => {
+        SwitchCommand::Filter(FilterCommand::Check { what }) if check::is_file(what) => {
             let told = check::told(&check::of_file(what)?, None);
             let status = status(&told);
             (Some(told), status)

@@ -351,6 +351,9 @@ fn modules_use_only_what_stands_below() {
 
 /// Modules whose files form no circle: of two files at most one uses types of the other.
 const NO_CIRCLES: &[&str] = &[
+    "ctl",
+    "api/config",
+    "api/diagnosis",
     "datapath/pipeline",
     "datapath/stalls",
     "datapath/port",
@@ -384,11 +387,12 @@ fn declared(code: &str) -> Vec<&str> {
 }
 
 #[test]
-fn files_of_the_data_path_form_no_circle() {
+fn files_of_a_module_form_no_circle() {
     let sources = sources("src");
     let mut complaints = Vec::new();
     for module in NO_CIRCLES {
-        let here = |s: &&Source| s.module().as_deref() == Some(module) && !s.is_test();
+        let is_own = |own: String| own == *module || own.starts_with(&format!("{module}/"));
+        let here = |s: &&Source| s.module().is_some_and(is_own) && !s.is_test();
         let files: Vec<_> = sources.iter().filter(here).map(|s| (&s.path, own_code(s))).collect();
         let types: Vec<_> = files.iter().map(|(_, code)| declared(code)).collect();
         let uses = |from: usize, to: usize| {

@@ -7,16 +7,15 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{ArgMatches, Command, CommandFactory, FromArgMatches, Parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches, Parser};
 
-use super::keys::Kind;
+use super::configuration::{Machine, PROGRAM, UsageError, one_line, usage_error};
+use super::kind::Kind;
 use super::raw::{Complaint, Place, Section, Setting, Source, Value, clip, is_unprintable, quote};
+use super::request::Request;
 use super::scalars::{SCALARS, Scalar};
-use super::{Asked, Machine, Request, UsageError, entries, one_line, validate};
+use super::{claims, entries, validate};
 use base::limits;
-
-/// Name of the program, with which each message begins.
-const PROGRAM: &str = "vioswitchd";
 
 /// Answer to `--print-capabilities`, by QEMU's docs/interop/vhost-user.rst, "Backend program
 /// conventions": one JSON object. The program then ignores all other arguments.
@@ -48,57 +47,8 @@ struct Options {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Add a port for a virtual machine; repeatable
-    ///
-    /// {keys}
-    ///
-    /// Write a comma inside a value twice. The option replaces the whole entry of the same kind
-    /// and name in the file.
-    #[arg(long, value_name = "NAME,socket=PATH[,KEY=VALUE]...", verbatim_doc_comment)]
-    port: Vec<String>,
-
-    /// Add a TAP interface as an uplink; repeatable
-    ///
-    /// {keys}
-    #[arg(long, value_name = "NAME,ifname=IFNAME[,KEY=VALUE]...", verbatim_doc_comment)]
-    tap: Vec<String>,
-
-    /// Add an interface of the host as an uplink that bypasses the host's network stack (AF_XDP);
-    /// repeatable
-    ///
-    /// {keys}
-    #[arg(
-        long,
-        value_name = "NAME,ifname=IFNAME[,KEY=VALUE]...",
-        allow_hyphen_values = true,
-        verbatim_doc_comment
-    )]
-    xdp: Vec<String>,
-
-    /// Add a port for a process that speaks QEMU's -netdev stream over a Unix socket, such as
-    /// passt; repeatable
-    ///
-    /// {keys}
-    #[arg(long, value_name = "NAME,socket=PATH[,KEY=VALUE]...", verbatim_doc_comment)]
-    stream: Vec<String>,
-
-    /// Add a mirror, which copies frames of one port to another; repeatable
-    ///
-    /// {keys}
-    #[arg(long, value_name = "NAME,from=PORT,to=PORT[,KEY=VALUE]...", verbatim_doc_comment)]
-    mirror: Vec<String>,
-
-    /// Add a filter: rules about the packets of ports that name the filter in filter=; repeatable
-    ///
-    /// {keys}
-    #[arg(long, value_name = "NAME[,KEY=VALUE]...", verbatim_doc_comment)]
-    filter: Vec<String>,
-
-    /// Add a group: addresses that rules of filters name as group:NAME; repeatable
-    ///
-    /// {keys}
-    #[arg(long, value_name = "NAME[,KEY=VALUE]...", verbatim_doc_comment)]
-    group: Vec<String>,
+    #[command(flatten)]
+    entries: EntryOptions,
 
     /// Add one port, named port0, that listens on PATH
     #[arg(long, value_name = "PATH", conflicts_with = "fd")]
@@ -125,18 +75,59 @@ struct Options {
     print_capabilities: bool,
 }
 
-/// Returns the options with their help; the help of options for ports has the keys.
+/// The options that add entries, one for each kind; [`lower`] reads their values.
+#[derive(Debug)]
+struct EntryOptions;
+
+impl FromArgMatches for EntryOptions {
+    fn from_arg_matches(_: &ArgMatches) -> Result<EntryOptions, clap::Error> {
+        Ok(EntryOptions)
+    }
+
+    fn update_from_arg_matches(&mut self, _: &ArgMatches) -> Result<(), clap::Error> {
+        Ok(())
+    }
+}
+
+impl clap::Args for EntryOptions {
+    fn augment_args(command: Command) -> Command {
+        command.args(Kind::NAMED.map(|kind| {
+            let (form, help) = kind.option();
+            let option = Arg::new(kind.name()).long(kind.name()).value_name(form);
+            let option = option.action(ArgAction::Append).allow_hyphen_values(true);
+            let short = help.split("\n\n").next().unwrap_or_default();
+            option.help(short).long_help(help.replace("{keys}", &kind.help()))
+        }))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        EntryOptions::augment_args(command)
+    }
+}
+
+/// Returns the options with their help.
 pub(super) fn command() -> Command {
-    Options::command().args(SCALARS.iter().map(Scalar::option)).mut_args(|arg| {
-        match Kind::named(arg.get_id().as_str()) {
-            Some(kind) => {
-                let help = arg.get_long_help().map(ToString::to_string).unwrap_or_default();
-                let help = help.replace("{keys}", &kind.help());
-                arg.long_help(help).allow_hyphen_values(true)
-            }
-            None => arg,
-        }
-    })
+    Options::command().args(SCALARS.iter().map(Scalar::option))
+}
+
+/// Action that the command line requests.
+#[derive(Debug)]
+pub enum Asked {
+    /// A configuration, to be run or checked.
+    Request(Box<Request>),
+    /// Print this to standard output and exit with status 0.
+    Print(String),
+}
+
+impl Request {
+    /// Reads the command line `args`, which begins with the program's name, for `machine`.
+    pub fn read<I>(args: I, machine: Machine<'_>) -> Result<Asked, UsageError>
+    where
+        I: IntoIterator,
+        I::Item: Into<OsString>,
+    {
+        parse(args.into_iter().map(Into::into).collect(), machine)
+    }
 }
 
 /// Reads `args`, which begin with the program's name.
@@ -180,11 +171,6 @@ fn separate_truth(args: &[OsString]) -> Option<String> {
         ] => Some(format!("unexpected argument '{truth}' found, write {option}={truth}")),
         _ => None,
     })
-}
-
-/// Returns the error with one line about a bad argument.
-pub(super) fn usage_error(text: &str) -> UsageError {
-    UsageError { lines: vec![format!("{PROGRAM}: {text}")] }
 }
 
 /// Returns the first paragraph of clap's error, in one line.
@@ -231,7 +217,7 @@ fn lower(
     SCALARS.iter().for_each(|one| scalar(one.name, matches.get_one(one.name)));
     let over = validate::source(&source, Machine { cpus, allowed });
     one_line(&over.complaints)?;
-    one_line(&entries::conflicts(&over, &entries::place))?;
+    one_line(&entries::conflicts(&over, &claims::place))?;
     let Options { config: file, check, strict, state_dir, .. } = options;
     let allowed = allowed.to_vec();
     Ok(Request { file, over, cpus, allowed, check, strict, state_dir })

@@ -7,65 +7,16 @@ use std::path::{Path, PathBuf};
 
 use log::LevelFilter;
 
-use super::keys::{Kind, Settings};
+use super::claims::{Claim, Places, Shared};
+use super::configuration::{Config, Control, Entry, Origin};
+use super::keys::Settings;
+use super::kind::Kind;
 use super::raw::{Complaint, Place, quote};
 use super::rulebook::Rulebook;
 use super::scalars::Scalars;
-use super::settings::{Entry, Origin};
-use super::validate::Validated;
-use super::{Config, Control};
+use super::validate::{Checked, Validated};
 use base::limits;
 use switch::mirror::{Mirror, conflict as conflict_of_mirrors};
-use sys::fs::directory_of;
-
-base::words! {
-    /// Kinds of values that only one entry may have.
-    Shared {
-        /// Name of the entry.
-        Name "name",
-        /// Place of the entry's socket in the file system.
-        Socket "socket",
-        /// Interface of an uplink.
-        Interface "interface",
-        /// Static address.
-        Mac "mac",
-    }
-}
-
-/// A value that an entry claims for itself.
-#[derive(Debug, Clone)]
-pub(super) struct Claim {
-    pub(super) what: Shared,
-    pub(super) value: String,
-    /// Scope in which the value belongs to the entry alone; empty for all scopes.
-    pub(super) scope: PathBuf,
-    pub(super) at: Place,
-}
-
-/// Returns the place of a socket: two spellings of a path (`/run//a`, `/run/./a`, `/var/run/a`) are
-/// one socket. If the directory does not exist, only the spelling can be compared. The function
-/// asks the directory's file system, which may never answer.
-pub fn place(path: &Path) -> PathBuf {
-    let spelled: PathBuf = path.components().collect();
-    match (directory_of(&spelled).canonicalize(), spelled.file_name()) {
-        (Ok(directory), Some(name)) => directory.join(name),
-        _ => spelled,
-    }
-}
-
-/// An entry, with the settings that could be read.
-#[derive(Debug, Clone)]
-pub(super) struct Checked {
-    pub(super) at: Place,
-    pub(super) settings: Settings,
-    /// Claims of the entry, also of an entry with errors, so that conflicts are reported together
-    /// with the errors.
-    pub(super) claims: Vec<Claim>,
-}
-
-/// Function from the path of a socket to the socket's place: [`place`], or a look-up of known
-/// places.
-pub type Places<'a> = &'a dyn Fn(&Path) -> PathBuf;
 
 /// Returns a complaint for each value that is claimed twice, and for each number of entries above a
 /// limit.
@@ -92,8 +43,7 @@ pub(super) fn conflicts(checked: &Validated, places: Places<'_>) -> Vec<Complain
         complaints.push(Complaint::new(&entry.at, text));
     }
     complaints.append(&mut mirrored_mirrors(&checked.entries));
-    let limited = [Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Mirror, Kind::Filter, Kind::Group];
-    for kind in limited {
+    for kind in Kind::NAMED.into_iter().filter(|kind| *kind != Kind::Port) {
         let (most, noun) = kind.most();
         let mut all = checked.entries.iter().filter(|entry| entry.settings.kind == kind);
         if let Some(entry) = all.nth(most) {

@@ -11,12 +11,14 @@ use std::sync::Arc;
 use toml::Spanned;
 use toml::de::{DeInteger, DeTable, DeValue};
 
+use super::claims::Places;
+use super::configuration::{Machine, UsageError};
 use super::entries::{self, whereabouts};
-use super::keys::{KEYS, Kind};
+use super::keys::KEYS;
+use super::kind::Kind;
 use super::raw::{Complaint, Place, Section, Setting, Source, Value, clip, quote};
 use super::sources::Text;
 use super::validate::{self, Validated};
-use super::{Machine, UsageError};
 use base::limits;
 use base::words::counted;
 
@@ -24,7 +26,7 @@ use base::words::counted;
 pub(super) fn check(
     texts: &[Text],
     machine: Machine<'_>,
-    places: entries::Places<'_>,
+    places: Places<'_>,
 ) -> Result<Validated, UsageError> {
     let (mut source, mut complaints) = (Source::default(), Vec::new());
     let mut syntax = Vec::new();

@@ -13,7 +13,8 @@ use toml::de::{DeTable, DeValue};
 use toml_writer::TomlWrite;
 
 use super::file::plain;
-use super::keys::{KEYS, Kind, Settings};
+use super::keys::{KEYS, Settings};
+use super::kind::Kind;
 use super::raw::{Value, clip, quote};
 use super::value::is_port_name;
 use base::limits::MAX_QUOTED_CHARS;

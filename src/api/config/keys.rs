@@ -12,7 +12,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::amount::FloodRates;
-use super::entries::Shared;
+use super::claims::Shared;
+use super::kind::Kind;
 use super::raw::Setting;
 use super::types::{
     ADDRESSES, ADMIN, ALLOW_SERVER, ALLOWED_IPS, ALLOWED_MACS, BRIDGE, BURST, ETHERTYPES,
@@ -31,68 +32,7 @@ use switch::mirror::Way;
 use switch::{Bridge, Rate, ReservedSet, Size, VlanId, VlanSet};
 use sys::tap_ring::Io;
 
-base::words! {
-    /// Kind of an entry, with the name of the tables in a file and of the option.
-    Kind {
-        /// Port of a virtual machine.
-        Port "port",
-        /// TAP: a network interface that the host makes for the switch.
-        Tap "tap",
-        /// XDP uplink: a network interface that bypasses the host's network stack.
-        Xdp "xdp",
-        /// Stream: a process that speaks QEMU's `-netdev stream`.
-        Stream "stream",
-        /// Mirror, which is no port: frames of one port are copied to another port.
-        Mirror "mirror",
-        /// Filter, which is no port: rules about packets.
-        Filter "filter",
-        /// Group, which is no port: addresses that rules name.
-        Group "group",
-        /// Template, which is no port: settings that all ports by plug share.
-        Template "template",
-    }
-}
-
 impl Kind {
-    /// Kinds of ports.
-    pub const PORTS: [Kind; 4] = [Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream];
-    /// Kinds that may have several entries.
-    pub(crate) const NAMED: [Kind; 7] =
-        [Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Mirror, Kind::Filter, Kind::Group];
-
-    /// True if entries of the kind are ports.
-    pub fn is_port(self) -> bool {
-        Kind::PORTS.contains(&self)
-    }
-
-    /// Returns the kind of entries with this name.
-    pub fn named(name: &str) -> Option<Kind> {
-        Kind::NAMED.into_iter().find(|kind| kind.name() == name)
-    }
-
-    /// Returns the word for the kind on the control socket: `vm` for the port of a virtual machine.
-    pub fn word(self) -> &'static str {
-        if self == Kind::Port { "vm" } else { self.name() }
-    }
-
-    /// Returns the kind of entries for which the control socket has this word.
-    pub fn of_word(word: &str) -> Option<Kind> {
-        Kind::NAMED.into_iter().find(|kind| kind.word() == word)
-    }
-
-    /// Returns the largest number of entries of the kind, and their noun.
-    pub fn most(self) -> (usize, &'static str) {
-        match self {
-            Kind::Tap => (limits::MAX_TAPS, "taps"),
-            Kind::Xdp => (limits::MAX_XDPS, "xdp uplinks"),
-            Kind::Stream => (limits::MAX_STREAMS, "streams"),
-            Kind::Mirror => (limits::MAX_MIRRORS, "mirrors"),
-            Kind::Filter => (limits::MAX_FILTERS, "filters"),
-            Kind::Group => (limits::MAX_FILTERS, "groups"),
-            Kind::Port | Kind::Template => (limits::MAX_PORTS, "ports"),
-        }
-    }
-
     /// Returns the keys of the kind's entries.
     pub fn keys(self) -> impl Iterator<Item = &'static Key> {
         KEYS.iter().filter(move |key| key.kinds.contains(&self))

@@ -51,7 +51,7 @@ pub fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&
 mod tests {
     use super::*;
     use crate::config::keys::KEYS;
-    use crate::config::scalars::SCALAR_KEYS;
+    use crate::config::scalars::outer_keys;
 
     #[test]
     fn a_slip_is_found_and_another_word_is_not() {
@@ -71,7 +71,7 @@ mod tests {
     /// Each habit stands for an existing key.
     #[test]
     fn words_of_other_programs_stand_for_keys() {
-        let keys: Vec<&str> = KEYS.iter().map(|key| key.name).chain(SCALAR_KEYS.to_vec()).collect();
+        let keys: Vec<&str> = KEYS.iter().map(|key| key.name).chain(outer_keys()).collect();
         assert!(habits().count() > 30);
         for (word, ours) in habits() {
             assert!(!keys.contains(&word) && keys.contains(&ours), "{word} {ours}");

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::keys::Kind;
+use super::kind::Kind;
 use base::limits;
 
 /// Place of a setting.

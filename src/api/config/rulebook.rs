@@ -3,7 +3,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use super::keys::{Kind, Settings};
+use super::keys::Settings;
+use super::kind::Kind;
 pub use switch::filter::check::Finding;
 use switch::filter::check::check;
 use switch::filter::{Compiled, Direction, Filter, Group, Span, TooLarge, Verdict, named};

@@ -6,15 +6,17 @@ use std::path::PathBuf;
 use clap::Arg;
 use log::LevelFilter;
 
+use super::claims::{Claim, Shared};
+use super::configuration::Machine;
 use super::cpus::cpu_list;
-use super::entries::{Claim, Shared};
 use super::keys::Settings;
+use super::kind::Kind;
 use super::latency::{Latency, latency};
 use super::raw::{Place, Setting};
 use super::value::{
-    group, log_level, metrics, number, one_of, socket_directory, socket_path, text, truth, workers,
+    MetricsSocket, group, log_level, metrics, number, one_of, socket_directory, socket_path, text,
+    truth, workers,
 };
-use super::{Machine, MetricsSocket};
 use base::limits;
 use base::words::Words;
 
@@ -89,12 +91,6 @@ macro_rules! scalars {
 
         pub(super) const SCALARS: &[Scalar] =
             &[$(Scalar { name: $name, form: $form, help: $help },)*];
-        /// All keys that may stand outside of entries.
-        pub(super) const SCALAR_KEYS: &[&str] =
-            &[
-                "port", "tap", "xdp", "stream", "mirror", "filter", "group", $($name,)* "template",
-                "socket-path", "fd",
-            ];
     };
 }
 
@@ -151,6 +147,13 @@ scalars! {
     "plug" plug: PathBuf = None, "DIR", |setting, _| socket_directory(setting),
         |path| path.to_string_lossy().into_owned(),
         "Make a port for each listening socket in this directory (libvirt's mode='server')";
+}
+
+/// Returns all keys that may stand outside of entries.
+pub(super) fn outer_keys() -> Vec<&'static str> {
+    let kinds = Kind::NAMED.into_iter().map(Kind::name);
+    let own = SCALARS.iter().map(|scalar| scalar.name);
+    kinds.chain(own).chain(["template", "socket-path", "fd"]).collect()
 }
 
 fn list(cpus: &[usize]) -> String {

@@ -2,84 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
-use super::Endpoint;
-use super::entries::{Shared, conflicts, place};
-use super::kept::Keys;
-use super::keys::{Effect, KEYS, Key, Kind, Settings};
-use super::raw::{Complaint, Place, Section, Setting, Value, shell_word};
+use super::configuration::Endpoint;
+use super::keys::{Effect, KEYS, Key, Settings};
+use super::kind::Kind;
+use super::raw::shell_word;
 use super::types::{Admin, AllowedMac, Guard, Mode, Server};
-use super::validate::{Validated, entry};
 use base::frame::MacAddr;
 use switch::filter::Filter;
 use switch::filter::rule::Address;
 use switch::mirror::{Copied, Mirror};
 use switch::port_security::{AllowedIps, AllowedMacs};
 use switch::{Bridge, FloodLimits, Limit, Membership, PortPolicy, PortSecurity, Rate, Size};
-
-/// Who gave a port its settings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
-    /// The configuration: its files and the command line.
-    Config,
-    /// A client; the port stays until a client deletes it.
-    Kept,
-    /// A client; the port goes with the process.
-    Transient,
-    /// A socket in the directory of ports by plug, of this user.
-    Plug(u32),
-}
-
-impl Origin {
-    /// The user whose socket a port has that came by itself.
-    pub fn plugged_by(self) -> Option<u32> {
-        if let Origin::Plug(uid) = self { Some(uid) } else { None }
-    }
-
-    /// Returns the name for clients.
-    pub fn name(self) -> &'static str {
-        match self {
-            Origin::Config => "config",
-            Origin::Kept => "kept",
-            Origin::Transient => "transient",
-            Origin::Plug(_) => "plug",
-        }
-    }
-}
-
-/// An entry of the configuration: settings and their origin.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
-    /// Settings of the entry.
-    pub settings: Settings,
-    /// Origin of the entry.
-    pub origin: Origin,
-    /// Place of the socket, for comparison.
-    pub place: Option<PathBuf>,
-}
-
-impl Entry {
-    /// Makes an entry and finds the place of the socket, which may wait for a file system:
-    /// [`place`].
-    pub fn new(settings: Settings, origin: Origin) -> Entry {
-        let place = settings.socket.as_deref().map(place);
-        Entry { settings, origin, place }
-    }
-
-    /// Returns the values that only one port may have, in the form for comparison: the socket's
-    /// place, interface, addresses.
-    pub fn claims(&self) -> Vec<(Shared, PathBuf)> {
-        let socket = self.place.iter().map(|place| (Shared::Socket, place.clone()));
-        let claimed = KEYS.iter().filter_map(|key| Some((key.claims?, key)));
-        let others = claimed.filter(|(what, _)| !matches!(what, Shared::Name | Shared::Socket));
-        let home = self.settings.home();
-        let words = |(what, key): (Shared, &Key)| {
-            let scope = if what == Shared::Mac { home.clone() } else { PathBuf::new() };
-            let words = (key.words)(&self.settings).into_iter();
-            words.map(move |word| (what, scope.join(word)))
-        };
-        socket.chain(others.flat_map(words)).collect()
-    }
-}
 
 /// A key whose value changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,37 +37,7 @@ pub struct Wrong {
     pub text: String,
 }
 
-impl From<Complaint> for Wrong {
-    fn from(Complaint { at, text }: Complaint) -> Wrong {
-        let key = match at {
-            Place::Parameter(key) => key,
-            // A complaint about all settings begins with the missing key.
-            _ => text.split(' ').next().unwrap_or_default().to_owned(),
-        };
-        Wrong { key, text }
-    }
-}
-
 impl Settings {
-    /// Reads settings of a program, with the name among them, by the rules of the command line and
-    /// the files.
-    pub fn parse(kind: Kind, given: Vec<(String, Value)>) -> Result<Settings, Wrong> {
-        let setting = |(key, value): (String, Value)| {
-            let at = Place::Parameter(key.clone());
-            Setting { key, value, at }
-        };
-        let settings = given.into_iter().map(setting).collect();
-        let (checked, complaints) = entry(&Section { kind, settings, at: Place::Command });
-        let settings = checked.settings.clone();
-        let all = Validated { entries: vec![checked], complaints, ..Validated::default() };
-        // A single entry has one socket, so the path can be compared as written.
-        let twice = conflicts(&all, &Path::to_path_buf);
-        match all.complaints.into_iter().chain(twice).next() {
-            Some(complaint) => Err(complaint.into()),
-            None => Ok(settings),
-        }
-    }
-
     /// Returns the endpoint for the front-end or peer, if the entry has one.
     pub fn endpoint(&self) -> Option<Endpoint> {
         if let Some(number) = self.fd {
@@ -348,25 +251,6 @@ impl Settings {
         KEYS.iter().filter(|key| has(key)).map(|key| (key.name, (key.words)(self))).collect()
     }
 
-    /// Returns these settings with other words for some keys; no words for a key that is not set.
-    pub fn with(&self, keys: &Keys) -> Result<Settings, Wrong> {
-        let mut given = vec![("name".to_owned(), Value::Word(self.name.clone()))];
-        let own = self.words().into_iter().map(|(key, words)| (key.to_owned(), words));
-        let own = own.filter(|(key, _)| !keys.contains_key(key));
-        let others = keys.iter().map(|(key, words)| (key.clone(), words.clone()));
-        for (key, words) in own.chain(others) {
-            given.extend(words.into_iter().map(|word| (key.clone(), Value::Word(word))));
-        }
-        Settings::parse(self.kind, given)
-    }
-
-    /// Returns the keys whose words are other ones in `changed`, with those words.
-    pub fn changed_keys(&self, changed: &Settings) -> Keys {
-        let before = self.words();
-        let differ = changed.words().into_iter().filter(|word| !before.contains(word));
-        differ.map(|(key, words)| (key.to_owned(), words)).collect()
-    }
-
     /// Returns the keys whose values are not the defaults, with these values.
     pub fn given(&self) -> Vec<(&'static str, Vec<String>)> {
         let plain = Settings::new(self.kind).words();
@@ -412,6 +296,7 @@ impl Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Value;
 
     fn given(pairs: &[(&str, &str)]) -> Vec<(String, Value)> {
         let text = |(key, word): &(&str, &str)| (key.to_string(), Value::Word(word.to_string()));

@@ -4,8 +4,8 @@ use std::os::fd::RawFd;
 use std::path::PathBuf;
 
 use super::amount::{FloodRates, rate, rate_word, size, size_word, storm, storm_word};
-use super::entries::Shared;
-use super::keys::Kind;
+use super::claims::Shared;
+use super::kind::Kind;
 use super::raw::{Setting, Value, quote};
 use super::value::{
     group, inherited_socket, interface_name, label, number, one_of, permissions, port_name, prefix,

@@ -7,17 +7,29 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::path::PathBuf;
 
-use super::Machine;
-use super::entries::{Checked, Claim, Shared};
-use super::keys::{Key, Kind, Settings};
+use super::claims::{Claim, Shared};
+use super::configuration::Machine;
+use super::keys::{KEYS, Key, Settings};
+use super::kind::Kind;
+use super::nearest::{habitual, nearest};
 use super::raw::{Complaint, Place, Section, Setting, Source, Value, quote};
-use super::scalars::{SCALAR_KEYS, Scalars, claimed_socket};
+use super::scalars::{Scalars, claimed_socket, outer_keys};
 use super::types::Mode;
-use super::value::{inherited_socket, unknown_key};
+use super::value::inherited_socket;
 use base::limits::MAX_FILTER_BYTES;
 
 /// Name of the port that `--socket-path` or `--fd` adds.
 const SHORTHAND_NAME: &str = "port0";
+
+/// An entry, with the settings that could be read.
+#[derive(Debug, Clone)]
+pub(super) struct Checked {
+    pub(super) at: Place,
+    pub(super) settings: Settings,
+    /// Claims of the entry, also of an entry with errors, so that conflicts are reported together
+    /// with the errors.
+    pub(super) claims: Vec<Claim>,
+}
 
 /// Checked settings of one source.
 #[derive(Debug, Clone, Default)]
@@ -61,7 +73,7 @@ fn scalar(checked: &mut Validated, setting: &Setting, machine: Machine<'_>) -> R
             checked.entries.push(shorthand(setting, |settings| settings.fd = fd));
         }
         _ if checked.scalars.read(setting, machine)? => {}
-        _ => return Err(unknown_key(setting, SCALAR_KEYS, None)),
+        _ => return Err(unknown_key(setting, &outer_keys(), None)),
     }
     Ok(())
 }
@@ -174,4 +186,35 @@ fn native_alone(Section { settings, .. }: &Section) -> Option<Complaint> {
     };
     let text = format!("native is of a trunk, and trunk is missing; {instead}");
     Some(Complaint::new(&native.at, text))
+}
+
+/// Returns the complaint about an unknown key. `known` lists the possible keys: the keys of `kind`,
+/// or the keys outside of entries. The complaint has a suggestion first, and then the place of the
+/// list.
+fn unknown_key(setting: &Setting, known: &[&str], kind: Option<Kind>) -> String {
+    let plain = |word: &str| word.trim_end_matches('s').replace('_', "-").to_lowercase();
+    let meant = known.iter().find(|word| plain(word) == plain(&setting.key));
+    let list = match (&setting.at, kind) {
+        (Place::Parameter(_), Some(kind)) => format!("vioswitchctl {kind} add --help"),
+        _ => "vioswitchd --help".to_owned(),
+    };
+    let near = || nearest(&setting.key, known.iter().copied());
+    let elsewhere =
+        kind.and_then(|kind| KEYS.iter().find(|k| k.name == setting.key).zip(Some(kind)));
+    if let Some((key, kind)) = elsewhere {
+        let kinds = key.kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ");
+        let key = quote(&setting.key);
+        return format!("{key} is a key of {kinds}, not of {kind}; {list} lists its keys");
+    }
+    let hint = match meant {
+        Some(word) if Kind::named(word).is_some() => format!(": write [[{word}]]"),
+        Some(word) => format!(": write {}", setting.renamed(word)),
+        None => match habitual(&setting.key, known).or_else(near) {
+            Some(word) => {
+                format!(", did you mean {}? {list} lists the keys", setting.renamed(word))
+            }
+            None => format!("; {list} lists the keys"),
+        },
+    };
+    format!("unknown key {}{hint}", quote(&setting.key))
 }

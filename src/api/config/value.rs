@@ -3,15 +3,14 @@
 //! Each function reads one setting, and returns the value or a complaint that names the setting's
 //! key.
 
+use std::fmt;
+use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 
 use log::LevelFilter;
 
-use super::MetricsSocket;
-use super::keys::{KEYS, Kind};
-use super::nearest::{habitual, nearest};
-use super::raw::{Place, Setting, Value, is_unprintable, quote};
+use super::raw::{Setting, Value, is_unprintable, quote};
 use base::frame::prefix::ParsePrefixError;
 use base::frame::{MacAddr, Prefix};
 use base::limits;
@@ -19,6 +18,27 @@ use base::limits::MAX_VLAN;
 use switch::reserved::{Reserved, ReservedSet};
 use switch::segment::VlanId;
 use switch::vlan::VlanSet;
+
+/// Socket at which metrics are served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MetricsSocket {
+    /// A TCP port at an address of the host.
+    Ip(SocketAddr),
+    /// A socket in the file system.
+    Unix(PathBuf),
+    /// A socket that a service manager made, with the name `metrics`.
+    Inherited,
+}
+
+impl fmt::Display for MetricsSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MetricsSocket::Ip(address) => address.fmt(f),
+            MetricsSocket::Unix(path) => path.display().fmt(f),
+            MetricsSocket::Inherited => f.write_str("fd"),
+        }
+    }
+}
 
 /// Reads a string.
 pub(super) fn text(setting: &Setting) -> Result<&str, String> {
@@ -108,37 +128,6 @@ pub(super) fn kind(value: &Value) -> &'static str {
         Value::Boolean(_) => "a truth value",
         Value::Other(name) => name,
     }
-}
-
-/// Returns the complaint about an unknown key. `known` lists the possible keys: the keys of `kind`,
-/// or the keys outside of entries. The complaint has a suggestion first, and then the place of the
-/// list.
-pub(super) fn unknown_key(setting: &Setting, known: &[&str], kind: Option<Kind>) -> String {
-    let plain = |word: &str| word.trim_end_matches('s').replace('_', "-").to_lowercase();
-    let meant = known.iter().find(|word| plain(word) == plain(&setting.key));
-    let list = match (&setting.at, kind) {
-        (Place::Parameter(_), Some(kind)) => format!("vioswitchctl {kind} add --help"),
-        _ => "vioswitchd --help".to_owned(),
-    };
-    let near = || nearest(&setting.key, known.iter().copied());
-    let elsewhere =
-        kind.and_then(|kind| KEYS.iter().find(|k| k.name == setting.key).zip(Some(kind)));
-    if let Some((key, kind)) = elsewhere {
-        let kinds = key.kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ");
-        let key = quote(&setting.key);
-        return format!("{key} is a key of {kinds}, not of {kind}; {list} lists its keys");
-    }
-    let hint = match meant {
-        Some(word) if Kind::named(word).is_some() => format!(": write [[{word}]]"),
-        Some(word) => format!(": write {}", setting.renamed(word)),
-        None => match habitual(&setting.key, known).or_else(near) {
-            Some(word) => {
-                format!(", did you mean {}? {list} lists the keys", setting.renamed(word))
-            }
-            None => format!("; {list} lists the keys"),
-        },
-    };
-    format!("unknown key {}{hint}", quote(&setting.key))
 }
 
 /// Reads the name of a port: letters and digits, and `.`, `_`, `-` behind the first character. The

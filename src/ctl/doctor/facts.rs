@@ -21,7 +21,7 @@ pub struct Facts {
     /// Findings of the switch itself.
     pub findings: Vec<Finding>,
     /// Faults of filters.
-    pub(crate) filters: Vec<check::Fault>,
+    pub(crate) filters: Vec<check::FilterFault>,
     /// Steps of a reload, or the reason why the files cannot be read.
     pub reload: Option<Result<Vec<wire::Step>, String>>,
     pub daemon: Daemon,

@@ -4,10 +4,10 @@ use api::wire::{Finding, Level};
 
 use super::facts::Facts;
 use super::findings::Findings;
-use crate::filters::check::Fault;
+use crate::filters::check::FilterFault;
 
 pub(crate) fn judge(facts: &Facts, findings: &mut Findings) {
-    for Fault { name, ports, drops, cause, command } in &facts.filters {
+    for FilterFault { name, ports, drops, cause, command } in &facts.filters {
         findings.0.push(Finding {
             level: if *drops { Level::Fail } else { Level::Warn },
             code: "filter-at-odds".to_owned(),

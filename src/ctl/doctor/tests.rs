@@ -139,7 +139,7 @@ const OF_SWITCH: [Fault; 9] = [
     }),
     ("worker-starved", |facts| facts.daemon.waits[0].1 = 30),
     ("filter-at-odds", |facts| {
-        facts.filters.push(check::Fault {
+        facts.filters.push(check::FilterFault {
             name: "web".to_owned(),
             ports: vec!["vm1".to_owned()],
             drops: false,

@@ -16,7 +16,7 @@ use crate::output::{Told, listed, text};
 
 /// A fault of a filter, or of a port that names filters.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Fault {
+pub(crate) struct FilterFault {
     /// The filter or port.
     pub(crate) name: String,
     /// Ports whose list of filters has the fault; empty if each list with the filter has it.
@@ -29,7 +29,7 @@ pub(crate) struct Fault {
     pub(crate) command: String,
 }
 
-impl Fault {
+impl FilterFault {
     /// True if the fault is about this filter or port.
     pub(crate) fn is_about(&self, name: &str) -> bool {
         self.name == name || self.ports.iter().any(|port| port == name)
@@ -78,16 +78,16 @@ pub(crate) fn of_file(path: &str) -> Result<Vec<Settings>, Failure> {
 pub(crate) fn told(all: &[Settings], only: Option<&str>) -> Told {
     let mut faults = faults(all);
     faults.retain(|fault| only.is_none_or(|name| fault.is_about(name)));
-    let line = |fault: &Fault| {
+    let line = |fault: &FilterFault| {
         format!("{}: {}\n      {}\n", text(&fault.name), text(&fault.cause), text(&fault.command))
     };
     listed("faults", &faults, |faults| faults.iter().map(line).collect())
 }
 
 /// Returns the faults of all filters, and of all ports that name filters.
-pub(crate) fn faults(all: &[Settings]) -> Vec<Fault> {
+pub(crate) fn faults(all: &[Settings]) -> Vec<FilterFault> {
     let book = Rulebook::new(all.iter(), &Rulebook::default());
-    let mut found: Vec<Fault> = all.iter().flat_map(|one| missing(&book, one)).collect();
+    let mut found: Vec<FilterFault> = all.iter().flat_map(|one| missing(&book, one)).collect();
     for filter in all.iter().filter(|one| one.kind == Kind::Filter) {
         let rules = book.rules_in(filter);
         found.extend(rules.iter().flat_map(|rules| of_rules(rules, &[])));
@@ -104,7 +104,7 @@ pub(crate) fn faults(all: &[Settings]) -> Vec<Fault> {
 }
 
 /// Finds names of filters and groups that do not exist.
-fn missing<'s>(book: &Rulebook, settings: &'s Settings) -> impl Iterator<Item = Fault> + 's {
+fn missing<'s>(book: &Rulebook, settings: &'s Settings) -> impl Iterator<Item = FilterFault> + 's {
     book.missing(settings).into_iter().map(move |(kind, name)| {
         let effect = match kind {
             Kind::Filter => "all its packets are dropped",
@@ -116,13 +116,13 @@ fn missing<'s>(book: &Rulebook, settings: &'s Settings) -> impl Iterator<Item = 
             _ => format!("vioswitchctl group add {name} addresses=ADDRESS"),
         };
         let ports = Vec::new();
-        Fault { name: settings.name.clone(), ports, drops: true, cause, command }
+        FilterFault { name: settings.name.clone(), ports, drops: true, cause, command }
     })
 }
 
 /// Finds faults of the rules of one filter, or of the list of filters that `ports` have. A list has
 /// the faults that none of its filters has alone.
-fn of_rules(rules: &PortRules, ports: &[String]) -> Vec<Fault> {
+fn of_rules(rules: &PortRules, ports: &[String]) -> Vec<FilterFault> {
     let name = |filter: usize| &rules.filters[filter].name;
     let names_empty = |filter: usize, rule: usize, found: &[Finding]| {
         let rule = rules.filters[filter].rules[rule].to_string();
@@ -160,7 +160,7 @@ fn of_rules(rules: &PortRules, ports: &[String]) -> Vec<Fault> {
             _ => return None,
         };
         let (name, ports, drops) = (name(filter).clone(), ports.to_vec(), false);
-        Some(Fault { name, ports, drops, cause, command })
+        Some(FilterFault { name, ports, drops, cause, command })
     };
     found.iter().filter_map(fault).collect()
 }
@@ -183,7 +183,7 @@ mod tests {
     }
 
     fn causes(entries: &[&str]) -> Vec<String> {
-        let about = |fault: Fault| {
+        let about = |fault: FilterFault| {
             format!("{} {:?} {}: {}", fault.name, fault.ports, fault.drops, fault.cause)
         };
         faults(&settings(entries)).into_iter().map(about).collect()

@@ -66,36 +66,28 @@ fn commented(kind: Kind) -> String {
 fn the_commented_example_has_every_key() {
     let file = "scripts/systemd/vioswitch.toml";
     let mut text = read(file);
-    for (header, kind) in [
-        ("\n[template.plug]\n", Kind::Template),
-        ("\n#[[port]]\n", Kind::Port),
-        ("\n#[[tap]]\n", Kind::Tap),
-        ("\n#[[xdp]]\n", Kind::Xdp),
-        ("\n#[[stream]]\n", Kind::Stream),
-        ("\n#[[mirror]]\n", Kind::Mirror),
-        ("\n#[[filter]]\n", Kind::Filter),
-        ("\n#[[group]]\n", Kind::Group),
-    ] {
-        text = with(&text, header, "\n\n", commented(kind).trim_end());
+    let entries = Kind::NAMED.map(|kind| (format!("\n#[[{kind}]]\n"), kind));
+    let template = ("\n[template.plug]\n".to_owned(), Kind::Template);
+    for (header, kind) in [template].into_iter().chain(entries) {
+        text = with(&text, &header, "\n\n", commented(kind).trim_end());
     }
     hold(file, &(text.trim_end().to_owned() + "\n"));
 }
 
-/// Kinds of entries, as tables call them.
-const KINDS: [(Kind, &str); 7] = [
-    (Kind::Port, "VM"),
-    (Kind::Tap, "TAP"),
-    (Kind::Xdp, "XDP"),
-    (Kind::Stream, "stream"),
-    (Kind::Mirror, "mirror"),
-    (Kind::Filter, "filter"),
-    (Kind::Group, "group"),
-];
+/// Returns the name of a kind in tables.
+fn in_tables(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Port => "VM",
+        Kind::Tap => "TAP",
+        Kind::Xdp => "XDP",
+        other => other.name(),
+    }
+}
 
 /// Returns values that differ by the kind of a port, as `VM: 1 to 16, TAP: 1 to 64`.
 pub(super) fn by_kind(key: &Key, of: impl Fn(Kind) -> String) -> String {
     let mut all: Vec<(Vec<&str>, String)> = Vec::new();
-    for (kind, name) in KINDS {
+    for (kind, name) in Kind::NAMED.map(|kind| (kind, in_tables(kind))) {
         let said = if key.kinds.contains(&kind) { of(kind) } else { continue };
         match all.iter_mut().find(|(_, other)| *other == said) {
             Some((names, _)) => names.push(name),

@@ -7,7 +7,7 @@ use clap::{Arg, Command};
 use testkit::manual::{DATE, escape, hold_completions, hold_page};
 
 use super::super::args;
-use super::super::scalars::SCALAR_KEYS;
+use super::super::scalars::outer_keys;
 use super::documents::by_kind;
 use super::{KEYS, Kind};
 
@@ -189,7 +189,7 @@ fn settings() -> Vec<&'static str> {
 /// comment.
 fn check_scalars(settings: &[&str]) {
     let own = |key: &&&str| Kind::named(key).is_none() && **key != "template";
-    for key in SCALAR_KEYS.iter().filter(own) {
+    for key in outer_keys().iter().filter(own) {
         let is_of = |line: &&str| line.split_once(" = ").is_some_and(|(told, _)| told == *key);
         assert!(settings.iter().any(is_of), "{key} is missing");
     }
@@ -242,7 +242,7 @@ fn the_files_page_has_every_key() {
 #[test]
 fn every_setting_is_an_option() {
     let command = command();
-    for key in SCALAR_KEYS.iter().filter(|key| **key != "template") {
+    for key in outer_keys().iter().filter(|key| **key != "template") {
         assert!(command.get_arguments().any(|arg| arg.get_long() == Some(key)), "{key}");
     }
 }

@@ -1,6 +1,7 @@
 //! Tests through [`from_args`], the way the daemon calls it: `precedence` which value holds, and
 //! `command_line` and `file` every kind of error with the argument or the line it names.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
