@@ -14,13 +14,14 @@ use std::time::Instant;
 
 use super::desired::Desired;
 use super::handover::Received;
-use super::{Daemon, StartError};
+use super::{Daemon, StartError, View};
 use api::config::{Kind, PortRules, Rulebook, Settings};
 use base::limits::{
     CONNECTION_SWEEP_PARTS, CONNECTION_SWEEP_PAUSE, MAX_PORTS, ORPHAN_CONNECTIONS_KEPT,
 };
 use base::words::counted;
-use datapath::port::Port;
+use datapath::events::What;
+use datapath::port::{Port, PortTable};
 use switch::filter::compiled::{Origin, RuleNumber};
 use switch::filter::connections::Orphans;
 use switch::filter::{
@@ -302,7 +303,7 @@ impl Daemon {
     fn sweep_connections(&mut self) -> io::Result<()> {
         if let Some(connections) = self.filters.connections().filter(|_| !self.filters.sweeps) {
             let connections = Arc::clone(connections);
-            self.help("connections", move |_, stopping| sweep(&connections, stopping))?;
+            self.help("connections", move |view, stopping| sweep(&connections, view, stopping))?;
             self.filters.sweeps = true;
         }
         Ok(())
@@ -315,12 +316,13 @@ pub(super) fn now() -> Tick {
     Tick::new(seconds, nanos)
 }
 
-/// Removes connections that have timed out, a part of the table at a time. The thread sleeps while
-/// there are none.
-fn sweep(connections: &Connections, stopping: &AtomicBool) {
+/// Writes the logs of rules, and removes connections that have timed out, a part of the table at a
+/// time.
+fn sweep(connections: &Connections, view: &View, stopping: &AtomicBool) {
     let mut step = 0;
     while !stopping.load(Ordering::Acquire) {
         std::thread::park_timeout(CONNECTION_SWEEP_PAUSE);
+        write_logs(&view.ports.present());
         if connections.is_empty() {
             continue;
         }
@@ -328,6 +330,19 @@ fn sweep(connections: &Connections, stopping: &AtomicBool) {
         for _ in 0..connections.sweep_steps().div_ceil(CONNECTION_SWEEP_PARTS) {
             connections.sweep(step, now);
             step = step.wrapping_add(1);
+        }
+    }
+}
+
+/// Reports the packets that rules with `log` have decided about.
+fn write_logs(ports: &PortTable) {
+    for port in ports.iter() {
+        let Some(filter) = &ports.policy(port.id).filter else { continue };
+        let (packets, mut not_logged) = filter.log.take();
+        for logged in packets {
+            let (packet, rule) = (logged.to_string(), filter.rules.title(logged.rule));
+            let (passed, not_logged) = (logged.passed, std::mem::take(&mut not_logged));
+            port.tell(What::FilterLogged { packet, rule, passed, not_logged });
         }
     }
 }

@@ -179,6 +179,12 @@ events! {
         = "guard_violation" "5d3e0b7c92a14f68b1c7e94d20fa6383" Warn,
         "guard: rule {rule}{}{}{}", about(address), others(*frames),
         if *dropped { "" } else { " (not dropped)" };
+    /// A rule with `log` has decided about a packet. The log had no room for
+    /// `not_logged` packets before.
+    FilterLogged { packet: String, rule: String, passed: bool, not_logged: u64 }
+        = "filter_logged" "e62e03c31cdc449fb8906231a50ae0e0" Info,
+        "filter: {packet}: {} by {rule}{}", if *passed { "accepted" } else { "refused" },
+        besides(*not_logged);
     /// Frames are dropped for a reason for which none was dropped for some time.
     DropsBegan { direction: Direction, #[serde(serialize_with = "named")] reason: DropReason }
         = "drops_began" "bacc21b9ce954b2ea0398000b810f992" Info,
@@ -200,6 +206,13 @@ fn old_port(name: &Option<String>) -> &str {
 
 fn about(address: &Option<String>) -> String {
     address.as_ref().map_or_else(String::new, |address| format!(", {address}"))
+}
+
+fn besides(packets: u64) -> String {
+    match packets {
+        0 => String::new(),
+        packets => format!("; {} more not logged", counted(packets, "packet")),
+    }
 }
 
 fn others(moves: u64) -> String {

@@ -6,7 +6,8 @@
 //! * [`packet::parse`] reads a frame's first bytes. [`connections::Connections`] has the
 //!   connections of all ports, [`fragments::Fragments`] the fragmented packets.
 //! * [`Gate::judge`] decides about a packet. [`memo::FlowMemo`] repeats the answer for the next
-//!   packets of a stream. [`reject`] makes the answers to rejected packets.
+//!   packets of a stream. [`reject`] makes the answers to rejected packets,
+//!   [`rule_log`] keeps packets for a log.
 //!
 //! # What passes
 //!
@@ -36,6 +37,7 @@ pub mod packet;
 mod port_filter;
 pub mod reject;
 pub mod rule;
+pub mod rule_log;
 pub mod span;
 #[cfg(test)]
 mod tests;
@@ -49,6 +51,7 @@ pub use named::{Filter, Group};
 pub use packet::Packet;
 pub use port_filter::PortFilter;
 pub use rule::{FilterRule, RuleError};
+pub use rule_log::{LoggedPacket, RuleLog};
 pub use span::Span;
 
 base::words! {

@@ -124,7 +124,7 @@ name = \"web\"
 default-in = \"drop\"
 rules = [
   \"in accept tcp from group:peers to port 8080\",
-  \"in reject tcp,udp to port 8082\",
+  \"in reject tcp,udp to port 8082 log\",
 ]
 
 [[group]]
@@ -147,6 +147,10 @@ fn a_rule_accepts_connections_and_their_replies() {
         for (address, error) in [("10.66.0.2", "EHOSTUNREACH"), ("fd66::2", "EACCES")] {
             assert_eq!(lab.tries(0, address, "8082"), format!("ECONNREFUSED {error}"));
         }
+        let told = "port b: filter: in tcp from 10.66.0.1 port ";
+        assert!(wait_for(SOON, || lab.d.log().contains(told)), "{}", lab.d.log());
+        let told = "to 10.66.0.2 port 8082: refused by rule 2 of filter web";
+        assert!(lab.d.log().contains(told), "{}", lab.d.log());
         for address in ["10.66.0.1", "fd66::1"] {
             assert!(wait_for(SOON, || lab.connects(1, address, "8080")), "{}", lab.d.log());
             assert!(lab.pings(1, address), "{address}: the reply");

@@ -18,7 +18,7 @@ use base::limits::BURST_FRAMES;
 use base::stats::DropReason;
 use switch::filter::memo::{Epoch, FlowMemo};
 use switch::filter::packet::{self, Parsed, Unread};
-use switch::filter::{Cause, Direction, Gate, PortFilter};
+use switch::filter::{Cause, Direction, Gate, LoggedPacket, PortFilter, RuleLog};
 use switch::port_security::Headers;
 use switch::{Membership, PortId, PortPolicy, Tick};
 
@@ -34,6 +34,7 @@ pub struct Filters {
 #[derive(Clone, Copy)]
 struct Judge<'a> {
     gate: Gate<'a>,
+    log: &'a RuleLog,
     direction: Direction,
     /// Port that sent the frames.
     from: PortId,
@@ -55,7 +56,8 @@ impl Filters {
         now: Tick,
     ) -> u64 {
         let (direction, from) = (Direction::Out, port.id);
-        let judge = Judge { gate: filter.at(port.id), direction, from, sender, now };
+        let (gate, log) = (filter.at(port.id), &filter.log);
+        let judge = Judge { gate, log, direction, from, sender, now };
         self.begin(&judge);
         let (mut found, mut at) = (0, 0);
         while at < burst.frames().len() {
@@ -111,7 +113,8 @@ impl Filters {
     ) -> &'k [u8] {
         let Some(filter) = &ports.policy(to.id).filter else { return frames };
         let (direction, sender) = (Direction::In, ports.policy(from));
-        let judge = Judge { gate: filter.at(to.id), direction, from, sender, now };
+        let (gate, log) = (filter.at(to.id), &filter.log);
+        let judge = Judge { gate, log, direction, from, sender, now };
         self.begin(&judge);
         let (mut at, mut dropped) = (0, 0);
         loop {
@@ -146,7 +149,7 @@ impl Filters {
     /// True if a frame passes that the memo does not cover.
     #[inline(never)]
     fn judge(&mut self, burst: &mut Burst, index: usize, judge: &Judge<'_>) -> bool {
-        let Judge { gate, direction, from, sender, now } = judge;
+        let Judge { gate, log, direction, from, sender, now } = judge;
         let Ok(mut parsed) = read(burst, index) else { return false };
         let frame = &burst.frames()[index];
         if let Parsed::Packet(packet) = &mut parsed
@@ -160,6 +163,10 @@ impl Filters {
         let answer = gate.judge(&parsed, *direction, frame.len, *now);
         if let Parsed::Packet(packet) = &parsed {
             self.memo.note(packet, &frame.snapshot, &answer);
+            if let (true, Some(rule)) = (answer.log, answer.rule) {
+                let (direction, passed) = (*direction, answer.refused.is_none());
+                log.note(LoggedPacket { rule, direction, passed, fields: packet.fields() });
+            }
             if answer.refused == Some(Cause::Reject) {
                 self.answers.add((burst, index), packet, *from, *now);
             }

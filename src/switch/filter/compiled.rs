@@ -111,6 +111,8 @@ pub struct Compiled {
     rulings: Vec<Ruling>,
     origins: Vec<Origin>,
     counts: Vec<Counts>,
+    /// Names of the filters, in order.
+    names: Vec<String>,
 }
 
 /// The rules of one direction.
@@ -171,7 +173,8 @@ impl Compiled {
             Table::build(&lines::of(filters, groups, out)?, rules as RuleNumber + 1)?,
         ];
         let counts = rulings.iter().map(|_| Counts::default()).collect();
-        Ok(Compiled { generation, directions, rulings, origins, counts })
+        let names = filters.iter().map(|filter| filter.name.clone()).collect();
+        Ok(Compiled { generation, directions, rulings, origins, counts, names })
     }
 
     /// Returns the number that tells these rules from the port's rules before.
@@ -198,6 +201,18 @@ impl Compiled {
     #[inline]
     pub fn counts(&self, rule: RuleNumber) -> Option<&Counts> {
         self.counts.get(usize::from(rule))
+    }
+
+    /// Returns a rule as a message names it: rules of a filter are counted from 1.
+    pub fn title(&self, rule: RuleNumber) -> String {
+        match self.origins.get(usize::from(rule)) {
+            Some(&Origin::Rule { filter, rule }) => {
+                let name = self.names.get(usize::from(filter)).map_or("", String::as_str);
+                format!("rule {} of filter {name}", rule + 1)
+            }
+            Some(Origin::Default(direction)) => format!("default-{}", direction.name()),
+            None => "no rule".to_owned(),
+        }
     }
 
     /// Returns where each rule comes from, by the rule's number.

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Compiled, Connections, Fragments, Gate};
+use super::{Compiled, Connections, Fragments, Gate, RuleLog};
 use crate::PortId;
 
 /// The rules of a port, the table with its connections, and its fragmented packets.
@@ -15,18 +15,20 @@ pub struct PortFilter {
     pub connections: Arc<Connections>,
     /// The port's fragmented packets.
     pub fragments: Fragments,
+    /// Packets that rules with `log` have decided about.
+    pub log: RuleLog,
 }
 
 impl PortFilter {
     /// Makes the filter of a port.
     pub fn new(rules: Compiled, connections: Arc<Connections>) -> PortFilter {
-        PortFilter { rules, connections, fragments: Fragments::default() }
+        PortFilter { rules, connections, fragments: Fragments::default(), log: RuleLog::default() }
     }
 
     /// Returns the filter at a port's number.
     #[inline]
     pub fn at(&self, port: PortId) -> Gate<'_> {
-        let PortFilter { rules, connections, fragments } = self;
+        let PortFilter { rules, connections, fragments, .. } = self;
         Gate { port, rules, connections, fragments }
     }
 }

@@ -6,6 +6,7 @@ mod connections;
 mod findings;
 mod gate;
 mod kept;
+mod logged;
 mod memo;
 mod model;
 mod packets;
