@@ -70,18 +70,18 @@ pub const CONNECTION_SWEEP_PARTS: usize = 10;
 /// Tuning: buckets that a sweep looks at in one step.
 pub const CONNECTION_SWEEP_BUCKETS: usize = 64;
 
-/// Fragmented packets of one port that are remembered, each for
+/// Fragmented packets of one port and direction that are remembered, each for
 /// [`FRAGMENT_SECONDS`]. Linux reassembles 4 MiB, some thousand packets, for all peers.
 pub const MAX_FRAGMENTED_PACKETS: usize = 256;
 
 /// Time that a packet's first fragment lets the others pass: Linux's `ipfrag_time`.
 pub const FRAGMENT_SECONDS: u32 = 30;
 
-/// Answers to rejected frames that a port causes in a second: Linux limits ICMP errors to 1,000 a
-/// second for all peers.
+/// Answers to rejected frames that a port causes at one worker in a second: Linux limits ICMP
+/// errors to 1,000 a second for all peers.
 pub const REJECTS_PER_SECOND: u32 = 100;
 
-/// Answers to rejected frames that a port causes at once: as Linux.
+/// Answers to rejected frames that a port causes at one worker at once: as Linux.
 pub const REJECT_BURST: u32 = 50;
 
 /// Packets that a port's rules with `log` may note each [`CONNECTION_SWEEP_PAUSE`]; the others are

@@ -2,8 +2,8 @@
 //!
 //! A worker never writes: it notes the packet in a short list, and the packets beyond are counted.
 
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::TryLockError;
 
 use super::Direction;
