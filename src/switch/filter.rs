@@ -45,7 +45,7 @@ mod tests;
 pub use compiled::{Compiled, Counts, TooLarge};
 pub use connections::{Connections, ConnectionsConfig};
 pub use fragments::Fragments;
-pub use gate::{Answer, Cause, Gate};
+pub use gate::{Answer, Cause, Gate, Preview};
 pub use memo::FlowMemo;
 pub use named::{Filter, Group};
 pub use packet::Packet;

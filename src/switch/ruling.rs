@@ -129,6 +129,10 @@ notes! {
     MirroredOut "mirror '{mirror}' copies frames that leave by {port} to {to}{limits}";
     Allowed "{what} allowed ({guard})";
     Unread "{guard} needs more bytes of the frame to decide";
+    FilterAccepts "{rule} accepts the packet at {port}";
+    FilterKnows "the packet belongs to a connection of {port} that {rule} accepted";
+    FilterUnasked "the filters of {port} decide about IP packets: give ip and dst_ip, and proto, sport \
+                   and dport, to ask the filters";
     Counted "guard=log at {port} counts the frame alone: {why}";
     InSegment "the frame is in {segment}";
     TaggedOnly "{port} is a trunk without native: only tagged frames come in";

@@ -20,11 +20,13 @@ use base::limits::MIN_FRAME_LEN;
 use base::stats::DropReason;
 use base::words::counted;
 use datapath::port::{Behind, Port, PortTable};
+use switch::filter::packet::Parsed;
+use switch::filter::{Cause, Direction, Preview};
 use switch::mirror::Watch;
 use switch::ruling::{Ground, Verdict};
 use switch::{
-    Decision, Flood, FloodClass, Ingress, Note, Policy, PortId, PortPolicy, Reach, Reserved,
-    Ruling, Segment, Station, Tick, VlanId,
+    Decision, Flood, FloodClass, Ingress, Membership, Note, Policy, PortId, PortPolicy, Reach,
+    Reserved, Ruling, Segment, Station, Tick, VlanId,
 };
 use sys::clock;
 
@@ -60,7 +62,7 @@ impl Switch {
         let policy = Policy { fdb: &self.view.fdb, ports: &**ports, rules: self.view.rules };
         match (told.entering(port, sample), to) {
             (Some(vlan), to) => {
-                told.forwarded(&policy, (port, to), Way { vlan, sample });
+                told.forwarded(&policy, (port, to), Way { from: port.id, vlan, sample });
                 told.mirrored_out();
             }
             (None, Some(to)) => told.behind(&policy, port, to, sample),
@@ -113,13 +115,50 @@ impl Told<'_> {
         match policy.entry(port.id, &sample.bytes) {
             Ok((vlan, ruling)) => {
                 ruling.iter().for_each(|ruling| _ = self.add(ruling));
-                Some(vlan)
+                let way = Way { from: port.id, vlan, sample };
+                let filtered = self.filtered(port, way, Direction::Out);
+                let is_dropped = filtered.is_some_and(|ruling| self.add(&ruling));
+                (!is_dropped).then_some(vlan)
             }
             Err(ruling) => {
                 self.add(&ruling);
                 None
             }
         }
+    }
+
+    /// Returns the decision of a port's filters about a frame from the port, or to the port; none if
+    /// the port has no filter, or the filters do not examine the frame.
+    fn filtered(&self, port: &Port, way: Way<'_>, direction: Direction) -> Option<Ruling> {
+        let filter = self.ports.policy(port.id).filter.as_ref()?;
+        let drops = |what: &str| {
+            let rule = format!("the filter of {} {what}, and", quote(port));
+            Ruling::drops(port.id, DropReason::Filter).with("rule", rule)
+        };
+        let mut packet = match way.sample.parsed() {
+            None => return Some(Ruling::passes(port.id, Note::FilterUnasked)),
+            Some(Err(_)) => return Some(drops("cannot read the packet's headers")),
+            Some(Ok(packet)) => packet,
+        };
+        if let Parsed::Packet(packet) = &mut packet
+            && self.ports.policy(way.from).vlans != Membership::Opaque
+        {
+            packet.vlan = way.vlan;
+        }
+        let (seconds, nanos) = clock::coarse();
+        let now = Tick::new(seconds, nanos);
+        let Preview { refused, rule, is_known } =
+            filter.at(port.id).preview(&packet, direction, now);
+        let title = filter.rules.title(rule?);
+        Some(match refused {
+            None if is_known => Ruling::passes(port.id, Note::FilterKnows).with("rule", title),
+            None => Ruling::passes(port.id, Note::FilterAccepts).with("rule", title),
+            Some(Cause::State) => drops("knows no connection of the packet"),
+            Some(_) => {
+                let rule = format!("{title} at {}", quote(port));
+                Ruling::drops(port.id, DropReason::Filter).with("rule", rule)
+            }
+        })
     }
 
     /// Returns the mirrors of frames from a port, or the mirror whose copies the port gets.
@@ -160,7 +199,7 @@ impl Told<'_> {
         (port, to): (&Port, Option<&Arc<Port>>),
         way: Way<'_>,
     ) {
-        let Way { vlan, sample } = way;
+        let Way { vlan, sample, .. } = way;
         let (source, destination) = sample.addresses();
         let ingress = ingress(port);
         let settings = self.ports.policy(port.id);
@@ -254,7 +293,7 @@ impl Told<'_> {
 
     /// Adds whether a frame leaves by a port that the frame is for; `why` has reasons against it.
     fn leaves(&mut self, port: &Port, way: Way<'_>, mut why: Vec<Ruling>) {
-        let Way { vlan, sample } = way;
+        let Way { vlan, sample, .. } = way;
         let vlans = &self.ports.policy(port.id).vlans;
         let edit = vlans.edit(vlan, &sample.bytes);
         let mut found = hindrances(port, sample);
@@ -263,6 +302,9 @@ impl Told<'_> {
             let ruling = Ruling::drops(port.id, DropReason::Vlan).with("own", vlans);
             found.push(ruling.with("frame", frame));
         }
+        let filtered = self.filtered(port, way, Direction::In);
+        let accepted = filtered.clone().filter(|ruling| ruling.reason().is_none());
+        found.extend(filtered.filter(|ruling| ruling.reason().is_some()));
         if why.is_empty() {
             self.reason = self.reason.or(found.first().and_then(Ruling::reason));
         }
@@ -276,6 +318,7 @@ impl Told<'_> {
             Some(TagEdit::Push(_)) => " with a tag",
             Some(TagEdit::Rewrite(_)) => " with another tag",
         };
+        accepted.iter().for_each(|ruling| _ = self.add(ruling));
         let limit = port.rates.output.limit().map(|limit| limit_word(&limit));
         let limit =
             limit.map(|limit| format!(", unless its rate-out of {limit} is used up (rate)"));
@@ -394,6 +437,8 @@ fn hindrances(port: &Port, sample: &Sample) -> Vec<Ruling> {
 /// A frame on its way out.
 #[derive(Clone, Copy)]
 struct Way<'a> {
+    /// Port by which the frame came in.
+    from: PortId,
     vlan: VlanId,
     sample: &'a Sample,
 }

@@ -1,7 +1,7 @@
 //! The decision about a packet: connections first, then rules.
 
 use super::compiled::{Compiled, Fields, RuleNumber, Ruling};
-use super::connections::{Connections, Event, Key, Known, Moment, Opened, Seen, SlotRef};
+use super::connections::{Connections, Event, Key, Known, Moment, Opened, Seen, SlotRef, State};
 use super::packet::{Content, Packet, Parsed, Part};
 use super::rule::ICMP;
 use super::{Direction, Fragments, Verdict};
@@ -65,6 +65,17 @@ impl Answer {
     }
 }
 
+/// The decision that [`Gate::judge`] would make about a packet now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Preview {
+    /// Why the packet would not pass; `None` if it would pass.
+    pub refused: Option<Cause>,
+    /// The rule that would decide, or decided when the connection began.
+    pub rule: Option<RuleNumber>,
+    /// The packet belongs to a known connection, or to a packet whose first fragment passed.
+    pub is_known: bool,
+}
+
 /// A port with a filter.
 #[derive(Clone, Copy)]
 pub struct Gate<'a> {
@@ -90,6 +101,52 @@ impl Gate<'_> {
             counts.add(1, bytes.into());
         }
         answer
+    }
+
+    /// Returns the decision about a packet, and changes and counts nothing. The state of a known
+    /// connection is not examined.
+    pub fn preview(&self, parsed: &Parsed, direction: Direction, now: Tick) -> Preview {
+        let of = |answer: Answer| Preview {
+            refused: answer.refused,
+            rule: answer.rule,
+            is_known: false,
+        };
+        let packet = match parsed {
+            Parsed::Neighbour => return of(Answer::PASS),
+            Parsed::Foreign => return of(by_verdict(self.rules.default_for(direction))),
+            Parsed::Packet(packet) => packet,
+        };
+        let known = |rule| Preview { refused: None, rule: Some(rule), is_known: true };
+        if let Part::Later { id, begin } = packet.part {
+            let rule = self.fragments.rule_of(packet, (id, begin), direction, now);
+            return rule.map_or(of(Answer::refused(Cause::Fragment)), known);
+        }
+        let (key, begins) = match packet.key(self.port, direction) {
+            Some((key, event)) => (Some(key), State::first(event).is_some()),
+            None => (
+                packet.quoted_key(self.port, direction),
+                !matches!(packet.content, Content::Error(..)),
+            ),
+        };
+        let connection = key.and_then(|key| Some((key, self.connections.quoted(&key, now)?)));
+        if let Some(rule) = connection.and_then(|(key, of)| self.rule_of(&key, &of)) {
+            return known(rule);
+        }
+        let ruling = self.rules.rule_for(direction, &packet.fields());
+        let refused = by_verdict(ruling).refused;
+        let lacks = refused.is_none() && !ruling.stateless && !begins;
+        let refused = if lacks { Some(Cause::State) } else { refused };
+        Preview { refused, rule: Some(ruling.rule), is_known: false }
+    }
+
+    /// Returns the rule by which a known connection may go on; `None` if it may not.
+    fn rule_of(&self, key: &Key, known: &Known) -> Option<RuleNumber> {
+        if known.generation == self.rules.generation() {
+            return Some(known.rule);
+        }
+        let began = if known.out { Direction::Out } else { Direction::In };
+        let ruling = self.rules.rule_for(began, &first_fields(key, began));
+        (ruling.verdict == Verdict::Accept && !ruling.stateless).then_some(ruling.rule)
     }
 
     fn judge_part(&self, packet: &Packet, direction: Direction, now: Tick) -> Answer {
@@ -175,14 +232,12 @@ impl Gate<'_> {
     /// removes the connection if it may not.
     #[cold]
     fn ask_again(&self, key: &Key, known: &Known) -> Option<RuleNumber> {
-        let began = if known.out { Direction::Out } else { Direction::In };
-        let ruling = self.rules.rule_for(began, &first_fields(key, began));
-        if ruling.verdict == Verdict::Accept && !ruling.stateless {
-            self.connections.renew(known, ruling.rule, self.rules.generation());
-            return Some(ruling.rule);
+        let rule = self.rule_of(key, known);
+        match rule {
+            Some(rule) => self.connections.renew(known, rule, self.rules.generation()),
+            None => _ = self.connections.end(key, known.slot),
         }
-        self.connections.end(key, known.slot);
-        None
+        rule
     }
 
     /// Decides about a message of ICMP that is neither a request nor a reply.

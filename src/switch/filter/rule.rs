@@ -25,7 +25,7 @@ use super::{Direction, Span, Verdict};
 use base::frame::protocol::{ICMPV6, TCP, UDP};
 
 /// IP protocol number of ICMP.
-pub(super) const ICMP: u8 = 1;
+pub const ICMP: u8 = 1;
 /// IP protocol number of SCTP.
 pub(super) const SCTP: u8 = 132;
 

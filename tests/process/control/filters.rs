@@ -124,6 +124,52 @@ fn a_filter_is_added_shown_changed_and_deleted_while_frames_pass() {
 }
 
 #[test]
+fn a_trace_names_the_rule_that_decides() {
+    let lab = Lab::new(2, &[]);
+    let mut vms = connect(&lab);
+    lab.done(&["group", "add", "peers", "addresses=10.0.0.1"]);
+    let rule = "rules=in accept udp from group:peers to port 53";
+    lab.done(&["filter", "add", "web", "default-in=drop", rule]);
+    lab.done(&["filter", "add", "out", "rules=out drop tcp to port 25"]);
+    lab.done(&["port", "set", "p1", "filter=web"]);
+    lab.done(&["port", "set", "p0", "filter=out"]);
+    let traced =
+        |more: &[&str]| lab.done(&[&["trace", "p0", "to=p1", "ip=10.0.0.1"], more].concat());
+    let told = traced(&["dst_ip=10.0.0.2", "proto=udp", "sport=4000", "dport=53"]);
+    for words in [
+        "default-out accepts the packet at 'p0'\n",
+        "rule 1 of filter web accepts the packet at 'p1'\n",
+        "it reaches 'p1'\n",
+    ] {
+        assert!(told.contains(words), "{words}: {told}");
+    }
+    let told = traced(&["dst_ip=10.0.0.2", "proto=tcp", "dport=25"]);
+    assert!(told.contains("rule 1 of filter out at 'p0' drops the packet\n"), "{told}");
+    let told = traced(&["dst_ip=10.0.0.2", "dport=22"]);
+    assert!(told.contains("not to 'p1': default-in at 'p1' drops the packet\n"), "{told}");
+    assert!(told.contains("it does not reach 'p1'\n"), "{told}");
+    let told = traced(&[]);
+    assert!(told.contains("the filters of 'p1' decide about IP packets"), "{told}");
+    // A known connection, from the other side.
+    let ask = datagram(&vms[0], &vms[1], [1, 2], [4000, 53]);
+    assert!(passes(&mut vms, 0, 1, &ask));
+    let answer = ["ip=10.0.0.2", "dst_ip=10.0.0.1", "proto=udp", "sport=53", "dport=4000"];
+    let told = lab.done(&[&["trace", "p1", "to=p0"], &answer[..]].concat());
+    let words = "the packet belongs to a connection of 'p1' that rule 1 of filter web accepted\n";
+    assert!(told.contains(words), "{told}");
+    for (more, words) in [
+        (&["dport=22"][..], "need dst_ip"),
+        (&["dst_ip=fd00::1"], "both must be of IPv4 or of IPv6"),
+        (&["dst_ip=10.0.0.2", "proto=tpc"], "proto must be"),
+        (&["dst_ip=10.0.0.2", "dport=65536"], "dport must be a number from 0 to 65535"),
+    ] {
+        let (status, line) = lab.fails(&[&["trace", "p0", "to=p1", "ip=10.0.0.1"], more].concat());
+        assert!(status == 2 && line.contains(words), "{more:?}: {status} {line}");
+    }
+    lab.d.stop();
+}
+
+#[test]
 fn connections_are_shown_and_ended() {
     let lab = Lab::new(2, &[]);
     assert_eq!(rows(&lab.done(&["connections", "show"])), Vec::<Vec<String>>::new());

@@ -96,6 +96,15 @@ fn end(words: &mut Reader<'_>, behind: [&'static str; 2]) -> Result<End, RuleErr
     Ok(end)
 }
 
+impl FromStr for Protocol {
+    type Err = RuleError;
+
+    /// Reads a protocol as a rule has it.
+    fn from_str(word: &str) -> Result<Protocol, RuleError> {
+        protocol(word)
+    }
+}
+
 fn protocol(word: &str) -> Result<Protocol, RuleError> {
     let (name, message) = word.split_once(':').map_or((word, None), |(n, m)| (n, Some(m)));
     let named = PROTOCOLS.iter().find(|(known, _)| *known == name).map(|(_, protocol)| *protocol);

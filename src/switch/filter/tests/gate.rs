@@ -307,3 +307,29 @@ fn the_code_of_a_request_is_a_part_of_the_connection() {
     let error = error("10.0.0.99", VM, [3, 1], &ping(VM, PEER, [8, 1]));
     assert!(port.passes(&error, In));
 }
+
+#[test]
+fn a_preview_says_what_a_packet_would_get_and_changes_nothing() {
+    let mut port = Port::new(&["in accept tcp to port 22", "in reject udp", "in accept icmp:8"]);
+    let preview = |port: &Port, frame: &[u8], direction| {
+        let preview = port.gate().preview(&parse(frame), direction, port.now);
+        (preview.refused, preview.rule, preview.is_known)
+    };
+    assert_eq!(preview(&port, &to_vm(22, SYN), In), (None, Some(0), false));
+    assert_eq!(preview(&port, &to_vm(23, SYN), In), (Some(Cause::Rule), Some(3), false));
+    assert_eq!(preview(&port, &to_vm(22, RST), In), (Some(Cause::State), Some(0), false));
+    let datagram = udp((PEER, 1), (VM, 2));
+    assert_eq!(preview(&port, &datagram, In), (Some(Cause::Reject), Some(1), false));
+    assert!(port.connections.is_empty());
+    open(&port, 22);
+    assert_eq!(preview(&port, &from_vm(22, ACK), Out), (None, Some(0), true));
+    let quote = error("10.0.0.99", VM, [3, 1], &from_vm(22, ACK));
+    assert_eq!(preview(&port, &quote, In), (None, Some(0), true));
+    let foreign = error("10.0.0.99", VM, [3, 1], &from_vm(24, ACK));
+    assert_eq!(preview(&port, &foreign, In), (Some(Cause::Rule), Some(3), false));
+    let frames = port.rules.counts(0).unwrap().get()[0];
+    assert_eq!(frames, 3, "those of the handshake");
+    port.change(&["in drop tcp"]);
+    assert_eq!(preview(&port, &from_vm(22, ACK), Out), (Some(Cause::Rule), Some(2), false));
+    assert_eq!(port.connections.port_len(0), 1);
+}
