@@ -2,7 +2,8 @@
 //! deficit of the switch. The caller chooses the unit, mostly a cycle or a nanosecond, and decides
 //! when units are earned and for what they are spent.
 
-/// A level of units between zero and a cap; negative after [`Budget::overdraw`].
+/// A token bucket: a level between zero and a cap. Only [`Budget::overdraw`] makes the level
+/// negative.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
     level: i64,

@@ -1,5 +1,5 @@
-//! Enumerations with a word for each value, counted nouns, and paths in shell commands: text for
-//! files, clients and people.
+//! Text for files, clients and people: enumerations whose values have names (`words!`), counts with
+//! their nouns (`2 ports`), sentences with places to fill, and paths quoted for a shell.
 
 use std::fmt::Display;
 

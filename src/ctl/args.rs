@@ -237,7 +237,7 @@ pub(crate) enum PortCommand {
     },
     /// Undo the changes of vioswitchctl at a port of the configuration
     ///
-    /// Also ends what is kept of the name without effect.
+    /// Also forgets kept changes and entries of this name that have no effect.
     Reset { name: String },
     /// Disconnect and delete a port, and an interface that the switch made for the port
     #[command(visible_aliases = DELETE)]

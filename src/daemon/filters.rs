@@ -100,7 +100,8 @@ impl Filters {
         self.connections.get_or_init(|| Arc::new(Connections::new(config())))
     }
 
-    /// Returns the counts of a filter of so many rules: those of one port, or of all.
+    /// Returns the counters of a filter, which has `rules` rules: the counters of port `port`, or
+    /// the sums of all ports.
     pub(crate) fn tally(&self, filter: &str, rules: usize, port: Option<&str>) -> Tally {
         let mut tally = Tally { rules: vec![[0; 3]; rules], defaults: [[0; 3]; 2] };
         for (name, (of, compiled)) in &self.compiled {
@@ -368,7 +369,7 @@ fn settings(desired: &Desired) -> impl Iterator<Item = &Settings> + Clone {
     desired.entries().values().map(|entry| &entry.settings)
 }
 
-/// Returns all filters and groups that are wanted; `before` has those of another moment.
+/// Returns all filters and groups of `desired`; reuses parts of the older book `before`.
 fn book(desired: &Desired, before: &Rulebook) -> Rulebook {
     Rulebook::new(settings(desired), before)
 }

@@ -45,7 +45,8 @@ const CONNECTIONS: &str = "connections";
 /// The name that the service manager gives the socket for metrics.
 const METRICS: &str = "metrics";
 
-/// Hands descriptors and state to the next process.
+/// The service manager's store, through which descriptors and state reach the next process; without
+/// a service manager every call does nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Handover {
     store: Option<FdStore>,
@@ -123,7 +124,7 @@ impl Handover {
             } else if let Some(ifname) = tap_of(config, &fd) {
                 received.taps.entry(ifname).or_default().push(fd);
             } else {
-                log::warn!("no port or tap is for what the service manager keeps as {name:?}");
+                log::warn!("closes {name:?} of the service manager: no port or tap uses it");
                 left_over.push(name);
             }
         }

@@ -24,12 +24,12 @@ pub fn run(ports: &Ports, stop: &EventFd) {
     loop {
         match follow(ports, stop) {
             Ok(Heard::Stop) => return,
-            Ok(_) => log::debug!("changes of interfaces were lost; looking at all taps again"),
+            Ok(_) => log::debug!("the kernel lost changes of interfaces; asking for all again"),
             Err(error) => {
                 // The log gets each reason once, not four times a second.
                 let text = error.to_string();
                 if told.as_ref() != Some(&text) {
-                    log::warn!("cannot watch the MTUs of taps, and polls them: {text}");
+                    log::warn!("cannot watch interfaces of uplinks, so polls their states: {text}");
                     told = Some(text);
                 }
             }
@@ -101,7 +101,8 @@ fn look_at(port: &Port) {
 /// Reports that the interface behind a port came up, or went down.
 fn tell(port: &Port, change: Option<bool>) {
     if change.is_some() {
-        // Other hosts may be behind the interface now, which no query has reached.
+        // The interface may lead to other hosts now. These hosts have answered no multicast query,
+        // so their memberships are unknown.
         port.begin();
     }
     match change {

@@ -2,8 +2,8 @@
 //! the next session.
 //!
 //! A session keeps the offer that it began with. So a change of the offer waits for the next
-//! front-end: before the port's thread lets the front-end in, it puts another port in the place of
-//! the present port, with equal number and counters. A worker with the old port in its table would
+//! front-end: before the port's thread lets the front-end in, it replaces the present port by a
+//! port object with the same number and counters. A worker with the old port in its table would
 //! not know the new port's rings, so the thread waits until all workers have adopted the new table.
 //! Every other change takes effect at once, at the present port.
 

@@ -274,8 +274,8 @@ impl Snooping {
         all
     }
 
-    /// Returns up to `most` memberships from position `at` on, which is 0 at first, and the next
-    /// position if there are more. Not for the data path.
+    /// Returns a page of at most `most` memberships that begins at position `at` (0 for the first
+    /// page), and the position of the next page, if there is one. Too slow for the data path.
     pub fn memberships(&self, at: usize, most: usize, now: u32) -> (Vec<Known>, Option<usize>) {
         let mut found = Vec::new();
         for place in at / MAX_PORTS..PLACES {

@@ -113,7 +113,7 @@ pub enum Membership {
     Access(VlanId),
     /// Several VLANs.
     Trunk {
-        /// VLANs whose frames have a tag.
+        /// VLANs whose frames arrive and leave with a tag.
         tagged: VlanSet,
         /// The VLAN of frames without a tag; 0 is no VLAN. `None`: frames without a tag are
         /// refused.

@@ -5,9 +5,10 @@
 //! lists the directory periodically.
 //!
 //! This module follows no link, opens no file of the directory and waits for none. A name that the
-//! directory entry says is no socket is not examined: a user can mount FUSE over a directory or a
-//! plain file of his, and root then gets EACCES there, or no answer. A name that may be a socket's
-//! is examined with statx(2), which asks no file system's server; an error concerns that name only.
+//! directory entry says is no socket is not examined: a user can mount FUSE over the
+//! user's own directory or plain file, and root then gets EACCES there, or no answer. A name that
+//! may be a socket's is examined with statx(2), which asks no file system's server. An error of
+//! statx(2) concerns only the name in question.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
@@ -42,11 +43,11 @@ pub struct Found {
 /// The kind of a file in the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A socket, not a symbolic link, of the user with this number, and without a further hard
-    /// link.
+    /// A socket with a single hard link, owned by the user with this id. A symbolic link to a
+    /// socket is `Other`.
     Socket(u32),
-    /// A socket, of the user with this number, with several hard links. A hard link can give
-    /// another user's socket a name in this directory, where `fs.protected_hardlinks` permits that.
+    /// A socket with several hard links, owned by the user with this id. Another user may have
+    /// linked the owner's socket into this directory, if `fs.protected_hardlinks` permits that.
     LinkedSocket(u32),
     /// Any other file.
     Other,
@@ -93,7 +94,7 @@ impl WatchedDir {
     pub fn open(path: &Path) -> io::Result<WatchedDir> {
         let (handle, identity) = enter(path)?;
         let events = watch(path, &handle).inspect_err(|error| {
-            log::warn!("directory {path:?} is looked at again and again, as inotify: {error}");
+            log::warn!("cannot watch directory {path:?} by inotify, so polls it: {error}");
         });
         Ok(WatchedDir { path: path.to_owned(), identity, events: events.ok() })
     }

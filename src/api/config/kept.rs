@@ -329,6 +329,7 @@ fn write_word(out: &mut String, key: &str, word: &str) -> std::fmt::Result {
     }
 }
 
+/// Returns a key as TOML writes it: with quotes if the key needs quotes.
 fn key_text(key: &str) -> String {
     let mut out = String::new();
     let _ = out.key(key);

@@ -5,8 +5,8 @@ const MAX_CHARS: usize = 64;
 /// Shortest beginning of a word that is completed: fewer letters begin too many words.
 const MIN_BEGINNING: usize = 3;
 
-/// Names of Open vSwitch, ip(8), bridge(8), libvirt, QEMU and people for keys, each before the key
-/// of this program.
+/// Pairs of words: a name that Open vSwitch, ip(8), bridge(8), libvirt, QEMU or people use for a
+/// key, and the name of the key here.
 const HABITS: &str = "\
     tag vlan, pvid native, pvid vlan, vlans trunk, trunks trunk, network bridge, br bridge, ip \
     allowed-ips, address mac, hwaddr mac, macaddr mac, dev ifname, device ifname, iface ifname, \

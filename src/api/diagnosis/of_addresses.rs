@@ -32,8 +32,8 @@ fn full(port: &Port, facts: &Facts) -> Option<Finding> {
         ),
     };
     let cause = format!(
-        "{} an address behind it was not learned lately: {why}; frames for such ones \
-         are flooded",
+        "{} an address behind it was not learned lately: {why}; frames for unlearned \
+         addresses are flooded",
         counted(refused, "time")
     );
     Some(Finding::of(FDB_FULL, port, cause, "vioswitchctl fdb show; vioswitchctl fdb flush"))

@@ -94,7 +94,8 @@ impl TagBytes {
     /// The tag bytes of no frame.
     pub const UNKNOWN: TagBytes = TagBytes(u64::MAX);
 
-    /// Returns the tag bytes of a frame of `len` bytes, at least 14.
+    /// Returns the tag bytes of the frame that begins with `snapshot` and has `len` bytes, which is
+    /// at least 14.
     #[inline(always)]
     pub fn of(snapshot: &Snapshot, len: u32) -> TagBytes {
         // `u64_at` puts the first byte lowest, whatever the machine's byte order.
@@ -104,7 +105,8 @@ impl TagBytes {
         if !TYPES.contains(&(word & 0xffff)) {
             return TagBytes::NONE;
         }
-        // Bytes behind the end of a frame do not belong to the frame.
+        // The snapshot's bytes after the end of the frame do not count: bit 48 marks a frame that
+        // ends inside its tag, and no whole tag has bit 48.
         let is_cut_off = len < 14 + VLAN_TAG_LEN as u32;
         TagBytes(if is_cut_off { word & 0xffff | 1 << 48 } else { word & 0xffff_ffff_ffff })
     }

@@ -16,15 +16,15 @@ pub const XDP_FETCH_AHEAD: u32 = 6;
 pub const XDP_FETCH_BYTES: u32 = 256;
 
 /// Tuning: frames of an XDP queue that the kernel may receive before a worker takes them; a power
-/// of two. After a millisecond without a worker 2 million frames a second fit.
+/// of two. The ring holds the frames of one millisecond at 2 million frames a second.
 pub const XDP_RECEIVE_FRAMES: u32 = 2_048;
 
 /// Tuning: frames of an XDP queue on their way out; a power of two. Together with
 /// [`XDP_RECEIVE_FRAMES`] these are 5 or 10 MiB of locked memory for a queue (`RLIMIT_MEMLOCK`).
 pub const XDP_SEND_FRAMES: u32 = 512;
 
-/// Tuning: calls after which the kernel has sent no further frame of an XDP queue's ring; the other
-/// frames wait there.
+/// Tuning: consecutive calls in which the kernel sends no frame of an XDP queue's ring, after which
+/// the worker stops calling; the frames stay in the ring.
 pub const XDP_IDLE_CALLS: u32 = 4;
 
 /// Tuning: time for the kernel to release a closed XDP queue; the switch tries a queue in use again

@@ -209,6 +209,8 @@ fn cloud_hypervisor(port: &Port, process: &Process, findings: &mut Findings) {
     findings.warn("no-reconnect", name, cause, &command);
 }
 
+/// True if this option of QEMU's command line makes the guest run under KVM. `accel` and `machine`
+/// may list KVM and TCG, so they count only if this machine has a usable /dev/kvm.
 fn says_kvm(item: &qemu::Item) -> bool {
     item.option == "enable-kvm"
         || (["accel", "machine", "M"].contains(&item.option.as_str()) && item.value.contains("kvm"))

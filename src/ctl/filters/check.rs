@@ -74,7 +74,8 @@ pub(crate) fn of_file(path: &str) -> Result<Vec<Settings>, Failure> {
     Ok(entries.map(|entry| entry.settings).collect())
 }
 
-/// Returns the faults as an answer.
+/// Returns the output of `filter check`, as JSON and as text: all faults, or only the faults of the
+/// filter or port named `only`.
 pub(crate) fn told(all: &[Settings], only: Option<&str>) -> Told {
     let mut faults = faults(all);
     faults.retain(|fault| only.is_none_or(|name| fault.is_about(name)));

@@ -164,7 +164,8 @@ impl BlockedWriterWatch {
     }
 
     /// Signals `call` from a thread that signals too rarely to keep a slot. The write is measured,
-    /// and repeated if it was slow: better this thread finds out than a worker.
+    /// and repeated if it was slow: a slow call descriptor then delays this thread, and its
+    /// front-end is dropped before a worker is delayed.
     pub(crate) fn signal_once(&self, call: &CallFd) -> SignalResult {
         let slot = self.register();
         call.cost.watch(clock::cycles());

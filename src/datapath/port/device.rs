@@ -145,7 +145,8 @@ pub struct DevicePort {
     pub io: Io,
     /// TCP segments are sent to a TAP as one packet.
     pub(crate) coalesce: bool,
-    /// Why the kernel permits no ring for a TAP, or, for XDP, no program in the driver.
+    /// Why the slower way is in use: why the kernel refuses io_uring for a TAP, or why the driver
+    /// of an XDP uplink refuses a program. None if nothing was refused.
     refused: Mutex<Option<String>>,
     /// Offloads that the devices take, as bits of [`Offloads`].
     takes: AtomicU8,

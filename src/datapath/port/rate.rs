@@ -80,6 +80,7 @@ impl Metered {
         }
         state.limit = limit;
         state.meter.set(limit, clock::cycles());
+        // Discards refunds that were made under the old limit.
         self.take_returned();
         self.on.store(limit.is_on(), Ordering::Relaxed);
     }

@@ -193,7 +193,8 @@ impl PortTable {
         table.filtered().observed(self.captures())
     }
 
-    /// Puts the filters of present ports into their policies.
+    /// Returns the table with each port's filter in the policy of the port. A table of plain ports
+    /// has no policies, so the first filter also makes a policy for each port.
     fn filtered(mut self) -> PortTable {
         for (at, slot) in self.slots.iter().enumerate() {
             let filter = slot.as_ref().and_then(|port| self.filters.get(&port.name));
@@ -399,8 +400,9 @@ impl Ports {
         new
     }
 
-    /// Publishes a table with these filters, by the names of ports: no frame meets some of them as
-    /// they were and others as they are. A filter of a name without a port waits for the port.
+    /// Publishes a table with these filters, by the names of ports. One table replaces all filters,
+    /// so no frame meets old and new filters together. A filter whose port does not exist takes
+    /// effect when the port is added.
     pub fn set_filters(&self, filters: HashMap<String, Arc<PortFilter>>) {
         self.publish(|table| match *table.filters == filters {
             true => table.clone(),

@@ -59,7 +59,8 @@ pub(crate) struct RunStart {
 }
 
 impl Stalls {
-    /// Creates the record of a worker that publishes in `presence`.
+    /// Creates a worker's record of delays. The worker publishes in `presence` the ports whose
+    /// memory the worker touches.
     pub(crate) fn new(presence: Arc<Presence>) -> Stalls {
         Stalls {
             presence,

@@ -61,7 +61,7 @@ struct Suspended {
 pub struct Takeover {
     /// Wakes the thread.
     wake: Arc<EventFd>,
-    /// Kernel thread id, once the thread runs.
+    /// Kernel thread id; 0 until the thread runs.
     thread: AtomicI32,
     /// One of the following fields changed.
     news: AtomicBool,
@@ -221,9 +221,10 @@ impl Reserves {
         }
     }
 
-    /// Ends the suspension of ports whose memory the calling thread, that of `takeover`, waited
-    /// for. `stall` is the longest delay of the thread's last turn. If it is known which port
-    /// caused the delay, this port is charged, the second time with the end of its session.
+    /// Ends the suspension of ports whose memory delayed the calling thread. `takeover` is the
+    /// state of the calling thread, and `stall` the longest delay of its last turn. If only one
+    /// port can have caused the delay, the rings of this port pause; the second long delay ends the
+    /// port's session.
     pub(crate) fn resume(&self, takeover: &Takeover, stall: impl FnOnce() -> Option<Stall>) {
         let suspended = std::mem::take(&mut *lock(&takeover.suspended));
         if suspended.is_empty() {

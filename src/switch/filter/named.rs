@@ -57,7 +57,8 @@ fn group(address: &Address) -> Option<&str> {
     }
 }
 
-/// Returns the default of a port with these filters: that of the first filter that states one.
+/// Returns a port's default verdict: the default of the first of its `filters` that has a default,
+/// otherwise `Accept`.
 pub fn default_of(filters: &[&Filter], direction: Direction) -> Verdict {
     filters.iter().find_map(|filter| filter.default_of(direction)).unwrap_or(Verdict::Accept)
 }

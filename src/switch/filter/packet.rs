@@ -73,7 +73,7 @@ pub struct Packet {
     pub content: Content,
     /// Offset of the IP header in the frame.
     pub l3: u16,
-    /// Offset of the header behind those of IP.
+    /// Offset in the frame of the transport or ICMP header.
     pub l4: u16,
 }
 
@@ -98,7 +98,7 @@ pub enum Part {
     },
 }
 
-/// The header behind those of IP.
+/// The transport or ICMP header, which follows the IP headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Content {
     /// A segment of TCP.

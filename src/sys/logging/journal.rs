@@ -27,7 +27,7 @@ const HEAD: usize = 4 + 1 + 4;
 pub struct Entry {
     /// Level of the line.
     pub level: Level,
-    /// Text for people.
+    /// The message, for people.
     pub text: String,
     /// Fields for programs: names and values.
     pub fields: Vec<(String, String)>,

@@ -47,7 +47,7 @@ pub enum End {
     Length(BadLength),
     /// The peer sent descriptors, which no frame has.
     Descriptors,
-    /// So many waiters watch the socket that its use delays other ports.
+    /// Too many waiters watch the socket: each read or write wakes them, and delays other ports.
     Waiters,
     /// The socket failed with this errno.
     Failed(i32),

@@ -96,7 +96,8 @@ impl SocketFile {
         by_handle(&self.handle)
     }
 
-    /// Sets the file's group and mode; `path` is for the error.
+    /// Sets group and mode of the open file. `path`, the operator's path, only serves the text of
+    /// an error.
     pub(super) fn grant(&self, access: Access, path: &Path) -> Result<(), SocketError> {
         let file = self.path();
         chown(&file, None, access.group).map_err(failed("set the group of socket", path))?;

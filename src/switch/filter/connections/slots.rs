@@ -102,7 +102,8 @@ impl Slots {
     pub(super) fn new(slots: usize, shards: usize) -> Slots {
         let buckets = slots.div_ceil(BUCKET_SLOTS * shards).next_power_of_two();
         let length = buckets * shards * BUCKET_WORDS + LINE;
-        // As the forwarding table's: zeroed memory is asked for without being touched.
+        // The allocator gets zeroed pages from the kernel, and no page is touched before its first
+        // use; likewise in the forwarding table.
         let words: Vec<AtomicU64> = vec![0u64; length].into_iter().map(AtomicU64::new).collect();
         let skip = words.as_ptr().addr().wrapping_neg() % (LINE * 8) / size_of::<AtomicU64>();
         // A model's atomics are larger than a word.

@@ -168,7 +168,7 @@ impl State {
         matches!(self, State::TimeWait | State::Closed | State::Shutdown)
     }
 
-    /// Returns the name of the state: those of Linux, in lower case.
+    /// Returns the name that Linux's conntrack gives the state, in lower case.
     pub fn name(self) -> &'static str {
         match self {
             State::SynSent => "syn-sent",

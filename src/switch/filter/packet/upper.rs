@@ -35,7 +35,8 @@ pub(super) struct Network {
     pub(super) hops: u8,
 }
 
-/// Reads the header behind those of IP. `headers.len` is the packet's end.
+/// Reads the transport or ICMP header, which follows the IP headers. `headers.len` is the packet's
+/// end.
 #[inline]
 pub(super) fn parse(headers: &Headers<'_>, network: &Network) -> Result<Parsed, Unread> {
     let Network { v6, vlan, l3, l4, protocol, from, to, mut part, .. } = *network;
