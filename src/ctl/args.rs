@@ -131,9 +131,9 @@ pub(crate) enum SwitchCommand {
         /// The port where the frame enters
         port: String,
         /// Keys of the frame: src (MAC), dst (MAC), vlan (of the tag), ip (the source address),
-        /// dst_ip, proto (such as tcp), sport, dport, len (bytes, by default 98); or frame (the first bytes in base64, as `capture --json` prints
-        /// them in `data`). The key to names the port that the frame should reach; keys that are
-        /// left out get fitting values
+        /// dst_ip, proto (such as tcp), sport, dport, len (bytes, by default 98); or frame (the
+        /// first bytes in base64, as `capture --json` prints them in `data`). The key to names the
+        /// port that the frame should reach; keys that are left out get fitting values
         #[arg(value_name = "KEY=VALUE", required = true)]
         frame: Vec<String>,
     },

@@ -140,7 +140,7 @@ mod tests {
             ("port show ", ""),
             ("port set x m", "mac= max-addresses= multicast-router= mtu= memory="),
             ("add x of", "offload="),
-            ("trace x d", "dst="),
+            ("trace x d", "dst= dst_ip= dport="),
             ("lis", ""),
             ("port l", "list"),
             ("port r", "reset"),

@@ -180,8 +180,13 @@ impl Filters {
     }
 
     /// Compiles the filters of all ports that are wanted, as far as they have changed, and returns
-    /// them by the names of ports.
-    pub(crate) fn compile(&mut self, desired: &Desired) -> HashMap<String, Arc<PortFilter>> {
+    /// them by the names of ports. A port that is being removed, and for which `is_present` is
+    /// true, keeps its filter.
+    pub(crate) fn compile(
+        &mut self,
+        desired: &Desired,
+        is_present: impl Fn(&str) -> bool,
+    ) -> HashMap<String, Arc<PortFilter>> {
         self.book = book(desired, &self.book);
         let mut before = std::mem::take(&mut self.compiled);
         for port in settings(desired).filter(|settings| settings.kind.is_port()) {
@@ -194,15 +199,17 @@ impl Filters {
             for (kind, name) in self.book.missing(port) {
                 log::error!("port {}: all packets are dropped: no {kind} '{name}'", port.name);
             }
-            let filter = match (self.build(&rules), known) {
-                (Ok(filter), _) => filter,
+            let compiled = match (self.build(&rules), known) {
+                (Ok(filter), _) => (rules, filter),
                 (Err(error), known) => {
                     log::error!("port {}: its filters are not in effect: {error}", port.name);
-                    known.map_or_else(|| self.closed(), |(_, running)| running)
+                    known.unwrap_or_else(|| self.closed())
                 }
             };
-            self.compiled.insert(port.name.clone(), (rules, filter));
+            self.compiled.insert(port.name.clone(), compiled);
         }
+        let removed = before.into_iter().filter(|(name, _)| desired.get(name).is_none());
+        self.compiled.extend(removed.filter(|(name, _)| is_present(name)));
         self.compiled.iter().map(|(name, (_, filter))| (name.clone(), Arc::clone(filter))).collect()
     }
 
@@ -238,9 +245,10 @@ impl Filters {
     }
 
     /// Returns a filter that lets nothing pass but neighbour discovery.
-    fn closed(&mut self) -> Arc<PortFilter> {
-        match self.build(&PortRules::closed()) {
-            Ok(filter) => filter,
+    fn closed(&mut self) -> (PortRules, Arc<PortFilter>) {
+        let rules = PortRules::closed();
+        match self.build(&rules) {
+            Ok(filter) => (rules, filter),
             Err(error) => unreachable!("no rules are too many: {error}"),
         }
     }
@@ -249,8 +257,8 @@ impl Filters {
 impl Daemon {
     /// Gives the wanted filters to the table of ports.
     pub(super) fn set_filters(&mut self) {
-        let filters = self.filters.compile(&self.desired);
         let ports = self.view.ports.present();
+        let filters = self.filters.compile(&self.desired, |name| ports.named(name).is_some());
         let is_open = |port: &&Arc<Port>| !filters.contains_key(&port.name);
         let open: Vec<PortId> = ports.iter().filter(is_open).map(|port| port.id).collect();
         self.view.ports.set_filters(filters);
@@ -343,7 +351,9 @@ fn write_logs(ports: &PortTable) {
         for logged in packets {
             let (packet, rule) = (logged.to_string(), filter.rules.title(logged.rule));
             let (passed, not_logged) = (logged.passed, std::mem::take(&mut not_logged));
-            port.tell(What::FilterLogged { packet, rule, passed, not_logged });
+            // The list has its own limit, so that packets do not suppress other events of the port.
+            let told = What::FilterLogged { packet, rule, passed, not_logged };
+            port.reports.events.tell_surely(&port.name, told);
         }
     }
 }
@@ -404,17 +414,18 @@ mod tests {
         let verdicts = |compiled: &HashMap<String, Arc<PortFilter>>| {
             ["vm1", "vm2"].map(|name| compiled[name].rules.default_for(Direction::In).verdict)
         };
-        let first = filters.compile(&desired);
+        let first = filters.compile(&desired, |_| false);
         assert_eq!(verdicts(&first), [Verdict::Accept, Verdict::Drop]);
         desired.add(entry(Kind::Filter, &[("name", "gone")])).unwrap();
-        let second = filters.compile(&desired);
+        let second = filters.compile(&desired, |_| false);
         assert_eq!(verdicts(&second), [Verdict::Accept, Verdict::Accept]);
         assert!(Arc::ptr_eq(&first["vm1"], &second["vm1"]), "nothing of this port has changed");
         let rule = "in drop tcp from group:bad";
         let keys = [("name", "more"), ("rules", rule), ("default-in", "accept")];
         desired.add(entry(Kind::Filter, &keys)).unwrap();
         desired.add(port("vm3", "/run/3", "more")).unwrap();
-        let verdict = filters.compile(&desired)["vm3"].rules.default_for(Direction::In).verdict;
+        let verdict =
+            filters.compile(&desired, |_| false)["vm3"].rules.default_for(Direction::In).verdict;
         assert_eq!(verdict, Verdict::Drop, "the group does not exist");
     }
 }

@@ -131,8 +131,8 @@ notes! {
     Unread "{guard} needs more bytes of the frame to decide";
     FilterAccepts "{rule} accepts the packet at {port}";
     FilterKnows "the packet belongs to a connection of {port} that {rule} accepted";
-    FilterUnasked "the filters of {port} decide about IP packets: give ip and dst_ip, and proto, sport \
-                   and dport, to ask the filters";
+    FilterUnasked "the filters of {port} decide about IP packets: give ip and dst_ip, and proto, \
+                   sport and dport, to ask the filters";
     Counted "guard=log at {port} counts the frame alone: {why}";
     InSegment "the frame is in {segment}";
     TaggedOnly "{port} is a trunk without native: only tagged frames come in";

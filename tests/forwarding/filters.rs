@@ -181,52 +181,108 @@ fn a_reload_changes_the_filter() {
     });
 }
 
+/// Three streams: `b` has a filter that rejects all packets to it.
+struct Streams {
+    d: Daemon,
+    a: Peer,
+    b: Peer,
+    c: Peer,
+    _dir: Dir,
+}
+
+const STATIONS: [[u8; 6]; 3] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2], [2, 0, 0, 0, 0, 3]];
+const LIMIT: Duration = Duration::from_millis(50);
+
+impl Streams {
+    fn new() -> Streams {
+        let dir = Dir::new();
+        let socket = |name: &str| dir.path().join(name);
+        let stream = |name: &str, keys: &str| {
+            format!("--stream={name},socket={}{keys}", socket(name).display())
+        };
+        let args = [
+            "--filter=f,default-in=reject".to_owned(),
+            stream("a", ""),
+            stream("b", ",filter=f"),
+            stream("c", ""),
+        ];
+        let d = Daemon::with(0, &args.iter().map(String::as_str).collect::<Vec<_>>());
+        let exist = || ["a", "b", "c"].iter().all(|name| socket(name).exists());
+        assert!(wait_for(SOON, exist), "{}", d.log());
+        let [mut a, mut b, mut c] = ["a", "b", "c"].map(|name| Peer::connect(&socket(name)));
+        assert!(wait_for(SOON, || {
+            a.send(&arp(STATIONS[0]));
+            b.receive_from(STATIONS[0], LIMIT).is_some()
+                && c.receive_from(STATIONS[0], LIMIT).is_some()
+        }));
+        for (peer, mac) in [(&mut b, STATIONS[1]), (&mut c, STATIONS[2])] {
+            assert!(wait_for(SOON, || {
+                peer.send(&arp(mac));
+                a.receive_from(mac, LIMIT).is_some()
+            }));
+        }
+        for peer in [&mut a, &mut b, &mut c] {
+            while peer.receive(LIMIT).is_some() {}
+        }
+        Streams { d, a, b, c, _dir: dir }
+    }
+}
+
+fn arp(from: [u8; 6]) -> Vec<u8> {
+    let mut frame = [[0xff; 6], from].concat();
+    frame.extend([8, 6]);
+    frame.resize(60, 0);
+    frame
+}
+
+/// A SYN from `a` to port 22 of a station.
+fn syn(to: [u8; 6], port: u16) -> Vec<u8> {
+    let mut frame = [to, STATIONS[0]].concat();
+    frame.extend([8, 0, 0x45, 0, 0, 40, 0, 7, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+    frame.extend(port.to_be_bytes());
+    frame.extend([0, 22, 0, 0, 0, 9, 0, 0, 0, 0, 0x50, 2, 1, 0, 0, 0, 0, 0]);
+    frame.resize(60, 0);
+    frame
+}
+
 /// A port may cause 50 answers at once and 100 a second; only the sender gets the answers.
 #[test]
 fn answers_to_rejected_packets_are_limited() {
-    let dir = Dir::new();
-    let socket = |name: &str| dir.path().join(name);
-    let stream =
-        |name: &str, keys: &str| format!("--stream={name},socket={}{keys}", socket(name).display());
-    let args =
-        ["--filter=f,default-in=reject".to_owned(), stream("a", ""), stream("b", ",filter=f")];
-    let d = Daemon::with(0, &args.iter().map(String::as_str).collect::<Vec<_>>());
-    assert!(wait_for(SOON, || socket("a").exists() && socket("b").exists()), "{}", d.log());
-    let [mut a, mut b] = ["a", "b"].map(|name| Peer::connect(&socket(name)));
-    let macs = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
-    let arp = |from: [u8; 6]| {
-        let mut frame = [[0xff; 6], from].concat();
-        frame.extend([8, 6]);
-        frame.resize(60, 0);
-        frame
-    };
-    let limit = Duration::from_millis(50);
-    assert!(wait_for(SOON, || {
-        a.send(&arp(macs[0]));
-        b.receive_from(macs[0], limit).is_some()
-    }));
-    assert!(wait_for(SOON, || {
-        b.send(&arp(macs[1]));
-        a.receive_from(macs[1], limit).is_some()
-    }));
-    while a.receive(limit).is_some() {}
+    let Streams { d, mut a, mut b, mut c, _dir } = Streams::new();
     let begun = Instant::now();
-    for port in 0..400u16 {
-        let mut frame = [macs[1], macs[0]].concat();
-        frame.extend([8, 0, 0x45, 0, 0, 40, 0, 7, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
-        frame.extend(port.to_be_bytes());
-        frame.extend([0, 22, 0, 0, 0, 9, 0, 0, 0, 0, 0x50, 2, 1, 0, 0, 0, 0, 0]);
-        frame.resize(60, 0);
-        a.send(&frame);
+    for port in 0..400 {
+        a.send(&syn(STATIONS[1], port));
     }
     let mut answers = 0;
-    while let Some(frame) = a.receive_from(macs[1], Duration::from_millis(500)) {
+    while let Some(frame) = a.receive_from(STATIONS[1], Duration::from_millis(500)) {
         assert_eq!((frame[23], frame[47]), (6, 0x14), "a reset");
         answers += 1;
     }
     // All frames were judged before the last wait began.
     let most = 50 + 100 * (begun.elapsed().as_secs() + 1);
     assert!((50..=most).contains(&answers), "{answers} answers, at most {most}");
-    assert!(b.receive(limit).is_none(), "a receiver gets neither packet nor answer");
+    let others = b.receive(LIMIT).is_none() && c.receive(LIMIT).is_none();
+    assert!(others, "another port gets neither packet nor answer");
     assert_eq!(d.counters().get("b", "drop.filter"), 400);
+}
+
+/// A port that is not the destination could otherwise reset a connection; and an answer must not
+/// wait for the next burst, which is another port's.
+#[test]
+fn no_port_answers_a_packet_that_is_flooded() {
+    let Streams { d, mut a, mut b, mut c, _dir } = Streams::new();
+    let unknown = [2, 0, 0, 0, 0, 9];
+    for port in 0..10 {
+        a.send(&syn(unknown, port));
+        assert!(c.receive_from(STATIONS[0], SOON).is_some(), "flooded");
+        // The next bursts.
+        c.send(&arp(STATIONS[2]));
+        assert!(a.receive(SOON).is_some_and(|frame| frame == arp(STATIONS[2])), "no answer");
+        assert!(b.receive(SOON).is_some_and(|frame| frame == arp(STATIONS[2])));
+        a.send(&arp(STATIONS[0]));
+        for peer in [&mut b, &mut c] {
+            assert!(peer.receive(SOON).is_some_and(|frame| frame == arp(STATIONS[0])));
+        }
+    }
+    assert_eq!(d.counters().get("b", "drop.filter"), 10);
 }

@@ -142,7 +142,7 @@ fn no_wall_clock_decides() {
         "daemon/removing.rs: wall_nanos",
         "ctl/doctor/watch.rs: SystemTime",
         "ctl/doctor/watch.rs: UNIX_EPOCH",
-        "datapath/pipeline/burst/capture.rs: wall_nanos",
+        "datapath/pipeline/burst/observe.rs: wall_nanos",
     ];
     const WALL: [&str; 11] = [
         "wall_nanos",

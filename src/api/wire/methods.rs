@@ -176,11 +176,11 @@ methods! {
     /// of vlan if vlan is given: each step in a sentence, and the verdict. ip: the frame's source
     /// address of IP, if the frame has one; with dst_ip the frame is a packet of proto (tcp by
     /// default, a name or number of rules of filters) from port sport to port dport, which begins a
-    /// connection. frame: the first bytes in base64, as in data of Packet,
-    /// in place of src, dst, vlan, ip and dst_ip. to: the port of steps and verdict; if src, dst and vlan
-    /// are not given, the switch chooses addresses that are known behind the two ports. ports: the
-    /// receivers; with to none while no frame comes from port. reason: of drops. The method sends
-    /// and learns nothing.
+    /// connection. frame: the first bytes in base64, as in data of Packet, in place of src, dst,
+    /// vlan, ip and dst_ip. to: the port of steps and verdict; if src, dst and vlan are not given,
+    /// the switch chooses addresses that are known behind the two ports. ports: the receivers; with
+    /// to none while no frame comes from port. reason: of drops. The method sends and learns
+    /// nothing.
     Trace {
         port: String, src?: String, dst?: String, len?: Number, vlan?: Number, ip?: String,
         dst_ip?: String, proto?: String, sport?: Number, dport?: Number, frame?: String,

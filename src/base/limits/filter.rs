@@ -84,9 +84,11 @@ pub const REJECTS_PER_SECOND: u32 = 100;
 /// Answers to rejected frames that a port causes at one worker at once: as Linux.
 pub const REJECT_BURST: u32 = 50;
 
-/// Packets that a port's rules with `log` may note each [`CONNECTION_SWEEP_PAUSE`]; the others are
-/// counted.
+/// Packets that a port's rules with `log` may note at once; the others are counted.
 pub const RULE_LOG_PACKETS: usize = 16;
+
+/// Packets that a port's rules with `log` may note in a second, as other events of a port.
+pub const RULE_LOG_PER_SECOND: u32 = 1;
 
 /// Longest answer to a rejected frame: the headers of an ICMPv6 error with two VLAN tags, and
 /// [`REJECT_QUOTE`] bytes of the packet.

@@ -127,8 +127,8 @@ impl Told<'_> {
         }
     }
 
-    /// Returns the decision of a port's filters about a frame from the port, or to the port; none if
-    /// the port has no filter, or the filters do not examine the frame.
+    /// Returns the decision of a port's filters about a frame from the port, or to the port; none
+    /// if the port has no filter, or the filters do not examine the frame.
     fn filtered(&self, port: &Port, way: Way<'_>, direction: Direction) -> Option<Ruling> {
         let filter = self.ports.policy(port.id).filter.as_ref()?;
         let drops = |what: &str| {

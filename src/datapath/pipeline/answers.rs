@@ -1,10 +1,12 @@
 //! Answers to packets that a filter rejects: a reset of TCP, or an ICMP error.
 //!
 //! The answers to the packets of a burst are kept until the burst is delivered, and then go to the
-//! port that sent the burst, and to no other port. The number of answers of a port is limited.
+//! port that sent the burst, and to no other port. A frame that goes back to its ring is judged
+//! again, and answered then. The copies of a flood are not answered: a port that is not the
+//! destination could reset a connection. The number of answers of a port is limited.
 
 use crate::ring::Burst;
-use base::limits::{MAX_PORTS, MAX_REJECT_LEN, REJECT_BURST, REJECTS_PER_SECOND};
+use base::limits::{BURST_FRAMES, MAX_PORTS, MAX_REJECT_LEN, REJECT_BURST, REJECTS_PER_SECOND};
 use switch::filter::packet::Packet;
 use switch::filter::reject::{self, Allowance};
 use switch::port_security::Headers;
@@ -14,6 +16,8 @@ use switch::{PortId, Tick};
 pub(crate) struct Answers {
     /// The answers; no burst before the first answer of the worker.
     burst: Option<Box<Burst>>,
+    /// Index of the rejected frame, for each answer.
+    frames: Vec<u8>,
     /// What each port may cause, by number.
     allowances: Box<[Allowance]>,
 }
@@ -21,7 +25,8 @@ pub(crate) struct Answers {
 impl Default for Answers {
     fn default() -> Answers {
         let allowance = Allowance::new(REJECTS_PER_SECOND, REJECT_BURST);
-        Answers { burst: None, allowances: vec![allowance; MAX_PORTS].into() }
+        let frames = Vec::with_capacity(BURST_FRAMES);
+        Answers { burst: None, frames, allowances: vec![allowance; MAX_PORTS].into() }
     }
 }
 
@@ -46,24 +51,40 @@ impl Answers {
         let mut answer = [0; MAX_REJECT_LEN];
         if let Some(len) = reject::answer(&headers, packet, &mut answer) {
             // A burst has room for an answer to each frame of another one.
-            self.burst.get_or_insert_default().push_own(&answer[..len]);
+            if self.burst.get_or_insert_default().push_own(&answer[..len]) {
+                self.frames.push(index as u8);
+            }
         }
     }
 
     /// True if there are answers.
     #[inline(always)]
     pub(crate) fn are_some(&self) -> bool {
-        self.burst.as_ref().is_some_and(|burst| !burst.frames().is_empty())
+        !self.frames.is_empty()
     }
 
-    /// Takes the answers; [`Answers::put_back`] must follow.
-    pub(crate) fn take(&mut self) -> Option<Box<Burst>> {
-        self.burst.take()
+    /// Takes the answers, and the indices of those to the first `kept` frames of the burst. The
+    /// other frames went back to their ring. [`Answers::put_back`] must follow.
+    pub(crate) fn take(&mut self, kept: usize) -> Option<(Box<Burst>, Vec<u8>)> {
+        let answers = (0..).zip(&self.frames).filter(|(_, frame)| usize::from(**frame) < kept);
+        let answers = answers.map(|(answer, _)| answer).collect();
+        Some((self.burst.take()?, answers))
+    }
+
+    /// Forgets answers of an earlier burst that were not delivered.
+    #[inline(always)]
+    pub(crate) fn begin(&mut self) {
+        if self.are_some()
+            && let Some(burst) = self.burst.take()
+        {
+            self.put_back(burst);
+        }
     }
 
     /// Empties the burst of answers that were delivered, and keeps the burst for the next answers.
     pub(crate) fn put_back(&mut self, mut burst: Box<Burst>) {
         burst.clear();
+        self.frames.clear();
         self.burst = Some(burst);
     }
 }

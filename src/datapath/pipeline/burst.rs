@@ -237,6 +237,7 @@ impl Pipeline {
         if ports.is_observed() {
             guard.outcomes.begin();
         }
+        guard.filters.answers.begin();
         self.classify(ports, source, &mut guard);
         self.stage(ports, source, &mut guard);
         let mut next = self.deliver_or_wait(ports, source, &mut guard, stats);
@@ -311,14 +312,14 @@ impl Pipeline {
         context: &mut BurstContext,
         stats: &WorkerStats,
     ) {
-        let BurstContext { filters, plan, room, wait_until, .. } = context;
-        let Some(mut answers) = filters.answers.take() else { return };
+        let BurstContext { burst, filters, plan, room, wait_until, .. } = context;
+        let Some((mut answers, kept)) = filters.answers.take(burst.frames().len()) else { return };
         answers.keep_tags();
-        let all: [u8; BURST_FRAMES] = std::array::from_fn(|at| at as u8);
-        let all = &all[..answers.frames().len()];
         let mut outcomes = Outcomes::default();
         let mut delivery = self.delivery((ports, to.id), (room, wait_until), &mut outcomes, stats);
-        delivery.copy_as_is(&answers, all, to, plan.spare_run());
+        if !kept.is_empty() {
+            delivery.copy_as_is(&answers, &kept, to, plan.spare_run());
+        }
         filters.answers.put_back(answers);
         // The port pays for delays by its own memory.
         let _ = self.stalls.take_delay();

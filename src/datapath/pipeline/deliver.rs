@@ -444,7 +444,7 @@ impl Delivery<'_> {
         for &target in fan.targets() {
             let (port, passage) = (&ports[target], Some(Passage::new(ports, from, target)));
             let fitting = copies.for_port(burst, (port, passage), now, &mut kept, self.outcomes);
-            let way = (from, ports, port);
+            let way = (from, ports, port, false);
             let fitting = filters.that_pass(burst, fitting, way, tick, &mut passing, self.outcomes);
             *settled += frames.len() - fitting.len();
             self.tag(burst, port, fitting);

@@ -38,6 +38,8 @@ struct Judge<'a> {
     direction: Direction,
     /// Port that sent the frames.
     from: PortId,
+    /// A rejected packet is answered.
+    may_answer: bool,
     /// Policy of the port that sent the frames, which says what their tags mean.
     sender: &'a PortPolicy,
     now: Tick,
@@ -57,7 +59,8 @@ impl Filters {
     ) -> u64 {
         let (direction, from) = (Direction::Out, port.id);
         let (gate, log) = (filter.at(port.id), &filter.log);
-        let judge = Judge { gate, log, direction, from, sender, now };
+        let may_answer = true;
+        let judge = Judge { gate, log, direction, from, may_answer, sender, now };
         self.begin(&judge);
         let (mut found, mut at) = (0, 0);
         while at < burst.frames().len() {
@@ -92,7 +95,7 @@ impl Filters {
     ) {
         let mut kept = [0; BURST_FRAMES];
         for run in plan.runs() {
-            let to = (from, ports, &ports[run.port]);
+            let to = (from, ports, &ports[run.port], true);
             let count = self.that_pass(burst, run.left(), to, now, &mut kept, outcomes).len();
             if count < run.left().len() {
                 run.settle_all_but(&kept[..count]);
@@ -101,12 +104,13 @@ impl Filters {
     }
 
     /// Returns the frames from port `from` that pass the filter of port `to`; drops and counts the
-    /// others. `kept` is a buffer for the returned frames.
+    /// others. `may_answer`: rejected packets are answered. `kept` is a buffer for the returned
+    /// frames.
     pub fn that_pass<'k>(
         &mut self,
         burst: &mut Burst,
         frames: &'k [u8],
-        (from, ports, to): (PortId, &PortTable, &Port),
+        (from, ports, to, may_answer): (PortId, &PortTable, &Port, bool),
         now: Tick,
         kept: &'k mut [u8; BURST_FRAMES],
         outcomes: &mut Outcomes,
@@ -114,7 +118,7 @@ impl Filters {
         let Some(filter) = &ports.policy(to.id).filter else { return frames };
         let (direction, sender) = (Direction::In, ports.policy(from));
         let (gate, log) = (filter.at(to.id), &filter.log);
-        let judge = Judge { gate, log, direction, from, sender, now };
+        let judge = Judge { gate, log, direction, from, may_answer, sender, now };
         self.begin(&judge);
         let (mut at, mut dropped) = (0, 0);
         loop {
@@ -149,7 +153,7 @@ impl Filters {
     /// True if a frame passes that the memo does not cover.
     #[inline(never)]
     fn judge(&mut self, burst: &mut Burst, index: usize, judge: &Judge<'_>) -> bool {
-        let Judge { gate, log, direction, from, sender, now } = judge;
+        let Judge { gate, log, direction, from, may_answer, sender, now } = judge;
         let Ok(mut parsed) = read(burst, index) else { return false };
         let frame = &burst.frames()[index];
         if let Parsed::Packet(packet) = &mut parsed
@@ -157,7 +161,7 @@ impl Filters {
         {
             // The tag may differ at the receiver, the VLAN does not. A frame of another VLAN is
             // dropped, and counted, where the sender's VLANs are checked.
-            let Ok(vlan) = admit(sender, frame) else { return true };
+            let Ok(vlan) = admit(sender, frame) else { return *direction == Direction::Out };
             packet.vlan = vlan;
         }
         let answer = gate.judge(&parsed, *direction, frame.len, *now);
@@ -165,9 +169,10 @@ impl Filters {
             self.memo.note(packet, &frame.snapshot, &answer);
             if let (true, Some(rule)) = (answer.log, answer.rule) {
                 let (direction, passed) = (*direction, answer.refused.is_none());
-                log.note(LoggedPacket { rule, direction, passed, fields: packet.fields() });
+                let fields = packet.fields();
+                log.note(LoggedPacket { rule, direction, passed, fields }, *now);
             }
-            if answer.refused == Some(Cause::Reject) {
+            if answer.refused == Some(Cause::Reject) && *may_answer {
                 self.answers.add((burst, index), packet, *from, *now);
             }
         }

@@ -404,13 +404,12 @@ impl Ports {
     /// so no frame meets old and new filters together. A filter whose port does not exist takes
     /// effect when the port is added.
     pub fn set_filters(&self, filters: HashMap<String, Arc<PortFilter>>) {
-        self.publish(|table| match *table.filters == filters {
-            true => table.clone(),
-            false => {
-                let table = PortTable { filters: Arc::new(filters), ..table.clone() };
-                table.with(table.iter().cloned())
-            }
-        });
+        let mut present = self.lock();
+        if *present.filters != filters {
+            let table = PortTable { filters: Arc::new(filters), ..PortTable::clone(&present) };
+            let next = table.with(present.iter().cloned());
+            self.replace(&mut present, next);
+        }
     }
 
     /// Publishes a table of the present ports with their present policies and rates.

@@ -357,7 +357,7 @@ impl Connections {
             let word = self.slots.word(slot);
             let owner = self.slots.key(slot).port();
             let goes = word.is_expired(now) || (owner == port && !word.is_assured());
-            goes && self.remove(owner, slot, word)
+            word.is_used() && goes && self.remove(owner, slot, word)
         })
     }
 

@@ -8,10 +8,12 @@ use std::sync::TryLockError;
 
 use super::Direction;
 use super::compiled::{Fields, RuleNumber};
+use super::reject::Allowance;
 use super::rule::{ICMP, Protocol, SCTP};
+use crate::fdb::Tick;
 use crate::sync::Mutex;
 use base::frame::protocol::{ICMPV6, TCP, UDP};
-use base::limits::RULE_LOG_PACKETS;
+use base::limits::{RULE_LOG_PACKETS, RULE_LOG_PER_SECOND};
 
 /// A packet that a rule with `log` has decided about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,30 +35,33 @@ pub struct RuleLog(Mutex<List>);
 #[derive(Debug)]
 struct List {
     packets: Vec<LoggedPacket>,
+    allowance: Allowance,
     lost: u64,
 }
 
 impl Default for RuleLog {
     /// Makes an empty list. The memory is allocated here: a frame never allocates.
     fn default() -> RuleLog {
-        RuleLog(Mutex::new(List { packets: Vec::with_capacity(RULE_LOG_PACKETS), lost: 0 }))
+        let packets = Vec::with_capacity(RULE_LOG_PACKETS);
+        let allowance = Allowance::new(RULE_LOG_PER_SECOND, RULE_LOG_PACKETS as u32);
+        RuleLog(Mutex::new(List { packets, allowance, lost: 0 }))
     }
 }
 
 impl RuleLog {
-    /// Notes a packet; counts the packet alone if the list is full. Does nothing while another
-    /// thread has the list.
-    pub fn note(&self, packet: LoggedPacket) {
+    /// Notes a packet; counts the packet alone if the port has had as many as it may have. Does
+    /// nothing while another thread has the list.
+    pub fn note(&self, packet: LoggedPacket, now: Tick) {
         let Ok(mut list) = self.0.try_lock() else { return };
-        if list.packets.len() < RULE_LOG_PACKETS {
+        if list.packets.len() < RULE_LOG_PACKETS && list.allowance.take(now) {
             list.packets.push(packet);
         } else {
             list.lost += 1;
         }
     }
 
-    /// Takes the packets, and the number of packets that the list had no room for. For control
-    /// threads.
+    /// Takes the packets, and the number of packets that were counted alone, if there are packets.
+    /// For control threads.
     pub fn take(&self) -> (Vec<LoggedPacket>, u64) {
         let mut list = match self.0.try_lock() {
             Ok(list) => list,
@@ -65,6 +70,9 @@ impl RuleLog {
             // The next call has the packets.
             Err(TryLockError::WouldBlock) => return (Vec::new(), 0),
         };
+        if list.packets.is_empty() {
+            return (Vec::new(), 0);
+        }
         let packets = list.packets.clone();
         list.packets.clear();
         (packets, std::mem::take(&mut list.lost))

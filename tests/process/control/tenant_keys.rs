@@ -85,6 +85,15 @@ const CASES: &[Case] = &[
         ..PLAIN
     },
     Case {
+        keys: &["filter"],
+        ports: [",filter=web", ""],
+        extra: &["--filter=web,default-out=drop"],
+        rest: IP,
+        sentence: "the filters of 'p0' decide about IP packets",
+        series: r#"in_drops_total{port="p0",reason="filter"} 1"#,
+        ..PLAIN
+    },
+    Case {
         keys: &["isolated"],
         ports: [",isolated=on", ",isolated=on"],
         dst: PEER,

@@ -168,7 +168,7 @@ fn checked_bytes_are_the_delivered_bytes() {
     let mut burst = Burst::default();
     assert_eq!(memory.start(&queue).take(&mut burst, 64), Ok(1));
     let (mut kept, mut outcomes) = ([0; BURST_FRAMES], Outcomes::default());
-    let way = (0, &ports, &ports[1]);
+    let way = (0, &ports, &ports[1], true);
     let passing = Filters::default().that_pass(
         &mut burst,
         &[0],

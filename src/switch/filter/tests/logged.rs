@@ -24,9 +24,13 @@ fn a_packet_is_written_as_a_rule_is() {
 fn packets_beyond_the_list_are_counted() {
     let log = RuleLog::default();
     let packet = logged(&tcp(("10.0.0.2", 4000), ("10.0.0.1", 22), SYN), true);
-    (0..RULE_LOG_PACKETS + 7).for_each(|_| log.note(packet));
+    let now = Tick::from(100);
+    (0..RULE_LOG_PACKETS + 7).for_each(|_| log.note(packet, now));
     assert_eq!(log.take(), (vec![packet; RULE_LOG_PACKETS], 7));
     assert_eq!(log.take(), (Vec::new(), 0));
-    log.note(packet);
-    assert_eq!(log.take(), (vec![packet], 0));
+    // One a second from here on.
+    log.note(packet, now);
+    assert_eq!(log.take(), (Vec::new(), 0), "a count waits for a packet");
+    (0..3).for_each(|_| log.note(packet, Tick::from(101)));
+    assert_eq!(log.take(), (vec![packet], 3));
 }
