@@ -21,15 +21,6 @@ pub mod frame {
 
 pub mod loomed;
 
-pub mod stats {
-    /// The reasons that the modelled parts name.
-    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-    pub enum DropReason {
-        Membership,
-        Querier,
-    }
-}
-
 #[path = "../../../src/base/limits/connection_timeouts.rs"]
 mod connection_timeouts;
 
