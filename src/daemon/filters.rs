@@ -64,7 +64,7 @@ pub(crate) struct Filters {
     key: [u64; 4],
     /// All filters and groups that are wanted.
     book: Rulebook,
-    /// What each filter is compiled from, and the filter, by the names of ports.
+    /// The rules and the compiled filter of each port with a filter, by the port's name.
     compiled: HashMap<String, (PortRules, Arc<PortFilter>)>,
     /// Connections of the process before whose ports do not exist yet, until a time.
     orphans: Option<(Orphans, Instant)>,

@@ -280,7 +280,8 @@ mod tests {
         }
     }
 
-    /// What an explanation finds between two ports is what keeps a flood and a single frame away.
+    /// `Policy::between` finds an obstacle between two ports exactly if a flood or a unicast frame
+    /// does not pass.
     #[test]
     fn an_explanation_has_an_obstacle_exactly_if_no_frame_passes() {
         let access = |vlan| PortPolicy { vlans: Membership::Access(vlan), ..PortPolicy::PLAIN };

@@ -18,7 +18,7 @@ pub(crate) struct Answers {
     burst: Option<Box<Burst>>,
     /// Index of the rejected frame, for each answer.
     frames: Vec<u8>,
-    /// What each port may cause, by number.
+    /// Answers that each port may still cause, by the port's number.
     allowances: Box<[Allowance]>,
 }
 
@@ -63,21 +63,25 @@ impl Answers {
         !self.frames.is_empty()
     }
 
-    /// Takes the answers, and the indices of those to the first `kept` frames of the burst. The
-    /// other frames went back to their ring. [`Answers::put_back`] must follow.
-    pub(crate) fn take(&mut self, kept: usize) -> Option<(Box<Burst>, Vec<u8>)> {
+    /// Takes the answers. Writes the indices of the answers to the first `kept` frames of the burst
+    /// to `list`, and returns their number: the other frames went back to their ring.
+    /// [`Answers::put_back`] must follow.
+    pub(crate) fn take(
+        &mut self,
+        kept: usize,
+        list: &mut [u8; BURST_FRAMES],
+    ) -> Option<(Box<Burst>, usize)> {
         let answers = (0..).zip(&self.frames).filter(|(_, frame)| usize::from(**frame) < kept);
-        let answers = answers.map(|(answer, _)| answer).collect();
-        Some((self.burst.take()?, answers))
+        let count = list.iter_mut().zip(answers).map(|(place, of)| *place = of.0).count();
+        Some((self.burst.take()?, count))
     }
 
-    /// Forgets answers of an earlier burst that were not delivered.
+    /// Forgets answers of an earlier burst: a panic may have left these.
     #[inline(always)]
     pub(crate) fn begin(&mut self) {
-        if self.are_some()
-            && let Some(burst) = self.burst.take()
-        {
-            self.put_back(burst);
+        if self.are_some() {
+            self.frames.clear();
+            self.burst.iter_mut().for_each(|burst| burst.clear());
         }
     }
 

@@ -313,12 +313,14 @@ impl Pipeline {
         stats: &WorkerStats,
     ) {
         let BurstContext { burst, filters, plan, room, wait_until, .. } = context;
-        let Some((mut answers, kept)) = filters.answers.take(burst.frames().len()) else { return };
+        let mut list = [0; BURST_FRAMES];
+        let kept = burst.frames().len();
+        let Some((mut answers, count)) = filters.answers.take(kept, &mut list) else { return };
         answers.keep_tags();
         let mut outcomes = Outcomes::default();
         let mut delivery = self.delivery((ports, to.id), (room, wait_until), &mut outcomes, stats);
-        if !kept.is_empty() {
-            delivery.copy_as_is(&answers, &kept, to, plan.spare_run());
+        if count > 0 {
+            delivery.copy_as_is(&answers, &list[..count], to, plan.spare_run());
         }
         filters.answers.put_back(answers);
         // The port pays for delays by its own memory.

@@ -151,7 +151,8 @@ fn headers_behind_the_snapshot_are_checked() {
     assert_eq!(received(&lab, 1, 14 + 40 + 16 + 3), [80, 80]);
 }
 
-/// What was checked is delivered, though the sender changes the frame meanwhile.
+/// The filter judges the bytes that the receiver gets, also if the sender changes the frame
+/// between check and delivery.
 #[test]
 fn checked_bytes_are_the_delivered_bytes() {
     let connections = connections();
