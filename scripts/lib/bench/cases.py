@@ -19,6 +19,10 @@ class Case:
     ours: bool = False
     # The length of frames that DPDK's driver sends in the generator's place.
     driver: int = 0
+    # The pattern and the length of frames that our generator with DPDK's driver sends instead, and
+    # whether the ports have filters.
+    tcp: tuple = ()
+    filtered: bool = False
     # The series of a line chart and the place on its axis.
     series: str = ""
     at: int = 0
@@ -81,6 +85,16 @@ CASES += [
     Case(f"ports-{ports}", f"60 B, {ports} ports in pairs", ports, (), series="ports", at=ports,
          long=True)
     for ports in (2, 4, 8, 16, 32, 64)
+]
+
+CASES += [
+    Case("filter-off", "TCP of one connection, 60 B both ways, no filters", 2, tcp=("stream", 60)),
+    Case("filter-stream", "TCP of one connection, 60 B both ways, two filtered ports", 2,
+         tcp=("stream", 60), filtered=True),
+    Case("filter-1514", "TCP of one connection, 1514 B both ways, two filtered ports", 2,
+         tcp=("stream", 1514), filtered=True, metric="gbps"),
+    Case("filter-new", "new TCP connections of four frames, two filtered ports", 2,
+         tcp=("new", 60), filtered=True, metric="kcps"),
 ]
 
 SERIES = {

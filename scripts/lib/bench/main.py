@@ -15,8 +15,10 @@ import time
 
 import driver
 import instructions
+import load
 import machine
 import plot
+import tcp
 from cases import CASES, SERIES
 from processes import Failure, end_like_an_exception, run
 from switches import Bridge, OpenVSwitch, Testpmd, Vioswitch, VioswitchLow
@@ -35,11 +37,12 @@ REPEATS = 3
 QUICK_PATIENCE = 25
 
 UNITS = {"mpps": "million frames/s", "gbps": "Gbit/s", "p50": "µs (median)",
+         "kcps": "thousand connections/s",
          "cpu": "CPUs"}
 # Less is better.
 FALLING = {"p50", "cpu"}
 
-COLUMNS = ["round", "case", "switch", "disturbed", "error", "mpps", "gbps", "sent", "received",
+COLUMNS = ["round", "case", "switch", "disturbed", "error", "mpps", "gbps", "kcps", "sent", "received",
            "lost", "late", "duplicates", "flooded", "foreign", "corrupt", "jain", "p50", "p99",
            "max", "cpu", "cpu_wait", "cycles_per_frame", "busy_cycles", "generator_cpu",
            "generator_wait", "generator_idle", "kicks", "seconds",
@@ -91,13 +94,16 @@ def options():
 
 
 def select(parser, wanted, things, default):
-    """The named ones, or the default; a wrong name ends the program."""
+    """The named ones, or the default; a name without a thing stands for those that begin with it
+    and a hyphen; a wrong name ends the program."""
     if not wanted:
         return [thing for thing in things if default(thing)]
-    names = wanted.split(",")
-    unknown = set(names) - {thing.name for thing in things}
-    if unknown:
-        parser.error(f"unknown: {', '.join(sorted(unknown))} (see --list)")
+    known, names = {thing.name for thing in things}, set()
+    for word in wanted.split(","):
+        found = {word} & known or {name for name in known if name.startswith(word + "-")}
+        if not found:
+            parser.error(f"unknown: {word} (see --list)")
+        names |= found
     return [thing for thing in things if thing.name in names]
 
 
@@ -112,6 +118,8 @@ class Bench:
         self.quietest = float("inf")
         self.patience = QUICK_PATIENCE if chosen.quick else float("inf")
         self.rows = []
+        # The generator of TCP, once it is built.
+        self.tcp = None
 
     def skip(self, switch, case):
         """Why a switch cannot do a case, if so."""
@@ -127,6 +135,10 @@ class Bench:
             return "has no VLANs here"
         if case.workers > len(self.switch_cpus):
             return f"needs {case.workers + 1} CPUs"
+        if case.filtered and not switch.has_filters:
+            return "has no filters here"
+        if case.tcp:
+            return load.missing() if switch.has_sockets else "no vhost-user"
         if case.driver:
             return driver.missing() if switch.has_sockets else "no vhost-user"
         return None
@@ -158,11 +170,12 @@ class Bench:
         """One run of a case: the generator's figures, flat."""
         directory = tempfile.mkdtemp(dir=self.work)
         more = {"vlans": case.vlans} if case.vlans else {}
+        if case.filtered:
+            more["filtered"] = True
         started = switch.start(directory, case.ports, self.switch_cpus[:case.workers], case.workers,
                                **more)
         try:
-            result = (driver.measure(started, case, self.generator_cpu, self.chosen.seconds)
-                      if case.driver else self.generate(started, case))
+            result = self.measure(started, case)
         finally:
             started.stop()
         result.update(result.pop("latency_us", {}))
@@ -171,6 +184,14 @@ class Bench:
             self.forget_spinning(switch, case, result)
         shutil.rmtree(directory, ignore_errors=True)
         return result
+
+    def measure(self, started, case):
+        """The figures of the case's generator."""
+        place = (self.generator_cpu, self.chosen.seconds)
+        if case.tcp:
+            self.tcp = self.tcp or load.build(self.chosen.out, "dpdk_tcp")
+            return tcp.measure(started, case, *place, self.tcp)
+        return driver.measure(started, case, *place) if case.driver else self.generate(started, case)
 
     def generate(self, started, case):
         """The figures of our own generator."""
@@ -256,7 +277,8 @@ def brief(row):
     if "error" in row:
         return "FAILED: " + row["error"]
     note = "  (disturbed)" if row["disturbed"] else ""
-    return (f"{row['mpps']:8.3f} Mpps {row['gbps']:7.2f} Gbit/s  lost {share(row):>7}  "
+    connections = f"{row['kcps']:8.0f} k/s" if row.get("kcps") else ""
+    return (f"{row['mpps']:8.3f} Mpps {row['gbps']:7.2f} Gbit/s{connections}  lost {share(row):>7}  "
             f"p50 {figure(row, 'p50', 1)} µs  CPU {figure(row, 'cpu', 2)}{note}")
 
 
@@ -301,7 +323,8 @@ def table(bench):
     head = (f"{'switch':16}{'best':>9}{'median':>9} {'unit':8}{'Gbit/s':>8}{'lost':>9}{'late':>7}"
             f"{'dup':>5}{'bad':>7}{'Jain':>7}{'p50':>8}{'p99':>9}{'max µs':>10}{'CPU':>6}"
             f"{'cycles':>8}{'busy':>7}{'spare':>7}")
-    short = {"mpps": "Mpps", "gbps": "Gbit/s", "p50": "µs", "cpu": "CPUs"}
+    short = {"mpps": "Mpps", "gbps": "Gbit/s", "p50": "µs", "cpu": "CPUs",
+             "kcps": "k/s"}
     lines = []
     for case in bench.cases:
         lines += ["", f"{case.name}: {case.title}", head]
@@ -316,7 +339,7 @@ def table(bench):
             pick = min if case.metric in FALLING else max
             row = pick(rows, key=lambda r: r.get(case.metric, 0))
             bad = row.get("flooded", 0) + row.get("foreign", 0) + row.get("corrupt", 0)
-            bad = "-" if case.driver else bad
+            bad = "-" if case.driver or case.tcp else bad
             mark = "~" if row["disturbed"] else ""
             lines.append(
                 f"{switch.name + mark:16}{best:9.3f}{median:9.3f} {short[case.metric]:8}"

@@ -17,10 +17,9 @@ import tempfile
 from MLRsearch import AbstractMeasurer, Config, MeasurementResult, MultipleLossRatioSearch, SearchGoal
 
 import driver
-from processes import Failure, Process, run
+import load
+from processes import Failure
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-READY_SECONDS = 30
 # Frames a second that are tried.
 LEAST, MOST = 10_000.0, 100e6
 TRIAL_SECONDS = 0.5
@@ -41,58 +40,18 @@ def goal(ratio):
                       fail_fast=False)
 
 
-def build(out):
-    """The generator, for this machine."""
-    os.makedirs(out, exist_ok=True)
-    program = f"{out}/dpdk_load"
-    flags = run(["pkg-config", "--cflags", "--libs", "libdpdk"]).split()
-    run(["cc", "-O3", "-march=native", "-o", program, f"{HERE}/dpdk_load.c", *flags], 120)
-    return program
-
-
 class Generator(AbstractMeasurer):
     """A running generator; each trial is a line to it, and one from it."""
 
     def __init__(self, program, started, cpu, length):
-        sockets = started.arguments[1::2]
         self.switch, self.disturbed = started.pid, 0
-        command = [program, "--lcores", f"0@{cpu}", "--no-pci", "--in-memory",
-                   "--single-file-segments", "--file-prefix=load", "--log-level=error"]
-        for port, path in enumerate(sockets):
-            command += ["--vdev", f"net_virtio_user{port},path={path},queues=1,queue_size=256,"
-                                  f"mac=02:00:00:00:00:{port + 1:02x}"]
-        log = f"{os.path.dirname(sockets[0])}/load.log"
-        self.process = Process(command + ["--", str(length)], log, [cpu])
-        self.read = 0
-        try:
-            self.line(lambda line: line == "ready", READY_SECONDS)
-        except BaseException:
-            self.process.stop()
-            raise
+        self.load = load.Load(program, started.arguments[1::2], cpu, [str(length)])
 
-    def line(self, wanted, seconds):
-        """The next line that is wanted."""
-        found = []
-
-        def look():
-            with open(self.process.log, encoding="utf-8", errors="replace") as file:
-                lines = file.read().split("\n")[:-1]
-            found.extend(filter(wanted, lines[self.read:]))
-            self.read = len(lines)
-            return found
-        self.process.wait_for(look, seconds)
-        return found[0]
-
-    def once(self, load, seconds):
-        self.process.child.stdin.write(f"{load} {seconds}\n".encode())
-        self.process.child.stdin.flush()
-        return json.loads(self.line(lambda line: line.startswith("{"), seconds + 10))
-
-    def trial(self, load, seconds):
+    def trial(self, rate, seconds):
         """The generator's figures; of several disturbed trials the last."""
         for _ in range(REPEATS):
             figures, shares = driver.cpu_shares(
-                self.switch, self.process.pid, lambda: self.once(load, seconds))
+                self.switch, self.load.pid, lambda: self.load.trial(f"{rate} {seconds}", seconds))
             if figures["foreign"]:
                 raise Failure(f"{figures['foreign']} frames were of others or damaged")
             waited = max(1 - figures["cpu"], shares.get("cpu_wait", 0))
@@ -136,7 +95,7 @@ def measure(switch, length, program, place, work):
         return row
     finally:
         if generator:
-            generator.process.stop()
+            generator.load.stop()
         started.stop()
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -180,7 +139,7 @@ def table(rows, switches, lengths):
 
 def main(chosen, switches, cases, place, work):
     """All rounds, the switches in turn; the lines of the table, and whether a run failed."""
-    program = build(chosen.out)
+    program = load.build(chosen.out, "dpdk_load")
     rows, lengths = [], [case.driver for case in cases]
     for number in range(1, chosen.rounds + 1):
         for length in lengths:

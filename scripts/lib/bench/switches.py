@@ -2,7 +2,8 @@
 
 A started switch has `pid`, the process whose CPU time counts (None: the generator's own time in
 the kernel), `arguments` for the generator, and `stop()`. `has_sockets`: its ports are vhost-user.
-`has_vlans`: `start` takes what each port is of VLAN 10.
+`has_vlans`: `start` takes what each port is of VLAN 10. `has_filters`: `start` takes whether the ports
+accept connections to port 80 of TCP alone.
 """
 
 import os
@@ -61,6 +62,13 @@ class Vioswitch:
     sleeps_when_idle = True
     has_sockets = True
     has_vlans = True
+    has_filters = True
+    FILTER = """[[filter]]
+name = "web"
+default-in = "drop"
+default-out = "drop"
+rules = ["in accept tcp to port 80", "out accept tcp to port 80"]
+"""
 
     # For cases alone in which there is not work for all of the time.
     only_unbusy = False
@@ -77,15 +85,20 @@ class Vioswitch:
     def version(self):
         return " ".join([first_line(self.binary, "--version"), *self.options])
 
-    def command(self, directory, ports, workers=1, vlans=()):
+    def command(self, directory, ports, workers=1, vlans=(), filtered=False):
         command = [self.binary, "--workers", str(workers), *self.options]
         for i, path in enumerate(sockets(directory, ports)):
             keys = {"access": ",vlan=10", "trunk": ",trunk=10"}[vlans[i]] if vlans else ""
+            keys += ",filter=web" if filtered else ""
             command += ["--port", f"p{i},socket={path}{keys}"]
+        if filtered:
+            with open(f"{directory}/filters.toml", "w", encoding="ascii") as file:
+                file.write(self.FILTER)
+            command.append(f"--config={file.name}")
         return command
 
-    def start(self, directory, ports, cpus, workers=1, vlans=()):
-        command = self.command(directory, ports, workers, vlans)
+    def start(self, directory, ports, cpus, workers=1, vlans=(), filtered=False):
+        command = self.command(directory, ports, workers, vlans, filtered)
         process = Process(command, f"{directory}/log", cpus)
         started = StartedOurs([process], socket_arguments(directory, ports))
         started.log, started.workers = process.log, workers
@@ -121,6 +134,7 @@ class Testpmd:
     sleeps_when_idle = False
     has_sockets = True
     has_vlans = False
+    has_filters = False
 
     def missing(self):
         return None if shutil.which("dpdk-testpmd") else "not installed (package dpdk-dev)"
@@ -159,6 +173,14 @@ class OpenVSwitch:
     sleeps_when_idle = False
     has_sockets = True
     has_vlans = True
+    has_filters = True
+    # Its conntrack by one zone; vioswitch has a connection at each of the two ports.
+    FLOWS = """table=0,priority=2,ip,actions=ct(table=1)
+table=0,priority=1,actions=NORMAL
+table=1,priority=2,ct_state=+trk+est,ip,actions=NORMAL
+table=1,priority=2,ct_state=+trk+new,tcp,tp_dst=80,actions=ct(commit),NORMAL
+table=1,priority=1,actions=drop
+"""
     SCHEMA = "/usr/share/openvswitch/vswitch.ovsschema"
 
     def __init__(self):
@@ -208,7 +230,16 @@ class OpenVSwitch:
             raise
         return processes, vsctl
 
-    def start(self, directory, ports, cpus, workers=1, vlans=()):
+    def filter(self, directory):
+        """Like vioswitch it looks at no sequence numbers."""
+        run(["ovs-appctl", "-t", f"{directory}/ctl", "dpctl/ct-disable-tcp-seq-chk"])
+        with open(f"{directory}/flows", "w", encoding="ascii") as file:
+            file.write(self.FLOWS)
+        bridge = f"unix:{directory}/br0.mgmt"
+        run(["ovs-ofctl", "del-flows", bridge])
+        run(["ovs-ofctl", "add-flows", bridge, file.name])
+
+    def start(self, directory, ports, cpus, workers=1, vlans=(), filtered=False):
         processes, vsctl = self.boot(directory, cpus, "other_config:dpdk-init=true",
                                      "other_config:dpdk-extra=--in-memory --no-pci")
         try:
@@ -220,6 +251,8 @@ class OpenVSwitch:
             vsctl(*words[1:])
             processes[1].wait_for(lambda: all(map(os.path.exists, sockets(directory, ports))),
                                   READY_SECONDS)
+            if filtered:
+                self.filter(directory)
         except BaseException:
             Started(processes, []).stop()
             raise
@@ -239,6 +272,7 @@ class Bridge:
     sleeps_when_idle = True
     has_sockets = False
     has_vlans = False
+    has_filters = False
     SETUP = """set -e
 echo 1 >/proc/sys/net/ipv6/conf/default/disable_ipv6
 ip link add br0 type bridge forward_delay 0 mcast_snooping 0
