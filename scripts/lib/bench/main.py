@@ -21,7 +21,7 @@ import plot
 import tcp
 from cases import CASES, SERIES
 from processes import Failure, end_like_an_exception, run
-from switches import Bridge, OpenVSwitch, Testpmd, Vioswitch, VioswitchLow
+from switches import Bridge, OpenVSwitch, OpenVSwitchZones, Testpmd, Vioswitch, VioswitchLow
 
 REPO = os.path.normpath(os.path.join(os.path.dirname(__file__), "../../.."))
 
@@ -32,6 +32,9 @@ WAIT_SHARE = 0.03
 # median seen; after it the median may.
 GATE_FACTOR = 2.0
 GATE_WAIT = 0.5
+# Switches that need huge pages.
+ON_DPDK = ("testpmd", "ovs-dpdk", "ovs-zones")
+
 # Repeats of one disturbed run, and seconds for waiting and repeating in all with --quick.
 REPEATS = 3
 QUICK_PATIENCE = 25
@@ -127,6 +130,8 @@ class Bench:
             return "vioswitch only"
         if case.busy and getattr(switch, "only_unbusy", False):
             return "as vioswitch while frames come all the time"
+        if not case.filtered and getattr(switch, "only_filtered", False):
+            return "as ovs-dpdk without filters"
         if case.ports > switch.most_ports:
             return f"at most {switch.most_ports} ports"
         if case.learning and not switch.learns:
@@ -411,20 +416,23 @@ def measure(parser, chosen, all_switches, work):
         raise Failure("two CPUs are needed: one for the switch, one for the generator")
     if chosen.ndr:
         cases = select(parser, chosen.cases, [c for c in CASES if c.driver], lambda _: True)
-        all_switches = [s for s in all_switches if s.has_sockets and not getattr(s, "only_unbusy", False)]
+        all_switches = [s for s in all_switches if s.has_sockets
+                        and not hasattr(s, "only_filtered") and not getattr(s, "only_unbusy", False)]
     else:
         cases = select(parser, chosen.cases, CASES,
                        lambda c: c.quick if chosen.quick else chosen.long or not c.long)
     switches = usable(select(parser, chosen.switches, all_switches, lambda _: True))
     pages = machine.HugePages()
     try:
-        wanted = chosen.ndr or any(s.name in ("testpmd", "ovs-dpdk") for s in switches)
+        wanted = (chosen.ndr or any(s.name in ON_DPDK for s in switches)
+                  or any(case.tcp for case in cases))
         there = wanted and pages.acquire()
         if chosen.ndr and not there:
             raise Failure("DPDK's driver needs huge pages (root)")
         if wanted and not there:
-            print("not measured: testpmd, ovs-dpdk: no huge pages (needs root)")
-            switches = [s for s in switches if s.name not in ("testpmd", "ovs-dpdk")]
+            print(f"not measured: {', '.join(ON_DPDK)}, TCP: no huge pages (needs root)")
+            switches = [s for s in switches if s.name not in ON_DPDK]
+            cases = [case for case in cases if not case.tcp]
         if not switches:
             raise Failure("no switch to measure")
         generator, others = place[-1], place[:-1]
@@ -462,7 +470,7 @@ def main():
     end_like_an_exception()
     binary = f"{chosen.target}/release/vioswitchd"
     switches = [Vioswitch(binary, "--poll"), Vioswitch(binary), VioswitchLow(binary), OpenVSwitch(),
-                Testpmd(), Bridge()]
+                OpenVSwitchZones(), Testpmd(), Bridge()]
     if chosen.list:
         for case in CASES:
             print(f"{case.name:12} {case.title}")

@@ -174,7 +174,7 @@ class OpenVSwitch:
     has_sockets = True
     has_vlans = True
     has_filters = True
-    # Its conntrack by one zone; vioswitch has a connection at each of the two ports.
+    # Packets meet conntrack once; vioswitch has a connection at each of the two ports.
     FLOWS = """table=0,priority=2,ip,actions=ct(table=1)
 table=0,priority=1,actions=NORMAL
 table=1,priority=2,ct_state=+trk+est,ip,actions=NORMAL
@@ -257,6 +257,27 @@ table=1,priority=1,actions=drop
             Started(processes, []).stop()
             raise
         return Started(processes, socket_arguments(directory, ports))
+
+
+class OpenVSwitchZones(OpenVSwitch):
+    """The same, and a packet meets conntrack for its sender and for its receiver, as with OVN."""
+
+    name = "ovs-zones"
+    only_filtered = True
+    FLOWS = """table=0,priority=2,ip,in_port=1,actions=ct(zone=1,table=1)
+table=0,priority=2,ip,in_port=2,actions=ct(zone=2,table=1)
+table=0,priority=1,actions=NORMAL
+table=1,priority=2,ct_state=+trk+est,ip,actions=goto_table:2
+table=1,priority=2,ct_state=+trk+new,tcp,tp_dst=80,in_port=1,actions=ct(commit,zone=1),goto_table:2
+table=1,priority=2,ct_state=+trk+new,tcp,tp_dst=80,in_port=2,actions=ct(commit,zone=2),goto_table:2
+table=1,priority=1,actions=drop
+table=2,in_port=1,ip,actions=ct(zone=2,table=3)
+table=2,in_port=2,ip,actions=ct(zone=1,table=3)
+table=3,priority=2,ct_state=+trk+est,ip,actions=NORMAL
+table=3,priority=2,ct_state=+trk+new,tcp,tp_dst=80,in_port=1,actions=ct(commit,zone=2),NORMAL
+table=3,priority=2,ct_state=+trk+new,tcp,tp_dst=80,in_port=2,actions=ct(commit,zone=1),NORMAL
+table=3,priority=1,actions=drop
+"""
 
 
 class Bridge:
