@@ -1,14 +1,14 @@
 /*
- * Two guests with DPDK's virtio-user driver that speak TCP with each other: the traffic generator of
- * the cases `filter-*` of `scripts/bench`. The first guest is the client. One thread serves both.
+ * Two guests with DPDK's virtio-user driver that speak TCP with each other: the traffic generator
+ * of the cases `filter-*` of `scripts/bench`. The first guest is the client. One thread serves both.
  *
  * usage: dpdk_tcp EAL-ARGUMENTS... -- stream|new LENGTH
  * Each line "SECONDS LIMIT" of standard input is a run, which ends earlier after LIMIT connections
  * unless LIMIT is 0; the result is a line of JSON. The program ends at the end of input.
  *
- * stream: one connection, and frames of LENGTH bytes circle in both directions, as many as fill half
- * a ring; a lost frame circles no more. new: SYN, SYN with ACK, ACK, and a reset; then the place of
- * the connection is taken by one with other ports. After 200 ms without an end a connection is lost.
+ * stream: one connection; frames of LENGTH bytes circle in both directions, as many as fill half a
+ * ring; a lost frame circles no more. new: SYN, SYN with ACK, ACK, and a reset of the server; then
+ * a connection with other ports takes the place. After 200 ms without an end a connection is lost.
  * Checksums are right. Headers of received frames are checked.
  */
 #include <inttypes.h>
@@ -104,7 +104,8 @@ static void write_frame(struct frame *frame, unsigned kind, uint32_t number, uin
     frame->ip = (struct rte_ipv4_hdr){
         .version_ihl = 0x45, .time_to_live = 64, .next_proto_id = IPPROTO_TCP,
         .fragment_offset = rte_cpu_to_be_16(RTE_IPV4_HDR_DF_FLAG),
-        .total_length = rte_cpu_to_be_16((uint16_t)(sizeof(frame->ip) + sizeof(frame->tcp) + payload)),
+        .total_length = rte_cpu_to_be_16(
+            (uint16_t)(sizeof(frame->ip) + sizeof(frame->tcp) + payload)),
         .src_addr = rte_cpu_to_be_32(is_client ? client : SERVERS),
         .dst_addr = rte_cpu_to_be_32(is_client ? SERVERS : client)};
     frame->ip.hdr_checksum = rte_ipv4_cksum(&frame->ip);
@@ -237,7 +238,7 @@ static bool comes(uint16_t id)
     return count;
 }
 
-/* The handshake, and the frames that circle. A switch may lose frames until both ports are there. */
+/* The handshake, and the frames that circle. A switch may lose frames until it has both ports. */
 static void begin_stream(void)
 {
     struct rte_mbuf *frames[UNDER_WAY];
@@ -308,7 +309,8 @@ int main(int argc, char **argv)
     length = (unsigned)atoi(argv[used + 2]);
     if (length < RTE_ETHER_MIN_LEN - RTE_ETHER_CRC_LEN || length > RTE_ETHER_MAX_LEN)
         fail("LENGTH is none of a frame");
-    pool = rte_pktmbuf_pool_create("frames", 16383, 256, 0, RTE_MBUF_DEFAULT_BUF_SIZE, SOCKET_ID_ANY);
+    pool = rte_pktmbuf_pool_create("frames", 16383, 256, 0, RTE_MBUF_DEFAULT_BUF_SIZE,
+                                   SOCKET_ID_ANY);
     if (!pool || rte_eth_dev_count_avail() != PORTS)
         fail("needs memory, and two ports");
     for (uint16_t id = 0; id < PORTS; id++)

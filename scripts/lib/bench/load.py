@@ -1,5 +1,5 @@
-"""Traffic generators of our own with DPDK's virtio-user driver: C programs that take a line for each
-trial, and answer with a line of JSON.
+"""Traffic generators of our own with DPDK's virtio-user driver: C programs that take a line for
+each trial, and answer with a line of JSON.
 """
 
 import json

@@ -1,6 +1,4 @@
-"""TCP between two guests with DPDK's driver: the cases of filters. Of a case's `tcp` the first word is
-dpdk_tcp's pattern.
-"""
+"""TCP between two guests with DPDK's driver, for the cases of filters."""
 
 import driver
 import load
@@ -10,7 +8,7 @@ WARM_UP_SECONDS = 1.0
 
 
 def measure(started, case, cpu, seconds, program):
-    """The figures of one run, by the names that our own generator gives them, as far as there are."""
+    """The figures of one run, by the names that loadgen gives them."""
     pattern, length = case.tcp
     guests = load.Load(program, started.arguments[1::2], cpu, [pattern, str(length)])
     try:
