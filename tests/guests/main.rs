@@ -11,6 +11,7 @@ mod cases;
 mod demo;
 mod dpdk;
 mod dpdk_memory;
+mod filtered;
 mod lab;
 mod load;
 mod pair;

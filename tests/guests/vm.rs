@@ -83,6 +83,26 @@ impl Qemu {
         Ok(Qemu { program, major, version, accel, kernel, initrd })
     }
 
+    /// The same with a guest that has these programs of this machine besides.
+    pub fn with_programs(self, lab: &Lab, programs: &[&str]) -> Qemu {
+        let (dir, initrd) = (lab.path("programs"), lab.path("initrd.gz"));
+        let (root, result, old) = (dir.display(), initrd.display(), self.initrd.display());
+        lab.sh(&format!(
+            "set -e; mkdir -p {root}/bin
+             for name in {}; do
+                 program=$(command -v $name)
+                 cp -L $program {root}/bin/
+                 for file in $(ldd $program | grep -oE '/[^ ]+'); do
+                     mkdir -p {root}${{file%/*}}
+                     cp -L $file {root}$file
+                 done
+             done
+             cd {root}; find . | cpio --quiet -o -H newc | gzip -1 | cat {old} - >{result}",
+            programs.join(" ")
+        ));
+        Qemu { initrd, ..self }
+    }
+
     /// A machine with this network card behind the socket at `path` and with no memory that it
     /// shares, which boots the guest; it dies with the test.
     pub fn unshared(&self, path: &Path, netdev: &str, nic: &str) -> Command {

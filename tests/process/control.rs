@@ -17,6 +17,7 @@ mod every_key;
 mod export;
 mod fdb_oracle;
 mod filters;
+mod filters_page;
 mod findings;
 mod flapping;
 mod guard;

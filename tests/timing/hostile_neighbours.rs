@@ -8,7 +8,8 @@
 //! `notifications` those whose call descriptors are expensive to write to, `memory` and `punches`
 //! guests whose memory faults, `workers` those that another worker serves, `groups` one that
 //! reports groups, `devices` TAPs and streams, `clients` those of the control socket, `captures`
-//! those of them that capture, `connections` guests that begin connections without end.
+//! those of them that capture, `connections` guests that begin connections without end, `rules` an
+//! operator who changes a filter.
 //!
 //! One test at a time: they measure.
 
@@ -25,5 +26,6 @@ mod notifications;
 mod punches;
 mod receivers;
 mod rings;
+mod rules;
 mod shares;
 mod workers;

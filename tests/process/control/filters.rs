@@ -29,7 +29,7 @@ fn datagram(from: &Vm, to: &Vm, ends: [u8; 2], ports: [u16; 2]) -> Vec<u8> {
 }
 
 /// Whether a frame of one VM reaches the other.
-fn passes(vms: &mut [Vm], from: usize, to: usize, frame: &[u8]) -> bool {
+pub(super) fn passes(vms: &mut [Vm], from: usize, to: usize, frame: &[u8]) -> bool {
     vms[from].tx[0].send_waiting(frame, LOST);
     vms[from].tx[0].drain(LOST);
     std::thread::sleep(std::time::Duration::from_millis(30));

@@ -33,11 +33,11 @@ name = \"open\"
 ";
 
 /// What a packet is: its protocol, and the flags of TCP.
-type Kind = (u8, u8);
+pub(super) type Kind = (u8, u8);
 
 const SYN: Kind = (6, 0x02);
 const ACK: Kind = (6, 0x10);
-const DATAGRAM: Kind = (17, 0);
+pub(super) const DATAGRAM: Kind = (17, 0);
 
 /// A packet between these ends.
 fn packet(
@@ -59,7 +59,7 @@ fn packet(
 }
 
 /// Fills a guest's ring with packets, each of a connection of its own or all of one.
-fn fill(vm: &mut Vm, to: [u8; 6], kind: Kind, has_many: bool) {
+pub(super) fn fill(vm: &mut Vm, to: [u8; 6], kind: Kind, has_many: bool) {
     let frames = vm.guest.mem.alloc_in(1, u64::from(SIZE) * ROOM as u64, 16);
     let (mac, id) = (vm.mac(), vm.guest.cfg.id);
     for n in 0..SIZE {
@@ -77,7 +77,7 @@ fn fill(vm: &mut Vm, to: [u8; 6], kind: Kind, has_many: bool) {
 }
 
 /// Guests send to others without end.
-fn keep_sending<'a>(from: &'a [Vm], to: &'a [Vm]) -> impl FnMut(&While<'_>) + Send + 'a {
+pub(super) fn keep_sending<'a>(from: &'a [Vm], to: &'a [Vm]) -> impl FnMut(&While<'_>) + Send + 'a {
     move |phase: &While<'_>| {
         phase.every(PAUSE, || {
             let rings = from.iter().map(|vm| &vm.guest.tx[0].ring);
