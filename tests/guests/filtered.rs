@@ -16,6 +16,8 @@ use crate::{alone, beside_another, can_make_network, need_program, progress, ski
 
 const PROGRAMS: [&str; 5] = ["curl", "dropbear", "dropbearkey", "dbclient", "dnsmasq"];
 const LONG: Duration = Duration::from_secs(120);
+/// The programs need some.
+const MEMORY_KIB: u32 = 384 << 10;
 const FILTERS: &str = r#"
 [[filter]]
 name = "server"
@@ -41,7 +43,8 @@ SIZE*) printf "550 unknown\r\n";; RETR*) printf "150 here\r\n226 done\r\n";; \
 fn vms(lab: &Lab, qemu: &Qemu, socket: impl Fn(&str) -> std::path::PathBuf) -> [Vm; 2] {
     let start = |(name, number)| {
         let (socket, attach) = (socket(name), Attach::Connects);
-        Vm::start(lab, qemu, &VmSpec { name, number, socket, attach, pairs: 1, device: "" })
+        let spec = VmSpec { name, number, socket, attach, pairs: 1, device: "" };
+        Vm::start_with(MEMORY_KIB, lab, qemu, &spec)
     };
     let mut vms = [("vm1", 1), ("vm2", 2)].map(start);
     vms.iter_mut().for_each(Vm::wait_ready);
