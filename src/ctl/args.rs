@@ -12,6 +12,7 @@ use crate::attach::Attach;
 use crate::doctor::Doctor;
 use crate::filters::{ConnectionsCommand, FilterCommand, GroupCommand};
 use crate::frames::Capture;
+use crate::lan::Lan;
 use crate::network::Network;
 use crate::run::Run;
 use crate::values::{DEFAULT_CONTROL, DELETE, LIST, State, duration};
@@ -123,6 +124,7 @@ pub(crate) enum SwitchCommand {
     },
     Attach(Attach),
     Run(Run),
+    Lan(Lan),
     Doctor(Doctor),
     Network(Network),
     Capture(Capture),

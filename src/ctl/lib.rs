@@ -19,6 +19,7 @@ mod files;
 mod filters;
 mod foreign;
 mod frames;
+mod lan;
 mod links;
 mod look;
 #[cfg(test)]
@@ -111,6 +112,7 @@ fn run(options: &Options) -> Result<(String, u8), Failure> {
         SwitchCommand::Complete { words } => return Ok((complete::run(words, control), 0)),
         SwitchCommand::Top { every } => (top::run(control, *every).map(|()| None)?, 0),
         SwitchCommand::Run(run) => (None, run.run(control)?),
+        SwitchCommand::Lan(lan) => lan.run()?,
         SwitchCommand::Network(network) => network.run(control).map(|(told, n)| (Some(told), n))?,
         SwitchCommand::Doctor(doctor) => doctor.run(control, as_json)?,
         SwitchCommand::Filter(FilterCommand::Check { what }) if check::is_file(what) => {
@@ -136,7 +138,9 @@ fn ask(
         SwitchCommand::Complete { .. } | SwitchCommand::Top { .. } | SwitchCommand::Run(_) => {
             return Ok(printed(()));
         }
-        SwitchCommand::Network(_) | SwitchCommand::Doctor(_) => return Ok(printed(())),
+        SwitchCommand::Lan(_) | SwitchCommand::Network(_) | SwitchCommand::Doctor(_) => {
+            return Ok(printed(()));
+        }
         SwitchCommand::Stats { watch: Some(every) } => {
             return stats::watch(client, *every, as_json).map(printed);
         }

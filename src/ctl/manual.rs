@@ -41,6 +41,10 @@ overrides this variable.
 .TP
 .I /run/vioswitch/control.sock
 The control socket of the service.
+.TP
+.I $XDG_RUNTIME_DIR/vioswitch-lan
+Sockets, leases and log of the network of lan; otherwise
+.IR /tmp/vioswitch-lan-UID .
 ";
 
 /// Last section of the manual page.
@@ -92,6 +96,9 @@ fn each_command(command: &Command, prefix: &str, visit: &mut dyn FnMut(&str, &Co
             "port" => format!("port|{}", AS_PORT.join("|")),
             name => format!("{prefix}{name}"),
         };
+        if inner.has_subcommands() && !inner.is_subcommand_required_set() {
+            visit(&name, inner);
+        }
         match inner.has_subcommands() {
             true => each_command(inner, &format!("{name} "), visit),
             false => visit(&name, inner),

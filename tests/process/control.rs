@@ -26,6 +26,7 @@ mod held_up;
 mod hung_files;
 mod isolation;
 mod kept;
+mod lan;
 mod latency;
 mod looking;
 mod mirror;

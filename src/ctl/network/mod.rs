@@ -5,7 +5,7 @@
 //! `store` writes files; this file carries out the command. The parser of the command line has
 //! checked each word in a file's content, so no word can break out of its quotes.
 
-mod address;
+pub(crate) mod address;
 mod apply;
 mod bridge;
 mod dnsmasq;

@@ -17,7 +17,7 @@ use crate::attach::wanted::VmPort;
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::output::say;
-use crate::qemu::Version;
+use crate::qemu::{self, Version};
 use crate::requests::{delete, new_port};
 use child::Signals;
 
@@ -25,6 +25,9 @@ use child::Signals;
 const RESTART: Duration = Duration::from_secs(10);
 /// Pause between two attempts to delete the port.
 const STEP: Duration = Duration::from_millis(200);
+
+/// Address of a card for which the command line has no address.
+const QEMU_MAC: &str = "52:54:00:12:34:56";
 
 /// Add a port, run QEMU with it, and delete the port when QEMU ends
 ///
@@ -43,12 +46,27 @@ pub struct Run {
     command: Vec<String>,
 }
 
+/// Gets the address of the card that QEMU is about to have.
+pub(crate) type NoteMac<'a> = &'a dyn Fn(&str) -> Result<(), Failure>;
+
 impl Run {
-    /// Runs QEMU and returns QEMU's exit status.
+    /// Runs QEMU and returns QEMU's exit status. The port ends with the process of the switch.
     pub(crate) fn run(&self, control: &Path) -> Result<u8, Failure> {
-        let Some((program, given)) = self.command.split_first() else {
-            return Err(Failure::usage("QEMU's command line is missing behind --".to_owned()));
-        };
+        self.run_with(control, true, &|_| Ok(()))
+    }
+
+    /// Runs QEMU as `run` does, with a port that survives the process of the switch.
+    pub(crate) fn run_kept(&self, control: &Path, note: NoteMac) -> Result<u8, Failure> {
+        self.run_with(control, false, note)
+    }
+
+    /// Returns the name of the port.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn run_with(&self, control: &Path, transient: bool, note: NoteMac) -> Result<u8, Failure> {
+        let (program, _) = self.command()?;
         let version = Version::of(program).ok_or_else(|| {
             let text =
                 format!("{program} does not say that it is a QEMU: run starts no other program");
@@ -58,8 +76,8 @@ impl Run {
         // The program catches signals before the port exists, because a signal would leave the port
         // behind.
         let signals = Signals::catch()?;
-        let made = self.claim(&mut client)?;
-        let outcome = self.start(client, signals, program, version, given);
+        let made = self.claim(&mut client, transient)?;
+        let outcome = self.start(client, signals, version, note);
         if made {
             self.give_back(control);
         }
@@ -70,22 +88,30 @@ impl Run {
         &self,
         mut client: Client,
         signals: Signals,
-        program: &str,
         version: Version,
-        given: &[String],
+        note: NoteMac,
     ) -> Result<u8, Failure> {
+        let (program, given) = self.command()?;
         let port = VmPort::ask(&mut client, &self.name)?;
         // The connection ends before QEMU runs, because the switch has room for few clients.
         drop(client);
         let missing = arguments::missing(&port, program, version, given);
         let missing = missing.map_err(Failure::usage)?;
-        signals.run(program, given.iter().chain(&missing))
+        let words = [given, &missing].concat();
+        note(&card_address(&words, &port.socket))?;
+        signals.run(program, words.iter())
+    }
+
+    fn command(&self) -> Result<(&String, &[String]), Failure> {
+        let missing = || Failure::usage("QEMU's command line is missing behind --".to_owned());
+        self.command.split_first().ok_or_else(missing)
     }
 
     /// Adds the port, or accepts an existing port without a front-end. Returns true if the port was
     /// added.
-    fn claim(&self, client: &mut Client) -> Result<bool, Failure> {
-        let new = |may_exist| new_port(Kind::Port, &self.name, &self.settings, may_exist, true);
+    fn claim(&self, client: &mut Client, transient: bool) -> Result<bool, Failure> {
+        let new =
+            |may_exist| new_port(Kind::Port, &self.name, &self.settings, may_exist, transient);
         match client.call(&new(false)?) {
             Ok(_) => return Ok(true),
             Err(failure) if failure.is("PortExists") => {}
@@ -123,4 +149,12 @@ impl Run {
             std::thread::sleep(STEP);
         }
     }
+}
+
+/// Returns the address of the card behind the port's socket on QEMU's command line.
+fn card_address(words: &[String], socket: &str) -> String {
+    let items = qemu::items(words);
+    let device = qemu::card(&items, socket).and_then(|card| card.device);
+    let given = device.and_then(|device| device.get("mac").or_else(|| device.get("macaddr")));
+    given.unwrap_or(QEMU_MAC).to_owned()
 }

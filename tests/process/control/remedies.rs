@@ -161,6 +161,10 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("was there already and stays: vioswitchctl port del", "control::run"),
     ("stays: {why}; vioswitchctl port del", "control::run"),
     ("vioswitchctl doctor --user libvirt-qemu", "scripts/libvirt-demo"),
+    ("you have no network here: vioswitchctl lan", "control::lan"),
+    ("there is no forward {forward}; see", "control::lan"),
+    ("with other options; to stop it: vioswitchctl lan stop", "control::lan"),
+    ("runs already; see vioswitchctl lan status", "control::lan"),
     // The log of an uplink past the host's network stack, and of a TAP that refuses.
     ("if its other end has no offloads: ethtool", "parsed only: AF_XDP is not everywhere"),
     ("takes the tags of VLANs out of frames", "parsed only: a network card's"),

@@ -55,7 +55,7 @@ pub fn commands(text: &str) -> Vec<String> {
 }
 
 /// Values for what the program fills in where the name alone says what that is.
-const VALUES: [(&str, &str); 26] = [
+const VALUES: [(&str, &str); 27] = [
     ("interface", "dummy9"),
     ("other", "dummy9"),
     ("nic", "dummy9"),
@@ -76,6 +76,7 @@ const VALUES: [(&str, &str); 26] = [
     ("receive", "1"),
     ("kib", "2048"),
     ("chain", "FORWARD"),
+    ("packages", "passt"),
     ("unit", "vioswitchd.service"),
     ("instance", "dummy9"),
     ("path", "/run/vm9.sock"),

@@ -1,0 +1,361 @@
+//! The process that keeps a user's network: holds the namespace, runs the programs, and starts
+//! programs again that end.
+//!
+//! Only the main thread starts programs, because the kernel ends a program with the thread that
+//! started the program. So nothing of the network outlives this process.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use api::wire::GetStatus;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
+use signal_hook::low_level::pipe;
+
+use super::forward::PortForward;
+use super::namespaces;
+use super::place::Place;
+use super::programs::{self, Wanted, bound, inside};
+use super::protocol::{ForwardState, KeeperCall, NetworkState, ServiceState, serve};
+use super::service::{Log, Service};
+use crate::client::Client;
+use crate::failure::Failure;
+
+/// Longest wait for the switch after its start.
+const START: Duration = Duration::from_secs(10);
+/// Longest wait for pasta's interface. Machines reach each other without the interface.
+const OUTSIDE: Duration = Duration::from_secs(2);
+/// Longest wait for the answer of a relay that opens its ports.
+const STEP: Duration = Duration::from_millis(10);
+/// Time that each program has to end before the program is killed.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A forward, and the program that carries the forward.
+struct Running {
+    forward: PortForward,
+    service: Service,
+}
+
+/// Why the keeper ends.
+#[derive(PartialEq, Eq)]
+enum End {
+    /// `lan stop`: nothing stays.
+    Stop,
+    /// A signal: names, leases and forwards stay for the next start.
+    Signal,
+    /// The process that holds the namespace has ended.
+    NamespaceLost,
+}
+
+pub(super) struct Keeper {
+    place: Place,
+    wanted: Wanted,
+    log: Log,
+    holder: Child,
+    services: Vec<Service>,
+    forwards: Vec<Running>,
+    child_ended: UnixStream,
+    signalled: UnixStream,
+    _lock: File,
+}
+
+impl Keeper {
+    /// Makes the network. Returns once virtual machines can use the network.
+    pub(super) fn start(place: Place, wanted: Wanted, lock: File) -> Result<Keeper, Failure> {
+        let cannot = |error| Failure::refused(format!("signals: {error}"));
+        let child_ended = signals(&[SIGCHLD]).map_err(cannot)?;
+        let signalled = signals(&[SIGTERM, SIGINT]).map_err(cannot)?;
+        let log = Log::open(&place.log());
+        let log = log.map_err(|error| Failure::file("open", &place.log(), &error))?;
+        let holder = hold(&wanted)?;
+        let pid = holder.id();
+        let switch = programs::switch(&switch_program(), &place);
+        let dnsmasq = programs::dnsmasq(&wanted, &place);
+        let service = |name, words| Service::new(name, words, &log);
+        let services = vec![
+            service("vioswitchd", inside(pid, switch)),
+            service("dnsmasq", inside(pid, dnsmasq)),
+            service("pasta", bound(programs::pasta(pid, &wanted))),
+        ];
+        let mut keeper = Keeper {
+            place,
+            wanted,
+            log,
+            holder,
+            services,
+            forwards: Vec::new(),
+            child_ended,
+            signalled,
+            _lock: lock,
+        };
+        match keeper.begin() {
+            Ok(()) => Ok(keeper),
+            Err(failure) => {
+                keeper.end();
+                Err(failure)
+            }
+        }
+    }
+
+    fn begin(&mut self) -> Result<(), Failure> {
+        for service in &mut self.services {
+            service.start(false).map_err(Failure::refused)?;
+        }
+        let (control, end) = (self.place.control(), Instant::now() + START);
+        while !answers(&control) {
+            self.check_programs(Instant::now() >= end)?;
+            std::thread::sleep(STEP);
+        }
+        let end = Instant::now() + OUTSIDE;
+        while !self.has_outside() && Instant::now() < end && self.services[2].pid().is_some() {
+            self.services[2].reap();
+            std::thread::sleep(STEP);
+        }
+        self.check_programs(false)?;
+        let kept = fs::read_to_string(self.place.forwards()).unwrap_or_default();
+        for forward in kept.lines().filter_map(|line| line.parse().ok()) {
+            if let Err(reason) = self.add(forward) {
+                self.log.line("forward", &reason);
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails if the switch or dnsmasq has ended, or if the time is over.
+    fn check_programs(&mut self, is_late: bool) -> Result<(), Failure> {
+        for service in &mut self.services[..2] {
+            service.reap();
+            if service.pid().is_none() || is_late {
+                let said = service.last_line().unwrap_or_default();
+                let log = self.place.log();
+                // The log goes with the directory, so that the failure has the last line.
+                let text = format!("{} does not start: {said}", service.name);
+                self.log.line("lan", &format!("{text} ({})", log.display()));
+                return Err(Failure::refused(text));
+            }
+        }
+        Ok(())
+    }
+
+    /// True if pasta's interface is in the namespace.
+    fn has_outside(&self) -> bool {
+        let devices = fs::read_to_string(format!("/proc/{}/net/dev", self.holder.id()));
+        let name = format!("{}:", programs::OUTER);
+        devices.is_ok_and(|text| text.lines().any(|line| line.trim_start().starts_with(&name)))
+    }
+
+    /// Serves until the end. Removes everything if the user asked for that.
+    pub(super) fn run(mut self, listener: &UnixListener) -> Result<(), Failure> {
+        let end = loop {
+            let listening = self.wait(listener);
+            if drain(&mut self.signalled) {
+                break End::Signal;
+            }
+            if drain(&mut self.child_ended) && self.reap() {
+                break End::NamespaceLost;
+            }
+            self.all_services().for_each(Service::start_if_due);
+            if listening && self.answer(listener) {
+                break End::Stop;
+            }
+        };
+        self.end();
+        let _ = fs::remove_file(self.place.keeper());
+        match end {
+            End::Stop => self.place.remove(),
+            End::Signal => Ok(()),
+            End::NamespaceLost => Err(Failure::refused("the namespace was ended".to_owned())),
+        }
+    }
+
+    fn all_services(&mut self) -> impl Iterator<Item = &mut Service> {
+        self.services.iter_mut().chain(self.forwards.iter_mut().map(|one| &mut one.service))
+    }
+
+    /// Sleeps until something happens; true if a client waits.
+    fn wait(&mut self, listener: &UnixListener) -> bool {
+        let due = self.all_services().filter_map(|service| service.due()).min();
+        let left = due.map(|due| due.saturating_duration_since(Instant::now()));
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        let fds = [listener.as_fd(), self.child_ended.as_fd(), self.signalled.as_fd()];
+        let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        // An interrupted wait finds nothing, and begins again.
+        let _ = poll(&mut fds, timeout.as_ref());
+        !fds[0].revents().is_empty()
+    }
+
+    /// Notices ends of programs; true if the namespace is lost.
+    fn reap(&mut self) -> bool {
+        self.all_services().for_each(Service::reap);
+        !matches!(self.holder.try_wait(), Ok(None))
+    }
+
+    /// Answers one request; true for the request to stop.
+    fn answer(&mut self, listener: &UnixListener) -> bool {
+        let mut stops = false;
+        serve(listener, |request| match request {
+            KeeperCall::Status => self.state(),
+            KeeperCall::AddForward { forward } => {
+                let outcome = forward.parse().and_then(|forward| self.add(forward));
+                self.told(outcome)
+            }
+            KeeperCall::DeleteForward { forward } => {
+                let outcome = forward.parse().and_then(|forward| self.delete(&forward));
+                self.told(outcome)
+            }
+            KeeperCall::Stop => {
+                stops = true;
+                self.state()
+            }
+        });
+        stops
+    }
+
+    fn told(&mut self, outcome: Result<(), String>) -> NetworkState {
+        let kept = outcome.and_then(|()| {
+            let lines = self.forwards.iter().map(|one| format!("{}\n", one.forward));
+            let (path, text) = (self.place.forwards(), lines.collect::<String>());
+            fs::write(&path, text)
+                .map_err(|error| format!("cannot write {}: {error}", path.display()))
+        });
+        NetworkState { error: kept.err(), ..self.state() }
+    }
+
+    fn state(&mut self) -> NetworkState {
+        let state = |service: &Service| ServiceState {
+            name: service.name.clone(),
+            pid: service.pid(),
+            restarts: service.restarts,
+            last_line: service.last_line(),
+        };
+        let forwards = self.forwards.iter().map(|one| ForwardState {
+            forward: one.forward.to_string(),
+            running: one.service.pid().is_some(),
+        });
+        NetworkState {
+            error: None,
+            nat: self.wanted.nat.to_string(),
+            host_loopback: self.wanted.host_loopback,
+            outside: self.has_outside(),
+            namespace: self.holder.id(),
+            services: self.services.iter().map(state).collect(),
+            forwards: forwards.collect(),
+        }
+    }
+
+    fn add(&mut self, forward: PortForward) -> Result<(), String> {
+        if let Some(other) = self.forwards.iter().find(|one| one.forward.has_ports_of(&forward)) {
+            return match other.forward == forward {
+                true => Ok(()),
+                false => Err(format!("forward {} has these ports", other.forward)),
+            };
+        }
+        let own = std::env::current_exe().map_err(|error| format!("own program: {error}"))?;
+        let (leases, holder) = (self.place.leases(), self.holder.id());
+        let words = [own.display().to_string(), "lan".into(), "relay".into(), forward.to_string()];
+        let mut words = words.to_vec();
+        words.extend([holder.to_string(), leases.display().to_string()]);
+        let mut service = Service::new(&forward.to_string(), bound(words), &self.log);
+        let mut line = String::new();
+        let output = service.start(true)?.ok_or("no output")?;
+        // The relay says something at once, or ends.
+        let read = BufReader::new(output.take(1024)).read_line(&mut line);
+        match read.map(|_| line.trim()) {
+            Ok("ready") => {
+                self.forwards.push(Running { forward, service });
+                Ok(())
+            }
+            told => {
+                service.stop(Duration::ZERO);
+                let silent = || service.last_line().unwrap_or_else(|| "the relay ended".to_owned());
+                let line = told.ok().filter(|line| !line.is_empty());
+                Err(line.map_or_else(silent, str::to_owned))
+            }
+        }
+    }
+
+    fn delete(&mut self, forward: &PortForward) -> Result<(), String> {
+        let at = self.forwards.iter().position(|one| one.forward == *forward);
+        let at = at
+            .ok_or_else(|| format!("there is no forward {forward}; see vioswitchctl lan status"))?;
+        self.forwards.remove(at).service.stop(Duration::ZERO);
+        Ok(())
+    }
+
+    /// Ends all programs; the namespace last.
+    fn end(&mut self) {
+        self.forwards.iter_mut().for_each(|one| one.service.stop(Duration::ZERO));
+        self.services.iter_mut().for_each(|service| service.stop(PATIENCE));
+        let _ = self.holder.kill();
+        let _ = self.holder.wait();
+    }
+}
+
+/// Returns a pipe that gets a byte for each of these signals.
+fn signals(numbers: &[i32]) -> std::io::Result<UnixStream> {
+    let (read, write) = UnixStream::pair()?;
+    read.set_nonblocking(true)?;
+    for number in numbers {
+        pipe::register(*number, write.try_clone()?)?;
+    }
+    Ok(read)
+}
+
+/// Empties a pipe; true if anything was in the pipe.
+fn drain(pipe: &mut UnixStream) -> bool {
+    let mut buffer = [0; 64];
+    let mut any = false;
+    while pipe.read(&mut buffer).is_ok_and(|count| count > 0) {
+        any = true;
+    }
+    any
+}
+
+/// Starts the process that holds the namespace. The process ends with the pipe to its standard
+/// input.
+fn hold(wanted: &Wanted) -> Result<Child, Failure> {
+    let words = programs::holder(wanted);
+    let child = Command::new(&words[0])
+        .args(&words[1..])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child =
+        child.map_err(|error| Failure::refused(format!("cannot start {}: {error}", words[0])))?;
+    let mut line = String::new();
+    let output = child.stdout.take().map(BufReader::new);
+    let _ = output.map(|mut output| output.read_line(&mut line));
+    if line.trim() == "ready" {
+        return Ok(child);
+    }
+    let _ = child.kill();
+    let mut said = String::new();
+    let _ = child.stderr.take().map(|errors| errors.take(4096).read_to_string(&mut said));
+    let _ = child.wait();
+    Err(Failure::refused(namespaces::why(Path::new("/proc/sys"), &said)))
+}
+
+fn answers(control: &Path) -> bool {
+    Client::to_ask(control).and_then(|mut client| client.call(&GetStatus {})).is_ok()
+}
+
+/// Returns the daemon's program: beside this program, otherwise by `PATH`.
+fn switch_program() -> PathBuf {
+    let beside = std::env::current_exe().ok().map(|own| own.with_file_name("vioswitchd"));
+    beside.filter(|path| path.is_file()).unwrap_or_else(|| "vioswitchd".into())
+}
+
+/// Tells the starting process how the start went; nobody may listen.
+pub(super) fn report(outcome: &Result<(), &Failure>) {
+    let line = match outcome {
+        Ok(()) => "ready".to_owned(),
+        Err(failure) => failure.json().to_string(),
+    };
+    let _ = writeln!(std::io::stdout(), "{line}");
+}

@@ -1,0 +1,127 @@
+//! The directory of this user's switch, and what lies in the directory.
+//!
+//! Other users may write to /tmp: a directory there must be this user's own, with mode 0700, before
+//! any file in the directory is used.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::failure::Failure;
+
+/// Paths of one user's switch.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub(super) directory: PathBuf,
+}
+
+impl Place {
+    /// Returns the place of this user: `XDG_RUNTIME_DIR`, otherwise /tmp.
+    pub(super) fn of_user() -> Place {
+        let given = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        let given = given.filter(|path| path.is_absolute() && path.is_dir());
+        let own = || format!("vioswitch-lan-{}", rustix::process::getuid().as_raw());
+        let directory = match given {
+            Some(runtime) => runtime.join("vioswitch-lan"),
+            None => Path::new("/tmp").join(own()),
+        };
+        Place { directory }
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Returns the control socket of the switch.
+    pub(super) fn control(&self) -> PathBuf {
+        self.at("control.sock")
+    }
+
+    /// Returns the socket of the process that keeps the network.
+    pub(super) fn keeper(&self) -> PathBuf {
+        self.at("lan.sock")
+    }
+
+    /// Returns the directory in which the switch keeps ports.
+    pub(super) fn state(&self) -> PathBuf {
+        self.at("state")
+    }
+
+    /// Returns dnsmasq's file of leases.
+    pub(super) fn leases(&self) -> PathBuf {
+        self.at("leases")
+    }
+
+    /// Returns the directory of the names of virtual machines, which dnsmasq watches.
+    pub(super) fn hosts(&self) -> PathBuf {
+        self.at("hosts")
+    }
+
+    /// Returns the file of the forwards, a line each.
+    pub(super) fn forwards(&self) -> PathBuf {
+        self.at("forwards")
+    }
+
+    /// Returns the log of all programs.
+    pub(super) fn log(&self) -> PathBuf {
+        self.at("log")
+    }
+
+    /// Makes the directory, or checks that an existing directory is this user's alone. Returns true
+    /// if the directory is new.
+    pub(super) fn make(&self) -> Result<bool, Failure> {
+        let path = &self.directory;
+        let is_new = match DirBuilder::new().mode(0o700).create(path) {
+            Ok(()) => true,
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => false,
+            Err(error) => return Err(Failure::file("make", path, &error)),
+        };
+        self.check()?;
+        for inner in [self.state(), self.hosts()] {
+            fs::create_dir_all(&inner).map_err(|error| Failure::file("make", &inner, &error))?;
+        }
+        Ok(is_new)
+    }
+
+    /// Fails if another user can write to the directory.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        let path = &self.directory;
+        let found = fs::symlink_metadata(path);
+        let found = found.map_err(|error| Failure::file("look at", path, &error))?;
+        let own = rustix::process::getuid().as_raw();
+        match found.is_dir() && found.uid() == own && found.mode() & 0o077 == 0 {
+            true => Ok(()),
+            false => {
+                let path = path.display();
+                let text = format!("{path} is not a directory of yours alone (mode 0700)");
+                Err(Failure::refused(format!("{text}: remove it, or set XDG_RUNTIME_DIR")))
+            }
+        }
+    }
+
+    /// Takes the lock that the keeper holds as long as the keeper lives; `None` if another process
+    /// has the lock.
+    pub(super) fn lock(&self) -> Result<Option<File>, Failure> {
+        let path = self.at("lock");
+        let file = File::options().create(true).truncate(false).write(true).open(&path);
+        let file = file.map_err(|error| Failure::file("open", &path, &error))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(file)),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(Failure::file("lock", &path, &error.into())),
+        }
+    }
+
+    /// Removes the directory with all that is in the directory.
+    pub(super) fn remove(&self) -> Result<(), Failure> {
+        match fs::remove_dir_all(&self.directory) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(Failure::file("remove", &self.directory, &error))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! What commands and the keeper say to each other: a request and an answer, each a line of JSON.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::place::Place;
+use crate::failure::Failure;
+
+/// Longest line, in bytes.
+const MAX_LINE: u64 = 1 << 20;
+/// Time that a client has for its request; the keeper serves one client at a time.
+const REQUEST: Duration = Duration::from_millis(500);
+/// Longest wait for an answer: the keeper may be stopping programs.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "call", rename_all = "snake_case")]
+pub(super) enum KeeperCall {
+    Status,
+    AddForward { forward: String },
+    DeleteForward { forward: String },
+    Stop,
+}
+
+/// The state of the network, and why the request was refused.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(super) struct NetworkState {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) error: Option<String>,
+    pub(super) nat: String,
+    pub(super) host_loopback: bool,
+    /// True if pasta connects the network with the host.
+    pub(super) outside: bool,
+    /// Process that holds the namespaces.
+    pub(super) namespace: u32,
+    pub(super) services: Vec<ServiceState>,
+    pub(super) forwards: Vec<ForwardState>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct ServiceState {
+    pub(super) name: String,
+    pub(super) pid: Option<u32>,
+    pub(super) restarts: u64,
+    pub(super) last_line: Option<String>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct ForwardState {
+    pub(super) forward: String,
+    pub(super) running: bool,
+}
+
+/// Answers the next client; an unreadable request gets no answer.
+pub(super) fn serve(listener: &UnixListener, answer: impl FnOnce(KeeperCall) -> NetworkState) {
+    let Ok((mut socket, _)) = listener.accept() else { return };
+    let _ = socket.set_read_timeout(Some(REQUEST));
+    let _ = socket.set_write_timeout(Some(REQUEST));
+    let mut line = String::new();
+    let read = BufReader::new(&socket).take(MAX_LINE).read_line(&mut line);
+    let Ok(request) =
+        read.map_err(|_| ()).and_then(|_| serde_json::from_str(&line).map_err(|_| ()))
+    else {
+        return;
+    };
+    let told = serde_json::to_string(&answer(request)).unwrap_or_default();
+    let _ = writeln!(socket, "{told}");
+}
+
+/// Asks the keeper; `None` if no keeper runs.
+pub(super) fn ask(place: &Place, request: &KeeperCall) -> Result<Option<NetworkState>, Failure> {
+    if !place.directory.exists() {
+        return Ok(None);
+    }
+    place.check()?;
+    let Ok(mut socket) = UnixStream::connect(place.keeper()) else { return Ok(None) };
+    let silent = |error: std::io::Error| {
+        let log = place.log();
+        Failure::refused(format!(
+            "the network's keeper does not answer ({error}); see {}",
+            log.display()
+        ))
+    };
+    socket.set_read_timeout(Some(PATIENCE)).map_err(silent)?;
+    let line = serde_json::to_string(request).unwrap_or_default();
+    writeln!(socket, "{line}").map_err(silent)?;
+    let mut line = String::new();
+    BufReader::new(&socket).take(MAX_LINE).read_line(&mut line).map_err(silent)?;
+    let answer: NetworkState = serde_json::from_str(&line).map_err(|error| silent(error.into()))?;
+    match answer.error {
+        Some(reason) => Err(Failure::refused(reason)),
+        None => Ok(Some(answer)),
+    }
+}

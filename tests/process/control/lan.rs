@@ -1,0 +1,319 @@
+//! `vioswitchctl lan`: the network of an ordinary user, with programs of the host. Real guests:
+//! scripts/demo --rootless.
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::process::CommandExt;
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use testkit::host::{in_namespace, ip};
+use testkit::{skip, sys};
+
+use super::*;
+
+/// A user with a runtime directory, and programs that the user may run.
+struct User(Dir);
+
+impl User {
+    fn new() -> User {
+        let dir = Dir::new();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("mode");
+        let beside = |name: &str| dir.path().join(name);
+        copy_program(testkit::proc::program(), &beside("vioswitchd"));
+        copy_program(env!("CARGO_BIN_EXE_vioswitchctl"), &beside("vioswitchctl"));
+        fs::create_dir(beside("runtime")).expect("create");
+        chown(beside("runtime"), Some(VIEWER), Some(VIEWER)).expect("chown");
+        User(dir)
+    }
+
+    /// The place of the network's files.
+    fn place(&self) -> PathBuf {
+        self.0.path().join("runtime/vioswitch-lan")
+    }
+
+    fn program(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.uid(VIEWER).gid(VIEWER).current_dir("/");
+        command.env("XDG_RUNTIME_DIR", self.0.path().join("runtime"));
+        command
+    }
+
+    fn ctl(&self, words: &[&str]) -> Output {
+        let program = self.0.path().join("vioswitchctl").display().to_string();
+        self.program(&program).arg("lan").args(words).output().expect("vioswitchctl")
+    }
+
+    fn done(&self, words: &[&str]) -> String {
+        let output = self.ctl(words);
+        assert!(output.status.success(), "{words:?}: {output:?}\n{}", self.log());
+        String::from_utf8(output.stdout).expect("UTF-8")
+    }
+
+    fn fails(&self, words: &[&str]) -> (i32, String) {
+        failure(self.ctl(words))
+    }
+
+    fn status(&self) -> Value {
+        serde_json::from_str(&self.done(&["status", "--json"])).expect("JSON")
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.place().join("log")).unwrap_or_default()
+    }
+
+    /// Listens in the user's namespace.
+    fn listen(&self, at: &str) -> TcpListener {
+        let (holder, at) = (self.status()["namespace"].clone(), at.to_owned());
+        let listen = move || {
+            let net = File::open(format!("/proc/{holder}/ns/net")).expect("namespace");
+            let kind = Some(LinkNameSpaceType::Network);
+            move_into_link_name_space(net.as_fd(), kind).expect("setns");
+            TcpListener::bind(at).expect("bind")
+        };
+        std::thread::spawn(listen).join().expect("a listener")
+    }
+
+    /// The process that keeps the network.
+    fn keeper(&self) -> u32 {
+        let holder = self.status()["namespace"].as_u64().expect("a number");
+        stat(holder as u32).expect("the holder").0
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        self.ctl(&["stop", "--force"]);
+    }
+}
+
+/// The parent and the session of a process.
+fn stat(pid: u32) -> Option<(u32, u32)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut words = stat.rsplit_once(") ")?.1.split(' ');
+    let state = words.next()?;
+    let (parent, session) = (words.next()?.parse().ok()?, words.nth(1)?.parse().ok()?);
+    (state != "Z").then_some((parent, session))
+}
+
+/// The number of processes of a session.
+fn members(session: u32) -> usize {
+    let all = fs::read_dir("/proc").expect("proc").filter_map(|entry| {
+        let name = entry.ok()?.file_name();
+        stat(name.to_str()?.parse().ok()?)
+    });
+    all.filter(|(_, of)| *of == session).count()
+}
+
+/// Runs a test in a host of its own, with a way out to nowhere, unless programs are missing.
+fn on_host(test: impl FnOnce() + Send) {
+    for program in ["pasta", "dnsmasq", "nft"] {
+        if let Err(error) = Command::new(program).arg("--version").output()
+            && error.kind() == ErrorKind::NotFound
+        {
+            return skip(&format!("needs {program}"));
+        }
+    }
+    in_namespace(|| {
+        ip("link set lo up");
+        ip("link add eth0 type veth peer name eth1");
+        ip("addr add 192.0.2.2/24 dev eth0");
+        ip("link set eth0 up");
+        ip("link set eth1 up");
+        ip("route add default via 192.0.2.1");
+        test();
+    });
+}
+
+/// True if a connection to the host's port gets through to the listener.
+fn passes(port: u16, listener: &TcpListener) -> bool {
+    let Ok(mut client) = TcpStream::connect(("127.0.0.1", port)) else { return false };
+    client.write_all(b"question").expect("write");
+    let (mut served, _) = listener.accept().expect("accept");
+    let mut got = [0; 8];
+    served.read_exact(&mut got).expect("read");
+    served.write_all(b"answer").expect("write");
+    drop(served);
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).expect("read");
+    &got == b"question" && answer == "answer"
+}
+
+#[test]
+fn a_user_has_one_network_and_nothing_stays() {
+    on_host(|| {
+        let user = User::new();
+        let none = "you have no network here: vioswitchctl lan";
+        assert_eq!(user.fails(&["status"]), (3, none.to_owned()));
+        let told = user.done(&[]);
+        assert!(told.contains("10.78.0.1/24") && told.contains("connected"), "{told}");
+        let (keeper, before) = (user.keeper(), user.status());
+        assert_eq!(before["host_loopback"], false);
+        user.done(&[]);
+        user.done(&["--nat", "10.78.0.1/24"]);
+        let (_, told) = user.fails(&["--nat", "10.79.0.1/24"]);
+        assert!(told.contains("other options"), "{told}");
+        assert_eq!(user.status()["services"], before["services"]);
+        let mode = fs::metadata(user.place()).expect("directory").permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+        assert!(members(keeper) >= 5, "{}", members(keeper));
+        user.done(&["stop"]);
+        assert!(!user.place().exists());
+        // The keeper itself is about to end.
+        assert!(wait_for(LOST, || members(keeper) == 0), "{} left", members(keeper));
+        user.done(&["stop"]);
+    });
+}
+
+#[test]
+fn forwards_come_and_go_while_the_network_runs() {
+    on_host(|| {
+        let user = User::new();
+        user.done(&[]);
+        let server = user.listen("10.78.0.1:80");
+        user.done(&["forward", "8080-8081:10.78.0.1:80"]);
+        user.done(&["forward", "add", "8080-8081:10.78.0.1:80"]);
+        assert!(passes(8080, &server));
+        let taken = TcpListener::bind("127.0.0.1:8090").expect("bind");
+        for (forward, reason) in [
+            ("8090:vm1:80", "127.0.0.1:8090 is taken by another program"),
+            ("8089-8090:vm1:80", "127.0.0.1:8090 is taken by another program"),
+            (
+                "80:vm1:80",
+                "127.0.0.1:80: ports below net.ipv4.ip_unprivileged_port_start are for root",
+            ),
+            ("192.0.2.9:8091:vm1:80", "192.0.2.9 is no address of this host"),
+            ("8080-8081:vm2:80", "forward 8080-8081:10.78.0.1:80-81 has these ports"),
+        ] {
+            assert_eq!(user.fails(&["forward", forward]), (1, reason.to_owned()));
+        }
+        drop(taken);
+        // A refused range gives its other ports back.
+        TcpListener::bind("127.0.0.1:8089").expect("bind");
+        user.done(&["forward", "del", "8080-8081:10.78.0.1:80"]);
+        assert!(TcpStream::connect("127.0.0.1:8080").is_err());
+        let (status, told) = user.fails(&["forward", "del", "8080:10.78.0.1:80"]);
+        assert!(status == 1 && told.starts_with("there is no forward"), "{told}");
+    });
+}
+
+#[test]
+fn programs_that_die_come_back() {
+    on_host(|| {
+        let user = User::new();
+        user.done(&[]);
+        let server = user.listen("10.78.0.1:80");
+        user.done(&["forward", "8080:10.78.0.1:80"]);
+        let services = |status: &Value| status["services"].as_array().expect("services").clone();
+        let before = user.status();
+        for service in services(&before) {
+            assert!(sys::kill(service["pid"].as_u64().expect("pid") as u32, libc::SIGKILL));
+        }
+        let is_back = || {
+            let now = user.status();
+            let all = services(&now);
+            all.iter().all(|one| one["restarts"] == 1 && one["pid"].is_u64())
+                && now["outside"] == true
+        };
+        assert!(wait_for(LOST, || user.ctl(&["status"]).status.success()), "{}", user.log());
+        assert!(wait_for(LOST, is_back), "{}\n{}", user.status(), user.log());
+        assert_eq!(user.status()["namespace"], before["namespace"]);
+        assert!(passes(8080, &server));
+    });
+}
+
+/// Nothing outlives the keeper; the next start finds stale sockets, and the forwards.
+#[test]
+fn a_killed_keeper_leaves_no_process() {
+    on_host(|| {
+        let user = User::new();
+        user.done(&[]);
+        user.done(&["forward", "8080:10.78.0.1:80"]);
+        let keeper = user.keeper();
+        assert!(members(keeper) >= 6, "{}", members(keeper));
+        assert!(sys::kill(keeper, libc::SIGKILL));
+        assert!(wait_for(LOST, || members(keeper) == 0), "{} left", members(keeper));
+        assert_eq!(user.fails(&["status"]).0, 3);
+        assert!(user.place().join("control.sock").exists());
+        user.done(&[]);
+        let server = user.listen("10.78.0.1:80");
+        assert!(passes(8080, &server));
+        // By a signal, as of systemd: names and forwards stay.
+        let keeper = user.keeper();
+        assert!(sys::kill(keeper, libc::SIGTERM));
+        assert!(wait_for(LOST, || members(keeper) == 0), "{} left", members(keeper));
+        assert!(user.place().join("forwards").exists());
+        user.done(&["stop"]);
+        assert!(!user.place().exists());
+    });
+}
+
+/// A machine has its name in DNS before it starts, and its port while it runs.
+#[test]
+fn a_machine_has_a_name_and_a_port() {
+    const SCRIPT: &str = "#!/bin/sh
+[ \"$1\" = --version ] && exec echo 'QEMU emulator version 8.2.0'
+echo \"$*\" >\"$XDG_RUNTIME_DIR/words\"
+while [ ! -e \"$XDG_RUNTIME_DIR/end\" ]; do sleep 0.05; done
+exit 7
+";
+    on_host(|| {
+        let user = User::new();
+        let (qemu, runtime) = (user.0.path().join("qemu"), user.0.path().join("runtime"));
+        fs::write(&qemu, SCRIPT).expect("write");
+        fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).expect("mode");
+        let qemu = qemu.to_str().expect("UTF-8");
+        let (status, told) = user.fails(&["run", "vm_1", "--", qemu]);
+        assert!(status == 2 && told.contains("no name of a machine"), "{told}");
+        let program = user.0.path().join("vioswitchctl").display().to_string();
+        let mut command = user.program(&program);
+        let mut run = command.args(["lan", "run", "vm1", "--", qemu]).spawn().expect("run");
+        assert!(wait_for(LOST, || runtime.join("words").exists()), "{}", user.log());
+        let noted = fs::read_to_string(user.place().join("hosts/vm1")).expect("a name");
+        let mac = noted.strip_suffix(",vm1\n").expect("an address");
+        let words = fs::read_to_string(runtime.join("words")).expect("words");
+        assert!(words.contains(&format!("mac={mac}")), "{words}");
+        assert_eq!(user.status()["vms"][0]["mac"], mac);
+        // The port comes back with the switch.
+        let pid = user.status()["services"][0]["pid"].as_u64().expect("pid");
+        assert!(sys::kill(pid as u32, libc::SIGKILL));
+        let is_back =
+            || user.ctl(&["status"]).status.success() && user.status()["vms"][0]["name"] == "vm1";
+        assert!(wait_for(LOST, is_back), "{}", user.log());
+        File::create(runtime.join("end")).expect("create");
+        assert_eq!(run.wait().expect("wait").code(), Some(7));
+        assert_eq!(user.status()["vms"], json!([]));
+    });
+}
+
+#[test]
+fn a_host_that_cannot_is_told_why() {
+    on_host(|| {
+        let user = User::new();
+        let program = user.0.path().join("vioswitchctl").display().to_string();
+        // Root of the host.
+        let told = failure(Command::new(&program).arg("lan").output().expect("vioswitchctl"));
+        assert!(told.0 == 1 && told.1.contains("runuser -u USER -- vioswitchctl lan"), "{told:?}");
+        let line = format!("echo 0 >/proc/sys/user/max_user_namespaces; exec {program} lan");
+        let mut command = user.program("unshare");
+        let command =
+            command.args(["--user", "--map-current-user", "--keep-caps", "sh", "-c", &line]);
+        let told = failure(command.output().expect("unshare"));
+        let remedy =
+            "(user.max_user_namespaces is 0); as root: sysctl user.max_user_namespaces=10000";
+        assert!(told.0 == 1 && told.1.ends_with(remedy), "{told:?}");
+        let mut command = user.program(&program);
+        let told = failure(command.env("PATH", "/nowhere").arg("lan").output().expect("run"));
+        assert!(told.1.starts_with("programs are missing: apt install passt"), "{told:?}");
+        assert!(!user.place().exists());
+        // Another user's, where all may write.
+        let other = user.0.path().join("other");
+        fs::create_dir(&other).expect("create");
+        symlink(&other, user.place()).expect("link");
+        let (status, told) = user.fails(&[]);
+        assert!(status == 1 && told.contains("is not a directory of yours alone"), "{told}");
+        fs::remove_file(user.place()).expect("remove");
+    });
+}
