@@ -108,16 +108,10 @@ struct ForwardArgs {
 #[derive(Debug, Subcommand)]
 enum ForwardCommand {
     /// Add a forward
-    Add {
-        /// As of lan forward
-        forward: PortForward,
-    },
+    Add { forward: PortForward },
     /// Delete a forward
     #[command(visible_aliases = DELETE)]
-    Del {
-        /// As of lan forward
-        forward: PortForward,
-    },
+    Del { forward: PortForward },
 }
 
 fn ipv4(text: &str) -> Result<Cidr, String> {
