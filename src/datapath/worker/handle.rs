@@ -184,9 +184,6 @@ impl WorkerHandle {
     }
 
     pub(super) fn take_notes(&self, into: &mut Vec<Note>) {
-        if !self.noted.load(Ordering::Relaxed) {
-            return;
-        }
         let mut notes = self.notes.lock().unwrap_or_else(PoisonError::into_inner);
         self.noted.store(false, Ordering::Relaxed);
         into.append(&mut notes);

@@ -1,27 +1,25 @@
-//! The loop of a worker: ready sources, turns, and sleep.
+//! The loop of a worker: turns over the ready sources. `events` has the sleep between turns, and
+//! what ends the sleep.
 
+mod events;
 mod polled;
-mod ready;
-mod sleep;
 mod takeover;
 mod turn;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard};
 
 use vmm_sys_util::epoll::EpollEvent;
 
-use self::ready::{Ready, ReadySources};
-use self::turn::Turn;
+use self::turn::{Ready, ReadySources, Turn};
 use super::handle::{Note, Shared, Token, WorkerHandle};
-use super::kick::receive_kick;
 use super::spin::{Instead, SpinPolicy};
 use crate::guard::IsStalled;
 use crate::pipeline::Pipeline;
 use crate::pipeline::deliver::count_broken;
 use crate::pipeline::signals::Owing;
-use crate::port::{Discard, Endpoint, Next, PortTable, Ports, Queue, Tx, TxState};
+use crate::port::{Endpoint, Next, PortTable, Ports};
 use crate::stalls::Reserves;
 use base::limits::{EPOLL_BATCH, SHORTEST_SLEEP_NANOS};
 use switch::PortId;
@@ -145,7 +143,9 @@ impl Worker {
                 self.update_takeover();
             }
             self.refresh();
-            self.take_notes();
+            if self.handle.noted.load(Ordering::Relaxed) {
+                self.take_notes();
+            }
             if !self.inbox.kicked.is_empty() {
                 self.retry_kicks();
             }
@@ -160,7 +160,7 @@ impl Worker {
             // Frames that wait for a full receiver also have a retry time: the kick for new buffers
             // may go to another worker.
             let sleepy = (rest || self.ready.is_empty())
-                && self.spin.may_sleep()
+                && !self.spin.poll
                 && self.ready.len() == self.turn.waiting
                 && self.pipeline.floods.is_empty()
                 && !self.pipeline.signals.due_soon(self.turn.now);
@@ -178,6 +178,11 @@ impl Worker {
         }
     }
 
+    /// True if this thread is a reserve that relieves a worker.
+    pub(super) fn is_relieving(&self) -> bool {
+        self.index != self.number
+    }
+
     /// Serves all floods to their end before the thread ends, since their frames were taken from
     /// sources.
     #[cold]
@@ -188,25 +193,6 @@ impl Worker {
             self.go_on_with_floods();
             self.pipeline.end_turn(&self.ports, &self.own.stats);
         }
-    }
-
-    /// Serves the next receivers of each flood, for at most the time of a turn. True if a flood was
-    /// served.
-    #[cold]
-    fn go_on_with_floods(&mut self) -> bool {
-        let mut served = false;
-        for _ in 0..self.pipeline.floods.len() {
-            let Some(port) = self.pipeline.floods.next_port() else { break };
-            // The frames are in no ring, so a panic breaks no ring.
-            self.contained(Token::Receive(port, 0), |worker| {
-                let Worker { pipeline, ports, own, .. } = worker;
-                served |= pipeline.go_on(ports, &own.stats);
-            });
-            if clock::since(self.turn.now, self.pipeline.end_look()) >= self.turn.longest {
-                break;
-            }
-        }
-        served
     }
 
     /// Adopts the present table of ports, if there is a new one.
@@ -254,7 +240,7 @@ impl Worker {
                 }
             }
         }
-        self.spin.may_sleep()
+        !self.spin.poll
     }
 
     /// True if all sources wait for a time after the shortest sleep: a spin cannot end such a wait.
@@ -320,11 +306,8 @@ impl Worker {
             let Some(token) = self.ready.next() else { break };
             let next = self.service(token);
             found |= self.turn.count(next);
-            if self.stays_ready(token, next) {
-                self.ready.pass();
-            } else {
-                self.ready.remove_next();
-            }
+            let stays = self.stays_ready(token, next);
+            self.ready.advance(stays);
             if left == 0 {
                 break;
             }
@@ -334,10 +317,32 @@ impl Worker {
                 break;
             }
         }
-        self.turn.end(found, is_cut);
+        // Throttled sources compete, too: a turn in which all sources are throttled must not
+        // forgive their deficits. Nor must a turn that a device's long burst cut short.
+        self.turn.contended = self.turn.working > 1 || (is_cut && self.turn.contended);
+        self.turn.idle = self.turn.contended && !found;
         self.pipeline.end_turn(&self.ports, &self.own.stats);
         self.own.stats.turns.add(1);
         found
+    }
+
+    /// Serves the next receivers of each flood, for at most the time of a turn. True if a flood was
+    /// served.
+    #[cold]
+    fn go_on_with_floods(&mut self) -> bool {
+        let mut served = false;
+        for _ in 0..self.pipeline.floods.len() {
+            let Some(port) = self.pipeline.floods.next_port() else { break };
+            // The frames are in no ring, so a panic breaks no ring.
+            self.contained(Token::Receive(port, 0), |worker| {
+                let Worker { pipeline, ports, own, .. } = worker;
+                served |= pipeline.go_on(ports, &own.stats);
+            });
+            if clock::since(self.turn.now, self.pipeline.end_look()) >= self.turn.longest {
+                break;
+            }
+        }
+        served
     }
 
     /// True if the source that was just looked at must be looked at in the next turn, with or
@@ -345,13 +350,15 @@ impl Worker {
     #[inline(always)]
     fn stays_ready(&mut self, token: Token, next: Next) -> bool {
         let looks = self.ready.note(next);
+        let is_ring = matches!(token, Token::Transmit(..));
         match next {
             Next::More | Next::Locked | Next::Throttled | Next::Again => true,
             Next::At(_) | Next::Receiver(_) => true,
-            Next::Last => self.can_poll(token) || self.arm(token),
+            Next::Last => is_ring || self.can_poll(token) || self.arm(token),
             // A look at a TAP is a system call, and the TAP's event reports new frames.
             Next::Empty => {
-                (self.can_poll(token) && self.spin.hold(self.turn.now, looks)) || self.arm(token)
+                let is_polled = is_ring || self.can_poll(token);
+                (is_polled && self.spin.hold(self.turn.now, looks)) || self.arm(token)
             }
             Next::Gone => false,
         }
@@ -444,130 +451,6 @@ impl Worker {
             return true;
         }
         false
-    }
-
-    /// Processes the notes that other threads left.
-    fn take_notes(&mut self) {
-        self.handle.take_notes(&mut self.inbox.notes);
-        if self.inbox.notes.is_empty() {
-            return;
-        }
-        // A note may be about a new port.
-        self.refresh();
-        // In order, since a later announcement replaces an earlier announcement. One by one, so
-        // that a panic in one note does not lose the notes behind it.
-        self.inbox.notes.reverse();
-        let (mut announced, mut left) = (self.pipeline.floods.has_own(), Vec::new());
-        while let Some(note) = self.inbox.notes.pop() {
-            match note {
-                Note::Look(token @ Token::Receive(..)) => {
-                    self.contained(token, |worker| worker.kick(token, false));
-                }
-                Note::Look(token) => self.ready.mark(token),
-                // An announcement may be flooded to all ports, so a turn sends only one.
-                Note::Announce(_) if announced => left.push(note),
-                Note::Announce(what) => {
-                    announced = true;
-                    self.contained(Token::Receive(what.port, 0), |worker| {
-                        let Worker { pipeline, ports, own, .. } = worker;
-                        pipeline.announce(ports, what, &own.stats);
-                    });
-                }
-            }
-        }
-        if !left.is_empty() {
-            self.handle.put_back(left);
-        }
-        self.pipeline.end_look();
-    }
-
-    fn take_events(&mut self) {
-        let count = self.wait_for_events(0);
-        self.take(count);
-    }
-
-    /// Processes `count` events, which may touch guests' memory.
-    fn take(&mut self, count: usize) {
-        // An event may be about a new port.
-        self.refresh();
-        for i in 0..count {
-            match Token::from_bits(self.inbox.events[i].data()) {
-                Token::Wake => {
-                    let _ = self.handle.wake.read();
-                }
-                token @ (Token::Receive(..) | Token::Transmit(..)) => {
-                    self.contained(token, |worker| worker.kick(token, true));
-                }
-                token @ Token::Device(..) => {
-                    if self.ready.contains(token) {
-                        self.unwatch(token);
-                    }
-                    self.ready.mark(token);
-                }
-            }
-        }
-    }
-
-    /// Handles a guest's kick of a ring. `kicked` is false if another thread asks for the look.
-    fn kick(&mut self, token: Token, kicked: bool) {
-        let ports = Arc::clone(&self.ports);
-        let (Token::Transmit(id, index) | Token::Receive(id, index)) = token else { return };
-        let Some((port, guest)) = ports.guest(id) else { return };
-        let index = usize::from(index);
-        self.pipeline.stalls.at_sender(id);
-        // No kick comes twice, so a kick is kept if a session or another worker holds the lock.
-        // Both release the lock soon unless a guest's memory makes them wait.
-        let kept = if matches!(token, Token::Transmit(..)) {
-            let Some(queue) = guest.tx.get(index) else { return };
-            let state = queue.lock_soon();
-            state.map(|state| self.transmit_kick(token, queue, state, kicked))
-        } else {
-            let Some(queue) = guest.rx.get(index) else { return };
-            let state = queue.lock_soon();
-            state.map(|state| self.wake(receive_kick(port, guest, index, state, kicked)))
-        };
-        if kept.is_none() {
-            self.inbox.kicked.push((token, kicked));
-        }
-        self.pipeline.stalls.at_nothing();
-    }
-
-    /// Handles kicks of rings again whose lock another thread had.
-    #[cold]
-    fn retry_kicks(&mut self) {
-        let mut kicked = std::mem::take(&mut self.inbox.kicked);
-        kicked.sort_unstable_by_key(|(token, _)| token.to_bits());
-        kicked.dedup();
-        for (token, kicked) in kicked {
-            self.contained(token, |worker| worker.kick(token, kicked));
-        }
-        self.pipeline.end_look();
-    }
-
-    fn transmit_kick(
-        &mut self,
-        token: Token,
-        queue: &Queue<Tx>,
-        mut state: MutexGuard<'_, TxState>,
-        kicked: bool,
-    ) {
-        let Token::Transmit(id, _) = token else { return };
-        queue.stats.kicks.add(kicked.into());
-        if state.vring.owner != Some(self.index) {
-            // The ring has moved; its new worker was told to look.
-            return;
-        }
-        if state.side.gate.discard != Discard::Never {
-            if matches!(self.pipeline.discard(id, queue, state), Next::At(_)) {
-                self.ready.mark(token);
-            }
-            return;
-        }
-        if let Some(ring) = state.vring.running() {
-            ring.suppress_kicks();
-        }
-        drop(state);
-        self.ready.mark(token);
     }
 }
 

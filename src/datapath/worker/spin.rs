@@ -70,7 +70,8 @@ struct Cycles {
 /// Idle policy of one worker.
 #[derive(Debug, Clone)]
 pub(crate) struct SpinPolicy {
-    poll: bool,
+    /// Poll mode: the worker never sleeps.
+    pub(crate) poll: bool,
     cycles: Cycles,
     /// Cycle of the last check for kernel events.
     checked: u64,
@@ -198,12 +199,6 @@ impl SpinPolicy {
                 self.window = 0;
             }
         }
-    }
-
-    /// True if the worker may sleep when no source is ready.
-    #[inline]
-    pub(crate) fn may_sleep(&self) -> bool {
-        !self.poll
     }
 
     /// True if kernel events are to be checked in this turn; called once a turn. Without these

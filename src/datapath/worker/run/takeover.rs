@@ -40,11 +40,6 @@ impl Worker {
         }
     }
 
-    /// True if this thread is a reserve that relieves a worker.
-    pub(super) fn is_relieving(&self) -> bool {
-        self.index != self.number
-    }
-
     /// Begins to relieve a worker.
     fn relieve(&mut self, duty: Duty) {
         self.work_for(duty.worker);

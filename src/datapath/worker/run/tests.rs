@@ -9,7 +9,7 @@ use crate::pipeline::flood::PendingFlood;
 use crate::pipeline::plan::Scope;
 use crate::port::device::{Device, fake::Fake};
 use crate::port::quantum::Deficit;
-use crate::port::{DevicePort, GuestPort, Port};
+use crate::port::{DevicePort, GuestPort, Port, Queue};
 use crate::ring::Burst;
 use base::frame::Offloads;
 use base::limits::RETRY_NANOS;

@@ -86,7 +86,7 @@ impl Sim {
 #[test]
 fn poll_mode_never_sleeps_and_arms_after_long_silence() {
     let mut spin = policy(true);
-    assert!(!spin.may_sleep());
+    assert!(spin.poll);
     assert!(spin.hold(START, IDLE_LOOKS_BEFORE_ARM - 1));
     assert!(!spin.hold(START, IDLE_LOOKS_BEFORE_ARM));
     assert_eq!(spin.next(START, || panic!("not asked")), Instead::Look);
