@@ -29,7 +29,6 @@ mod answers;
 mod config;
 mod damping;
 mod full;
-mod hash;
 mod quota;
 mod slots;
 #[cfg(test)]
@@ -136,7 +135,7 @@ impl Fdb {
     /// True if [`Fdb::prefetch`] pays: the table is larger than a core's nearest cache.
     #[inline(always)]
     pub fn is_large(&self) -> bool {
-        self.quota.total() > FDB_PREFETCH_ENTRIES
+        self.quota.total.0.load(Ordering::Relaxed) > FDB_PREFETCH_ENTRIES
     }
 
     /// Calls `read` with the memory that [`Fdb::learn`] reads for the source and [`Fdb::lookup`]

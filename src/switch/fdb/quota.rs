@@ -43,7 +43,8 @@ pub(super) struct Quota {
     reserved_per_port: u32,
     segment_cap: u32,
     reserved_per_segment: u32,
-    total: CacheLine<AtomicU32>,
+    /// Number of entries of the table.
+    pub(super) total: CacheLine<AtomicU32>,
     ports: Vec<PortQuota>,
     /// Counts by bridge. Entries of the default segment are not counted here.
     segments: Vec<Vlans>,
