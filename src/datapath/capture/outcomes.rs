@@ -25,7 +25,8 @@ impl Sighting {
 /// Outcomes of the copies of a burst's frames.
 #[derive(Debug, Default)]
 pub struct Outcomes {
-    wanted: bool,
+    /// An observer needs the outcomes.
+    pub(crate) are_wanted: bool,
     /// A capture may look at frames of the burst, which are private then.
     pub(crate) may_look: bool,
     all: Vec<Sighting>,
@@ -38,27 +39,21 @@ pub struct Outcomes {
 impl Outcomes {
     /// Begins to record a burst that an observer needs.
     pub(crate) fn begin(&mut self) {
-        (self.wanted, self.may_look) = (true, false);
+        (self.are_wanted, self.may_look) = (true, false);
         self.all.clear();
         self.lost = 0;
     }
 
     /// Ends the record of a burst that no observer needs.
     pub(crate) fn give_up(&mut self) {
-        self.wanted = false;
-    }
-
-    /// True if an observer needs the outcomes.
-    #[inline(always)]
-    pub(crate) fn are_wanted(&self) -> bool {
-        self.wanted
+        self.are_wanted = false;
     }
 
     /// Notes that frames were dropped on their way to a port.
     #[inline(always)]
     pub(crate) fn dropped(&mut self, frames: &[u8], port: PortId, reason: DropReason) {
         self.drops += frames.len() as u64;
-        if self.wanted {
+        if self.are_wanted {
             frames.iter().for_each(|&frame| self.add(frame, port, Some(reason)));
         }
     }
@@ -71,7 +66,7 @@ impl Outcomes {
     /// Notes that a frame reached a port.
     #[inline(always)]
     pub(crate) fn delivered(&mut self, frame: u8, port: PortId) {
-        if self.wanted {
+        if self.are_wanted {
             self.add(frame, port, None);
         }
     }
@@ -93,7 +88,7 @@ impl Outcomes {
         frames: usize,
         received: impl Iterator<Item = Sighting>,
     ) -> (&[Sighting], u64) {
-        self.wanted = false;
+        self.are_wanted = false;
         // Later frames were given back to the source.
         self.all.retain(|seen| usize::from(seen.frame) < frames);
         self.all.extend(received);

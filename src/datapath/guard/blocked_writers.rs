@@ -103,6 +103,8 @@ pub struct BlockedWriterWatch {
 pub struct SignalSlot {
     shared: Arc<Shared>,
     entry: Arc<Entry>,
+    /// Record in which the thread publishes its places and steps.
+    pub(crate) presence: Arc<Presence>,
     awake: Cell<bool>,
     /// Cycles of a write beyond which the port's next writes are measured.
     long: u64,
@@ -146,17 +148,19 @@ impl BlockedWriterWatch {
     }
 
     fn slot(&self, watched: Option<Watched>) -> SignalSlot {
+        let presence = Arc::<Presence>::default();
         let entry = Arc::new(Entry {
             state: AtomicU64::new(IDLE),
             thread: AtomicI32::new(0),
             seen: AtomicU64::new(IDLE),
-            presence: Arc::default(),
+            presence: Arc::clone(&presence),
             watched,
         });
         lock(&self.shared.entries).push(Arc::clone(&entry));
         SignalSlot {
             shared: Arc::clone(&self.shared),
             entry,
+            presence,
             awake: Cell::new(false),
             long: clock::cycles_in(EXPENSIVE_SIGNAL_MICROS * 1_000),
             took: Cell::default(),
@@ -214,12 +218,14 @@ impl SignalSlot {
         let thread = prepare_thread();
         self.entry.thread.store(thread, Ordering::Relaxed);
         if self.entry.watched.is_some() {
-            self.entry.presence.awake(thread);
+            self.presence.awake(thread);
         }
         // Sequentially consistent with the watchdog's load before it parks: either the watchdog
-        // sees this count, or `wake` unparks it; an unpark before the park leaves a token.
-        if self.shared.awake.fetch_add(1, Ordering::SeqCst) == 0 {
-            self.shared.wake();
+        // sees this count, or this thread unparks it; an unpark before the park leaves a token.
+        let is_first = self.shared.awake.fetch_add(1, Ordering::SeqCst) == 0;
+        if is_first && let Some(watchdog) = self.shared.watchdog.get() {
+            // Cheap if the watchdog is not parked.
+            watchdog.unpark();
         }
     }
 
@@ -228,20 +234,9 @@ impl SignalSlot {
     #[inline]
     pub(crate) fn asleep(&self) {
         if self.awake.replace(false) {
-            self.entry.presence.asleep();
+            self.presence.asleep();
             self.shared.awake.fetch_sub(1, Ordering::SeqCst);
         }
-    }
-
-    /// Returns the record in which the thread publishes its places.
-    pub(crate) fn presence(&self) -> Arc<Presence> {
-        Arc::clone(&self.entry.presence)
-    }
-
-    /// Notes that the thread begins step `step`, which differs from the last step.
-    #[inline(always)]
-    pub(crate) fn step(&self, step: u64) {
-        self.entry.presence.step(step);
     }
 
     /// Adds one to the eventfd of `call`. Lasts at most two ticks, whatever the front-end does.
@@ -327,14 +322,6 @@ impl Drop for SignalSlot {
 }
 
 impl Shared {
-    /// Unparks the watchdog; cheap if the watchdog is not parked.
-    #[cold]
-    fn wake(&self) {
-        if let Some(watchdog) = self.watchdog.get() {
-            watchdog.unpark();
-        }
-    }
-
     /// The watchdog's loop.
     fn run(&self) {
         while !self.stop.load(Ordering::SeqCst) {

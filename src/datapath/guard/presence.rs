@@ -104,9 +104,9 @@ impl Presence {
         self.steps.load(Ordering::Relaxed) == step && self.awake.load(Ordering::Relaxed)
     }
 
-    /// Notes that the thread begins step `step`.
+    /// Notes that the thread begins step `step`, which differs from the last step.
     #[inline(always)]
-    pub(super) fn step(&self, step: u64) {
+    pub(crate) fn step(&self, step: u64) {
         self.steps.store(step, Ordering::Relaxed);
     }
 }
@@ -179,8 +179,8 @@ mod tests {
         let stalls = reported(
             |slot, ended| {
                 slot.active();
-                slot.step(7);
-                slot.presence().at([42, NOWHERE]);
+                slot.presence.step(7);
+                slot.presence.at([42, NOWHERE]);
                 let _ = ended.recv();
             },
             LONG,
@@ -236,7 +236,7 @@ mod tests {
         let goes_on = |slot: &SignalSlot, ended: &mpsc::Receiver<()>| {
             slot.active();
             for step in 0.. {
-                slot.step(step);
+                slot.presence.step(step);
                 if ended.recv_timeout(Duration::from_micros(200))
                     == Err(mpsc::RecvTimeoutError::Disconnected)
                 {

@@ -49,24 +49,17 @@ pub(crate) struct Backpressure<'a> {
 }
 
 impl<'a> Backpressure<'a> {
-    /// For frames of port `from` that cannot wait, in the turn of cycle `now`.
+    /// For frames of port `from`, which may wait in `ring` if there is a ring, in the turn that
+    /// began at cycle `now`. A worker looks at waiting frames again after `retry` cycles.
     #[inline(always)]
-    pub(crate) fn none(ports: &'a PortTable, from: PortId, now: u64) -> Backpressure<'a> {
-        let (ring, only, left) = (None, None, None);
-        let (is_mixed, settled_end) = (false, 0);
-        Backpressure { ports, from, now, retry: 0, ring, only, is_mixed, settled_end, left }
-    }
-
-    /// For frames of port `from` that may wait in `ring`, if there is a ring. A worker looks at
-    /// waiting frames again after `retry` cycles.
-    #[inline(always)]
-    pub(crate) fn of_ring(
+    pub(crate) fn new(
         ports: &'a PortTable,
         from: PortId,
         ring: Option<(&'a mut TxState, &'a Queue<Tx>)>,
         (now, retry): (u64, u64),
     ) -> Backpressure<'a> {
-        Backpressure { retry, ring, ..Backpressure::none(ports, from, now) }
+        let (only, left, is_mixed, settled_end) = (None, None, false, 0);
+        Backpressure { ports, from, now, retry, ring, only, is_mixed, settled_end, left }
     }
 
     /// Looks at the receiver that the ring's first frames wait for. Returns how many frames, at
@@ -95,7 +88,8 @@ impl<'a> Backpressure<'a> {
             return wait_for_lock(waiting, queue, self.now).map(|()| limit);
         };
         waiting.locked_since = None;
-        let Some((receive_ring, admission)) = receiver.admission() else { return Ok(limit) };
+        let RxState { vring, side: Rx { admission, .. }, .. } = &mut *receiver;
+        let Some(receive_ring) = vring.running() else { return Ok(limit) };
         stalls.at_receiver(waiting.port);
         let free = receive_ring.offered();
         stalls.at_sender(self.from);
@@ -151,7 +145,7 @@ impl<'a> Backpressure<'a> {
     #[inline(always)]
     pub(crate) fn keeps_back(&self, burst: &Burst, run: &mut Run) -> bool {
         let Some((at, _)) = self.left else { return false };
-        if self.ports.is_limited() {
+        if self.ports.is_limited {
             rate_out::refund_run(self.ports, burst, run, at);
         }
         run.truncate(at);
@@ -315,3 +309,6 @@ fn receiver_of<'p>(ports: &'p PortTable, waiting: &Waiting) -> Option<&'p Queue<
     let (_, guest) = ports.guest(waiting.port)?;
     guest.rx.get(usize::from(waiting.queue))
 }
+
+#[cfg(test)]
+mod tests;

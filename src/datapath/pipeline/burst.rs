@@ -26,9 +26,8 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::arrival::Arrival;
+use super::arrival::{Arrival, Barred};
 use super::backpressure::{self, Backpressure};
-use super::barred::Barred;
 use super::deliver::{Delivery, Room, report_broken};
 use super::filter::Filters;
 use super::flood::{FloodList, Floods};
@@ -128,7 +127,7 @@ impl Pipeline {
             rules,
             context: Some(Box::default()),
             reader: FrameReader::default(),
-            stalls: Stalls::new(slot.presence()),
+            stalls: Stalls::new(Arc::clone(&slot.presence)),
             signals: Signals::new(worker, slot),
             account: Account::default(),
             floods: Arc::default(),
@@ -166,7 +165,7 @@ impl Pipeline {
     #[inline]
     pub fn end_turn(&mut self, ports: &PortTable, stats: &WorkerStats) {
         self.stalls.at_nothing();
-        for Broken { port, session, ring, error } in self.signals.broken() {
+        for Broken { port, session, ring, error } in self.signals.broken.drain(..) {
             report_broken(&ports[port], session, ring, error);
         }
         self.signals.flush(ports, stats, self.time.cycle);
@@ -227,10 +226,10 @@ impl Pipeline {
         mut guard: BurstGuard<'_>,
         stats: &WorkerStats,
     ) -> Next {
-        let (from, mut passed) = (source.origin().port, Default::default());
-        if ports.is_limited() {
+        let (from, mut passed) = (source.origin().port, None);
+        if ports.is_limited {
             match self.limit_input(source, &mut guard) {
-                Ok(all) => passed = all,
+                Ok(all) => passed = Some(all),
                 Err(next) => return source.complete(self, guard, stats, next),
             }
         }
@@ -244,7 +243,7 @@ impl Pipeline {
         if guard.flood.waits {
             next = self.retry();
         }
-        if passed.exceeds(&guard.burst) {
+        if let Some(passed) = passed {
             passed.refund_cut(from, &guard.burst);
         }
         self.report(ports, from, &mut guard, stats);
@@ -266,10 +265,10 @@ impl Pipeline {
         context: &mut BurstContext,
     ) {
         let mut frames = 0;
-        if context.outcomes.are_wanted() {
+        if context.outcomes.are_wanted {
             frames |= self.frames_for_observers(ports, source.origin().port.id, context);
         }
-        if self.stalls.is_watching() && source.ring().is_some() {
+        if self.stalls.is_watching && source.ring().is_some() {
             frames |= context.plan.unsettled();
         }
         if context.plan.is_fanned() {
@@ -289,7 +288,7 @@ impl Pipeline {
         context: &mut BurstContext,
         stats: &WorkerStats,
     ) {
-        if !context.violations.is_empty() {
+        if !context.violations.list.is_empty() {
             let kept = context.burst.frames().len();
             context.violations.count(kept, from);
         }
@@ -297,7 +296,7 @@ impl Pipeline {
             let BurstContext { snooped, burst, .. } = &mut *context;
             snooped.note(snooping, burst, (ports, from), self.time.tick.second());
         }
-        if context.outcomes.are_wanted() {
+        if context.outcomes.are_wanted {
             self.observe(ports, from, context, stats);
         }
     }
@@ -348,7 +347,7 @@ impl Pipeline {
             }
             false => Barred::NONE,
         };
-        match (asked.screens() || !refused.is_empty(), ports.snooping().is_some()) {
+        match (asked.screens() || refused != Barred::NONE, ports.snooping().is_some()) {
             (false, false) => context.classify::<false, false>(arrival, floods, refused),
             (false, true) => context.classify::<false, true>(arrival, floods, refused),
             (true, _) => context.classify::<true, true>(arrival, floods, refused),
@@ -364,7 +363,7 @@ impl Pipeline {
         stats: &'a WorkerStats,
     ) -> Delivery<'a> {
         let Pipeline { worker, time, signals, stalls, .. } = self;
-        let backpressure = Backpressure::none(ports, from, time.cycle);
+        let backpressure = Backpressure::new(ports, from, None, (time.cycle, time.retry));
         let worker = *worker;
         Delivery { worker, stats, backpressure, wait_until, room, stalls, signals, outcomes }
     }
@@ -382,9 +381,9 @@ impl Pipeline {
         let from = source.origin().port.id;
         let Pipeline { worker, time, signals, stalls, .. } = self;
         let (now, retry) = (time.cycle, time.retry);
-        let mut backpressure = Backpressure::of_ring(ports, from, source.ring(), (now, retry));
+        let mut backpressure = Backpressure::new(ports, from, source.ring(), (now, retry));
         backpressure.begin(&context.plan);
-        if ports.is_limited() {
+        if ports.is_limited {
             let BurstContext { burst, plan, outcomes, .. } = &mut *context;
             let waits = backpressure.limit(burst, plan, outcomes);
             backpressure.note_limited(plan);
@@ -409,7 +408,7 @@ impl Pipeline {
             backpressure.complete();
             return Next::More;
         };
-        if ports.is_limited() {
+        if ports.is_limited {
             rate_out::refund(ports, &context.burst, &mut context.plan, at);
         }
         context.give_back(at);

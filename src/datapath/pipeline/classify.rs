@@ -8,8 +8,7 @@
 //! frame goes to a port with a limit. A check beside each decision cost every frame 5 of 290
 //! instructions.
 
-use super::arrival::Arrival;
-use super::barred::Barred;
+use super::arrival::{Arrival, Barred};
 use super::burst::{BurstContext, bytes_of};
 use super::egress;
 use super::flood::{Added, Floods};
@@ -163,7 +162,7 @@ impl<'a> Classifier<'a> {
     /// Admits and learns a source address that differs from the last source address.
     fn admit(&mut self, from: MacAddr) -> Result<(), DropReason> {
         let (id, generation) = (self.ingress.port, self.generation);
-        let station = Station::new(self.entry.segment, from);
+        let station = Station { segment: self.entry.segment, mac: from };
         let Arrival { policy, source, now, .. } = &mut self.arrival;
         if !source.covers(station, id, generation, *now) {
             let learn = policy.admit_source(self.ingress, station, *now)?;
@@ -200,7 +199,7 @@ impl<'a> Classifier<'a> {
     /// Looks up a destination address that differs from the last destination address.
     fn resolve(&mut self, to: MacAddr) {
         let ports = self.arrival.policy.ports;
-        let station = Station::new(self.entry.segment, to);
+        let station = Station { segment: self.entry.segment, mac: to };
         let decide = || self.arrival.policy.decide(self.ingress, station);
         self.decision = self.memo.decide(station, decide);
         let mut queues = Receivers::NONE;
@@ -214,7 +213,9 @@ impl<'a> Classifier<'a> {
                 self.exits.add(ports, self.ingress.port, egress);
             }
         }
-        self.receiver.turn_to(queues);
+        self.receiver.are_many = queues.are_many();
+        self.receiver.only = queues.any().unwrap_or(0) as u8;
+        self.receiver.queues = queues;
     }
 
     /// Adds a flooded frame to the plan.
@@ -237,14 +238,7 @@ impl<'a> Classifier<'a> {
     }
 }
 
-impl<'a> Receiver<'a> {
-    #[inline(always)]
-    fn turn_to(&mut self, queues: Receivers<'a>) {
-        self.queues = queues;
-        self.are_many = queues.are_many();
-        self.only = queues.any().unwrap_or(0) as u8;
-    }
-
+impl Receiver<'_> {
     /// Returns the receive queue for unicast frame `index` of the burst. Returns 0 for a device,
     /// and for a guest without running queues: the delivery counts the drop.
     #[inline(always)]

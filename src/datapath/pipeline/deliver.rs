@@ -296,7 +296,8 @@ impl Delivery<'_> {
             return Rest::Drop(DropReason::SlowMemory);
         }
         let down = if state.vring.broken { DropReason::RingBroken } else { DropReason::PortDown };
-        let Some((ring, admission)) = state.admission() else {
+        let RxState { vring, side: Rx { admission, .. }, .. } = &mut *state;
+        let Some(ring) = vring.running() else {
             let others = to.guest.any_receiver().is_some();
             return if others { Rest::Left(down) } else { Rest::Drop(down) };
         };
@@ -308,14 +309,12 @@ impl Delivery<'_> {
             Try::Last => Cut::Part(MAX_SEGMENTS),
             Try::Flood | Try::Mirror => Cut::Part(MAX_FLOOD_SEGMENTS),
         };
-        let base = ring.base();
         let done = ring.deliver(burst, &frames[..admitted], &mut self.room.scratch, cut);
-        let taken = ring.base().wrapping_sub(base);
         let has_room = self.backpressure.is_shared() && ring.offered() > ring.size() / 2;
-        admission.record(from, (done.frames, done.bytes), taken, done.settled < admitted);
+        admission.record(from, (done.frames, done.bytes), done.buffers, done.settled < admitted);
         self.count(to, frames, &done, burst.needs_offloads());
         if done.frames + done.bad_buffers > 0 {
-            self.signals.note(to.port.id, done.signal, &mut state.vring, &to.queue().stats);
+            self.signals.note(to.port.id, done.signal, vring, &to.queue().stats);
             if done.signal {
                 to.guest.count_received();
             }
@@ -391,7 +390,7 @@ impl Delivery<'_> {
         if done.bad_buffers > 0 {
             stats.bad_buffers.add(done.bad_buffers);
         }
-        if done.no_fit | done.bad_offload != 0 || self.outcomes.are_wanted() {
+        if done.no_fit | done.bad_offload != 0 || self.outcomes.are_wanted {
             self.note_settled(to, &frames[..done.settled], done);
         }
     }

@@ -90,7 +90,7 @@ impl FloodList {
     /// True if there is no flood.
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.count.load(Ordering::Relaxed) == 0
     }
 
     /// Appends a flood.

@@ -24,15 +24,12 @@ const _: () = assert!(BURST_FRAMES <= u64::BITS as usize);
 
 /// Violations of rules by the frames of a burst, in the order of the frames.
 #[derive(Debug, Default)]
-pub(crate) struct Violations(Vec<(u8, Violation)>);
+pub(crate) struct Violations {
+    /// Index of the frame, and the violation.
+    pub(crate) list: Vec<(u8, Violation)>,
+}
 
 impl Violations {
-    /// True if no frame broke a rule.
-    #[inline(always)]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// Checks all frames of a burst from `port` with `rules`. Returns the frames to drop, as bits
     /// of their indices.
     #[inline(never)]
@@ -48,7 +45,7 @@ impl Violations {
         let mut refused = 0;
         for index in 0..burst.frames().len() {
             if let Err(violation) = check(burst, index, rules, &clients) {
-                self.0.push((index as u8, violation));
+                self.list.push((index as u8, violation));
                 refused |= 1 << index;
             }
         }
@@ -59,7 +56,7 @@ impl Violations {
     #[cold]
     #[inline(never)]
     pub(crate) fn count(&mut self, frames: usize, port: &Port) {
-        for (_, violation) in self.0.drain(..).filter(|(at, _)| usize::from(*at) < frames) {
+        for (_, violation) in self.list.drain(..).filter(|(at, _)| usize::from(*at) < frames) {
             counter(&port.stats.guard, violation.rule).add_shared(1);
             if violation.rule != Rule::Version {
                 port.observed.last_seen.note_violation(violation);
@@ -289,7 +286,7 @@ mod tests {
         let refused = violations.find(&mut burst, &log, &port, Tick::default());
         assert_eq!(refused, 0, "counted, and not dropped");
         violations.count(2, &port);
-        assert!(violations.is_empty());
+        assert!(violations.list.is_empty());
         assert_eq!((port.stats.guard.dhcp.get(), port.stats.guard.told()), (1, 1));
         let violation = Violation { rule: Rule::Dhcp, address: Address::Mac(OTHER) };
         assert_eq!(port.observed.last_seen.violation(), Some(violation));

@@ -6,7 +6,7 @@
 //! * [`guard`] port security: frames that the port may not send;
 //! * `answers` answers to rejected packets;
 //! * [`filter`] filters: packets that rules and connections do not let pass;
-//! * [`barred`] frames that guard or filter refuse;
+//! * `arrival` a burst that came in, and its frames that guard or filter refuse;
 //! * [`multicast`] snooping of IGMP and MLD;
 //! * [`classify`] admission, learning and destination of each frame;
 //! * [`screen`] VLAN membership and tags at ingress and egress;
@@ -21,7 +21,6 @@
 mod answers;
 mod arrival;
 pub(crate) mod backpressure;
-pub(crate) mod barred;
 pub mod burst;
 pub mod classify;
 pub mod deliver;

@@ -38,13 +38,6 @@ impl Run {
         self.len += 1;
     }
 
-    /// Appends the frames from `start` up to `end`.
-    fn extend(&mut self, start: u8, end: u8) {
-        let places = self.frames[usize::from(self.len)..].iter_mut();
-        places.zip(start..end).for_each(|(place, index)| *place = index);
-        self.len += end - start;
-    }
-
     /// Returns the frames that are not settled.
     #[inline(always)]
     pub(crate) fn left(&self) -> &[u8] {
@@ -267,7 +260,11 @@ impl Plan {
         let matches = |run: &Run| run.port == port && run.queue == queue;
         self.last = match self.runs[..self.count].iter().position(matches) {
             Some(at) => at,
-            None => self.open(port, queue),
+            None => {
+                self.runs[self.count].restart(port, queue);
+                self.count += 1;
+                self.count - 1
+            }
         };
         self.open = (index, index);
     }
@@ -277,16 +274,12 @@ impl Plan {
     pub(crate) fn close(&mut self) {
         let (start, end) = self.open;
         if start != end {
-            self.runs[self.last].extend(start, end);
+            let run = &mut self.runs[self.last];
+            let places = run.frames[usize::from(run.len)..].iter_mut();
+            places.zip(start..end).for_each(|(place, index)| *place = index);
+            run.len += end - start;
             self.open.0 = end;
         }
-    }
-
-    fn open(&mut self, port: PortId, queue: u8) -> usize {
-        let at = self.count;
-        self.runs[at].restart(port, queue);
-        self.count += 1;
-        at
     }
 
     /// Drops frame `index`.

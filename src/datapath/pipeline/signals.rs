@@ -2,20 +2,24 @@
 //!
 //! A signal is noted while its ring is locked and sent at the end of the turn, once per ring: a
 //! write that wakes a thread costs about 9 µs, and a worker does nothing that may sleep under a
-//! lock. Two kinds of signals wait longer: signals that a transmit ring hardly needs (`held`), and
-//! signals of a port with expensive notifications (`guard::signal_cost`).
-
-mod held;
+//! lock. Two kinds of signals wait longer: signals of a port with expensive notifications
+//! (`guard::signal_cost`), and signals that a transmit ring hardly needs.
+//!
+//! `port::moderation` decides which signals of transmit rings are held. The worker sends a held
+//! signal when a worker signals a receive ring of the guest, at the latest after
+//! [`TX_COALESCED_NANOS`], and without a lock of the transmit ring.
 
 use std::cmp::Reverse;
 use std::sync::{Arc, Weak};
 
-use self::held::HeldSignals;
 use crate::guard::{SignalResult, SignalSlot, Took};
 use crate::port::moderation::Completed;
 use crate::port::{PortTable, Tx, TxState, Vring};
 use crate::ring::{CallFd, RingError};
-use base::limits::{SENDERS_NANOS, SHORTEST_SLEEP_NANOS};
+use base::limits::{
+    MAX_HELD_SIGNALS, MAX_HELD_SIGNALS_OF_PORT, SENDERS_NANOS, SHORTEST_SLEEP_NANOS,
+    TX_COALESCED_NANOS,
+};
 use base::stats::{QueueStats, WorkerStats};
 use switch::PortId;
 use sys::clock;
@@ -33,7 +37,7 @@ pub struct Signals {
     /// Signals that drivers did not want in this turn.
     suppressed: u64,
     /// Broken rings that are not reported yet.
-    broken: Vec<Broken>,
+    pub(crate) broken: Vec<Broken>,
     /// Slot in which the worker announces writes and sleeps.
     pub(crate) slot: SignalSlot,
     senders: Senders,
@@ -179,7 +183,7 @@ impl Signals {
         self.note_sender(id);
         let TxState { vring, side: Tx { moderation, .. }, .. } = state;
         let is_much = moderation.add(&burst);
-        if burst.wanted || (is_much && moderation.held_by().is_some()) {
+        if burst.wanted || (is_much && moderation.held_by.is_some()) {
             self.note_wanted(id, &burst, is_much, state, stats);
         } else {
             self.note(id, false, vring, stats);
@@ -198,7 +202,7 @@ impl Signals {
     ) {
         let TxState { vring, side: Tx { moderation, .. }, .. } = state;
         let Some(call) = &vring.call else { return self.note(id, false, vring, stats) };
-        if moderation.held_by().is_some_and(|thread| thread != self.worker) {
+        if moderation.held_by.is_some_and(|thread| thread != self.worker) {
             // The ring moved, and the thread before may stand still. A further signal does no harm.
             moderation.release();
             return self.note(id, true, vring, stats);
@@ -244,7 +248,8 @@ impl Signals {
 
     /// Returns the first cycle at which a waiting signal is due; none if no signal waits.
     pub(crate) fn due(&self) -> Option<u64> {
-        self.paced.iter().map(|paced| paced.due).chain(self.held.due()).min()
+        let held = self.held.signals.iter().filter_map(|held| held.due);
+        self.paced.iter().map(|paced| paced.due).chain(held).min()
     }
 
     /// Drops the signals of ports for which `stays` returns false: their rings have stopped.
@@ -271,11 +276,6 @@ impl Signals {
         self.broken.push(Broken { port: id, session: vring.session, ring, error });
     }
 
-    /// Takes the broken rings that are not reported yet.
-    pub(crate) fn broken(&mut self) -> impl Iterator<Item = Broken> {
-        self.broken.drain(..)
-    }
-
     /// Notes a signal of the error descriptor of a broken ring, which tells the front-end.
     pub(crate) fn note_error(&mut self, id: PortId, vring: &Vring) {
         self.pending.extend(vring.err.clone().map(|err| (id, err, 0)));
@@ -285,7 +285,7 @@ impl Signals {
     /// signalled once a turn, since waking a sleeper costs about 9 µs.
     #[inline]
     pub(crate) fn flush(&mut self, ports: &PortTable, stats: &WorkerStats, now: u64) {
-        if !self.held.is_empty() {
+        if !self.held.signals.is_empty() {
             self.held.take_due(ports, now, &mut self.pending);
         }
         if !self.paced.is_empty() {
@@ -327,7 +327,7 @@ impl Signals {
             stats.signals_suppressed.add(std::mem::take(&mut self.suppressed));
         }
         self.turn += 1;
-        self.slot.step(self.turn);
+        self.slot.presence.step(self.turn);
     }
 
     /// Charges the port of pending signal `at` for the measured CPU time. If the port's signals of
@@ -364,6 +364,75 @@ impl Signals {
         if self.paced.len() < before {
             pending.sort_by_cached_key(|(_, call, _)| call.suspicion().map(Reverse));
         }
+    }
+}
+
+/// The signals that one worker holds back. A replaced or closed call descriptor gets no held
+/// signal: its session signals the new descriptor.
+struct HeldSignals {
+    signals: Vec<HeldSignal>,
+    /// [`TX_COALESCED_NANOS`] in cycles.
+    longest: u64,
+}
+
+struct HeldSignal {
+    port: PortId,
+    call: Weak<CallFd>,
+    /// Number of signals of the guest's receive rings when the signal was held.
+    received: u32,
+    /// Latest cycle for sending the signal; none before the end of its turn.
+    due: Option<u64>,
+}
+
+impl Default for HeldSignals {
+    fn default() -> HeldSignals {
+        let longest = clock::cycles_in(TX_COALESCED_NANOS);
+        HeldSignals { signals: Vec::new(), longest }
+    }
+}
+
+impl HeldSignals {
+    /// True if a signal of `call` is held.
+    fn holds(&self, call: &Arc<CallFd>) -> bool {
+        self.signals.iter().any(|held| is_same(&held.call, call))
+    }
+
+    /// Holds a signal of a port whose receive rings were signalled `received` times; false if too
+    /// many signals are held already, of all ports or of this one.
+    fn hold(&mut self, port: PortId, call: &Arc<CallFd>, received: u32) -> bool {
+        let of_port = || self.signals.iter().filter(|held| held.port == port).count();
+        let has_room =
+            self.signals.len() < MAX_HELD_SIGNALS && of_port() < MAX_HELD_SIGNALS_OF_PORT;
+        if has_room {
+            self.signals.push(HeldSignal { port, call: Arc::downgrade(call), received, due: None });
+        }
+        has_room
+    }
+
+    /// Drops the held signal of `call`.
+    fn release(&mut self, call: &Arc<CallFd>) {
+        self.signals.retain(|held| !is_same(&held.call, call));
+    }
+
+    /// Drops the signals of ports for which `stays` returns false.
+    fn forget(&mut self, stays: impl Fn(PortId) -> bool) {
+        self.signals.retain(|held| stays(held.port));
+    }
+
+    /// Adds due signals to `pending` in the turn of cycle `now`: signals of guests whose receive
+    /// rings were signalled, and signals that have been held for the longest time allowed.
+    #[inline(never)]
+    fn take_due(&mut self, ports: &PortTable, now: u64, pending: &mut Pending) {
+        let longest = self.longest;
+        self.signals.retain_mut(|held| {
+            let is_late = now >= *held.due.get_or_insert(now.saturating_add(longest));
+            let received = ports.guest(held.port).map(|(_, guest)| guest.received());
+            let is_due = is_late || received != Some(held.received);
+            if let (true, Some(call)) = (is_due, held.call.upgrade()) {
+                add(pending, held.port, call);
+            }
+            !is_due
+        });
     }
 }
 

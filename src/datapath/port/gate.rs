@@ -87,12 +87,20 @@ impl Waiting {
 }
 
 /// Receiver of the recent bursts of a transmit ring.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub struct LastReceiver {
     /// Port and receive queue of the last burst; none if the burst had several receivers.
     to: Option<(PortId, u8)>,
     /// Cycle of the last burst whose receiver differed from the receiver of the burst before.
     changed: u64,
+    /// [`BACKPRESSURE_ALONE_NANOS`] in cycles.
+    long: u64,
+}
+
+impl Default for LastReceiver {
+    fn default() -> LastReceiver {
+        LastReceiver { to: None, changed: 0, long: clock::cycles_in(BACKPRESSURE_ALONE_NANOS) }
+    }
 }
 
 impl LastReceiver {
@@ -107,10 +115,9 @@ impl LastReceiver {
     /// True if all bursts of the ring have gone to `to` for so long that waiting for `to` delays
     /// frames for other receivers only rarely.
     pub(crate) fn is_only(&self, to: (PortId, u8), now: u64) -> bool {
-        let long = clock::cycles_in(BACKPRESSURE_ALONE_NANOS);
         // The counter may have stepped back far, for example when the host was resumed on another
         // machine.
-        self.to == Some(to) && self.changed.abs_diff(now) >= long
+        self.to == Some(to) && self.changed.abs_diff(now) >= self.long
     }
 }
 
@@ -140,46 +147,5 @@ impl RoomyReceivers {
     fn is_other(&self, to: (PortId, u8), now: u64) -> bool {
         let at = if self.last == to { self.others_at } else { self.at };
         at != 0 && at.abs_diff(now) < clock::cycles_in(BACKPRESSURE_ROOM_NANOS)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn frames_wait_in_front_of_others_only_if_no_other_receiver_has_room() {
-        let (mut gate, long) = (Gate::default(), clock::cycles_in(BACKPRESSURE_ROOM_NANOS));
-        let (slow, roomy) = ((1, 0), (2, 0));
-        gate.last.note(None, 1_000);
-        assert_eq!(gate.price(slow, 1_000), Some(BACKPRESSURE_MIXED_PRICE), "nobody has room");
-        gate.roomy.note(slow, 1_000);
-        assert_eq!(gate.price(slow, 1_000), Some(BACKPRESSURE_MIXED_PRICE), "its own room");
-        gate.roomy.note(roomy, 2_000);
-        gate.roomy.note(slow, 2_001);
-        assert_eq!(gate.price(slow, 1_999 + long), None);
-        assert_eq!(gate.price(roomy, 2_000 + long), None);
-        assert_eq!(gate.price(slow, 2_000 + long), Some(BACKPRESSURE_MIXED_PRICE));
-        let alone = 3_000 + clock::cycles_in(BACKPRESSURE_ALONE_NANOS);
-        gate.last.note(Some(slow), 3_000);
-        gate.roomy.note(roomy, alone);
-        assert_eq!(gate.price(slow, alone - 1), None, "the other had room");
-        assert_eq!(gate.price(slow, alone), Some(1), "nothing goes to the other");
-    }
-
-    #[test]
-    fn a_ring_waits_only_where_all_its_bursts_have_gone() {
-        let (mut last, long) =
-            (LastReceiver::default(), clock::cycles_in(BACKPRESSURE_ALONE_NANOS));
-        let (one, other) = ((1, 0), (2, 0));
-        last.note(Some(one), 1_000);
-        assert!(!last.is_only(one, 999 + long) && last.is_only(one, 1_000 + long));
-        last.note(Some(one), 2_000 + long);
-        assert!(last.is_only(one, 2_000 + long) && !last.is_only(other, 2_000 + long));
-        for others in [Some(other), Some((1, 1)), None] {
-            last.note(others, 3_000 + long);
-            last.note(Some(one), 4_000 + long);
-            assert!(!last.is_only(one, 3_999 + 2 * long) && last.is_only(one, 4_000 + 2 * long));
-        }
     }
 }

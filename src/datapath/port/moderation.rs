@@ -39,7 +39,7 @@ pub(crate) struct Moderation {
     slots: u32,
     bytes: u64,
     /// The thread that holds a signal, or has held a signal and sent it since.
-    held_by: Option<usize>,
+    pub(crate) held_by: Option<usize>,
     /// Signals of the receive rings at the last look.
     received: u32,
     /// Holding pays: the guest is woken to receive often enough.
@@ -54,12 +54,6 @@ impl Moderation {
         self.bytes = self.bytes.saturating_add(burst.bytes);
         self.slots >= TX_COALESCED_SLOTS.min(u32::from(burst.size) / 8)
             || self.bytes >= TX_COALESCED_BYTES
-    }
-
-    /// The thread that holds a signal, or has held a signal and sent it since.
-    #[inline(always)]
-    pub(crate) fn held_by(&self) -> Option<usize> {
-        self.held_by
     }
 
     /// Records that thread `thread` holds a signal.

@@ -24,8 +24,7 @@ use super::moderation::Moderation;
 use super::quantum::Deficit;
 use crate::ring::{CallFd, SplitRing};
 use base::limits::{
-    BURST_FRAMES, LOCK_SPIN_NANOS, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_PAUSE_NANOS,
-    SLOW_PAUSE_PARTS,
+    LOCK_SPIN_NANOS, LOCK_WAIT_NANOS, LOCK_WAIT_STEP, MAX_PAUSE_NANOS, SLOW_PAUSE_PARTS,
 };
 use base::stats::QueueStats;
 use switch::SourceMemo;
@@ -62,7 +61,7 @@ pub enum Next {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Pause {
     /// Cycle at which the pause ends; 0 without a pause.
-    until: u64,
+    pub(crate) until: u64,
 }
 
 impl Pause {
@@ -187,21 +186,6 @@ pub(crate) type TxState = RingState<Tx>;
 pub(crate) type RxState = RingState<Rx>;
 
 impl TxState {
-    /// Returns the number of frames that may be taken at cycle `now`; an error says what the worker
-    /// does instead. Does not check for throttling, nor for buffers of the receiver.
-    #[inline(always)]
-    pub(crate) fn may_take(&mut self, queue: &Queue<Tx>, now: u64) -> Result<usize, Next> {
-        let limit = match self.drain_left(queue) {
-            Some(0) => return Err(Next::Gone),
-            Some(left) => left.into(),
-            None => BURST_FRAMES,
-        };
-        if self.vring.running().is_none() {
-            return Err(Next::Gone);
-        }
-        if self.memory.until > now { Err(Next::At(self.memory.until)) } else { Ok(limit) }
-    }
-
     /// Returns the number of frames that a draining ring still has to forward; none if the ring is
     /// not draining. At 0, disables the ring and tells the waiting session.
     #[inline(always)]
@@ -232,14 +216,6 @@ impl TxState {
             let _ = ring.enable_kicks();
         }
         queue.notify_drained();
-    }
-}
-
-impl RxState {
-    /// Returns the ring and its admission, if the ring is started, enabled and not broken.
-    #[inline(always)]
-    pub(crate) fn admission(&mut self) -> Option<(&mut SplitRing, &mut Admission)> {
-        Some((self.vring.running()?, &mut self.side.admission))
     }
 }
 

@@ -32,7 +32,7 @@ pub struct PortTable {
     /// Policies by port number; empty if all ports are plain.
     policies: Box<[Arc<PortPolicy>]>,
     /// A port has a rate.
-    limited: bool,
+    pub(crate) is_limited: bool,
     /// The active captures, then the mirrors whose ports exist.
     observers: Box<[Observer]>,
     /// The configured mirrors.
@@ -83,12 +83,6 @@ impl PortTable {
     /// Returns the end of the range of port numbers.
     pub fn numbers(&self) -> usize {
         self.slots.len()
-    }
-
-    /// True if a port has a rate.
-    #[inline(always)]
-    pub(crate) fn is_limited(&self) -> bool {
-        self.limited
     }
 
     /// True if all ports have the plain policy.
@@ -273,11 +267,11 @@ impl FromIterator<Arc<Port>> for PortTable {
         if policies.iter().all(|policy| **policy == PortPolicy::PLAIN) {
             policies = Box::default();
         }
-        let limited = slots.iter().flatten().any(|port| port.rates.are_on());
+        let is_limited = slots.iter().flatten().any(|port| port.rates.are_on());
         PortTable {
             serial: 0,
             policies,
-            limited,
+            is_limited,
             observers: Box::default(),
             mirrors: Arc::default(),
             mirror_stats: Arc::default(),

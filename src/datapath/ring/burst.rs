@@ -191,12 +191,6 @@ impl Burst {
         &self.frames[..self.count]
     }
 
-    /// Returns the memory of all frames, unused ones included.
-    #[inline(always)]
-    pub(super) fn frames_mut(&mut self) -> &mut [Frame; BURST_FRAMES] {
-        &mut self.frames
-    }
-
     /// Returns the number of heads taken: frames and rejected chains.
     pub fn taken(&self) -> usize {
         self.taken

@@ -31,6 +31,8 @@ pub struct Delivered {
     pub frames: u64,
     /// Bytes of the delivered frames.
     pub bytes: u64,
+    /// Buffers that the ring took, unused ones included.
+    pub(crate) buffers: u16,
     /// Settled frames that do not fit the ring's buffers: one bit per index in the run.
     pub no_fit: u64,
     /// Settled frames whose headers changed so that the frame cannot be segmented or checksummed:
@@ -156,7 +158,7 @@ impl SplitRing {
         scratch: &mut RxScratch,
         cut: Cut,
     ) -> Delivered {
-        let mut done = Delivered::default();
+        let (mut done, start) = (Delivered::default(), self.indices.next_avail);
         scratch.gathered.start(run.len());
         match self.look_ahead(run.len(), &mut scratch.ahead) {
             Ok(()) if burst.needs_offloads() => {
@@ -168,6 +170,7 @@ impl SplitRing {
             Ok(()) => self.put_run::<false, false>(burst, run, scratch, &mut done, cut),
             Err(error) => done.broken = Some(error),
         }
+        done.buffers = self.indices.next_avail.wrapping_sub(start);
         done.signal = self.publish();
         done
     }
@@ -235,11 +238,9 @@ impl SplitRing {
     pub(super) fn look_ahead(&mut self, wanted: usize, ahead: &mut Ahead) -> Result<(), RingError> {
         (ahead.next, ahead.count) = (0, 0);
         self.check_memory()?;
-        let mut count = usize::from(self.available()?);
-        if count < wanted {
-            count = usize::from(self.refresh_available()?);
-        }
-        let count = count.min(wanted).min(BURST_FRAMES);
+        let known = self.indices.avail_seen.wrapping_sub(self.indices.next_avail);
+        let available = if usize::from(known) < wanted { self.refresh_available()? } else { known };
+        let count = usize::from(available).min(wanted).min(BURST_FRAMES);
         for (i, buffer) in ahead.buffers[..count].iter_mut().enumerate() {
             let head = self.load_head(self.indices.next_avail.wrapping_add(i as u16));
             if head >= self.size() {

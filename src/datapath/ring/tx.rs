@@ -35,16 +35,6 @@ struct Seen {
 }
 
 impl SplitRing {
-    /// Returns the number of heads that the driver has made available and the ring has not taken.
-    #[inline(always)]
-    pub(super) fn available(&mut self) -> Result<u16, RingError> {
-        let known = self.indices.avail_seen.wrapping_sub(self.indices.next_avail);
-        if known != 0 {
-            return Ok(known);
-        }
-        self.refresh_available()
-    }
-
     /// Reads avail.idx again and returns the number of heads that are not taken yet.
     #[inline(always)]
     pub(super) fn refresh_available(&mut self) -> Result<u16, RingError> {
@@ -265,5 +255,5 @@ impl SplitRing {
 /// the whole burst makes the private copies the only source.
 #[inline(always)]
 fn make_private(burst: &mut Burst) {
-    std::hint::black_box(burst.frames_mut());
+    std::hint::black_box(&mut *burst.frames);
 }

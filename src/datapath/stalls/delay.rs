@@ -40,8 +40,8 @@ pub struct Stalls {
     pub(super) slow: u64,
     /// Cycle until which the worker watches.
     pub(super) until: u64,
-    /// The worker watches in this turn.
-    watching: bool,
+    /// The worker watches in this turn: frames are to be copied to private memory before delivery.
+    pub(crate) is_watching: bool,
     /// Cycle and usage at the last comparison.
     pub(super) base: (u64, Usage),
     /// The longest delay of the last slow turn.
@@ -66,7 +66,7 @@ impl Stalls {
             presence,
             slow: clock::cycles_for_work(SLOW_TURN_NANOS),
             until: 0,
-            watching: false,
+            is_watching: false,
             base: Default::default(),
             last: None,
             delay: 0,
@@ -98,7 +98,7 @@ impl Stalls {
     /// begin for [`Stalls::end_run`].
     #[inline(always)]
     pub(crate) fn begin_run(&self, sender: Option<PortId>, id: PortId) -> Option<RunStart> {
-        if self.watching {
+        if self.is_watching {
             self.at_receiver(id);
             return Some(RunStart { cycle: clock::cycles(), delay: self.delay });
         }
@@ -109,8 +109,8 @@ impl Stalls {
     /// Begins a turn at cycle `now`.
     #[inline(always)]
     pub(crate) fn begin_turn(&mut self, now: u64) {
-        (self.watching, self.delay) = (now < self.until, 0);
-        if self.watching {
+        (self.is_watching, self.delay) = (now < self.until, 0);
+        if self.is_watching {
             self.rebase(now);
             self.last = None;
         }
@@ -123,12 +123,6 @@ impl Stalls {
         self.base = (now, Usage::now());
     }
 
-    /// True if frames are to be copied to private memory before delivery.
-    #[inline(always)]
-    pub(crate) fn is_watching(&self) -> bool {
-        self.watching
-    }
-
     /// Ends a turn that took `spent` cycles up to cycle `now`.
     #[inline(always)]
     pub(crate) fn end_turn(&mut self, spent: u64, now: u64) {
@@ -139,7 +133,7 @@ impl Stalls {
 
     #[cold]
     fn end_slow_turn(&mut self, spent: u64, now: u64) {
-        if !self.watching {
+        if !self.is_watching {
             self.last = None;
         }
         self.note(spent, now);

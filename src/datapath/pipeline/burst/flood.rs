@@ -105,7 +105,7 @@ impl Pipeline {
             let _ = self.frames_for_observers(ports, from.id, context);
         }
         self.deliver_floods(ports, from, context, stats);
-        if context.outcomes.are_wanted() {
+        if context.outcomes.are_wanted {
             self.observe(ports, from, context, stats);
         }
         drop(unsettled);

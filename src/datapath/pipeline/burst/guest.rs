@@ -7,7 +7,7 @@ use crate::pipeline::backpressure::Backpressure;
 use crate::port::moderation::Completed;
 use crate::port::{Discard, GuestPort, Next, Port, PortTable, Queue, Tx, TxState};
 use crate::ring::{RingError, SplitRing};
-use base::limits::DISCARD_MILLIS;
+use base::limits::{BURST_FRAMES, DISCARD_MILLIS};
 use base::stats::{DropReason, WorkerStats};
 use switch::{PortId, SourceMemo};
 use sys::clock;
@@ -69,7 +69,17 @@ impl Pipeline {
         state: &mut TxState,
     ) -> Result<usize, Next> {
         let id = port.id;
-        let limit = state.may_take(queue, self.time.cycle)?;
+        let limit = match state.drain_left(queue) {
+            Some(0) => return Err(Next::Gone),
+            Some(left) => left.into(),
+            None => BURST_FRAMES,
+        };
+        if state.vring.running().is_none() {
+            return Err(Next::Gone);
+        }
+        if state.memory.until > self.time.cycle {
+            return Err(Next::At(state.memory.until));
+        }
         if state.side.gate.booked.is_some()
             && let Some(next) = self.waits_for_rate(port, queue, state)
         {
@@ -83,7 +93,7 @@ impl Pipeline {
         }
         let Time { cycle, retry, .. } = self.time;
         let ring = Some((&mut *state, queue));
-        let mut backpressure = Backpressure::of_ring(ports, id, ring, (cycle, retry));
+        let mut backpressure = Backpressure::new(ports, id, ring, (cycle, retry));
         let worth = backpressure.look(limit, &self.stalls);
         if worth.is_err() {
             self.account.charge(&mut state.side.deficit, &queue.stats, None);

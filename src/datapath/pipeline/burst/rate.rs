@@ -148,16 +148,12 @@ impl Passed {
         Passed { frames: burst.frames().len(), rejects: burst.rejected().count() }
     }
 
-    /// True if frames that passed were given back to the ring since.
-    #[inline(always)]
-    pub(crate) fn exceeds(&self, burst: &Burst) -> bool {
-        self.frames > burst.frames().len()
-    }
-
-    /// Returns the load of given-back frames to the port's rate, since these frames are taken
-    /// again.
+    /// Returns the load of frames that were given back to the ring since to the port's rate: these
+    /// frames are taken again.
     #[cold]
     pub(crate) fn refund_cut(&self, port: &Port, burst: &Burst) {
-        port.rates.input.refund(burst.cut_load(self.frames, self.rejects));
+        if self.frames > burst.frames().len() {
+            port.rates.input.refund(burst.cut_load(self.frames, self.rejects));
+        }
     }
 }

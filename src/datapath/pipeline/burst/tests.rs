@@ -1,4 +1,4 @@
-//! Results of looks at rings, the charges for looks, and the counting of bursts.
+//! The charges for looks at rings, the rate of a port, and the counting of bursts.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -7,10 +7,8 @@ use super::*;
 use crate::guard::BlockedWriterWatch;
 use crate::pipeline::plan::Scope;
 use crate::port::GuestPort;
-use crate::port::admission::Admission;
 use crate::ring::tests::{DATA, Guest, SIZE, WRITE, desc, describe, offer};
 use base::frame::{MacAddr, VnetHdr};
-use base::limits::{BACKPRESSURE_MIXED_PRICE, BACKPRESSURE_NANOS, LOCK_WAIT_NANOS};
 use switch::{FdbConfig, FloodLimits, Limit, PortId, Rate, Size};
 
 /// Returns a forwarding table for `ports` ports.
@@ -34,28 +32,28 @@ pub(crate) fn start_receiving(guest: &GuestPort, memory: &Guest, buffer: u64) {
 }
 
 /// A guest that sends to another guest, which has no buffers and has taken frames before.
-struct Lab {
-    pipeline: Pipeline,
-    ports: PortTable,
-    stats: WorkerStats,
-    memory: [Guest; 3],
-    cycle: u64,
+pub(crate) struct Lab {
+    pub(crate) pipeline: Pipeline,
+    pub(crate) ports: PortTable,
+    pub(crate) stats: WorkerStats,
+    pub(crate) memory: [Guest; 3],
+    pub(crate) cycle: u64,
     _watch: BlockedWriterWatch,
 }
 
 impl Lab {
-    fn new() -> Lab {
+    pub(crate) fn new() -> Lab {
         Lab::limited(Limit::default())
     }
 
     /// Creates a lab with the rate `input` for frames from the sender.
-    fn limited(input: Limit) -> Lab {
+    pub(crate) fn limited(input: Limit) -> Lab {
         Lab::with(input, Limit::default())
     }
 
     /// Creates a lab with the rate `input` for frames from the sender and the rate `output` for
     /// frames to port 2, which gets no frame and has no ring at first.
-    fn with(input: Limit, output: Limit) -> Lab {
+    pub(crate) fn with(input: Limit, output: Limit) -> Lab {
         let fdb = fdb(3);
         let [from, to] = [[2, 0, 0, 0, 0, 0], [2, 0, 0, 0, 0, 1]];
         fdb.insert_static(MacAddr(to), 1).unwrap();
@@ -96,31 +94,27 @@ impl Lab {
     }
 
     /// Runs a turn, 10 cycles after the last turn, with a look at the sender's ring.
-    fn turn(&mut self) -> Next {
+    pub(crate) fn turn(&mut self) -> Next {
         self.cycle += 10;
         self.pipeline.begin_turn(self.cycle, false, false);
         self.pipeline.guest_burst(&self.ports, 0, 0, &self.stats)
     }
-}
 
-impl Lab {
     /// Runs a turn while this thread holds the lock of the receive ring.
-    fn turn_beside_a_holder(&mut self) -> Next {
+    pub(crate) fn turn_beside_a_holder(&mut self) -> Next {
         self.cycle += 10;
         let _held = self.ports[1].as_guest().unwrap().rx[0].lock();
         self.pipeline.begin_turn(self.cycle, false, false);
         self.pipeline.guest_burst(&self.ports, 0, 0, &self.stats)
     }
-}
 
-impl Lab {
     /// Makes the buffers of port 1 `all` in number.
-    fn offer_buffers(&self, all: u16) {
+    pub(crate) fn offer_buffers(&self, all: u16) {
         self.offer_buffers_of(1, all);
     }
 
     /// Makes the buffers of port `id` `all` in number.
-    fn offer_buffers_of(&self, id: usize, all: u16) {
+    pub(crate) fn offer_buffers_of(&self, id: usize, all: u16) {
         let queue = self.memory[id].queue();
         let heads: Vec<u16> = (0..all).collect();
         for &head in &heads {
@@ -130,7 +124,7 @@ impl Lab {
     }
 
     /// Sends all frames but the first to port 2, and starts a receive ring with 64 buffers there.
-    fn send_to_another(&self) {
+    pub(crate) fn send_to_another(&self) {
         for head in 1..64 {
             self.memory[0].write(DATA + 128 * head + 12, &[2, 0, 0, 0, 0, 2]);
         }
@@ -144,7 +138,7 @@ impl Lab {
     }
 
     /// Makes the last `bad_of_four` of every four chains of the sender too short to be frames.
-    fn spoil(&self, bad_of_four: u16) {
+    pub(crate) fn spoil(&self, bad_of_four: u16) {
         let queue = self.memory[0].queue();
         let is_bad = |head: &u16| head % 4 >= 4 - bad_of_four;
         for head in (0..64).filter(is_bad) {
@@ -155,7 +149,7 @@ impl Lab {
 
     /// Returns the number of chains taken from the sender, and the number of chains that were not
     /// frames.
-    fn sent(&self) -> (u64, u64) {
+    pub(crate) fn sent(&self) -> (u64, u64) {
         let stats = &self.ports[0].as_guest().unwrap().tx[0].stats;
         (stats.frames.get(), stats.drops.total())
     }
@@ -176,84 +170,6 @@ fn a_refused_look_is_no_cheap_burst() {
     assert!(lab.stats.bursts.get() == 0 && lab.pipeline.account.quantum() > before);
 }
 
-/// Frames that wait for a receiver are unfinished work, for which the worker may spin; a ring with
-/// paused memory is not.
-#[test]
-fn a_paused_ring_waits_for_no_receiver() {
-    let mut lab = Lab::new();
-    assert!(matches!(lab.turn(), Next::Receiver(_)));
-    let mut state = lab.ports[0].as_guest().unwrap().tx[0].lock();
-    state.memory.charge(clock::cycles_in(1_000_000), clock::cycles());
-    drop(state);
-    assert!(matches!(lab.turn(), Next::At(_)));
-}
-
-fn no_buffer(lab: &Lab) -> u64 {
-    lab.ports[1].as_guest().unwrap().rx[0].stats.drops.get(DropReason::NoBuffer)
-}
-
-/// Frames wait for a receiver that takes nothing only as long as the receiver has earned.
-#[test]
-fn frames_wait_for_a_millisecond_at_most() {
-    let mut lab = Lab::new();
-    let (start, most) = (lab.cycle, clock::cycles_in(BACKPRESSURE_NANOS));
-    while matches!(lab.turn(), Next::Receiver(_)) {
-        lab.cycle += most / 100;
-    }
-    let waited = lab.cycle - start;
-    assert!((most * 98 / 100..=most * 103 / 100).contains(&waited), "{waited} of {most}");
-    assert_eq!(no_buffer(&lab), 64);
-}
-
-/// A thread that holds the receiver's lock may have lost its CPU: frames wait for more than a time
-/// slice of the scheduler.
-#[test]
-fn frames_wait_for_the_lock_of_their_receiver() {
-    let mut lab = Lab::new();
-    let (start, most) = (lab.cycle, clock::cycles_in(LOCK_WAIT_NANOS));
-    while lab.turn_beside_a_holder() == Next::Locked {
-        lab.cycle += most / 100;
-    }
-    let waited = lab.cycle - start;
-    assert!((most * 98 / 100..=most * 103 / 100).contains(&waited), "{waited} of {most}");
-    assert_eq!(lab.ports[1].stats.drops.get(DropReason::RingBusy), 64);
-}
-
-/// In a ring that sends to several receivers without room, frames wait for an eighth of the time.
-#[test]
-fn frames_in_front_of_others_wait_an_eighth_as_long() {
-    let mut lab = Lab::new();
-    let (start, most) =
-        (lab.cycle, clock::cycles_in(BACKPRESSURE_NANOS) / BACKPRESSURE_MIXED_PRICE);
-    lab.ports[0].as_guest().unwrap().tx[0].lock().side.gate.last.note(None, start);
-    while matches!(lab.turn(), Next::Receiver(_)) {
-        lab.cycle += most / 100;
-    }
-    let waited = lab.cycle - start;
-    assert!((most * 98 / 100..=most * 103 / 100).contains(&waited), "{waited} of {most}");
-    assert_eq!(no_buffer(&lab), 64);
-}
-
-/// Frames do not wait in a ring that lately sent to another receiver with room, nor for a receiver
-/// that has taken nothing of their port.
-#[test]
-fn frames_that_may_not_wait_are_dropped() {
-    for others in [false, true] {
-        let mut lab = Lab::new();
-        if others {
-            let cycle = lab.cycle;
-            let mut state = lab.ports[0].as_guest().unwrap().tx[0].lock();
-            state.side.gate.last.note(None, cycle);
-            state.side.gate.roomy.note((7, 0), cycle);
-        } else {
-            let mut state = lab.ports[1].as_guest().unwrap().rx[0].lock();
-            state.side.admission = Admission::default();
-        }
-        assert_eq!(lab.turn(), Next::More);
-        assert_eq!((no_buffer(&lab), lab.turn()), (64, Next::Empty));
-    }
-}
-
 /// Frames that go back to their ring to wait for their receiver cost no rate, nor do the rejected
 /// chains behind these frames.
 #[test]
@@ -272,30 +188,6 @@ fn frames_that_go_back_to_their_ring_are_not_charged() {
             assert_eq!(received, u64::from(all.min(64 - 16 * bad_of_four)));
         }
         assert_eq!(lab.sent(), (64, 16 * u64::from(bad_of_four)));
-    }
-}
-
-/// A frame waits for a receiver without buffers in front of frames for a receiver with a rate. If
-/// the rate drops frames at the end of the burst, no frame waits, and each frame is counted once;
-/// if the rate admits all frames, the frames that wait cost no rate.
-#[test]
-fn a_frame_in_front_of_frames_for_a_rate_is_counted_once() {
-    for packets in [10, 63] {
-        let rate = Rate { bits: 0, packets: 1 };
-        let output = Limit { rate, burst: Size { bytes: 0, packets } };
-        let mut lab = Lab::with(Limit::default(), output);
-        lab.send_to_another();
-        lab.ports[0].as_guest().unwrap().tx[0].lock().side.gate.last.note(None, lab.cycle);
-        let waits = matches!(lab.turn(), Next::Receiver(_));
-        assert_eq!(waits, packets == 63);
-        lab.cycle += clock::cycles_in(2 * BACKPRESSURE_NANOS);
-        for _ in 0..3 {
-            lab.turn();
-        }
-        let got = |id: PortId| lab.ports[id].as_guest().unwrap().rx[0].stats.frames.get();
-        let lost = lab.ports[2].stats.drops.get(DropReason::Rate);
-        assert_eq!((got(1), got(2), lost, no_buffer(&lab)), (0, packets, 63 - packets, 1));
-        assert_eq!(lab.sent(), (64, 0));
     }
 }
 

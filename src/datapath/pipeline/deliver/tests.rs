@@ -43,7 +43,7 @@ impl Lab {
         let (mut sender, sending) = (TxState::default(), Queue::default());
         sender.vring.ring = Some(self.memory.start(&self.memory.queue()));
         let ring = wait.then_some((&mut sender, &sending));
-        let backpressure = Backpressure::of_ring(&self.ports, 1, ring, (0, 0));
+        let backpressure = Backpressure::new(&self.ports, 1, ring, (0, 0));
         let slot = self.watch.register();
         let mut delivery = Delivery {
             worker: 0,
@@ -51,7 +51,7 @@ impl Lab {
             backpressure,
             wait_until: until,
             room: &mut Room::default(),
-            stalls: &mut Stalls::new(slot.presence()),
+            stalls: &mut Stalls::new(Arc::clone(&slot.presence)),
             signals: &mut Signals::new(0, slot),
             outcomes: &mut Outcomes::default(),
         };
