@@ -17,7 +17,7 @@ use base::limits::TAP_RETRY_MILLIS;
 use base::words::counted;
 use datapath::events::What;
 use datapath::port::device::{Device, Lost};
-use datapath::port::{Behind, DevicePort, Port, PortTable};
+use datapath::port::{Backend, DevicePort, Port, PortTable};
 use datapath::worker::{Token, Workers};
 use sys::holder::Holder;
 use sys::netlink::{self, Link};
@@ -232,7 +232,7 @@ fn open(port: &Port, missing: Missing, handover: &Handover) -> Result<Opened, Up
     let (uplink, ifname) = port.as_uplink().ok_or(UplinkError::NoUplink)?;
     let queues = uplink.queues().len() as u16;
     let failed = |source| UplinkError::Open(ifname.to_owned(), source);
-    if let Behind::Xdp(_, mode) = uplink.behind {
+    if let Backend::Xdp(_, mode) = uplink.backend {
         let opened = xdp::open(ifname, queues, mode).map_err(|error| failed(error.into()))?;
         return Ok(Opened::xdp(port, opened));
     }

@@ -12,7 +12,7 @@ use api::wire::{self, State};
 use base::frame::offload::Offloads;
 use base::limits::CONTROL_SHOWN_REASONS;
 use base::stats::{Counter, Direction, DropReason, Traffic};
-use datapath::port::device::Writes;
+use datapath::port::device::IoMode;
 use datapath::port::{Endpoint, Port, PortTable};
 use switch::{Entry, EntryAge, Fdb, Station};
 use sys::{clock, sandbox};
@@ -69,8 +69,8 @@ pub fn tap_writes(ports: &PortTable) -> Vec<wire::TapWrites> {
     let mut groups: Vec<wire::TapWrites> = Vec::new();
     for port in ports.iter() {
         let Some((uplink, _)) = port.as_uplink() else { continue };
-        let Some(Writes { io, why, wish }) = uplink.writes() else { continue };
-        let why = why.unwrap_or_else(|| wish.to_owned());
+        let Some(IoMode { io, why, reason }) = uplink.writes() else { continue };
+        let why = why.unwrap_or_else(|| reason.to_owned());
         let at = groups.iter().position(|group| group.io == io && group.why == why);
         let at = at.unwrap_or_else(|| {
             groups.push(wire::TapWrites { io: io.to_owned(), why, ..Default::default() });

@@ -19,7 +19,7 @@ use base::frame::ethernet::TagEdit;
 use base::limits::MIN_FRAME_LEN;
 use base::stats::DropReason;
 use base::words::counted;
-use datapath::port::{Behind, Port, PortTable};
+use datapath::port::{Backend, Port, PortTable};
 use switch::filter::packet::Parsed;
 use switch::filter::{Cause, Direction, Preview};
 use switch::mirror::Watch;
@@ -395,8 +395,8 @@ fn reserved(
 /// Returns the decision by which no frame crosses a port in its state; none if frames cross.
 fn idle(port: &Port) -> Option<Ruling> {
     let (state, guest) = (show::state(port), port.as_guest());
-    let device = |tap, xdp| match port.as_uplink().map(|(device, _)| &device.behind) {
-        Some(Behind::Xdp(..)) => xdp,
+    let device = |tap, xdp| match port.as_uplink().map(|(device, _)| &device.backend) {
+        Some(Backend::Xdp(..)) => xdp,
         Some(_) => tap,
         None => DropReason::StreamGone,
     };

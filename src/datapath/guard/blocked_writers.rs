@@ -38,7 +38,7 @@ use rustix::thread::gettid;
 use vmm_sys_util::signal::unblock_signal;
 
 use super::presence::{OnStall, Presence, Watched};
-use super::{CallFd, SignalResult, Took};
+use super::{CallFd, SignalResult, WriteCost};
 use base::limits::{
     EXPENSIVE_SIGNAL_MICROS, SIGNAL_MICROS, SLOW_WRITES, WATCH_ALERT_TICKS, WATCH_TICK_MILLIS,
 };
@@ -109,7 +109,7 @@ pub struct SignalSlot {
     /// Cycles of a write beyond which the port's next writes are measured.
     long: u64,
     /// Cost of the last write.
-    took: Cell<Took>,
+    last_cost: Cell<WriteCost>,
 }
 
 impl BlockedWriterWatch {
@@ -163,7 +163,7 @@ impl BlockedWriterWatch {
             presence,
             awake: Cell::new(false),
             long: clock::cycles_in(EXPENSIVE_SIGNAL_MICROS * 1_000),
-            took: Cell::default(),
+            last_cost: Cell::default(),
         }
     }
 
@@ -175,7 +175,7 @@ impl BlockedWriterWatch {
         call.cost.watch(clock::cycles());
         let mut result = slot.signal(call);
         for _ in 1..SLOW_WRITES {
-            let slow = slot.took().micros.is_some_and(|micros| micros > SIGNAL_MICROS);
+            let slow = slot.last_cost().micros.is_some_and(|micros| micros > SIGNAL_MICROS);
             if result == SignalResult::Sent && slow {
                 result = slot.signal(call);
             }
@@ -247,7 +247,7 @@ impl SignalSlot {
         if self.shared.alert.load(Ordering::Relaxed) != 0
             && let Some(result) = call.look()
         {
-            self.took.set(Took::default());
+            self.last_cost.set(WriteCost::default());
             return result;
         }
         let idle = self.entry.state.load(Ordering::Relaxed);
@@ -272,9 +272,9 @@ impl SignalSlot {
         let now = clock::cycles();
         let cycles = clock::since(began, now);
         let micros = used.map(|used| cpu_micros().saturating_sub(used));
-        self.took.set(Took { cycles, micros });
+        self.last_cost.set(WriteCost { cycles, micros });
         match micros {
-            Some(micros) if call.cost.took(micros, cycles, now) => match result {
+            Some(micros) if call.cost.record(micros, cycles, now) => match result {
                 SignalResult::Blocked => result,
                 _ => SignalResult::ManyWaiters,
             },
@@ -288,8 +288,8 @@ impl SignalSlot {
 
     /// Returns the cost of the last write.
     #[inline(always)]
-    pub(crate) fn took(&self) -> Took {
-        self.took.get()
+    pub(crate) fn last_cost(&self) -> WriteCost {
+        self.last_cost.get()
     }
 
     /// Returns the cycles of a write beyond which the port's next writes are measured.

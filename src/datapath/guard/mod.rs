@@ -16,4 +16,4 @@ pub use blocked_writers::BlockedWriterWatch;
 pub(crate) use blocked_writers::SignalSlot;
 pub(crate) use call::{CallFd, SignalResult};
 pub(crate) use presence::{IsStalled, NOWHERE, Presence, Stalled};
-pub(crate) use signal_cost::{SignalCost, Took};
+pub(crate) use signal_cost::{SignalCost, WriteCost};

@@ -49,7 +49,7 @@ pub struct SignalCost {
 
 /// Cost of one write.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Took {
+pub struct WriteCost {
     /// Cycles of the clock.
     pub(crate) cycles: u64,
     /// Processor time, if it was measured.
@@ -99,7 +99,7 @@ impl SignalCost {
     /// `micros` of processor time and `cycles` until cycle `now`. True if the front-end is to be
     /// dropped.
     #[cold]
-    pub(crate) fn took(&self, micros: u64, cycles: u64, now: u64) -> bool {
+    pub(crate) fn record(&self, micros: u64, cycles: u64, now: u64) -> bool {
         if micros >= EXPENSIVE_SIGNAL_MICROS {
             self.watch(now);
         } else if now > self.measured_until.load(Ordering::Relaxed) {
@@ -155,7 +155,7 @@ mod tests {
             .take(10_000)
             .position(|(micros, pause)| {
                 now += cycles(pause);
-                cost.took(micros, 1, now)
+                cost.record(micros, 1, now)
             })
             .map(|at| at + 1)
     }
@@ -203,11 +203,11 @@ mod tests {
         cost.watch(0);
         let end = millis(SIGNALS_MEASURED_MILLIS);
         for now in [0, end - 1, end] {
-            assert!(!cost.took(5, 1, now) && cost.is_watched());
+            assert!(!cost.record(5, 1, now) && cost.is_watched());
         }
-        assert!(!cost.took(EXPENSIVE_SIGNAL_MICROS, 1, end) && cost.is_watched());
-        assert!(!cost.took(5, 1, end + 1) && cost.is_watched(), "an expensive one begins anew");
-        assert!(!cost.took(5, 1, 2 * end + 1) && !cost.is_watched());
+        assert!(!cost.record(EXPENSIVE_SIGNAL_MICROS, 1, end) && cost.is_watched());
+        assert!(!cost.record(5, 1, end + 1) && cost.is_watched(), "an expensive one begins anew");
+        assert!(!cost.record(5, 1, 2 * end + 1) && !cost.is_watched());
     }
 
     #[test]
@@ -215,14 +215,14 @@ mod tests {
         let cost = SignalCost::default();
         cost.watch(0);
         assert!(!cost.waits(1_000), "a long write alone says nothing");
-        assert!(!cost.took(2_000, 5_000, 6_000));
+        assert!(!cost.record(2_000, 5_000, 6_000));
         let end = 6_000 + 5_000 * SIGNAL_PAUSE_PARTS;
         assert!(cost.waits(6_000) && cost.waits(end - 1) && !cost.waits(end));
         // The pause is bounded however long a write took.
-        cost.took(2_000, u64::MAX, 6_000);
+        cost.record(2_000, u64::MAX, 6_000);
         let longest = 6_000 + millis(SIGNAL_PAUSE_MILLIS);
         assert!(cost.waits(longest - 1) && !cost.waits(longest));
-        cost.took(2_000, 1, u64::MAX);
+        cost.record(2_000, 1, u64::MAX);
     }
 
     /// Returns the share of time that the notifications of a port get if the port always has one.

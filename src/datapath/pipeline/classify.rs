@@ -14,7 +14,7 @@ use super::egress;
 use super::flood::{Added, Floods};
 use super::multicast::Snooped;
 use super::plan::{Plan, Scope};
-use super::screen::{Passage, admit};
+use super::screen::{VlanTransit, admit};
 use crate::port::guest::Receivers;
 use crate::port::mtu::NO_LIMIT;
 use crate::port::{Endpoint, Observed, Port, PortTable};
@@ -260,7 +260,7 @@ impl Exits {
     fn add(&mut self, ports: &PortTable, from: PortId, to: PortId) {
         self.max_len = self.max_len.min(ports[to].mtu.max_len());
         if !ports.is_plain() {
-            self.keep_tags &= Passage::new(ports, from, to).is_open();
+            self.keep_tags &= VlanTransit::new(ports, from, to).is_transparent();
             self.are_filtered |= ports.policy(to).filter.is_some();
         }
     }
@@ -297,7 +297,7 @@ impl BurstContext {
                 if classifier.goes_on::<SCREENED>(frame) && !is_barred {
                     continue;
                 }
-                plan.stretch(i as u8);
+                plan.extend_last_to(i as u8);
                 stretch = false;
             }
             if is_barred {
@@ -321,7 +321,7 @@ impl BurstContext {
             }
         }
         if stretch {
-            plan.stretch(burst.frames().len() as u8);
+            plan.extend_last_to(burst.frames().len() as u8);
         }
         let Classifier { exits, entry, .. } = classifier;
         burst.are_alike = SCREENED && entry.tag_changes < 2;

@@ -25,7 +25,7 @@ use super::egress::Copies;
 use super::filter::Filters;
 use super::flood::limit_part;
 use super::plan::{Fan, Plan, Run};
-use super::screen::Passage;
+use super::screen::VlanTransit;
 use super::signals::Signals;
 use crate::capture::outcomes::Outcomes;
 use crate::events::{What, reason};
@@ -147,7 +147,7 @@ impl Delivery<'_> {
     fn tag(&self, burst: &mut Burst, to: &Port, frames: &[u8]) {
         let ports = self.backpressure.ports;
         if !ports.is_plain() {
-            Passage::new(ports, self.backpressure.from, to.id).tag(burst, frames);
+            VlanTransit::new(ports, self.backpressure.from, to.id).tag(burst, frames);
         }
     }
 
@@ -441,8 +441,8 @@ impl Delivery<'_> {
         let (copies, mut kept) = (Copies::new(burst, from, frames), [0; BURST_FRAMES]);
         let mut passing = [0; BURST_FRAMES];
         for &target in fan.targets() {
-            let (port, passage) = (&ports[target], Some(Passage::new(ports, from, target)));
-            let fitting = copies.for_port(burst, (port, passage), now, &mut kept, self.outcomes);
+            let (port, transit) = (&ports[target], Some(VlanTransit::new(ports, from, target)));
+            let fitting = copies.for_port(burst, (port, transit), now, &mut kept, self.outcomes);
             let way = (from, ports, port, false);
             let fitting = filters.that_pass(burst, fitting, way, tick, &mut passing, self.outcomes);
             *settled += frames.len() - fitting.len();

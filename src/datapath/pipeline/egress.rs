@@ -6,7 +6,7 @@
 
 use super::plan::Plan;
 use super::rate_out::keep_within_rate;
-use super::screen::Passage;
+use super::screen::VlanTransit;
 use crate::capture::outcomes::Outcomes;
 use crate::port::{Port, PortTable};
 use crate::ring::{Burst, Frame};
@@ -34,9 +34,9 @@ pub(crate) fn limit_runs(
     let mut kept = [0; BURST_FRAMES];
     for run in plan.runs() {
         let port = &ports[run.port];
-        let passage = Some(Passage::new(ports, from, run.port));
+        let transit = Some(VlanTransit::new(ports, from, run.port));
         let copies = Copies { from, frames: run.left(), longest };
-        let count = copies.that_fit(burst, (port, passage), &mut kept, outcomes).len();
+        let count = copies.that_fit(burst, (port, transit), &mut kept, outcomes).len();
         if count < run.left().len() {
             run.settle_all_but(&kept[..count]);
         }
@@ -59,13 +59,13 @@ impl<'f> Copies<'f> {
     }
 
     /// Returns the frames that may leave by `port` at cycle `now`; drops and counts the others.
-    /// Frames leave with the tags of `passage`, or with their own tags without a passage. `kept` is
+    /// Frames leave with the tags of `transit`, or with their own tags without a transit. `kept` is
     /// a buffer for the returned frames.
     #[inline(always)]
     pub(crate) fn for_port<'k>(
         &self,
         burst: &Burst,
-        (port, passage): (&Port, Option<Passage<'_>>),
+        (port, transit): (&Port, Option<VlanTransit<'_>>),
         now: u64,
         kept: &'k mut [u8; BURST_FRAMES],
         outcomes: &mut Outcomes,
@@ -73,7 +73,7 @@ impl<'f> Copies<'f> {
     where
         'f: 'k,
     {
-        let frames = self.that_fit(burst, (port, passage), kept, outcomes);
+        let frames = self.that_fit(burst, (port, transit), kept, outcomes);
         match port.rates.output.is_on() {
             true => keep_within_rate(burst, (self.from, frames), port, now, outcomes),
             false => frames,
@@ -85,25 +85,25 @@ impl<'f> Copies<'f> {
     fn that_fit<'k>(
         &self,
         burst: &Burst,
-        (port, mut passage): (&Port, Option<Passage<'_>>),
+        (port, mut transit): (&Port, Option<VlanTransit<'_>>),
         kept: &'k mut [u8; BURST_FRAMES],
         outcomes: &mut Outcomes,
     ) -> &'k [u8]
     where
         'f: 'k,
     {
-        let takes = |passage: &mut Passage<'_>| passage.takes(burst, self.frames);
-        if self.longest <= port.mtu.max_len() && passage.as_mut().is_none_or(takes) {
+        let takes = |transit: &mut VlanTransit<'_>| transit.all_may_leave(burst, self.frames);
+        if self.longest <= port.mtu.max_len() && transit.as_mut().is_none_or(takes) {
             return self.frames;
         }
-        self.one_by_one(burst, (port, passage), kept, outcomes)
+        self.one_by_one(burst, (port, transit), kept, outcomes)
     }
 
     #[inline(never)]
     fn one_by_one<'k>(
         &self,
         burst: &Burst,
-        (port, mut passage): (&Port, Option<Passage<'_>>),
+        (port, mut transit): (&Port, Option<VlanTransit<'_>>),
         kept: &'k mut [u8; BURST_FRAMES],
         outcomes: &mut Outcomes,
     ) -> &'k [u8] {
@@ -112,7 +112,7 @@ impl<'f> Copies<'f> {
             let frame = &burst.frames()[usize::from(index)];
             let reason = if frame.len > max_len && !fits(frame, max_len) {
                 DropReason::TooBig
-            } else if passage.as_mut().is_some_and(|passage| passage.edit(frame).is_none()) {
+            } else if transit.as_mut().is_some_and(|transit| transit.edit(frame).is_none()) {
                 DropReason::Vlan
             } else {
                 kept[count] = index;

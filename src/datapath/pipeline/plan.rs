@@ -183,7 +183,7 @@ pub struct Plan {
     last_key: u32,
     /// Frame indices from the first number up to the second number that belong to the last run and
     /// are not appended yet; see [`Plan::close`].
-    open: (u8, u8),
+    pending: (u8, u8),
     /// Frames that go to several ports; the first `fanned` fans are in use.
     fans: Vec<Fan>,
     fanned: usize,
@@ -203,7 +203,7 @@ impl Default for Plan {
             count: 0,
             last: 0,
             last_key: Plan::NOWHERE,
-            open: (0, 0),
+            pending: (0, 0),
             fans: Vec::new(),
             fanned: 0,
             flooded: 0,
@@ -223,7 +223,7 @@ impl Plan {
     pub(crate) fn clear_runs(&mut self) {
         self.count = 0;
         self.last_key = Plan::NOWHERE;
-        self.open = (0, 0);
+        self.pending = (0, 0);
         self.dropped = 0;
     }
 
@@ -240,17 +240,17 @@ impl Plan {
     #[inline(always)]
     pub(crate) fn unicast(&mut self, index: u8, port: PortId, queue: u8) {
         let key = u32::from(port) << 8 | u32::from(queue);
-        if key != self.last_key || index != self.open.1 {
+        if key != self.last_key || index != self.pending.1 {
             self.turn_to(index, port, queue);
             self.last_key = key;
         }
-        self.open.1 = index + 1;
+        self.pending.1 = index + 1;
     }
 
     /// Appends all frames up to `end` to the last run.
     #[inline(always)]
-    pub(crate) fn stretch(&mut self, end: u8) {
-        self.open.1 = end;
+    pub(crate) fn extend_last_to(&mut self, end: u8) {
+        self.pending.1 = end;
     }
 
     /// Makes the run of a destination the last run, with frames from `index` on.
@@ -266,19 +266,19 @@ impl Plan {
                 self.count - 1
             }
         };
-        self.open = (index, index);
+        self.pending = (index, index);
     }
 
     /// Ends the planning of unicast frames.
     #[inline]
     pub(crate) fn close(&mut self) {
-        let (start, end) = self.open;
+        let (start, end) = self.pending;
         if start != end {
             let run = &mut self.runs[self.last];
             let places = run.frames[usize::from(run.len)..].iter_mut();
             places.zip(start..end).for_each(|(place, index)| *place = index);
             run.len += end - start;
-            self.open.0 = end;
+            self.pending.0 = end;
         }
     }
 
@@ -446,7 +446,7 @@ impl Plan {
     /// Returns the runs, in order of their first frames.
     #[inline(always)]
     pub(crate) fn runs(&mut self) -> &mut [Run] {
-        debug_assert_eq!(self.open.0, self.open.1, "the plan is not closed");
+        debug_assert_eq!(self.pending.0, self.pending.1, "the plan is not closed");
         &mut self.runs[..self.count]
     }
 

@@ -23,31 +23,31 @@ pub fn admit(asked: &PortPolicy, frame: &Frame) -> Result<VlanId, DropReason> {
 /// VLAN memberships of an ingress and an egress port, with the tag of the last frame and its edit:
 /// the next frame mostly has an equal tag.
 #[derive(Clone, Copy)]
-pub(crate) struct Passage<'a> {
+pub(crate) struct VlanTransit<'a> {
     from: &'a Membership,
     to: &'a Membership,
     last: TagBytes,
     edit: Option<TagEdit>,
 }
 
-impl<'a> Passage<'a> {
+impl<'a> VlanTransit<'a> {
     /// Combines the memberships of ports `from` and `to`.
-    pub(crate) fn new(ports: &'a PortTable, from: PortId, to: PortId) -> Passage<'a> {
+    pub(crate) fn new(ports: &'a PortTable, from: PortId, to: PortId) -> VlanTransit<'a> {
         let (from, to) = (&ports.policy(from).vlans, &ports.policy(to).vlans);
         let edit = from.untagged().and_then(|vlan| to.edit(vlan, &[]));
-        Passage { from, to, last: TagBytes::NONE, edit }
+        VlanTransit { from, to, last: TagBytes::NONE, edit }
     }
 
     /// True if frames leave with the tags with which they came in, whatever the tags are.
-    pub(crate) fn is_open(&self) -> bool {
+    pub(crate) fn is_transparent(&self) -> bool {
         matches!((self.from, self.to), (Membership::Opaque, Membership::Opaque))
     }
 
     /// True if all listed frames may leave.
-    pub(crate) fn takes(&mut self, burst: &Burst, frames: &[u8]) -> bool {
+    pub(crate) fn all_may_leave(&mut self, burst: &Burst, frames: &[u8]) -> bool {
         let frame = |index: &u8| &burst.frames()[usize::from(*index)];
         let asked = if burst.are_alike { &frames[..frames.len().min(1)] } else { frames };
-        self.is_open() || asked.iter().all(|index| self.edit(frame(index)).is_some())
+        self.is_transparent() || asked.iter().all(|index| self.edit(frame(index)).is_some())
     }
 
     /// Returns the tag change with which a frame leaves; none if the frame may not leave.
@@ -70,7 +70,7 @@ impl<'a> Passage<'a> {
     /// Sets the tags with which the listed frames leave. All of these frames may leave.
     #[inline(never)]
     pub(crate) fn tag(&mut self, burst: &mut Burst, frames: &[u8]) {
-        match self.is_open() {
+        match self.is_transparent() {
             true => burst.keep_tags(),
             false => burst.retag(frames, |frame| self.edit(frame).unwrap_or(TagEdit::Keep)),
         }

@@ -12,7 +12,7 @@
 use std::cmp::Reverse;
 use std::sync::{Arc, Weak};
 
-use crate::guard::{SignalResult, SignalSlot, Took};
+use crate::guard::{SignalResult, SignalSlot, WriteCost};
 use crate::port::moderation::Completed;
 use crate::port::{PortTable, Tx, TxState, Vring};
 use crate::ring::{CallFd, RingError};
@@ -53,7 +53,7 @@ struct PacedSignal {
 
 /// The thread that may owe a signal.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Owing {
+pub(crate) enum SignalHolder {
     /// Any thread.
     Anyone,
     /// The thread with this number.
@@ -139,10 +139,15 @@ impl Signals {
         id: PortId,
         state: &mut TxState,
         stats: &QueueStats,
-        owing: Owing,
+        holder: SignalHolder,
     ) {
         let held_back = state.side.moderation.release();
-        self.take_over(id, &mut state.vring, stats, if held_back { Owing::Anyone } else { owing });
+        self.take_over(
+            id,
+            &mut state.vring,
+            stats,
+            if held_back { SignalHolder::Anyone } else { holder },
+        );
     }
 
     /// Notes a signal of a ring if another thread may owe the signal. An extra signal does no harm.
@@ -152,13 +157,13 @@ impl Signals {
         id: PortId,
         vring: &mut Vring,
         stats: &QueueStats,
-        owing: Owing,
+        holder: SignalHolder,
     ) {
         let (thread, turn) = vring.signalled;
-        let noted = match owing {
-            Owing::Anyone => true,
-            Owing::Thread(number) => thread == number + 1,
-            Owing::Turn(number, its) => (thread, turn) == (number + 1, its),
+        let noted = match holder {
+            SignalHolder::Anyone => true,
+            SignalHolder::Thread(number) => thread == number + 1,
+            SignalHolder::Turn(number, its) => (thread, turn) == (number + 1, its),
         };
         if vring.call.as_ref().is_some_and(|call| noted || call.waits()) {
             self.note(id, true, vring, stats);
@@ -299,9 +304,9 @@ impl Signals {
                 continue;
             }
             let sent = self.slot.signal(call);
-            let took = self.slot.took();
-            *spent = took.cycles;
-            cycles += took.cycles;
+            let cost = self.slot.last_cost();
+            *spent = cost.cycles;
+            cycles += cost.cycles;
             let harm = match sent {
                 SignalResult::Sent | SignalResult::ManyWaiters => {
                     stats.signals.add(1);
@@ -318,8 +323,8 @@ impl Signals {
             if let (Some(harm), Some(port)) = (harm, ports.get(*id)) {
                 port.evict(call.owner(), harm);
             }
-            if took.micros.is_some() || cycles > self.slot.long() {
-                self.charge(at, took);
+            if cost.micros.is_some() || cycles > self.slot.long() {
+                self.charge(at, cost);
             }
         }
         self.pending.clear();
@@ -333,10 +338,10 @@ impl Signals {
     /// Charges the port of pending signal `at` for the measured CPU time. If the port's signals of
     /// this turn together took long, the port's next signals are measured.
     #[cold]
-    fn charge(&mut self, at: usize, took: Took) {
+    fn charge(&mut self, at: usize, cost: WriteCost) {
         let (id, call, _) = &self.pending[at];
         let now = clock::cycles();
-        if let Some(micros) = took.micros {
+        if let Some(micros) = cost.micros {
             call.cost().charge(micros, self.senders.others(*id, now), now);
         }
         let sent = self.pending[..=at].iter().filter(|(port, ..)| port == id);

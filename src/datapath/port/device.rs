@@ -8,7 +8,7 @@
 //! time. A queue whose interface is gone is emptied, and reported to the thread that reattaches the
 //! interface.
 
-mod behind;
+mod backend;
 mod segments;
 pub mod stream;
 mod together;
@@ -37,9 +37,9 @@ use sys::frame_io::{FrameInbox, FrameIo, Transfer};
 use sys::tap_ring::Io;
 use sys::xdp::Mode;
 
-pub use behind::{Behind, Writes};
+pub use backend::{Backend, IoMode};
 
-use behind::Reasons;
+use backend::Reasons;
 
 /// Bytes of staging for a frame: header and longest frame, in whole cache lines.
 const SLOT: usize = (VNET_HDR_LEN + MAX_FRAME_LEN as usize).next_multiple_of(64);
@@ -135,7 +135,7 @@ impl std::fmt::Debug for Loss {
 #[derive(Debug)]
 pub struct DevicePort {
     /// The other end of the devices.
-    pub behind: Behind,
+    pub backend: Backend,
     queues: Box<[DeviceQueue]>,
     /// The process at the other end of a stream.
     peer: Mutex<Option<FrontEnd>>,
@@ -233,7 +233,7 @@ impl DeviceQueue {
             return next;
         }
         let (mut bytes, mut refused) = (0u32, 0);
-        let rejected = port.behind.reasons().rejected;
+        let rejected = port.backend.reasons().rejected;
         for slot in reader.staging.chunks_exact_mut(SLOT) {
             if bounds.are_reached() {
                 break;
@@ -295,7 +295,7 @@ impl DeviceQueue {
         if taken.lost > 0 {
             // Only the number of these frames is known.
             self.input.frames.add(taken.lost);
-            self.input.drops.add(port.behind.reasons().full, taken.lost);
+            self.input.drops.add(port.backend.reasons().full, taken.lost);
         }
         if taken.more { Next::More } else { Next::Empty }
     }
@@ -334,23 +334,23 @@ unsafe fn add(header: VnetHdr, at: *mut u8, len: u32, burst: &mut Burst) {
 impl DevicePort {
     /// Creates a port for a TAP with `queues` queues, without devices.
     pub fn tap(ifname: &str, queues: u16) -> DevicePort {
-        DevicePort::new(Behind::Tap(ifname.to_owned()), queues)
+        DevicePort::new(Backend::Tap(ifname.to_owned()), queues)
     }
 
     /// Creates a port for an interface that bypasses the host's network stack, with `queues`
     /// queues, without devices.
     pub fn xdp(ifname: &str, queues: u16, mode: Mode) -> DevicePort {
-        DevicePort::new(Behind::Xdp(ifname.to_owned(), mode), queues)
+        DevicePort::new(Backend::Xdp(ifname.to_owned(), mode), queues)
     }
 
     /// Creates a port for a stream, without a peer.
     pub fn stream() -> DevicePort {
-        DevicePort::new(Behind::Stream, 1)
+        DevicePort::new(Backend::Stream, 1)
     }
 
-    fn new(behind: Behind, queues: u16) -> DevicePort {
+    fn new(backend: Backend, queues: u16) -> DevicePort {
         DevicePort {
-            behind,
+            backend,
             peer: Mutex::default(),
             cost: Arc::default(),
             queues: (0..queues).map(|_| DeviceQueue::default()).collect(),
@@ -376,23 +376,23 @@ impl DevicePort {
 
     /// Returns the way in which frames go to an interface, and why the better way is not in use;
     /// none for a stream.
-    pub fn writes(&self) -> Option<Writes> {
+    pub fn writes(&self) -> Option<IoMode> {
         let refused = || lock(&self.refused).clone();
         let failure = || self.queues.iter().find_map(DeviceQueue::failure);
-        self.behind.writes(self.io, self.is_up(), || refused().or_else(failure))
+        self.backend.writes(self.io, self.is_up(), || refused().or_else(failure))
     }
 
     /// Returns the interface's name, if there is an interface.
     pub fn ifname(&self) -> Option<&str> {
-        self.behind.ifname()
+        self.backend.ifname()
     }
 
     /// Returns the port's kind, for the switch's policy.
     pub(crate) fn kind(&self) -> PortKind {
-        match self.behind {
-            Behind::Tap(_) | Behind::Xdp(..) => PortKind::Uplink,
+        match self.backend {
+            Backend::Tap(_) | Backend::Xdp(..) => PortKind::Uplink,
             // A VM or a router: frames pass between a stream and an uplink.
-            Behind::Stream => PortKind::Guest,
+            Backend::Stream => PortKind::Guest,
         }
     }
 

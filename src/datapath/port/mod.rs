@@ -58,7 +58,7 @@ use switch::{Fdb, PortId, PortKind, PortPolicy, StaticError, Station};
 use sys::clock;
 
 pub(crate) use device::DeviceQueue;
-pub use device::{Behind, DevicePort};
+pub use device::{Backend, DevicePort};
 pub(crate) use dropped_from::DroppedFrom;
 pub(crate) use flood::{FloodPermit, FloodSlot};
 pub(crate) use gate::Discard;
@@ -236,7 +236,7 @@ impl Port {
     /// Returns the stream behind this port, if the port is a stream's.
     pub fn as_stream(&self) -> Option<&DevicePort> {
         match &self.endpoint {
-            Endpoint::Device(device) if device.behind == Behind::Stream => Some(device),
+            Endpoint::Device(device) if device.backend == Backend::Stream => Some(device),
             _ => None,
         }
     }
@@ -253,10 +253,10 @@ impl Port {
     pub fn kind_name(&self) -> &'static str {
         match &self.endpoint {
             Endpoint::Guest(_) => "vm",
-            Endpoint::Device(device) => match device.behind {
-                Behind::Tap(_) => "tap",
-                Behind::Xdp(..) => "xdp",
-                Behind::Stream => "stream",
+            Endpoint::Device(device) => match device.backend {
+                Backend::Tap(_) => "tap",
+                Backend::Xdp(..) => "xdp",
+                Backend::Stream => "stream",
             },
         }
     }

@@ -81,7 +81,7 @@ fn measured<T>(port: &Port, work: impl FnOnce() -> T) -> T {
         && let Some(guest) = port.as_guest()
     {
         let now = clock::cycles();
-        let harmful = guest.signal_cost.took(micros, clock::since(began, now), now);
+        let harmful = guest.signal_cost.record(micros, clock::since(began, now), now);
         if harmful && let Some(session) = guest.session() {
             port.evict(session, "its kick descriptor has too many waiters");
         }

@@ -18,7 +18,7 @@ use super::spin::{Instead, SpinPolicy};
 use crate::guard::IsStalled;
 use crate::pipeline::Pipeline;
 use crate::pipeline::deliver::count_broken;
-use crate::pipeline::signals::Owing;
+use crate::pipeline::signals::SignalHolder;
 use crate::port::{Endpoint, Next, PortTable, Ports};
 use crate::stalls::Reserves;
 use base::limits::{EPOLL_BATCH, SHORTEST_SLEEP_NANOS};
@@ -57,17 +57,17 @@ struct Inbox {
     /// Kicks of rings whose lock another thread had; true if the guest kicked. Tried again each
     /// turn.
     kicked: Vec<(Token, bool)>,
-    debts: Debts,
+    signal_audit: SignalAudit,
     events: Vec<EpollEvent>,
     /// The worker slept before this turn.
     woken: bool,
 }
 
 /// Rings for which another thread may owe a signal.
-struct Debts {
+struct SignalAudit {
     rings: Vec<(PortId, usize)>,
     /// The thread that may owe signals.
-    owing: Owing,
+    holder: SignalHolder,
 }
 
 impl Worker {
@@ -107,7 +107,7 @@ impl Worker {
             inbox: Inbox {
                 notes: Vec::new(),
                 kicked: Vec::new(),
-                debts: Debts { rings: Vec::new(), owing: Owing::Anyone },
+                signal_audit: SignalAudit { rings: Vec::new(), holder: SignalHolder::Anyone },
                 events: vec![EpollEvent::default(); EPOLL_BATCH],
                 woken: false,
             },
@@ -149,8 +149,8 @@ impl Worker {
             if !self.inbox.kicked.is_empty() {
                 self.retry_kicks();
             }
-            if !self.inbox.debts.rings.is_empty() {
-                self.settle_debts();
+            if !self.inbox.signal_audit.rings.is_empty() {
+                self.audit_signals();
             }
             let found = self.turn();
             if std::mem::take(&mut self.inbox.woken) && !found {

@@ -14,7 +14,7 @@ use super::{BurstContext, Pipeline};
 use crate::capture::observer::Observer;
 use crate::capture::outcomes::{Outcomes, Sighting};
 use crate::capture::{Capture, Packet};
-use crate::pipeline::screen::{Passage, admit};
+use crate::pipeline::screen::{VlanTransit, admit};
 use crate::port::{Port, PortTable};
 use base::limits::{BURST_FRAMES, SNAPSHOT_LEN};
 use base::stats::{Direction, WorkerStats};
@@ -51,9 +51,10 @@ impl Pipeline {
                     let reads_all =
                         watch.frames.snaplen.is_none_or(|most| most as usize > SNAPSHOT_LEN);
                     // Removing a tag moves bytes from behind the snapshot into the frame's head.
-                    let is_open = || Passage::new(ports, from, watch.from).is_open();
+                    let is_transparent =
+                        || VlanTransit::new(ports, from, watch.from).is_transparent();
                     read |= if reads_all { came } else { 0 };
-                    read |= if reads_all || !is_open() { went } else { 0 };
+                    read |= if reads_all || !is_transparent() { went } else { 0 };
                 }
             }
         }
@@ -150,7 +151,7 @@ impl Pipeline {
             match direction {
                 _ if places.is_empty() => continue,
                 Direction::In => burst.keep_tags(),
-                Direction::Out => Passage::new(ports, from.id, watch.from).tag(burst, places),
+                Direction::Out => VlanTransit::new(ports, from.id, watch.from).tag(burst, places),
             }
             self.deliver_mirrored(ports, from, (watch, places), context, stats);
         }

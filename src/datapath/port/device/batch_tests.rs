@@ -249,7 +249,7 @@ fn memory_that_vanishes_costs_no_frame() {
 #[test]
 fn a_port_says_how_its_frames_are_written() {
     let port = uplink(1);
-    let now = |device: &DevicePort| device.writes().map(|now| (now.io, now.why, now.wish));
+    let now = |device: &DevicePort| device.writes().map(|now| (now.io, now.why, now.reason));
     let gone = "its interface is not attached";
     assert_eq!(now(tap(&port)), Some(("write", None, gone)));
     Together::attach(&port, &[]);
@@ -265,7 +265,7 @@ fn a_port_says_how_its_frames_are_written() {
 #[test]
 fn a_port_by_xdp_says_where_its_program_runs() {
     let why = Some("no such thing".to_owned());
-    for (mode, refused, io, wish) in [
+    for (mode, refused, io, reason) in [
         (Mode::Auto, None, "native", "mode=auto, and its driver can"),
         (Mode::Auto, why.clone(), "generic", "mode=auto, and its driver can"),
         (Mode::Native, None, "native", "mode=native"),
@@ -273,10 +273,10 @@ fn a_port_by_xdp_says_where_its_program_runs() {
     ] {
         let port = Port::device(0, "up", DevicePort::xdp("x0", 1, mode));
         let Endpoint::Device(device) = &port.endpoint else { panic!("a device") };
-        assert_eq!(device.writes().unwrap().wish, "its interface is not attached");
+        assert_eq!(device.writes().unwrap().reason, "its interface is not attached");
         device.set_refused(refused.clone());
         device.attach(vec![Fake::new(Transfer::WouldBlock)], Offloads::NONE);
         let now = device.writes().unwrap();
-        assert_eq!((now.io, now.why, now.wish), (io, refused, wish));
+        assert_eq!((now.io, now.why, now.reason), (io, refused, reason));
     }
 }

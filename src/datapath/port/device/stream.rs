@@ -139,7 +139,7 @@ impl Connection {
         let now = clock::cycles();
         let took = clock::since(began, now);
         if watched {
-            if self.cost.took(cpu_micros().saturating_sub(used), took, now) {
+            if self.cost.record(cpu_micros().saturating_sub(used), took, now) {
                 self.over(End::Waiters);
             }
         } else if took > clock::cycles_in(EXPENSIVE_SIGNAL_MICROS * 1_000) {

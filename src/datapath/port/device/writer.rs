@@ -30,7 +30,7 @@ impl DevicePort {
         (port, outcomes): (&Port, &mut Outcomes),
         settled: &mut dyn FnMut(usize),
     ) {
-        let (queue, reasons) = (&self.queues[worker % self.queues.len()], self.behind.reasons());
+        let (queue, reasons) = (&self.queues[worker % self.queues.len()], self.backend.reasons());
         let attached = queue.attached();
         let Some(device) = attached.as_deref() else {
             port.drop_copies(&port.stats.drops, (from, frames), reasons.gone, outcomes);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Worker;
-use crate::pipeline::signals::Owing;
+use crate::pipeline::signals::SignalHolder;
 use crate::port::{Endpoint, Port, QueueRef};
 use crate::stalls::Duty;
 use crate::worker::Token;
@@ -25,7 +25,7 @@ impl Worker {
         let reserves = Arc::clone(&self.reserves);
         if self.number < self.reserves.workers() {
             if let Some(thread) = reserves.come_back(self.number) {
-                self.begin_work(Owing::Thread(thread));
+                self.begin_work(SignalHolder::Thread(thread));
             }
             self.own.counted.move_to(&self.own.stats);
             return;
@@ -43,7 +43,7 @@ impl Worker {
     /// Begins to relieve a worker.
     fn relieve(&mut self, duty: Duty) {
         self.work_for(duty.worker);
-        self.begin_work(Owing::Turn(duty.instead_of, duty.stalled.step));
+        self.begin_work(SignalHolder::Turn(duty.instead_of, duty.stalled.step));
     }
 
     /// Ends to relieve a worker. Sources that are still to be looked at go to the worker's notes.
@@ -58,7 +58,7 @@ impl Worker {
         for note in self.inbox.notes.drain(..).rev() {
             self.handle.leave(note);
         }
-        self.inbox.debts.rings.clear();
+        self.inbox.signal_audit.rings.clear();
         self.own.stats.move_to(&self.handle.counted);
         self.handle.takeover.wake();
         self.work_for(self.number);
@@ -77,20 +77,20 @@ impl Worker {
     pub(super) fn recover(&mut self) {
         self.pipeline.signals.slot.active();
         self.own.sleep_state.awake();
-        self.begin_work(Owing::Anyone);
+        self.begin_work(SignalHolder::Anyone);
     }
 
     /// Looks at all sources of the worker, whatever is known of them, and sends signals that thread
-    /// `owing` may owe.
-    fn begin_work(&mut self, owing: Owing) {
+    /// `holder` may owe.
+    fn begin_work(&mut self, holder: SignalHolder) {
         self.refresh();
-        self.inbox.debts.rings.clear();
+        self.inbox.signal_audit.rings.clear();
         for port in self.ports.iter() {
             let rings = port.as_guest().map_or(0, |guest| 2 * guest.tx.len());
-            self.inbox.debts.rings.extend((0..rings).map(|ring| (port.id, ring)));
+            self.inbox.signal_audit.rings.extend((0..rings).map(|ring| (port.id, ring)));
         }
-        self.inbox.debts.owing = owing;
-        self.settle_debts();
+        self.inbox.signal_audit.holder = holder;
+        self.audit_signals();
         self.look_at_all();
     }
 
@@ -121,24 +121,24 @@ impl Worker {
     /// Sends signals that another thread may owe. Rings whose lock is not free are tried again in
     /// the next turn.
     #[cold]
-    pub(super) fn settle_debts(&mut self) {
-        let (ports, owing) = (Arc::clone(&self.ports), self.inbox.debts.owing);
-        let mut debts = std::mem::take(&mut self.inbox.debts.rings);
-        debts.retain(|&(id, ring)| {
+    pub(super) fn audit_signals(&mut self) {
+        let (ports, holder) = (Arc::clone(&self.ports), self.inbox.signal_audit.holder);
+        let mut unasked = std::mem::take(&mut self.inbox.signal_audit.rings);
+        unasked.retain(|&(id, ring)| {
             let queue = ports.get(id).and_then(Port::as_guest).and_then(|guest| guest.queue(ring));
             let signals = &mut self.pipeline.signals;
             match queue {
                 Some(QueueRef::Tx(queue)) => queue.lock_soon().map(|mut state| {
-                    signals.take_over_sent(id, &mut state, &queue.stats, owing);
+                    signals.take_over_sent(id, &mut state, &queue.stats, holder);
                 }),
                 Some(QueueRef::Rx(queue)) => queue.lock_soon().map(|mut state| {
-                    signals.take_over(id, &mut state.vring, &queue.stats, owing);
+                    signals.take_over(id, &mut state.vring, &queue.stats, holder);
                 }),
                 None => Some(()),
             }
             .is_none()
         });
-        self.inbox.debts.rings = debts;
+        self.inbox.signal_audit.rings = unasked;
     }
 }
 

@@ -264,7 +264,7 @@ fn a_peer_whose_socket_is_expensive_has_to_wait_and_goes() {
     assert!(!connection.pauses());
     connection.cost.watch(clock::cycles());
     let now = clock::cycles();
-    assert!(!connection.cost.took(100_000, clock::cycles_in(100_000_000), now));
+    assert!(!connection.cost.record(100_000, clock::cycles_in(100_000_000), now));
     assert!(connection.pauses());
     assert_eq!(write(&connection, &[0; 88]), Transfer::WouldBlock);
     assert_eq!(connection.read(&mut [0; 100]), Transfer::NoBuffers);

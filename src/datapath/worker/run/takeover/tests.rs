@@ -55,11 +55,11 @@ fn a_reserve_works_for_a_worker_that_stands_still() {
     assert!(reserve.is_relieving() && reserve.index == 0);
     assert_eq!(tokens(&reserve), [Token::Transmit(0, 0), Token::Transmit(1, 0)]);
     drop(held);
-    reserve.settle_debts();
+    reserve.audit_signals();
     assert!(
-        reserve.inbox.debts.rings.iter().all(|(id, _)| *id == 1),
+        reserve.inbox.signal_audit.rings.iter().all(|(id, _)| *id == 1),
         "{:?}",
-        reserve.inbox.debts.rings
+        reserve.inbox.signal_audit.rings
     );
     reserve.pipeline.end_turn(&ports, &reserve.own.stats);
     assert_eq!(called.read().unwrap(), 1, "the signal that the worker owes");

@@ -6,7 +6,7 @@ use sys::xdp::Mode;
 
 /// The other end of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Behind {
+pub enum Backend {
     /// The host, by the interface of this name.
     Tap(String),
     /// The network behind the host's interface of this name, past the host's network stack.
@@ -29,40 +29,40 @@ pub(super) struct Reasons {
 
 /// The way in which frames go to an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Writes {
+pub struct IoMode {
     /// For a TAP: `uring` if one call writes several frames, `write` if each frame is a call. For
     /// XDP, in both directions: where the program runs, `native` or `generic`.
     pub io: &'static str,
     /// Why the better way is not in use, unless the administrator asked for the other way.
     pub why: Option<String>,
     /// The administrator's setting, or that the interface is not attached.
-    pub wish: &'static str,
+    pub reason: &'static str,
 }
 
-impl Behind {
+impl Backend {
     /// Returns the interface's name, if there is an interface.
     pub(super) fn ifname(&self) -> Option<&str> {
         match self {
-            Behind::Tap(ifname) | Behind::Xdp(ifname, _) => Some(ifname),
-            Behind::Stream => None,
+            Backend::Tap(ifname) | Backend::Xdp(ifname, _) => Some(ifname),
+            Backend::Stream => None,
         }
     }
 
     pub(super) fn reasons(&self) -> Reasons {
         match self {
-            Behind::Tap(_) => Reasons {
+            Backend::Tap(_) => Reasons {
                 full: DropReason::TapFull,
                 down: DropReason::TapDown,
                 gone: DropReason::TapGone,
                 rejected: DropReason::TapRejected,
             },
-            Behind::Xdp(..) => Reasons {
+            Backend::Xdp(..) => Reasons {
                 full: DropReason::XdpFull,
                 down: DropReason::XdpDown,
                 gone: DropReason::XdpGone,
                 rejected: DropReason::XdpRejected,
             },
-            Behind::Stream => Reasons {
+            Backend::Stream => Reasons {
                 full: DropReason::StreamFull,
                 down: DropReason::StreamGone,
                 gone: DropReason::StreamGone,
@@ -78,35 +78,37 @@ impl Behind {
         io: Io,
         is_up: bool,
         refused: impl FnOnce() -> Option<String>,
-    ) -> Option<Writes> {
+    ) -> Option<IoMode> {
         let gone = "its interface is not attached";
         Some(match self {
-            Behind::Stream => return None,
-            Behind::Tap(_) if io == Io::Write => {
-                Writes { io: "write", why: None, wish: "io=write" }
+            Backend::Stream => return None,
+            Backend::Tap(_) if io == Io::Write => {
+                IoMode { io: "write", why: None, reason: "io=write" }
             }
-            Behind::Tap(_) => {
+            Backend::Tap(_) => {
                 let why = refused();
                 let uring = why.is_none() && is_up;
-                let wish = match io {
+                let reason = match io {
                     _ if !uring => gone,
                     Io::Uring => "io=uring",
                     _ => "io=auto, and the kernel permits it",
                 };
-                Writes { io: if uring { "uring" } else { "write" }, why, wish }
+                IoMode { io: if uring { "uring" } else { "write" }, why, reason }
             }
-            Behind::Xdp(_, Mode::Generic) => {
-                Writes { io: "generic", why: None, wish: if is_up { "mode=generic" } else { gone } }
-            }
-            Behind::Xdp(_, mode) => {
+            Backend::Xdp(_, Mode::Generic) => IoMode {
+                io: "generic",
+                why: None,
+                reason: if is_up { "mode=generic" } else { gone },
+            },
+            Backend::Xdp(_, mode) => {
                 let why = refused();
                 let native = why.is_none();
-                let wish = match mode {
+                let reason = match mode {
                     _ if !is_up => gone,
                     Mode::Native => "mode=native",
                     _ => "mode=auto, and its driver can",
                 };
-                Writes { io: if native { "native" } else { "generic" }, why, wish }
+                IoMode { io: if native { "native" } else { "generic" }, why, reason }
             }
         })
     }
