@@ -3,7 +3,7 @@
 //! The front-end shares the open file description, and can clear `O_NONBLOCK` at any moment and
 //! fill or empty the counter. So no function here relies on the flag: each read carries
 //! `RWF_NOWAIT`. An eventfd cannot be written with `RWF_NOWAIT` (`pwritev2` fails with EOPNOTSUPP);
-//! `guard::call` writes.
+//! `guard::eventfd` writes.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};

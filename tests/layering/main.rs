@@ -91,28 +91,28 @@ const IMPURE: &[&str] = &[
 /// Where `unsafe` may stand: paths below `src` begin so. With what for; docs/architecture.md has
 /// the rules that every block rests on.
 const UNSAFE: &[&str] = &[
-    "sys/affinity.rs",                   // sets of CPUs of any size
-    "sys/clock.rs",                      // the cycle counter
-    "sys/descriptor.rs",                 // taking over a number
-    "sys/eventfd.rs",                    // `poll`, `preadv2` on shared descriptors
-    "sys/frame_io.rs",                   // pieces of guest memory
-    "sys/inherited.rs",                  // a number that may not be open
-    "sys/pages.rs",                      // mappings
-    "sys/poll.rs",                       // `ppoll`
-    "sys/prefetch.rs",                   // an instruction
-    "sys/sandbox/each_thread.rs",        // a signal whose handler confines each thread
-    "sys/sandbox/trap.rs",               // the handler of SIGSYS
-    "sys/scm.rs",                        // `recvmsg` with descriptors
-    "sys/signals.rs",                    // a timer that sends one thread a signal
-    "sys/tap",                           // ioctls and frames of a TAP
-    "sys/testns.rs",                     // namespaces of unit tests
-    "sys/unix_socket.rs",                // socket options
-    "sys/xdp",                           // memory and rings that are shared with the kernel, bpf(2)
-    "datapath/guard/blocked_writers.rs", // the signal that frees a blocked writer
-    "datapath/guard/sigbus",             // the handler of SIGBUS, its table
-    "datapath/memory/",                  // `Send`, `Sync` of tables; marks in the log
-    "datapath/ring/",                    // ring fields, payload
-    "datapath/port/device",              // frames of a TAP in staging and buffers
+    "sys/affinity.rs",            // sets of CPUs of any size
+    "sys/clock.rs",               // the cycle counter
+    "sys/descriptor.rs",          // taking over a number
+    "sys/eventfd.rs",             // `poll`, `preadv2` on shared descriptors
+    "sys/frame_io.rs",            // pieces of guest memory
+    "sys/inherited.rs",           // a number that may not be open
+    "sys/pages.rs",               // mappings
+    "sys/poll.rs",                // `ppoll`
+    "sys/prefetch.rs",            // an instruction
+    "sys/sandbox/each_thread.rs", // a signal whose handler confines each thread
+    "sys/sandbox/trap.rs",        // the handler of SIGSYS
+    "sys/scm.rs",                 // `recvmsg` with descriptors
+    "sys/signals.rs",             // a timer that sends one thread a signal
+    "sys/tap",                    // ioctls and frames of a TAP
+    "sys/testns.rs",              // namespaces of unit tests
+    "sys/unix_socket.rs",         // socket options
+    "sys/xdp",                    // memory and rings that are shared with the kernel, bpf(2)
+    "datapath/guard/eventfd",     // the signal that frees a blocked writer
+    "datapath/guard/sigbus",      // the handler of SIGBUS, its table
+    "datapath/memory/",           // `Send`, `Sync` of tables; marks in the log
+    "datapath/ring/",             // ring fields, payload
+    "datapath/port/device",       // frames of a TAP in staging and buffers
 ];
 /// A `SAFETY` comment stands at most so many lines before its block.
 const SAFETY_LINES: usize = 8;

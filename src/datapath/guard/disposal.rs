@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::blocked_writers::{RESCUE, prepare_thread};
+use super::eventfd::{RESCUE, prepare_thread};
 use base::limits::{
     CLOSE_PATIENCE_MILLIS, CLOSE_TIME, MAX_CLOSERS, MAX_HELD_FILES, SESSION_STACK_BYTES,
 };

@@ -3,17 +3,13 @@
 //! floods of log lines and control calls. Each file names the attack, the measurements and the
 //! defence.
 
-pub mod blocked_writers;
 pub mod bucket;
-pub mod call;
 pub mod client_socket;
 pub mod disposal;
+pub mod eventfd;
 mod presence;
 pub mod sigbus;
-mod signal_cost;
 
-pub use blocked_writers::BlockedWriterWatch;
-pub(crate) use blocked_writers::SignalSlot;
-pub(crate) use call::{CallFd, SignalResult};
+pub use eventfd::BlockedWriterWatch;
+pub(crate) use eventfd::{CallFd, SignalCost, SignalResult, SignalSlot, WriteCost};
 pub(crate) use presence::{IsStalled, NOWHERE, Presence, Stalled};
-pub(crate) use signal_cost::{SignalCost, WriteCost};

@@ -145,7 +145,7 @@ mod tests {
 
     use super::*;
     use crate::guard::BlockedWriterWatch;
-    use crate::guard::blocked_writers::SignalSlot;
+    use crate::guard::SignalSlot;
     use base::limits::WATCH_TICK_MILLIS;
     use sys::affinity;
 

@@ -3,7 +3,7 @@
 //! A signal is noted while its ring is locked and sent at the end of the turn, once per ring: a
 //! write that wakes a thread costs about 9 µs, and a worker does nothing that may sleep under a
 //! lock. Two kinds of signals wait longer: signals of a port with expensive notifications
-//! (`guard::signal_cost`), and signals that a transmit ring hardly needs.
+//! (`guard::eventfd`), and signals that a transmit ring hardly needs.
 //!
 //! `port::moderation` decides which signals of transmit rings are held. The worker sends a held
 //! signal when a worker signals a receive ring of the guest, at the latest after

@@ -219,7 +219,7 @@ impl GuestPort {
     /// Ends the session with a front-end that endangers others: tells the session's thread to close
     /// the connection and to take the port out of service. Any thread may call this function,
     /// because it touches nothing that the peer shares: a shutdown of the socket would wake all
-    /// waiters at the other end; see `guard::signal_cost`.
+    /// waiters at the other end; see `guard::eventfd`.
     ///
     /// Only session `session` is ended: a worker may find the fault after the session's end, and
     /// the next front-end must not pay for the fault.

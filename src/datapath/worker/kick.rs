@@ -2,7 +2,7 @@
 //!
 //! Adding an eventfd to an epoll set, or removing it, takes the lock under which a write to the
 //! eventfd wakes all its waiters. With a crowd of waiters a write takes milliseconds
-//! (`guard::signal_cost`). Meanwhile the epoll set is locked: its worker gets no events, and no
+//! (`guard::eventfd`). Meanwhile the epoll set is locked: its worker gets no events, and no
 //! other session can change the set.
 //!
 //! So each kick descriptor has an inner epoll set, and the worker's set watches the inner set. The

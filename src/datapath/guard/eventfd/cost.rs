@@ -56,7 +56,7 @@ pub struct WriteCost {
     pub(crate) micros: Option<u64>,
 }
 
-fn millis(millis: u64) -> u64 {
+pub(super) fn millis(millis: u64) -> u64 {
     clock::cycles_in(millis * 1_000_000)
 }
 
@@ -133,122 +133,5 @@ impl SignalCost {
         let next = due.saturating_add(took.saturating_mul(1 + parts));
         let longest = millis(SIGNAL_PAUSE_MILLIS) + tolerance();
         self.from.store(next.min(now.saturating_add(longest)), Ordering::Relaxed);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const ONE: u64 = SLOW_WRITE_LEAK_MILLIS * 1_000;
-
-    fn cycles(micros: u64) -> u64 {
-        clock::cycles_in(1_000 * micros)
-    }
-
-    /// Returns the number of writes until the front-end is dropped, if it is. `writes` has the
-    /// microseconds that each write takes, and the microseconds since the write before.
-    fn dropped_after(writes: impl Iterator<Item = (u64, u64)>) -> Option<usize> {
-        let cost = SignalCost::default();
-        let mut now = 0;
-        writes
-            .take(10_000)
-            .position(|(micros, pause)| {
-                now += cycles(pause);
-                cost.record(micros, 1, now)
-            })
-            .map(|at| at + 1)
-    }
-
-    #[test]
-    fn a_crowd_is_found_the_sooner_the_larger_it_is() {
-        let found = |micros| dropped_after(std::iter::repeat((micros, 0)));
-        assert_eq!(
-            [1_001, 4_999, 5_000, 49_999, 50_000, 2_000_000].map(found),
-            [Some(16), Some(16), Some(8), Some(8), Some(4), Some(4)]
-        );
-    }
-
-    #[test]
-    fn honest_ones_are_left_alone() {
-        assert_eq!(dropped_after(std::iter::repeat((SIGNAL_MICROS, 0))), None);
-        // Writes five times a second, with a long one now and then.
-        assert_eq!(dropped_after(std::iter::repeat((4_000, ONE))), None);
-        let stolen = |i| if i % 4 == 0 { 20_000 } else { 1_500 };
-        assert_eq!(dropped_after((0..).map(|i| (stolen(i), 5 * ONE / 4))), None);
-        assert_eq!(dropped_after(std::iter::repeat((200_000, 4 * ONE))), None);
-    }
-
-    /// The pauses between the writes are those that `SignalCost` demands.
-    #[test]
-    fn fast_writes_between_slow_ones_do_not_help() {
-        for slow in [1_500, 6_000, 50_000, 100_000] {
-            for fast in [1, 10, 100] {
-                let mut spent = 0;
-                let writes = (0..).map(|i| match i % (3 + fast) {
-                    n if n < 3 => (slow, (3 * slow).min(100_000) + slow),
-                    _ => (10, 10),
-                });
-                let writes = writes.inspect(|(_, pause)| spent += pause);
-                assert!(dropped_after(writes).is_some(), "{slow} {fast}");
-                assert!(spent < 2_000_000, "{slow} {fast}: in {spent} µs");
-            }
-        }
-    }
-
-    #[test]
-    fn measuring_ends() {
-        let cost = SignalCost::default();
-        assert!(!cost.is_watched());
-        cost.watch(0);
-        let end = millis(SIGNALS_MEASURED_MILLIS);
-        for now in [0, end - 1, end] {
-            assert!(!cost.record(5, 1, now) && cost.is_watched());
-        }
-        assert!(!cost.record(EXPENSIVE_SIGNAL_MICROS, 1, end) && cost.is_watched());
-        assert!(!cost.record(5, 1, end + 1) && cost.is_watched(), "an expensive one begins anew");
-        assert!(!cost.record(5, 1, 2 * end + 1) && !cost.is_watched());
-    }
-
-    #[test]
-    fn a_slow_write_holds_up_its_port() {
-        let cost = SignalCost::default();
-        cost.watch(0);
-        assert!(!cost.waits(1_000), "a long write alone says nothing");
-        assert!(!cost.record(2_000, 5_000, 6_000));
-        let end = 6_000 + 5_000 * SIGNAL_PAUSE_PARTS;
-        assert!(cost.waits(6_000) && cost.waits(end - 1) && !cost.waits(end));
-        // The pause is bounded however long a write took.
-        cost.record(2_000, u64::MAX, 6_000);
-        let longest = 6_000 + millis(SIGNAL_PAUSE_MILLIS);
-        assert!(cost.waits(longest - 1) && !cost.waits(longest));
-        cost.record(2_000, 1, u64::MAX);
-    }
-
-    /// Returns the share of time that the notifications of a port get if the port always has one.
-    fn share(micros: u64, others: u32) -> f64 {
-        let cost = SignalCost::default();
-        let (mut now, mut spent) = (0, 0);
-        for _ in 0..1_000 {
-            now += cost.left(now) + cycles(micros);
-            spent += cycles(micros);
-            cost.charge(micros, others, now);
-        }
-        spent as f64 / now as f64
-    }
-
-    #[test]
-    fn expensive_ones_get_no_more_than_others() {
-        for micros in [20, 150, 900] {
-            for (others, wanted) in [(0, 0.5), (1, 0.5), (2, 0.25), (3, 0.25), (7, 0.125)] {
-                let share = share(micros, others);
-                assert!((share - wanted).abs() < 0.02, "{micros} {others}: {share}");
-            }
-        }
-        // The pause is bounded however many ports there are, and however long a write took.
-        let cost = SignalCost::default();
-        cost.charge(u64::MAX, u32::MAX, 0);
-        assert!(cost.left(0) <= millis(SIGNAL_PAUSE_MILLIS));
-        cost.charge(1, 1, u64::MAX);
     }
 }

@@ -37,8 +37,8 @@ use std::time::Duration;
 use rustix::thread::gettid;
 use vmm_sys_util::signal::unblock_signal;
 
-use super::presence::{OnStall, Presence, Watched};
 use super::{CallFd, SignalResult, WriteCost};
+use crate::guard::presence::{OnStall, Presence, Watched};
 use base::limits::{
     EXPENSIVE_SIGNAL_MICROS, SIGNAL_MICROS, SLOW_WRITES, WATCH_ALERT_TICKS, WATCH_TICK_MILLIS,
 };
@@ -49,7 +49,7 @@ use sys::usage::cpu_micros;
 
 /// Signal that interrupts a blocked write. The default action ignores SIGURG, so a SIGURG does
 /// nothing in a process without the handler.
-pub(super) const RESCUE: libc::c_int = libc::SIGURG;
+pub(in crate::guard) const RESCUE: libc::c_int = libc::SIGURG;
 
 /// Mask of the phase in `Entry::state`; the other bits count writes.
 const PHASE: u64 = 3;
@@ -64,7 +64,7 @@ const RESCUING: u64 = 2;
 /// twice per signal.
 #[repr(align(128))]
 #[derive(Debug)]
-struct Entry {
+pub(super) struct Entry {
     state: AtomicU64,
     /// Thread id of the slot's thread.
     thread: AtomicI32,
@@ -76,25 +76,25 @@ struct Entry {
 }
 
 #[derive(Debug)]
-struct Shared {
-    entries: Mutex<Vec<Arc<Entry>>>,
+pub(super) struct Shared {
+    pub(super) entries: Mutex<Vec<Arc<Entry>>>,
     /// Number of slots whose threads are not asleep.
-    awake: AtomicU32,
+    pub(super) awake: AtomicU32,
     /// Ticks for which the watch stays alert.
-    alert: AtomicU32,
+    pub(super) alert: AtomicU32,
     rescues: AtomicU64,
     ticks: AtomicU64,
     stop: AtomicBool,
     watchdog: OnceLock<std::thread::Thread>,
     /// Makes the next look panic.
     #[cfg(test)]
-    broken: AtomicBool,
+    pub(super) broken: AtomicBool,
 }
 
 /// The watchdog thread; stopped and joined on drop.
 #[derive(Debug)]
 pub struct BlockedWriterWatch {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -263,7 +263,7 @@ impl SignalSlot {
         result
     }
 
-    /// Writes once and records the cost; see `signal_cost`.
+    /// Writes once and records the cost; see [`SignalCost`](super::SignalCost).
     #[inline]
     fn write(&self, call: &CallFd) -> SignalResult {
         let used = call.cost.is_watched().then(cpu_micros);
@@ -390,7 +390,7 @@ fn install() -> io::Result<()> {
 
 /// Returns the calling thread's id. Unblocks [`RESCUE`] once per thread: a thread may inherit a
 /// mask that blocks every signal.
-pub(super) fn prepare_thread() -> i32 {
+pub(in crate::guard) fn prepare_thread() -> i32 {
     thread_local!(static ID: Cell<i32> = const { Cell::new(0) });
     ID.with(|id| {
         if id.get() == 0 {
@@ -400,181 +400,4 @@ pub(super) fn prepare_thread() -> i32 {
         }
         id.get()
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::fd::AsRawFd;
-    use std::time::Instant;
-
-    use vmm_sys_util::eventfd::EventFd;
-
-    use sys::descriptor::from_eventfd;
-    use sys::eventfd::drain;
-
-    const FULL: u64 = u64::MAX - 1;
-
-    /// Returns an eventfd that a front-end made blocking and full, and the switch's `CallFd` of it.
-    fn hostile() -> (EventFd, CallFd) {
-        let eventfd = EventFd::new(0).unwrap();
-        let call = CallFd::new(from_eventfd(eventfd.try_clone().unwrap()), Arc::default(), 0);
-        // SAFETY: F_SETFL touches no memory.
-        unsafe { libc::fcntl(eventfd.as_raw_fd(), libc::F_SETFL, libc::O_RDWR) };
-        eventfd.write(FULL).unwrap();
-        (eventfd, call)
-    }
-
-    /// Signals `call` and returns how long that took; the write must have been interrupted.
-    fn blocked(slot: &SignalSlot, call: &CallFd) -> Duration {
-        let start = Instant::now();
-        assert_eq!(slot.signal(call), SignalResult::Blocked);
-        start.elapsed()
-    }
-
-    /// Longest pause of other ports on the thread. The test compares the median, as one round may
-    /// have waited for a busy machine's CPU.
-    const BOUND: Duration = Duration::from_millis(100);
-
-    fn median(mut lasted: Vec<Duration>) -> Duration {
-        lasted.sort_unstable();
-        println!("blocked for {lasted:?}");
-        lasted[lasted.len() / 2]
-    }
-
-    #[test]
-    fn a_blocked_writer_is_freed_fifty_times() {
-        let watch = BlockedWriterWatch::start().unwrap();
-        let (_eventfd, call) = hostile();
-        let slot = watch.register();
-        let rounds = (0..50).map(|_| {
-            // Without this only the first round would block.
-            watch.shared.alert.store(0, Ordering::Relaxed);
-            blocked(&slot, &call)
-        });
-        assert!(median(rounds.collect()) < BOUND);
-        assert_eq!(watch.rescues(), 50);
-    }
-
-    #[test]
-    fn the_watchdog_goes_on_after_a_panic() {
-        let watch = BlockedWriterWatch::start().unwrap();
-        let (_eventfd, call) = hostile();
-        let slot = watch.register();
-        for _ in 0..3 {
-            watch.shared.broken.store(true, Ordering::Relaxed);
-            watch.shared.alert.store(0, Ordering::Relaxed);
-            assert!(blocked(&slot, &call) < Duration::from_secs(5));
-            assert!(!watch.shared.broken.load(Ordering::Relaxed), "it panicked");
-        }
-    }
-
-    #[test]
-    fn refilling_the_counter_does_not_keep_the_writer() {
-        let watch = BlockedWriterWatch::start().unwrap();
-        let (eventfd, call) = hostile();
-        let eventfd = Arc::new(eventfd);
-        let over = Arc::new(AtomicBool::new(false));
-        let refillers: Vec<_> = (0..8)
-            .map(|_| {
-                let (eventfd, over) = (Arc::clone(&eventfd), Arc::clone(&over));
-                std::thread::spawn(move || {
-                    while !over.load(Ordering::Relaxed) {
-                        let _ = eventfd.write(FULL);
-                    }
-                })
-            })
-            .collect();
-        let slot = watch.register();
-        let rounds = (0..9).map(|_| {
-            watch.shared.alert.store(0, Ordering::Relaxed);
-            blocked(&slot, &call)
-        });
-        let median = median(rounds.collect());
-        over.store(true, Ordering::Relaxed);
-        for refiller in refillers {
-            while !refiller.is_finished() {
-                drain(call.number());
-                std::thread::yield_now();
-            }
-            refiller.join().unwrap();
-        }
-        assert!(median < BOUND, "{median:?}");
-    }
-
-    #[test]
-    fn accomplices_do_not_cost_a_tick_each() {
-        let watch = BlockedWriterWatch::start().unwrap();
-        let slot = watch.register();
-        let ports: Vec<_> = (0..100).map(|_| hostile()).collect();
-        for (_, call) in &ports {
-            assert_eq!(slot.signal(call), SignalResult::Blocked);
-        }
-        // The other descriptors were checked before a write.
-        assert_eq!(watch.rescues(), 1);
-    }
-
-    #[test]
-    fn honest_signals_pass_and_are_counted_by_their_eventfd() {
-        let watch = BlockedWriterWatch::start().unwrap();
-        let slot = watch.register();
-        let call = CallFd::new(from_eventfd(EventFd::new(0).unwrap()), Arc::default(), 0);
-        let start = Instant::now();
-        for _ in 0..100_000 {
-            assert_eq!(slot.signal(&call), SignalResult::Sent);
-        }
-        println!("{:?} per signal", start.elapsed() / 100_000);
-        assert_eq!(drain(call.number()), Some(100_000));
-        assert_eq!(watch.signal_once(&call), SignalResult::Sent);
-        assert_eq!(watch.rescues(), 0);
-    }
-
-    #[test]
-    fn the_watchdog_rests_while_all_are_asleep() {
-        let watch = BlockedWriterWatch::start().unwrap();
-        let (one, two) = (watch.register(), watch.register());
-        let pause = Duration::from_millis(10 * WATCH_TICK_MILLIS);
-        // True if the watchdog takes no look during one pause; repeated, as a last look may be due.
-        let rests = || {
-            (0..10).any(|_| {
-                let ticks = watch.ticks();
-                std::thread::sleep(pause);
-                watch.ticks() == ticks
-            })
-        };
-        assert!(rests() && watch.ticks() == 0, "never active");
-        one.active();
-        two.active();
-        one.asleep();
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while watch.ticks() < 5 {
-            assert!(Instant::now() < deadline, "one slot is active");
-            std::thread::sleep(pause);
-        }
-        two.asleep();
-        two.asleep();
-        assert!(rests(), "all asleep");
-        // Dropping an active slot counts as falling asleep.
-        one.active();
-        drop(one);
-        assert_eq!(watch.shared.awake.load(Ordering::SeqCst), 0);
-        assert_eq!(lock(&watch.shared.entries).len(), 1);
-    }
-
-    #[test]
-    fn a_thread_with_all_signals_blocked_is_freed_too() {
-        let watch = Arc::new(BlockedWriterWatch::start().unwrap());
-        let (_eventfd, call) = hostile();
-        let watched = Arc::clone(&watch);
-        let writer = std::thread::spawn(move || {
-            // SAFETY: the set is initialized by sigfillset and lives across the calls.
-            unsafe {
-                let mut set: libc::sigset_t = std::mem::zeroed();
-                libc::sigfillset(&mut set);
-                libc::pthread_sigmask(libc::SIG_SETMASK, &set, ptr::null_mut());
-            }
-            watched.signal_once(&call)
-        });
-        assert_eq!(writer.join().unwrap(), SignalResult::Blocked);
-    }
 }

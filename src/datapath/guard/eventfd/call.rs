@@ -40,7 +40,7 @@ pub enum SignalResult {
 /// hold the `CallFd` in an `Arc`, so that the descriptor's number is not reused meanwhile.
 #[derive(Debug)]
 pub struct CallFd {
-    fd: OwnedFd,
+    pub(super) fd: OwnedFd,
     pub(super) cost: Arc<SignalCost>,
     owner: u64,
 }
@@ -108,39 +108,5 @@ impl CallFd {
         }
         let blocking = fcntl_getfl(&self.fd).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK));
         Some(if blocking { SignalResult::Blocked } else { SignalResult::Full })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use rustix::fs::fcntl_setfl;
-    use vmm_sys_util::eventfd::EventFd;
-
-    use sys::descriptor::from_eventfd;
-    use sys::eventfd::drain;
-
-    #[test]
-    fn a_call_descriptor_is_made_non_blocking_and_reports_full() {
-        let eventfd = EventFd::new(0).unwrap();
-        let call = CallFd::new(from_eventfd(eventfd.try_clone().unwrap()), Arc::default(), 0);
-        assert!(fcntl_getfl(&call.fd).unwrap().contains(OFlags::NONBLOCK));
-        assert_eq!(call.write(), SignalResult::Sent);
-        assert_eq!(call.write(), SignalResult::Sent);
-        assert_eq!(drain(call.number()), Some(2));
-        eventfd.write(u64::MAX - 1).unwrap();
-        assert_eq!(call.look(), Some(SignalResult::Full));
-        assert_eq!(call.write(), SignalResult::Full);
-        assert_eq!(drain(call.number()), Some(u64::MAX - 1));
-        assert_eq!(call.look(), None);
-    }
-
-    #[test]
-    fn a_full_blocking_descriptor_is_seen_without_writing() {
-        let eventfd = EventFd::new(0).unwrap();
-        let call = CallFd::new(from_eventfd(eventfd.try_clone().unwrap()), Arc::default(), 0);
-        eventfd.write(u64::MAX - 1).unwrap();
-        fcntl_setfl(&call.fd, OFlags::RDWR).unwrap();
-        assert_eq!(call.look(), Some(SignalResult::Blocked));
     }
 }
