@@ -246,35 +246,12 @@ impl Daemon {
         let ports = build::build(config, &desired, &fdb, &events)?;
         let filters = Filters::new()?;
         received.restore(&ports, &fdb);
-        let snooping = config.multicast_snooping.then(Arc::<Snooping>::default);
-        let ports = ports.with_snooping(snooping);
-        let ports = Arc::new(Ports::new(ports));
-        let rules = Rules { uplink_to_uplink: config.uplink_to_uplink };
-        let shared = Shared {
-            ports: Arc::clone(&ports),
-            fdb: Arc::clone(&fdb),
-            rules,
-            poll: config.poll,
-            watch: Arc::new(BlockedWriterWatch::start()?),
-        };
-        let workers = Arc::new(Workers::start(config.workers, &config.cpus, &shared)?);
-        let view = View {
-            ports,
-            fdb: Arc::clone(&fdb),
-            workers: Arc::clone(&workers),
-            rules,
-            opens: Arc::new(Blocking::new(SOCKET_OPENS)),
-            news,
-            events,
-            samples: Arc::default(),
-            clients: Arc::default(),
-            started_micros: clock::wall_nanos() / 1_000,
-        };
+        let (view, context) = start_workers(config, ports, fdb, (news, events))?;
         let mut daemon = Daemon {
             view,
             serving: Vec::new(),
             removing: Vec::new(),
-            context: Context { fdb, workers, watch: shared.watch },
+            context,
             ledger: Arc::default(),
             retired: Vec::new(),
             handover: Arc::new(handover),
@@ -505,6 +482,40 @@ impl Daemon {
         all.iter().for_each(Serving::remove_file);
         addresses
     }
+}
+
+/// Starts the workers with the ports of a table that no worker uses yet.
+fn start_workers(
+    config: &Config,
+    ports: PortTable,
+    fdb: Arc<Fdb>,
+    (news, events): (Arc<Waker>, Arc<Events>),
+) -> io::Result<(View, Context)> {
+    let snooping = config.multicast_snooping.then(Arc::<Snooping>::default);
+    let ports = Arc::new(Ports::new(ports.with_snooping(snooping)));
+    let rules = Rules { uplink_to_uplink: config.uplink_to_uplink };
+    let watch = Arc::new(BlockedWriterWatch::start()?);
+    let shared = Shared {
+        ports: Arc::clone(&ports),
+        fdb: Arc::clone(&fdb),
+        rules,
+        poll: config.poll,
+        watch: Arc::clone(&watch),
+    };
+    let workers = Arc::new(Workers::start(config.workers, &config.cpus, &shared)?);
+    let view = View {
+        ports,
+        fdb: Arc::clone(&fdb),
+        workers: Arc::clone(&workers),
+        rules,
+        opens: Arc::new(Blocking::new(SOCKET_OPENS)),
+        news,
+        events,
+        samples: Arc::default(),
+        clients: Arc::default(),
+        started_micros: clock::wall_nanos() / 1_000,
+    };
+    Ok((view, Context { fdb, workers, watch }))
 }
 
 /// A thread beside the threads of ports, which ends before they do.
