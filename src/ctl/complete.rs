@@ -9,9 +9,9 @@ use crate::client::Client;
 use api::config::Kind;
 use api::wire::{ConfigEntry, GetConfig};
 
-/// Place that the words of a command line lead to: a command, the number of arguments given to the
+/// The position that the words of a command line lead to: a command, the number of arguments given to the
 /// command, and an option that lacks its value.
-struct Place<'a> {
+struct Cursor<'a> {
     command: &'a Command,
     given: usize,
     option: Option<&'a Arg>,
@@ -26,14 +26,14 @@ pub fn run(words: &[String], default: &Path) -> String {
     let (last, before) = words.split_last().unwrap_or((&"", &[]));
     let last = if *last == "=" { "" } else { last };
     let before: Vec<&str> = before.iter().copied().filter(|word| *word != "=").collect();
-    let found = candidates(&place(&command, &before), last, |kind| names(kind, &before, default));
+    let found = candidates(&cursor(&command, &before), last, |kind| names(kind, &before, default));
     found.iter().filter(|word| word.starts_with(last)).map(|word| format!("{word}\n")).collect()
 }
 
 /// Returns the keys of the command that the words lead to, each key with its `=`.
 pub fn keys(words: &[&str]) -> Vec<String> {
     let command = built();
-    let positionals = place(&command, words).command.get_positionals();
+    let positionals = cursor(&command, words).command.get_positionals();
     positionals.flat_map(|arg| values(arg, |_| Vec::new())).collect()
 }
 
@@ -45,26 +45,26 @@ fn built() -> Command {
     command
 }
 
-fn place<'a>(command: &'a Command, words: &[&str]) -> Place<'a> {
-    let mut place = Place { command, given: 0, option: None };
+fn cursor<'a>(command: &'a Command, words: &[&str]) -> Cursor<'a> {
+    let mut cursor = Cursor { command, given: 0, option: None };
     for word in words {
-        if place.option.take().is_some() {
+        if cursor.option.take().is_some() {
             continue;
         }
         if let Some(name) = word.strip_prefix("--") {
-            let known = place.command.get_arguments().find(|arg| arg.get_long() == Some(name));
-            place.option = known.filter(|arg| arg.get_action().takes_values());
-        } else if let Some(inner) = place.command.find_subcommand(word) {
-            place = Place { command: inner, given: 0, option: None };
+            let known = cursor.command.get_arguments().find(|arg| arg.get_long() == Some(name));
+            cursor.option = known.filter(|arg| arg.get_action().takes_values());
+        } else if let Some(inner) = cursor.command.find_subcommand(word) {
+            cursor = Cursor { command: inner, given: 0, option: None };
         } else {
-            place.given += 1;
+            cursor.given += 1;
         }
     }
-    place
+    cursor
 }
 
-fn candidates(place: &Place, last: &str, names: impl FnOnce(&str) -> Vec<String>) -> Vec<String> {
-    let Place { command, given, option } = place;
+fn candidates(cursor: &Cursor, last: &str, names: impl FnOnce(&str) -> Vec<String>) -> Vec<String> {
+    let Cursor { command, given, option } = cursor;
     if let Some(option) = option {
         return values(option, names);
     }

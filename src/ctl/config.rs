@@ -97,7 +97,7 @@ pub fn steps(steps: &[Step]) -> String {
 /// Returns the text of `config reload`.
 pub fn reloaded(answer: &Reloaded) -> String {
     let mut out = steps(&answer.steps);
-    if let Some(more) = answer.untold {
+    if let Some(more) = answer.suppressed {
         let _ = writeln!(out, "and {more} more");
     }
     let _ = writeln!(out, "reloaded: {}", text(&answer.summary));

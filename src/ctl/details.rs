@@ -107,7 +107,7 @@ fn state(ring: &Ring) -> String {
         None => "-",
         Some(false) => "stopped",
         Some(true) if is(ring.broken) => "broken",
-        Some(true) if is(ring.standing) => "no memory",
+        Some(true) if is(ring.no_memory) => "no memory",
         Some(true) if !is(ring.enabled) => "disabled",
         Some(true) => "running",
     };

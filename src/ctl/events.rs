@@ -57,10 +57,11 @@ fn print(part: &EventList, lost: Option<u64>, as_json: bool) -> io::Result<()> {
 
 fn line(event: &Event) -> String {
     let port = event.port.as_ref().map_or_else(String::new, |port| format!("{port}: "));
-    let untold = event.untold.map(|untold| format!(" [{untold} left out before it]"));
+    let suppressed =
+        event.suppressed.map(|suppressed| format!(" [{suppressed} left out before it]"));
     let (time, sequence) = (time(event.time), event.sequence);
-    let untold = untold.unwrap_or_default();
-    text(format!("{time} {sequence:>5}  {port}{}{untold}", event.text))
+    let suppressed = suppressed.unwrap_or_default();
+    text(format!("{time} {sequence:>5}  {port}{}{suppressed}", event.text))
 }
 
 /// Returns microseconds since 1970 as date and time of UTC, to the millisecond.
@@ -94,7 +95,7 @@ mod tests {
             sequence: 7,
             port: Some("vm1".to_owned()),
             text: "added\u{1b}".to_owned(),
-            untold: Some(2),
+            suppressed: Some(2),
             ..Event::default()
         };
         let line = line(&event);

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::output::{Told, done, listed, text, told};
+use crate::output::{Output, listed, rendered, silent, text};
 use crate::requests::{changed, delete, new_port};
 use crate::show::{self, Columns, changes, listing, maybe, pairs, words};
 use crate::values::{DELETE, LIST};
@@ -120,38 +120,38 @@ pub(crate) enum ConnectionsCommand {
 }
 
 /// Carries out a command about filters.
-pub(crate) fn filter(client: &mut Client, command: &FilterCommand) -> Result<Told, Failure> {
+pub(crate) fn filter(client: &mut Client, command: &FilterCommand) -> Result<Output, Failure> {
     Ok(match command {
         FilterCommand::List => listed("filters", &filters(client, None, None)?, filter_table),
         FilterCommand::Show { name, counters, port } => {
             let found = filters(client, Some(name), port.clone())?.pop();
             let gone = || Failure::refused(format!("there is no filter '{name}'"));
-            told(&found.ok_or_else(gone)?, |filter| shown(filter, *counters))
+            rendered(&found.ok_or_else(gone)?, |filter| shown(filter, *counters))
         }
         FilterCommand::Add(new) => add(client, Kind::Filter, new)?,
         FilterCommand::Set { name, settings } => set(client, Kind::Filter, name, settings)?,
-        FilterCommand::Del { name } => done(&delete(client, name, Some(Kind::Filter), false)?),
+        FilterCommand::Del { name } => silent(&delete(client, name, Some(Kind::Filter), false)?),
         FilterCommand::Check { what } => {
             // The filter must exist.
             filters(client, Some(what), None)?;
             let entries = client.list(&GetConfig {}, |part| part.entries)?;
-            check::told(&check::settings(&entries), Some(what))
+            check::report(&check::settings(&entries), Some(what))
         }
     })
 }
 
 /// Carries out a command about groups.
-pub(crate) fn group(client: &mut Client, command: &GroupCommand) -> Result<Told, Failure> {
+pub(crate) fn group(client: &mut Client, command: &GroupCommand) -> Result<Output, Failure> {
     Ok(match command {
         GroupCommand::List => listed("groups", &groups(client)?, group_table),
         GroupCommand::Show { name } => {
             let found = groups(client)?.into_iter().find(|group| group.name == *name);
             let gone = || Failure::refused(format!("there is no group '{name}'"));
-            told(&found.ok_or_else(gone)?, group_pairs)
+            rendered(&found.ok_or_else(gone)?, group_pairs)
         }
         GroupCommand::Add(new) => add(client, Kind::Group, new)?,
         GroupCommand::Set { name, settings } => set(client, Kind::Group, name, settings)?,
-        GroupCommand::Del { name } => done(&delete(client, name, Some(Kind::Group), false)?),
+        GroupCommand::Del { name } => silent(&delete(client, name, Some(Kind::Group), false)?),
     })
 }
 
@@ -159,7 +159,7 @@ pub(crate) fn group(client: &mut Client, command: &GroupCommand) -> Result<Told,
 pub(crate) fn connections(
     client: &mut Client,
     command: &ConnectionsCommand,
-) -> Result<Told, Failure> {
+) -> Result<Output, Failure> {
     Ok(match command {
         ConnectionsCommand::Show { port } => {
             let request = ListConnections { port: port.clone() };
@@ -170,19 +170,24 @@ pub(crate) fn connections(
         }
         ConnectionsCommand::Flush { port } => {
             let ended = client.call(&FlushConnections { port: port.clone() })?;
-            told(&ended, |ended| format!("{} ended\n", counted(ended.ended, "connection")))
+            rendered(&ended, |ended| format!("{} ended\n", counted(ended.ended, "connection")))
         }
     })
 }
 
-fn add(client: &mut Client, kind: Kind, new: &New) -> Result<Told, Failure> {
+fn add(client: &mut Client, kind: Kind, new: &New) -> Result<Output, Failure> {
     let New { name, settings, may_exist, transient } = new;
-    Ok(done(&client.call(&new_port(kind, name, settings, *may_exist, *transient)?)?))
+    Ok(silent(&client.call(&new_port(kind, name, settings, *may_exist, *transient)?)?))
 }
 
-fn set(client: &mut Client, kind: Kind, name: &str, settings: &[String]) -> Result<Told, Failure> {
+fn set(
+    client: &mut Client,
+    kind: Kind,
+    name: &str,
+    settings: &[String],
+) -> Result<Output, Failure> {
     let changed = client.call(&changed(kind, name, settings)?)?;
-    Ok(told(&changed, |answer| changes(&answer.changes)))
+    Ok(rendered(&changed, |answer| changes(&answer.changes)))
 }
 
 fn filters(
@@ -219,9 +224,9 @@ fn shown(filter: &wire::Filter, counters: bool) -> String {
     let rules = rules.map(|(at, rule)| ((at + 1).to_string(), text(&rule.rule), rule));
     let verdicts = [("in", &filter.default_in), ("out", &filter.default_out)];
     let defaults = verdicts.into_iter().zip(&filter.defaults).map(|((way, verdict), rule)| {
-        let told =
+        let text =
             verdict.as_ref().map_or("-".to_owned(), |verdict| text(format!("{way} {verdict}")));
-        (format!("default-{way}"), told, rule)
+        (format!("default-{way}"), text, rule)
     });
     let rows: Vec<(String, String, &FilterRule)> = rules.chain(defaults).collect();
     let columns: Columns<'_, (String, String, &FilterRule)> = &[

@@ -63,7 +63,7 @@ use args::{
 use client::Client;
 use failure::Failure;
 use filters::{FilterCommand, check};
-use output::{Told, done, listed, say, text, told};
+use output::{Output, listed, rendered, say, silent, text};
 use requests::{changed, delete, new_port, trace};
 
 // testkit sets signals, umask and environment as the tests need.
@@ -108,21 +108,23 @@ fn give_up(failure: &Failure, as_json: bool) -> ExitCode {
 /// Carries out a command. Returns the text to print, and the exit status.
 fn run(options: &Options) -> Result<(String, u8), Failure> {
     let (control, as_json) = (&options.control, options.json);
-    let (told, status) = match &options.command {
+    let (output, status) = match &options.command {
         SwitchCommand::Complete { words } => return Ok((complete::run(words, control), 0)),
         SwitchCommand::Top { every } => (top::run(control, *every).map(|()| None)?, 0),
         SwitchCommand::Run(run) => (None, run.run(control)?),
         SwitchCommand::Lan(lan) => lan.run()?,
-        SwitchCommand::Network(network) => network.run(control).map(|(told, n)| (Some(told), n))?,
+        SwitchCommand::Network(network) => {
+            network.run(control).map(|(output, n)| (Some(output), n))?
+        }
         SwitchCommand::Doctor(doctor) => doctor.run(control, as_json)?,
         SwitchCommand::Filter(FilterCommand::Check { what }) if check::is_file(what) => {
-            let told = check::told(&check::of_file(what)?, None);
-            let status = status(&told);
-            (Some(told), status)
+            let output = check::report(&check::of_file(what)?, None);
+            let status = status(&output);
+            (Some(output), status)
         }
         command => ask(&mut Client::connect(control)?, command, as_json)?,
     };
-    let text = told.map(|(answer, text)| if as_json { format!("{answer:#}\n") } else { text });
+    let text = output.map(|(answer, text)| if as_json { format!("{answer:#}\n") } else { text });
     Ok((text.unwrap_or_default(), status))
 }
 
@@ -132,9 +134,9 @@ fn ask(
     client: &mut Client,
     command: &SwitchCommand,
     as_json: bool,
-) -> Result<(Option<Told>, u8), Failure> {
+) -> Result<(Option<Output>, u8), Failure> {
     let printed = |()| (None, 0);
-    let told = match command {
+    let output = match command {
         SwitchCommand::Complete { .. } | SwitchCommand::Top { .. } | SwitchCommand::Run(_) => {
             return Ok(printed(()));
         }
@@ -148,23 +150,23 @@ fn ask(
             return events::run(client, *since, *follow, as_json).map(printed);
         }
         SwitchCommand::Why { port, other } => {
-            return why::run(client, [port, other]).map(|(told, status)| (Some(told), status));
+            return why::run(client, [port, other]).map(|(output, status)| (Some(output), status));
         }
         SwitchCommand::Capture(capture) => return capture.run(client, as_json).map(printed),
         SwitchCommand::Attach(attach) => attach.run(client, as_json)?,
-        SwitchCommand::Metrics => told(&look::metrics(client)?, |metrics| metrics.text.clone()),
-        SwitchCommand::Health => told(&look::health(client)?, show::health),
+        SwitchCommand::Metrics => rendered(&look::metrics(client)?, |metrics| metrics.text.clone()),
+        SwitchCommand::Health => rendered(&look::health(client)?, show::health),
         SwitchCommand::Drops { port } => {
-            told(&look::drops(client, port.as_deref())?, show::dropped)
+            rendered(&look::drops(client, port.as_deref())?, show::dropped)
         }
         SwitchCommand::Worker { rate } => {
             let (cycles, workers) = look::workers(client, *rate)?;
             (json!({"cycles_per_second": cycles, "workers": workers}), show::workers(&workers))
         }
         SwitchCommand::Version => version(client)?,
-        SwitchCommand::Trace { port, frame } => told(&trace(client, port, frame)?, why::trace),
-        SwitchCommand::Status => told(&client.call(&GetStatus {})?, show::status),
-        SwitchCommand::Stats { watch: None } => told(&look::stats(client)?, show::stats),
+        SwitchCommand::Trace { port, frame } => rendered(&trace(client, port, frame)?, why::trace),
+        SwitchCommand::Status => rendered(&client.call(&GetStatus {})?, show::status),
+        SwitchCommand::Stats { watch: None } => rendered(&look::stats(client)?, show::stats),
         SwitchCommand::Port(command) | SwitchCommand::OfPort(command) => {
             port(client, None, command)?
         }
@@ -179,18 +181,18 @@ fn ask(
         SwitchCommand::Xdp(command) => port(client, Some(Kind::Xdp), command)?,
         SwitchCommand::Stream(command) => port(client, Some(Kind::Stream), command)?,
     };
-    let status = status(&told);
-    Ok((Some(told), status))
+    let status = status(&output);
+    Ok((Some(output), status))
 }
 
 /// Returns the exit status of an answer: 1 for a degraded switch and for faults of filters.
-fn status(told: &Told) -> u8 {
-    let has_faults = told.0["faults"].as_array().is_some_and(|faults| !faults.is_empty());
-    u8::from(has_faults || told.0["health"] == "degraded")
+fn status(output: &Output) -> u8 {
+    let has_faults = output.0["faults"].as_array().is_some_and(|faults| !faults.is_empty());
+    u8::from(has_faults || output.0["health"] == "degraded")
 }
 
 /// Returns the versions of the client and the switch, for `version`.
-fn version(client: &mut Client) -> Result<Told, Failure> {
+fn version(client: &mut Client) -> Result<Output, Failure> {
     let (own, switch) = (env!("CARGO_PKG_VERSION"), client.call(&GetStatus {})?.version);
     if own != switch {
         say("the switch is of another version");
@@ -201,7 +203,7 @@ fn version(client: &mut Client) -> Result<Told, Failure> {
 
 /// Carries out a command about ports of a kind. Without a kind the command is about ports of any
 /// kind, and adds and sets ports of virtual machines.
-fn port(client: &mut Client, kind: Option<Kind>, command: &PortCommand) -> Result<Told, Failure> {
+fn port(client: &mut Client, kind: Option<Kind>, command: &PortCommand) -> Result<Output, Failure> {
     let new = kind.unwrap_or(Kind::Port);
     Ok(match command {
         PortCommand::List { names } => {
@@ -209,13 +211,13 @@ fn port(client: &mut Client, kind: Option<Kind>, command: &PortCommand) -> Resul
             listed("ports", &look::of_kind(client, kind)?, table)
         }
         PortCommand::Show(Shown { name: Some(name), rate }) => {
-            told(&look::port(client, name, *rate)?, details::show)
+            rendered(&look::port(client, name, *rate)?, details::show)
         }
         PortCommand::Show(Shown { name: None, .. }) => {
-            told(&overview::look(client, kind)?, overview::show)
+            rendered(&overview::look(client, kind)?, overview::show)
         }
         PortCommand::Wait { name, state, timeout } => {
-            done(&look::wait(client, name, *state, *timeout)?)
+            silent(&look::wait(client, name, *state, *timeout)?)
         }
         PortCommand::Add { name, settings, may_exist, transient, wait, timeout } => {
             let add = new_port(new, name, settings, *may_exist, *transient)?;
@@ -228,15 +230,15 @@ fn port(client: &mut Client, kind: Option<Kind>, command: &PortCommand) -> Resul
         }
         PortCommand::Set { name, settings } => {
             let changed = client.call(&changed(new, name, settings)?)?;
-            told(&changed, |answer| show::changes(&answer.changes))
+            rendered(&changed, |answer| show::changes(&answer.changes))
         }
         PortCommand::Reset { name } => {
             let reset = client.call(&Reset { name: name.clone() })?;
-            told(&reset, |answer| show::changes(&answer.changes))
+            rendered(&reset, |answer| show::changes(&answer.changes))
         }
         PortCommand::Del(one) => {
             let deleted = delete(client, &one.name, kind, one.if_exists)?;
-            told(&deleted, |answer| match answer.in_progress {
+            rendered(&deleted, |answer| match answer.in_progress {
                 Some(true) => {
                     "the removal continues: what served the port has not ended yet\n".into()
                 }
@@ -247,7 +249,7 @@ fn port(client: &mut Client, kind: Option<Kind>, command: &PortCommand) -> Resul
 }
 
 /// Carries out a command about mirrors.
-fn mirror(client: &mut Client, command: &MirrorCommand) -> Result<Told, Failure> {
+fn mirror(client: &mut Client, command: &MirrorCommand) -> Result<Output, Failure> {
     Ok(match command {
         MirrorCommand::List => {
             listed("mirrors", &client.call(&ListMirrors {})?.mirrors, details::mirrors)
@@ -256,14 +258,14 @@ fn mirror(client: &mut Client, command: &MirrorCommand) -> Result<Told, Failure>
             // from=PORT,vlan=N is two keys: no value has a comma.
             let parts = settings.iter().flat_map(|one| one.split(',')).map(str::to_owned);
             let parts: Vec<String> = parts.collect();
-            done(&client.call(&new_port(Kind::Mirror, name, &parts, *may_exist, *transient)?)?)
+            silent(&client.call(&new_port(Kind::Mirror, name, &parts, *may_exist, *transient)?)?)
         }
-        MirrorCommand::Del { name } => done(&delete(client, name, Some(Kind::Mirror), false)?),
+        MirrorCommand::Del { name } => silent(&delete(client, name, Some(Kind::Mirror), false)?),
     })
 }
 
 /// Carries out a command about the configuration.
-fn configuration(client: &mut Client, command: &ConfigCommand) -> Result<Told, Failure> {
+fn configuration(client: &mut Client, command: &ConfigCommand) -> Result<Output, Failure> {
     Ok(match command {
         ConfigCommand::Show => {
             let mut all = ConfigEntries::default();
@@ -273,7 +275,7 @@ fn configuration(client: &mut Client, command: &ConfigCommand) -> Result<Told, F
                 all.template = all.template.take().or(part.template);
                 true
             })?;
-            told(&all, config::running)
+            rendered(&all, config::running)
         }
         ConfigCommand::Diff => {
             listed("steps", &client.list(&DiffConfig {}, |part| part.steps)?, config::steps)
@@ -281,14 +283,14 @@ fn configuration(client: &mut Client, command: &ConfigCommand) -> Result<Told, F
         ConfigCommand::Reload { confirm } => {
             client.wait_for(RELOAD_REMOVE_TIMEOUT)?;
             let confirm_seconds = confirm.map(Into::into);
-            told(&client.call(&ReloadConfig { confirm_seconds })?, config::reloaded)
+            rendered(&client.call(&ReloadConfig { confirm_seconds })?, config::reloaded)
         }
-        ConfigCommand::Confirm => done(&client.call(&ConfirmConfig {})?),
+        ConfigCommand::Confirm => silent(&client.call(&ConfirmConfig {})?),
     })
 }
 
 /// Carries out a command about multicast groups.
-fn mdb(client: &mut Client, MdbCommand::Show(of): &MdbCommand) -> Result<Told, Failure> {
+fn mdb(client: &mut Client, MdbCommand::Show(of): &MdbCommand) -> Result<Output, Failure> {
     let (port, bridge, vlan) = of.place();
     let mut all = client.list(&ListGroups { port, bridge, vlan }, |part| part.groups)?;
     // The switch lists members in no order, behind all other entries.
@@ -300,13 +302,13 @@ fn mdb(client: &mut Client, MdbCommand::Show(of): &MdbCommand) -> Result<Told, F
 }
 
 /// Carries out a command about addresses.
-fn fdb(client: &mut Client, command: &FdbCommand) -> Result<Told, Failure> {
+fn fdb(client: &mut Client, command: &FdbCommand) -> Result<Output, Failure> {
     Ok(match command {
         FdbCommand::Add { mac, port } => {
-            done(&client.call(&AddAddress { mac: mac.clone(), port: port.clone() })?)
+            silent(&client.call(&AddAddress { mac: mac.clone(), port: port.clone() })?)
         }
         FdbCommand::Del { mac, port } => {
-            done(&client.call(&DeleteAddress { mac: mac.clone(), port: port.clone() })?)
+            silent(&client.call(&DeleteAddress { mac: mac.clone(), port: port.clone() })?)
         }
         FdbCommand::Show(of) => {
             let (port, bridge, vlan) = of.place();
@@ -315,7 +317,7 @@ fn fdb(client: &mut Client, command: &FdbCommand) -> Result<Told, Failure> {
         }
         FdbCommand::Flush(of) => {
             let (port, bridge, vlan) = of.place();
-            told(&client.call(&FlushAddresses { port, bridge, vlan })?, show::flushed)
+            rendered(&client.call(&FlushAddresses { port, bridge, vlan })?, show::flushed)
         }
     })
 }

@@ -8,19 +8,20 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 /// An answer for programs, and the answer as people read it.
-pub type Told = (Value, String);
+pub type Output = (Value, String);
 
-pub fn told<T: Serialize>(answer: &T, text: impl FnOnce(&T) -> String) -> Told {
+/// Returns an answer with the text for people that `text` makes of the answer.
+pub fn rendered<T: Serialize>(answer: &T, text: impl FnOnce(&T) -> String) -> Output {
     (wire::json(answer), text(answer))
 }
 
 /// Returns an answer without a text for people.
-pub fn done<T: Serialize>(answer: &T) -> Told {
-    told(answer, |_| String::new())
+pub fn silent<T: Serialize>(answer: &T) -> Output {
+    rendered(answer, |_| String::new())
 }
 
 /// Returns a list as an answer, in which the list has the name `key`.
-pub fn listed<T: Serialize>(key: &str, items: &[T], text: impl FnOnce(&[T]) -> String) -> Told {
+pub fn listed<T: Serialize>(key: &str, items: &[T], text: impl FnOnce(&[T]) -> String) -> Output {
     (json!({key: items}), text(items))
 }
 

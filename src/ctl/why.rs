@@ -9,7 +9,7 @@ use crate::client::Client;
 use crate::doctor::findings;
 use crate::failure::Failure;
 use crate::look;
-use crate::output::{Told, text};
+use crate::output::{Output, text};
 
 /// MTU of most networks. A shorter MTU of the receiver is a fault; a longer MTU of the sender is no
 /// fault.
@@ -43,7 +43,7 @@ struct Way {
 
 /// One of the two subjects of `why`: a port, and an address behind the port if the user named an
 /// address.
-struct Asked {
+struct Subject {
     port: Port,
     address: Option<String>,
 }
@@ -56,7 +56,7 @@ pub fn trace(Traced { steps, verdict, .. }: &Traced) -> String {
 
 /// Looks for obstacles between two ports, or between two addresses at the ports where the addresses
 /// live. Returns the answer, and the exit status.
-pub fn run(client: &mut Client, words: [&String; 2]) -> Result<(Told, u8), Failure> {
+pub fn run(client: &mut Client, words: [&String; 2]) -> Result<(Output, u8), Failure> {
     let [one, other] = words;
     if one == other {
         return Err(Failure::usage(
@@ -89,10 +89,10 @@ fn as_address(text: &str) -> Option<String> {
 }
 
 /// Returns the port of this name, or the port where an address lives.
-fn find(client: &mut Client, name: &str) -> Result<Asked, Failure> {
+fn find(client: &mut Client, name: &str) -> Result<Subject, Failure> {
     let Some(mac) = as_address(name) else {
         let port = client.call(&GetPort { name: name.to_owned() })?.port;
-        return Ok(Asked { port, address: None });
+        return Ok(Subject { port, address: None });
     };
     let all = ListAddresses { port: None, bridge: None, vlan: None };
     let all: Vec<Address> = client.list(&all, |part| part.addresses)?;
@@ -103,11 +103,11 @@ fn find(client: &mut Client, name: &str) -> Result<Asked, Failure> {
         )));
     };
     let port = client.call(&GetPort { name: home.port })?.port;
-    Ok(Asked { port, address: Some(mac) })
+    Ok(Subject { port, address: Some(mac) })
 }
 
 /// Traces a long frame from one port to the other.
-fn way(client: &mut Client, from: &Asked, to: &Asked) -> Result<Way, Failure> {
+fn way(client: &mut Client, from: &Subject, to: &Subject) -> Result<Way, Failure> {
     let len = from.port.mtu.unwrap_or(MTU).min(MTU) + HEADER;
     let [port, to_port] = [from, to].map(|one| one.port.name.clone());
     let given = Trace {

@@ -312,7 +312,7 @@ mod tests {
     /// Beginnings are reported up to a bound, however many there are; each reported beginning has a
     /// reported end.
     #[test]
-    fn what_began_untold_ends_untold() {
+    fn suppressed_beginnings_have_suppressed_ends() {
         let events = events();
         let a = port("a", &events);
         let table: PortTable = [Arc::clone(&a)].into_iter().collect();

@@ -189,7 +189,7 @@ pub struct View {
     /// Threads that open sockets, one for each path.
     pub(crate) opens: Arc<Blocking>,
     /// Woken by each event that a reader of the view may wait for.
-    pub(crate) news: Arc<Waker>,
+    pub(crate) wakeup: Arc<Waker>,
     /// Events of the switch.
     pub(crate) events: Arc<Events>,
     /// Recent counters of ports.
@@ -241,12 +241,12 @@ impl Daemon {
             damping: config.mac_flap_damping,
             ..FdbConfig::limited(MAX_PORTS, config.age_seconds, random::key()?)
         }));
-        let news = Arc::new(Waker::new()?);
-        let events = Arc::new(Events::new(&news));
+        let wakeup = Arc::new(Waker::new()?);
+        let events = Arc::new(Events::new(&wakeup));
         let ports = build::build(config, &desired, &fdb, &events)?;
         let filters = Filters::new()?;
         received.restore(&ports, &fdb);
-        let (view, context) = start_workers(config, ports, fdb, (news, events))?;
+        let (view, context) = start_workers(config, ports, fdb, (wakeup, events))?;
         let mut daemon = Daemon {
             view,
             serving: Vec::new(),
@@ -489,7 +489,7 @@ fn start_workers(
     config: &Config,
     ports: PortTable,
     fdb: Arc<Fdb>,
-    (news, events): (Arc<Waker>, Arc<Events>),
+    (wakeup, events): (Arc<Waker>, Arc<Events>),
 ) -> io::Result<(View, Context)> {
     let snooping = config.multicast_snooping.then(Arc::<Snooping>::default);
     let ports = Arc::new(Ports::new(ports.with_snooping(snooping)));
@@ -509,7 +509,7 @@ fn start_workers(
         workers: Arc::clone(&workers),
         rules,
         opens: Arc::new(Blocking::new(SOCKET_OPENS)),
-        news,
+        wakeup,
         events,
         samples: Arc::default(),
         clients: Arc::default(),

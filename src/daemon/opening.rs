@@ -87,7 +87,7 @@ pub(super) struct Opens {
 
 impl Daemon {
     pub(super) fn opens(&self) -> Opens {
-        Opens { threads: Arc::clone(&self.view.opens), waker: Arc::clone(&self.view.news) }
+        Opens { threads: Arc::clone(&self.view.opens), waker: Arc::clone(&self.view.wakeup) }
     }
 }
 

@@ -112,7 +112,7 @@ pub(crate) fn start_plug(daemon: &Arc<Mutex<Daemon>>) -> io::Result<Option<Servi
         changes: Bucket::new(PLUG_BURST, PLUG_EVERY),
         behind: false,
         telling: Bucket::new(PLUG_TOLD_BURST, PLUG_TOLD_EVERY),
-        untold: 0,
+        suppressed: 0,
     };
     let service = Service::start("plug", PLUG_STOP_TIMEOUT, move |stop| {
         watcher.run(stop);
@@ -170,7 +170,7 @@ struct Watcher {
     /// True if a change waits for the bucket.
     behind: bool,
     telling: Bucket,
-    untold: u64,
+    suppressed: u64,
 }
 
 impl Watcher {
@@ -409,16 +409,16 @@ impl Watcher {
     /// Reports a file that is no port, within bounds.
     fn tell(&mut self, name: &OsStr, file: &Found, why: &dyn fmt::Display) {
         if !self.telling.take() {
-            self.untold += 1;
+            self.suppressed += 1;
             return;
         }
-        let untold = std::mem::take(&mut self.untold);
+        let suppressed = std::mem::take(&mut self.suppressed);
         let uid = match file.kind {
             Kind::Socket(uid) | Kind::LinkedSocket(uid) => Some(uid),
             Kind::Other | Kind::Unseen(_) => None,
         };
         let (file, why) = (reason(format!("{name:?}")), reason(why));
-        self.events.tell_after(untold, What::PlugRefused { file, uid, why });
+        self.events.tell_after(suppressed, What::PlugRefused { file, uid, why });
     }
 }
 

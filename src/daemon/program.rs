@@ -13,7 +13,7 @@ use crate::control::ControlSocket;
 use crate::degraded::{Code, Degradation};
 use crate::metrics;
 use crate::{Background, Daemon, Reloader, Services, StateStore};
-use api::config::{Asked, Config, Machine, Request, Texts, UsageError};
+use api::config::{CliAction, Config, Machine, Request, Texts, UsageError};
 use datapath::events::{Kind, What, reason};
 use sys::affinity;
 use sys::descriptor::raise_limit;
@@ -33,8 +33,8 @@ pub fn main() -> ExitCode {
     let allowed = affinity::allowed().unwrap_or_default();
     let machine = Machine { cpus, allowed: &allowed };
     let request = match Request::read(std::env::args_os(), machine) {
-        Ok(Asked::Request(request)) => request,
-        Ok(Asked::Print(text)) => {
+        Ok(CliAction::Request(request)) => request,
+        Ok(CliAction::Print(text)) => {
             // A closed pipe (`--help | head`) is the reader's choice, not an error.
             let _ = writeln!(std::io::stdout(), "{}", text.trim_end());
             return ExitCode::SUCCESS;

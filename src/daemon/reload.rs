@@ -210,9 +210,9 @@ impl Reloader {
 
     fn work(&self, confirm: Option<Confirm>) {
         let applied = self.apply_files(confirm.is_some());
-        let (events, news) = {
+        let (events, wakeup) = {
             let daemon = self.daemon();
-            (Arc::clone(daemon.events()), daemon.view().news)
+            (Arc::clone(daemon.events()), daemon.view().wakeup)
         };
         match &applied {
             Ok(Applied { steps, .. }) => {
@@ -246,7 +246,7 @@ impl Reloader {
             });
             (state.busy, state.done) = (waiting.is_some(), Some(done));
         }
-        news.wake();
+        wakeup.wake();
         let Some((Confirm { time, .. }, (_, before))) = waiting else { return };
         if !self.is_confirmed() {
             let errors = self.go_back(&before);

@@ -228,7 +228,7 @@ impl Retrier {
         };
         let file = opened.file_that_stays();
         let mut daemon = lock(&self.daemon);
-        if daemon.is_leaving(running) {
+        if daemon.is_removing(running) {
             drop(daemon);
             drop(opened);
             self.let_go(&port, file);

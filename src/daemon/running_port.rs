@@ -76,7 +76,7 @@ impl RunningPort {
 
     /// Marks the port as being removed.
     pub(crate) fn leave(&self) {
-        self.state().port.life.leaving.store(true, Ordering::Relaxed);
+        self.state().port.life.removing.store(true, Ordering::Relaxed);
     }
 
     /// Returns the changes that wait for the next front-end.

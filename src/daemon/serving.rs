@@ -222,7 +222,7 @@ impl Daemon {
     }
 
     /// True if a port for which nothing could be opened is gone, or about to go.
-    pub(super) fn is_leaving(&self, running: &Arc<RunningPort>) -> bool {
+    pub(super) fn is_removing(&self, running: &Arc<RunningPort>) -> bool {
         let stays = self.serving.iter().any(|serving| Arc::ptr_eq(&serving.running, running));
         self.stopping.load(Ordering::Acquire) || !stays
     }

@@ -252,7 +252,7 @@ pub struct Event {
     pub port: Option<String>,
     /// Number of the port's events that were left out before this event, because there were too
     /// many.
-    pub untold: u64,
+    pub suppressed: u64,
     /// The event, with its fields.
     pub what: What,
 }
@@ -286,7 +286,7 @@ pub struct Events {
     queue: SyncSender<Event>,
     ring: Mutex<Ring>,
     /// Wakes the threads that wait for events.
-    news: Arc<Waker>,
+    wakeup: Arc<Waker>,
 }
 
 /// A part of the events, for a client.
@@ -299,11 +299,11 @@ pub struct Told {
 }
 
 impl Events {
-    /// Makes an empty ring; `news` wakes the thread that waits for events.
-    pub fn new(news: &Arc<Waker>) -> Events {
+    /// Makes an empty ring; `wakeup` wakes the thread that waits for events.
+    pub fn new(wakeup: &Arc<Waker>) -> Events {
         let (queue, queued) = sync_channel(EVENTS_QUEUED);
         let ring = Mutex::new(Ring { queued, events: VecDeque::new(), last: 0 });
-        Events { queue, ring, news: Arc::clone(news) }
+        Events { queue, ring, wakeup: Arc::clone(wakeup) }
     }
 
     /// Reports an event of the switch as a whole.
@@ -311,25 +311,25 @@ impl Events {
         self.tell_after(0, what);
     }
 
-    /// Reports an event of the switch as a whole after `untold` events of its kind that were left
+    /// Reports an event of the switch as a whole after `suppressed` events of its kind that were left
     /// out.
-    pub fn tell_after(&self, untold: u64, what: What) {
+    pub fn tell_after(&self, suppressed: u64, what: What) {
         what.log(None);
         // No worker reports such events, so this thread may wait for room in the queue.
         drop(self.ring());
-        self.keep(None, untold, what);
+        self.keep(None, suppressed, what);
     }
 
     /// Keeps an event that the caller logs. False if the event is lost, because events are being
     /// read and the queue is full.
-    pub fn keep(&self, port: Option<&str>, untold: u64, what: What) -> bool {
+    pub fn keep(&self, port: Option<&str>, suppressed: u64, what: What) -> bool {
         let (time, monotonic) = (clock::wall_nanos() / 1_000, clock::monotonic_micros());
         let port = port.map(str::to_owned);
-        let event = Event { sequence: 0, time, monotonic, port, untold, what };
+        let event = Event { sequence: 0, time, monotonic, port, suppressed, what };
         self.settle();
         let kept = self.queue.try_send(event).is_ok();
         self.settle();
-        self.news.wake();
+        self.wakeup.wake();
         kept
     }
 
@@ -367,7 +367,7 @@ pub struct PortEvents {
     /// Where events are kept; `None` in a test of a port alone.
     events: Option<Arc<Events>>,
     allowed: Bucket,
-    untold: AtomicU64,
+    suppressed: AtomicU64,
 }
 
 impl PortEvents {
@@ -376,7 +376,7 @@ impl PortEvents {
         PortEvents {
             events: events.cloned(),
             allowed: Bucket::new(PORT_EVENT_BURST, PORT_EVENT_EVERY),
-            untold: AtomicU64::new(0),
+            suppressed: AtomicU64::new(0),
         }
     }
 
@@ -389,7 +389,7 @@ impl PortEvents {
         if self.allowed.take() {
             self.keep(name, what);
         } else {
-            self.untold.fetch_add(1, Ordering::Relaxed);
+            self.suppressed.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -399,7 +399,7 @@ impl PortEvents {
         if told {
             self.tell_surely(name, what);
         } else {
-            self.untold.fetch_add(1, Ordering::Relaxed);
+            self.suppressed.fetch_add(1, Ordering::Relaxed);
         }
         told
     }
@@ -412,9 +412,9 @@ impl PortEvents {
 
     fn keep(&self, name: &str, what: What) {
         if let Some(events) = &self.events {
-            let untold = self.untold.swap(0, Ordering::Relaxed);
-            if !events.keep(Some(name), untold, what) {
-                self.untold.fetch_add(untold + 1, Ordering::Relaxed);
+            let suppressed = self.suppressed.swap(0, Ordering::Relaxed);
+            if !events.keep(Some(name), suppressed, what) {
+                self.suppressed.fetch_add(suppressed + 1, Ordering::Relaxed);
             }
         }
     }

@@ -28,7 +28,7 @@ use rustix::thread::CapabilitySet;
 pub use calls::{ALWAYS, ELSEWHERE, FATAL, TAP, XDP};
 pub use each_thread::unblock;
 pub use files::Use;
-use files::{Files, Place};
+use files::{AllowedPath, Files};
 pub use filter::{Filter, names};
 pub use trap::forbidden;
 
@@ -66,7 +66,7 @@ pub struct State {
     /// The version of Landlock in force; zero without Landlock.
     pub landlock: u32,
     /// Files and directories that may be opened.
-    places: Vec<Place>,
+    allowed_paths: Vec<AllowedPath>,
     /// The number of allowed system calls; zero if all are allowed.
     pub system_calls: usize,
     /// The capabilities that remain.
@@ -104,7 +104,7 @@ impl State {
 
     /// Returns the directories where sockets may be made.
     pub fn directories(&self) -> impl Iterator<Item = &Path> {
-        let sockets = self.places.iter().filter(|place| place.purpose == Use::Sockets);
+        let sockets = self.allowed_paths.iter().filter(|rule| rule.purpose == Use::Sockets);
         sockets.map(|place| place.path.as_path())
     }
 }
@@ -135,7 +135,7 @@ pub fn log() {
 pub fn excludes(directory: &Path) -> Option<String> {
     let state = STATE.get().filter(|state| state.landlock > 0)?;
     let shown = || state.directories().map(|path| path.display().to_string()).collect::<Vec<_>>();
-    (!files::covers(&state.places, directory)).then(|| shown().join(", "))
+    (!files::covers(&state.allowed_paths, directory)).then(|| shown().join(", "))
 }
 
 /// Confines all threads to `allowed`, as far as the kernel can. The main thread calls this once. An
@@ -169,11 +169,12 @@ pub fn enter(mut allowed: Allowed) -> io::Result<&'static State> {
         0
     });
     let Allowed { taps, xdps, .. } = allowed;
-    let (places, ruleset) = files.map_or((Vec::new(), None), |files| (files.places, files.ruleset));
+    let (allowed_paths, ruleset) =
+        files.map_or((Vec::new(), None), |files| (files.allowed_paths, files.ruleset));
     // A late thread still uses the descriptor.
     std::mem::forget(ruleset);
     let capabilities = capabilities::names(left);
-    let state = State { landlock, places, system_calls, capabilities, taps, xdps, lacks };
+    let state = State { landlock, allowed_paths, system_calls, capabilities, taps, xdps, lacks };
     Ok(STATE.get_or_init(|| state))
 }
 

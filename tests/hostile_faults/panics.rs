@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use api::config::{Asked, Machine, Request, Texts};
+use api::config::{CliAction, Machine, Request, Texts};
 use base::stats::DropReason;
 use daemon::Daemon;
 
@@ -239,7 +239,7 @@ fn daemon(dir: &Dir, names: &[&str]) -> Daemon {
     }
     let machine = Machine { cpus: 2, allowed: &[] };
     match Request::read(args, machine) {
-        Ok(Asked::Request(request)) => {
+        Ok(CliAction::Request(request)) => {
             let config = request.lay_over(&Texts::default()).expect("valid");
             Daemon::start(&config).expect("start")
         }

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::migration::{BEGINNING, Log};
-use api::config::{Asked, Config, Machine, Request, Settings, Texts};
+use api::config::{CliAction, Config, Machine, Request, Settings, Texts};
 use base::frame::MacAddr;
 use daemon::{Daemon, NewPort, PortError};
 use switch::PortId;
@@ -33,7 +33,7 @@ const PEER: u8 = 3;
 fn config(args: &[String]) -> Config {
     let args = std::iter::once("vioswitchd".to_owned()).chain(args.iter().cloned());
     match Request::read(args, Machine { cpus: 2, allowed: &[0, 1] }) {
-        Ok(Asked::Request(request)) => request.lay_over(&Texts::default()).expect("valid"),
+        Ok(CliAction::Request(request)) => request.lay_over(&Texts::default()).expect("valid"),
         other => panic!("{other:?}"),
     }
 }

@@ -212,10 +212,10 @@ impl Form {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::raw::Place;
+    use crate::config::raw::Location;
 
     fn setting(key: &str, value: Value) -> Setting {
-        Setting { key: key.to_owned(), value, at: Place::Command }
+        Setting { key: key.to_owned(), value, at: Location::Command }
     }
 
     fn rate_of(word: &str) -> Result<Rate, String> {

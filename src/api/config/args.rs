@@ -11,7 +11,9 @@ use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches, 
 
 use super::configuration::{Machine, PROGRAM, UsageError, one_line, usage_error};
 use super::kind::Kind;
-use super::raw::{Complaint, Place, Section, Setting, Source, Value, clip, is_unprintable, quote};
+use super::raw::{
+    Complaint, Location, Section, Setting, Source, Value, clip, is_unprintable, quote,
+};
 use super::request::Request;
 use super::scalars::{SCALARS, Scalar};
 use super::{claims, entries, validate};
@@ -112,7 +114,7 @@ pub(super) fn command() -> Command {
 
 /// Action that the command line requests.
 #[derive(Debug)]
-pub enum Asked {
+pub enum CliAction {
     /// A configuration, to be run or checked.
     Request(Box<Request>),
     /// Print this to standard output and exit with status 0.
@@ -121,7 +123,7 @@ pub enum Asked {
 
 impl Request {
     /// Reads the command line `args`, which begins with the program's name, for `machine`.
-    pub fn read<I>(args: I, machine: Machine<'_>) -> Result<Asked, UsageError>
+    pub fn read<I>(args: I, machine: Machine<'_>) -> Result<CliAction, UsageError>
     where
         I: IntoIterator,
         I::Item: Into<OsString>,
@@ -131,9 +133,9 @@ impl Request {
 }
 
 /// Reads `args`, which begin with the program's name.
-pub(super) fn parse(args: Vec<OsString>, machine: Machine<'_>) -> Result<Asked, UsageError> {
+pub(super) fn parse(args: Vec<OsString>, machine: Machine<'_>) -> Result<CliAction, UsageError> {
     if args.iter().skip(1).any(|arg| arg == PRINT_CAPABILITIES) {
-        return Ok(Asked::Print(CAPABILITIES.to_owned()));
+        return Ok(CliAction::Print(CAPABILITIES.to_owned()));
     }
     if let Some(bad) = args.iter().skip(1).find(|arg| arg.to_str().is_none()) {
         let text = format!("argument {} is not UTF-8", quote(&bad.to_string_lossy()));
@@ -143,11 +145,11 @@ pub(super) fn parse(args: Vec<OsString>, machine: Machine<'_>) -> Result<Asked, 
     let matches = command().try_get_matches_from(args);
     match matches.and_then(|all| Ok((Options::from_arg_matches(&all)?, all))) {
         Ok((options, matches)) => {
-            lower(options, &matches, machine).map(|request| Asked::Request(Box::new(request)))
+            lower(options, &matches, machine).map(|request| CliAction::Request(Box::new(request)))
         }
         Err(error) => match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-                Ok(Asked::Print(error.to_string()))
+                Ok(CliAction::Print(error.to_string()))
             }
             ErrorKind::UnknownArgument if mistaken.is_some() => {
                 Err(usage_error(&mistaken.unwrap_or_default()))
@@ -207,7 +209,7 @@ fn lower(
     }
     let mut scalar = |key: &str, word: Option<&String>| {
         if let Some(word) = word {
-            let at = Place::argument(&format!("--{key}"), word);
+            let at = Location::argument(&format!("--{key}"), word);
             let value = Value::Word(word.clone());
             source.scalars.push(Setting { key: key.to_owned(), value, at });
         }
@@ -225,7 +227,7 @@ fn lower(
 
 /// Reads one `NAME,key=value,…`.
 fn section(kind: Kind, text: &str) -> Result<Section, UsageError> {
-    let at = Place::argument(&format!("--{kind}"), text);
+    let at = Location::argument(&format!("--{kind}"), text);
     let mut settings = Vec::new();
     for (place, part) in split_commas(text).into_iter().enumerate() {
         let (key, word) = match (place, part.split_once('=')) {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::raw::Place;
+use super::raw::Location;
 use sys::fs::directory_of;
 
 base::words! {
@@ -10,7 +10,7 @@ base::words! {
     Shared {
         /// Name of the entry.
         Name "name",
-        /// Place of the entry's socket in the file system.
+        /// Location of the entry's socket in the file system.
         Socket "socket",
         /// Interface of an uplink.
         Interface "interface",
@@ -26,7 +26,7 @@ pub(super) struct Claim {
     pub(super) value: String,
     /// Scope in which the value belongs to the entry alone; empty for all scopes.
     pub(super) scope: PathBuf,
-    pub(super) at: Place,
+    pub(super) at: Location,
 }
 
 /// Returns the place of a socket: two spellings of a path (`/run//a`, `/run/./a`, `/var/run/a`) are

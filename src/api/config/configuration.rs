@@ -120,7 +120,7 @@ pub struct Entry {
     pub settings: Settings,
     /// Origin of the entry.
     pub origin: Origin,
-    /// Place of the socket, for comparison.
+    /// Location of the socket, for comparison.
     pub place: Option<PathBuf>,
 }
 
@@ -141,7 +141,7 @@ impl Entry {
         let home = self.settings.home();
         let words = |(what, key): (Shared, &Key)| {
             let scope = if what == Shared::Mac { home.clone() } else { PathBuf::new() };
-            let words = (key.words)(&self.settings).into_iter();
+            let words = (key.format)(&self.settings).into_iter();
             words.map(move |word| (what, scope.join(word)))
         };
         socket.chain(others.flat_map(words)).collect()

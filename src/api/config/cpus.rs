@@ -65,14 +65,14 @@ fn ranges(cpus: &[usize]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::raw::Place;
+    use super::super::raw::Location;
     use super::*;
 
     const ALLOWED: &[usize] = &[0, 2, 3, 4, 7];
 
     fn list(word: &str) -> Result<Vec<usize>, String> {
         let value = Value::Word(word.to_owned());
-        cpu_list(&Setting { key: "cpus".to_owned(), value, at: Place::Command }, ALLOWED)
+        cpu_list(&Setting { key: "cpus".to_owned(), value, at: Location::Command }, ALLOWED)
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::claims::{Claim, Places, Shared};
 use super::configuration::{Config, Control, Entry, Origin};
 use super::keys::Settings;
 use super::kind::Kind;
-use super::raw::{Complaint, Place, quote};
+use super::raw::{Complaint, Location, quote};
 use super::rulebook::Rulebook;
 use super::scalars::Scalars;
 use super::validate::{Checked, Validated};
@@ -70,7 +70,7 @@ fn mirrored_mirrors(entries: &[Checked]) -> Vec<Complaint> {
 /// complaint is about the argument.
 fn conflict(earlier: &Claim, later: &Claim) -> Complaint {
     let (at, other) = match (&earlier.at, &later.at) {
-        (Place::Argument(_), Place::Line(..)) => (&earlier.at, &later.at),
+        (Location::Argument(_), Location::Line(..)) => (&earlier.at, &later.at),
         _ => (&later.at, &earlier.at),
     };
     let place = match other {
@@ -81,14 +81,14 @@ fn conflict(earlier: &Claim, later: &Claim) -> Complaint {
 }
 
 /// Describes the place `other` in a complaint about a setting at the place `at`.
-pub(super) fn whereabouts(other: &Place, at: &Place) -> String {
+pub(super) fn whereabouts(other: &Location, at: &Location) -> String {
     match (other, at) {
-        (Place::Line(file, line), Place::Line(here, _)) if file == here => {
+        (Location::Line(file, line), Location::Line(here, _)) if file == here => {
             format!("in line {line} of the file")
         }
-        (Place::Line(file, line), _) => format!("in {file}:{line}"),
-        (Place::Argument(argument), _) => format!("by {argument}"),
-        (Place::Parameter(_) | Place::Command, _) => "elsewhere".to_owned(),
+        (Location::Line(file, line), _) => format!("in {file}:{line}"),
+        (Location::Argument(argument), _) => format!("by {argument}"),
+        (Location::Parameter(_) | Location::Command, _) => "elsewhere".to_owned(),
     }
 }
 
@@ -110,7 +110,7 @@ pub(super) fn overlay(
         let place = ids.get(&id(&entry)).copied();
         match place.and_then(|place| all.entries.get_mut(place)) {
             // A second entry on the command line is an error and no replacement.
-            Some(old) if matches!(old.at, Place::Line(..)) => *old = entry,
+            Some(old) if matches!(old.at, Location::Line(..)) => *old = entry,
             _ => all.entries.push(entry),
         }
     }
@@ -120,7 +120,7 @@ pub(super) fn overlay(
     if all.entries.is_empty() && all.scalars.control.is_none() && all.scalars.plug.is_none() {
         let text = "nothing to switch: give --port, --tap or another entry, or --config FILE, or \
                     --control PATH to add ports later; see --help";
-        complaints.push(Complaint::new(&Place::Command, text));
+        complaints.push(Complaint::new(&Location::Command, text));
     }
     complaints.extend(missing_workers(&all));
     (config(all.scalars, all.entries, places), complaints)

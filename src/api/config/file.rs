@@ -16,7 +16,7 @@ use super::configuration::{Machine, UsageError};
 use super::entries::{self, whereabouts};
 use super::keys::KEYS;
 use super::kind::Kind;
-use super::raw::{Complaint, Place, Section, Setting, Source, Value, clip, quote};
+use super::raw::{Complaint, Location, Section, Setting, Source, Value, clip, quote};
 use super::sources::Text;
 use super::validate::{self, Validated};
 use base::limits;
@@ -53,7 +53,7 @@ pub(super) fn check(
 
 /// Finds global keys that two files set: the switch cannot know which file is right.
 fn given_twice(scalars: &[Setting]) -> Vec<Complaint> {
-    let mut first: HashMap<&str, &Place> = HashMap::new();
+    let mut first: HashMap<&str, &Location> = HashMap::new();
     let mut complaints = Vec::new();
     for Setting { key, at, .. } in scalars {
         match first.get(key.as_str()) {
@@ -105,8 +105,8 @@ fn lower(text: &Text) -> Result<(Source, Vec<Complaint>), Vec<Complaint>> {
 }
 
 /// Returns the replacement for a line that is no TOML, if a replacement is known.
-fn instead(text: &str, at: &Place) -> Option<String> {
-    let Place::Line(_, number) = at else { return None };
+fn instead(text: &str, at: &Location) -> Option<String> {
+    let Location::Line(_, number) = at else { return None };
     let line = text.lines().nth(number - 1)?.split('#').next()?.trim();
     let short = |text: &str| clip(text.trim(), limits::MAX_QUOTED_CHARS);
     if line.starts_with('[') {
@@ -149,14 +149,15 @@ fn report(texts: &[Text], mut complaints: Vec<Complaint>) -> UsageError {
     let order = texts.iter().enumerate().map(|(at, text)| (shown(&text.name), at));
     let order: HashMap<String, usize> = order.collect();
     complaints.sort_by_key(|complaint| match &complaint.at {
-        Place::Line(file, line) => (order.get(&**file).copied(), *line),
-        Place::Argument(_) | Place::Parameter(_) | Place::Command => (Some(usize::MAX), 0),
+        Location::Line(file, line) => (order.get(&**file).copied(), *line),
+        Location::Argument(_) | Location::Parameter(_) | Location::Command => (Some(usize::MAX), 0),
     });
     complaints.dedup();
     let more = complaints.len().saturating_sub(limits::MAX_CONFIG_ERRORS);
     let shown_lines = complaints.iter().take(limits::MAX_CONFIG_ERRORS);
     let mut lines: Vec<String> = shown_lines.map(Complaint::to_string).collect();
-    if let Some(Complaint { at: Place::Line(file, _), .. }) = complaints.last().filter(|_| more > 0)
+    if let Some(Complaint { at: Location::Line(file, _), .. }) =
+        complaints.last().filter(|_| more > 0)
     {
         lines.push(format!("{file}: {}", counted(more, "more error")));
     }
@@ -182,9 +183,9 @@ impl Lines {
     }
 
     /// Returns the line with the byte at `offset`.
-    fn at(&self, offset: usize) -> Place {
+    fn at(&self, offset: usize) -> Location {
         let line = self.starts.partition_point(|start| *start <= offset).max(1);
-        Place::Line(Arc::clone(&self.file), line)
+        Location::Line(Arc::clone(&self.file), line)
     }
 }
 
@@ -214,7 +215,7 @@ impl Lowering {
     }
 
     /// Reads all tables of one name, such as `[[port]]`, `[[tap]]` or `[[stream]]`.
-    fn sections(&mut self, kind: Kind, value: &Spanned<DeValue<'_>>, at: &Place) {
+    fn sections(&mut self, kind: Kind, value: &Spanned<DeValue<'_>>, at: &Location) {
         let wrong = format!("'{kind}' is a list of tables, each begun with [[{kind}]]");
         let DeValue::Array(tables) = value.get_ref() else {
             self.complaints.push(Complaint::new(at, wrong));
@@ -233,7 +234,7 @@ impl Lowering {
     }
 
     /// Reads `[template.plug]`, the only template.
-    fn templates(&mut self, value: &Spanned<DeValue<'_>>, at: &Place) {
+    fn templates(&mut self, value: &Spanned<DeValue<'_>>, at: &Location) {
         let DeValue::Table(tables) = value.get_ref() else {
             let wrong = "'template' is a table of tables: write [template.plug]";
             self.complaints.push(Complaint::new(at, wrong));

@@ -22,8 +22,8 @@ use super::types::{
     STORM, SWITCHED, TRUNK, VERDICT, VLAN, WAY, WORKER,
 };
 use super::types::{
-    Admin, AllowedMac, Ethertype, FilterNames, Guard, Memory, Mode, Offload, Server, Slot, is_list,
-    words_of,
+    Admin, AllowedMac, Ethertype, FilterNames, Guard, Memory, Mode, Offload, Server, Slot,
+    formatted, is_list,
 };
 use base::frame::{MacAddr, Prefix};
 use base::limits;
@@ -124,7 +124,7 @@ pub struct Key {
     effect: Effect,
     form: fn(Kind) -> String,
     pub(super) read: fn(&mut Settings, &Setting) -> Result<(), String>,
-    pub(super) words: fn(&Settings) -> Vec<String>,
+    pub(super) format: fn(&Settings) -> Vec<String>,
     pub(super) copy: fn(&mut Settings, &Settings),
 }
 
@@ -146,7 +146,7 @@ impl Key {
 
     /// Returns the default, or an empty text if the key has no default.
     pub fn default(&self, kind: Kind) -> String {
-        (self.words)(&Settings::new(kind)).concat()
+        (self.format)(&Settings::new(kind)).concat()
     }
 
     /// Returns the type in the interface of the control socket.
@@ -229,9 +229,9 @@ macro_rules! port_keys {
             form: $type.form,
             read: |settings, setting| {
                 let one = ($type.read)(setting, settings.kind)?;
-                settings.$field.put(one)
+                settings.$field.store(one)
             },
-            words: |settings| words_of(&$type, &settings.$field),
+            format: |settings| formatted(&$type, &settings.$field),
             copy: |to, from| to.$field.clone_from(&from.$field),
         },)*];
     };

@@ -13,7 +13,7 @@
 //! `daemon::check` looks for them.
 
 pub use amount::limit_word;
-pub use args::{Asked, first_line, split_commas};
+pub use args::{CliAction, first_line, split_commas};
 pub use claims::{Places, Shared, place};
 pub use configuration::{Config, Control, Endpoint, Entry, Machine, Origin, UsageError, summary};
 pub use kept::{Kept, Keys, Override, Unread, line_text, table_text};
@@ -26,7 +26,7 @@ pub use oddities::between::{Between, between};
 pub use raw::{Value, shell_word};
 pub use request::Request;
 pub use rulebook::{Finding, PortRules, Rulebook};
-pub use settings::{Difference, Wrong};
+pub use settings::{Difference, InvalidSetting};
 pub use sources::{Text, Texts};
 pub use types::{Admin, Guard, Memory, Mode, Offload, Server};
 pub use value::{MetricsSocket, is_port_name};

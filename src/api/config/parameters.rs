@@ -6,31 +6,31 @@ use super::entries::conflicts;
 use super::kept::Keys;
 use super::keys::Settings;
 use super::kind::Kind;
-use super::raw::{Complaint, Place, Section, Setting, Value};
-use super::settings::Wrong;
+use super::raw::{Complaint, Location, Section, Setting, Value};
+use super::settings::InvalidSetting;
 use super::validate::{Validated, entry};
 
-impl From<Complaint> for Wrong {
-    fn from(Complaint { at, text }: Complaint) -> Wrong {
+impl From<Complaint> for InvalidSetting {
+    fn from(Complaint { at, text }: Complaint) -> InvalidSetting {
         let key = match at {
-            Place::Parameter(key) => key,
+            Location::Parameter(key) => key,
             // A complaint about all settings begins with the missing key.
             _ => text.split(' ').next().unwrap_or_default().to_owned(),
         };
-        Wrong { key, text }
+        InvalidSetting { key, text }
     }
 }
 
 impl Settings {
     /// Reads settings of a program, with the name among them, by the rules of the command line and
     /// the files.
-    pub fn parse(kind: Kind, given: Vec<(String, Value)>) -> Result<Settings, Wrong> {
+    pub fn parse(kind: Kind, given: Vec<(String, Value)>) -> Result<Settings, InvalidSetting> {
         let setting = |(key, value): (String, Value)| {
-            let at = Place::Parameter(key.clone());
+            let at = Location::Parameter(key.clone());
             Setting { key, value, at }
         };
         let settings = given.into_iter().map(setting).collect();
-        let (checked, complaints) = entry(&Section { kind, settings, at: Place::Command });
+        let (checked, complaints) = entry(&Section { kind, settings, at: Location::Command });
         let settings = checked.settings.clone();
         let all = Validated { entries: vec![checked], complaints, ..Validated::default() };
         // A single entry has one socket, so the path can be compared as written.
@@ -42,7 +42,7 @@ impl Settings {
     }
 
     /// Returns these settings with other words for some keys; no words for a key that is not set.
-    pub fn with(&self, keys: &Keys) -> Result<Settings, Wrong> {
+    pub fn with(&self, keys: &Keys) -> Result<Settings, InvalidSetting> {
         let mut given = vec![("name".to_owned(), Value::Word(self.name.clone()))];
         let own = self.words().into_iter().map(|(key, words)| (key.to_owned(), words));
         let own = own.filter(|(key, _)| !keys.contains_key(key));

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use super::kind::Kind;
 use base::limits;
 
-/// Place of a setting.
+/// Location of a setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Location {
     /// On the command line: the argument, ready to be printed.
     Argument(String),
     /// In a file, on a line, counted from 1.
@@ -22,14 +22,14 @@ pub(super) enum Place {
     Command,
 }
 
-impl Place {
+impl Location {
     /// Returns the place of the argument `option` with its `value`.
-    pub(super) fn argument(option: &str, value: &str) -> Place {
+    pub(super) fn argument(option: &str, value: &str) -> Location {
         match value {
-            "" => Place::Argument(format!("{option} ''")),
+            "" => Location::Argument(format!("{option} ''")),
             value => {
                 let value = clip(value, limits::MAX_QUOTED_CHARS);
-                Place::Argument(format!("{option} {value}"))
+                Location::Argument(format!("{option} {value}"))
             }
         }
     }
@@ -55,7 +55,7 @@ pub enum Value {
 pub(super) struct Setting {
     pub(super) key: String,
     pub(super) value: Value,
-    pub(super) at: Place,
+    pub(super) at: Location,
 }
 
 impl Setting {
@@ -81,8 +81,8 @@ impl Setting {
             _ if word.len() > limits::MAX_QUOTED_CHARS || !word.chars().all(plain) => {
                 key.to_owned()
             }
-            Place::Line(..) if is_text => format!("{key} = \"{word}\""),
-            Place::Line(..) => format!("{key} = {word}"),
+            Location::Line(..) if is_text => format!("{key} = \"{word}\""),
+            Location::Line(..) => format!("{key} = {word}"),
             _ => format!("{key}={word}"),
         }
     }
@@ -93,7 +93,7 @@ impl Setting {
 pub(super) struct Section {
     pub(super) kind: Kind,
     pub(super) settings: Vec<Setting>,
-    pub(super) at: Place,
+    pub(super) at: Location,
 }
 
 /// All settings of one source: the command line, or the files.
@@ -108,12 +108,12 @@ pub(super) struct Source {
 /// An error and its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Complaint {
-    pub(super) at: Place,
+    pub(super) at: Location,
     pub(super) text: String,
 }
 
 impl Complaint {
-    pub(super) fn new(at: &Place, text: impl Into<String>) -> Complaint {
+    pub(super) fn new(at: &Location, text: impl Into<String>) -> Complaint {
         Complaint { at: at.clone(), text: text.into() }
     }
 }
@@ -121,9 +121,9 @@ impl Complaint {
 impl fmt::Display for Complaint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.at {
-            Place::Argument(argument) => write!(f, "{argument}: {}", self.text),
-            Place::Line(file, line) => write!(f, "{file}:{line}: {}", self.text),
-            Place::Parameter(_) | Place::Command => f.write_str(&self.text),
+            Location::Argument(argument) => write!(f, "{argument}: {}", self.text),
+            Location::Line(file, line) => write!(f, "{file}:{line}: {}", self.text),
+            Location::Parameter(_) | Location::Command => f.write_str(&self.text),
         }
     }
 }

@@ -12,7 +12,7 @@ use super::cpus::cpu_list;
 use super::keys::Settings;
 use super::kind::Kind;
 use super::latency::{Latency, latency};
-use super::raw::{Place, Setting};
+use super::raw::{Location, Setting};
 use super::value::{
     MetricsSocket, group, log_level, metrics, number, one_of, socket_directory, socket_path, text,
     truth, workers,
@@ -48,7 +48,7 @@ macro_rules! scalars {
         pub(super) struct Scalars {
             $(pub(super) $field: Option<$type>,)*
             /// Template with its place.
-            pub(super) template: Option<(Place, Settings)>,
+            pub(super) template: Option<(Location, Settings)>,
         }
 
         impl Scalars {

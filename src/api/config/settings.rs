@@ -30,7 +30,7 @@ pub struct Difference {
 /// A setting that is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
-pub struct Wrong {
+pub struct InvalidSetting {
     /// Key of the setting.
     pub key: String,
     /// Fault and expected value, in one line.
@@ -180,13 +180,13 @@ impl Settings {
     }
 
     /// Refuses a `worker` that does not exist among `workers` workers.
-    pub fn check_worker(&self, workers: usize) -> Result<(), Wrong> {
+    pub fn check_worker(&self, workers: usize) -> Result<(), InvalidSetting> {
         match self.worker.filter(|number| usize::from(*number) >= workers) {
             None => Ok(()),
             Some(number) => {
                 let text =
                     format!("worker must be auto or below workers ({workers}), not {number}");
-                Err(Wrong { key: "worker".to_owned(), text })
+                Err(InvalidSetting { key: "worker".to_owned(), text })
             }
         }
     }
@@ -222,7 +222,7 @@ impl Settings {
     /// Returns the keys that lists and details show, with values of keys that are set.
     pub fn shown(&self) -> impl Iterator<Item = (&'static Key, String)> {
         let keys = self.kind.keys().filter(|key| key.is_shown);
-        keys.flat_map(|key| (key.words)(self).into_iter().map(move |word| (key, word)))
+        keys.flat_map(|key| (key.format)(self).into_iter().map(move |word| (key, word)))
     }
 
     /// Takes over the settings of `wanted` that take effect at once.
@@ -248,7 +248,7 @@ impl Settings {
             _ if key.is_of_server() && (is_client || self.fd.is_some()) => false,
             _ => key.kinds.contains(&self.kind),
         };
-        KEYS.iter().filter(|key| has(key)).map(|key| (key.name, (key.words)(self))).collect()
+        KEYS.iter().filter(|key| has(key)).map(|key| (key.name, (key.format)(self))).collect()
     }
 
     /// Returns the keys whose values are not the defaults, with these values.

@@ -29,7 +29,7 @@ use sys::xdp;
 pub(super) struct Type<T: 'static> {
     pub(super) form: fn(Kind) -> String,
     pub(super) read: fn(&Setting, Kind) -> Result<T, String>,
-    pub(super) word: fn(&T) -> String,
+    pub(super) format: fn(&T) -> String,
     /// True if values are numbers, or may be numbers.
     pub(super) is_number: bool,
     /// Kind of the claim, if only one port may have a value.
@@ -43,26 +43,26 @@ pub(super) struct Type<T: 'static> {
 /// Field for a key's values: one, one or none, or several.
 pub(super) trait Slot<T: 'static> {
     const IS_LIST: bool = false;
-    fn put(&mut self, one: T) -> Result<(), String>;
-    fn all(&self) -> impl Iterator<Item = &T>;
+    fn store(&mut self, one: T) -> Result<(), String>;
+    fn values(&self) -> impl Iterator<Item = &T>;
 }
 
 impl<T: 'static> Slot<T> for T {
-    fn put(&mut self, one: T) -> Result<(), String> {
+    fn store(&mut self, one: T) -> Result<(), String> {
         *self = one;
         Ok(())
     }
-    fn all(&self) -> impl Iterator<Item = &T> {
+    fn values(&self) -> impl Iterator<Item = &T> {
         std::iter::once(self)
     }
 }
 
 impl<T: 'static> Slot<T> for Option<T> {
-    fn put(&mut self, one: T) -> Result<(), String> {
+    fn store(&mut self, one: T) -> Result<(), String> {
         *self = Some(one);
         Ok(())
     }
-    fn all(&self) -> impl Iterator<Item = &T> {
+    fn values(&self) -> impl Iterator<Item = &T> {
         self.iter()
     }
 }
@@ -107,7 +107,7 @@ impl Listed for String {
 
 impl<T: Listed> Slot<T> for Vec<T> {
     const IS_LIST: bool = true;
-    fn put(&mut self, one: T) -> Result<(), String> {
+    fn store(&mut self, one: T) -> Result<(), String> {
         let (most, what) = T::MOST;
         if self.len() == most {
             return Err(format!("more than {most} {what}"));
@@ -115,7 +115,7 @@ impl<T: Listed> Slot<T> for Vec<T> {
         self.push(one);
         Ok(())
     }
-    fn all(&self) -> impl Iterator<Item = &T> {
+    fn values(&self) -> impl Iterator<Item = &T> {
         self.iter()
     }
 }
@@ -125,8 +125,8 @@ pub(super) const fn is_list<T, S: Slot<T>>(_: &Type<T>) -> bool {
 }
 
 /// Returns the values of a field, as text.
-pub(super) fn words_of<T, S: Slot<T>>(of: &Type<T>, slot: &S) -> Vec<String> {
-    slot.all().map(of.word).collect()
+pub(super) fn formatted<T, S: Slot<T>>(of: &Type<T>, slot: &S) -> Vec<String> {
+    slot.values().map(of.format).collect()
 }
 
 /// Returns a type whose values each have a word.
@@ -148,9 +148,9 @@ fn word_of<T: Words>(value: &T) -> String {
 const fn text<T>(
     form: fn(Kind) -> String,
     read: fn(&Setting, Kind) -> Result<T, String>,
-    word: fn(&T) -> String,
+    format: fn(&T) -> String,
 ) -> Type<T> {
-    Type { form, read, word, is_number: false, claims: None, is_shown: false, has_commas: false }
+    Type { form, read, format, is_number: false, claims: None, is_shown: false, has_commas: false }
 }
 
 /// Returns the type with [`Type::is_shown`] set.

@@ -12,7 +12,7 @@ use super::configuration::Machine;
 use super::keys::{KEYS, Key, Settings};
 use super::kind::Kind;
 use super::nearest::{habitual, nearest};
-use super::raw::{Complaint, Place, Section, Setting, Source, Value, quote};
+use super::raw::{Complaint, Location, Section, Setting, Source, Value, quote};
 use super::scalars::{Scalars, claimed_socket, outer_keys};
 use super::types::Mode;
 use super::value::inherited_socket;
@@ -24,7 +24,7 @@ const SHORTHAND_NAME: &str = "port0";
 /// An entry, with the settings that could be read.
 #[derive(Debug, Clone)]
 pub(super) struct Checked {
-    pub(super) at: Place,
+    pub(super) at: Location,
     pub(super) settings: Settings,
     /// Claims of the entry, also of an entry with errors, so that conflicts are reported together
     /// with the errors.
@@ -105,7 +105,7 @@ fn one_by_one(kind: Kind, setting: &Setting) -> Vec<Cow<'_, Setting>> {
 fn missing(key: &Key, Section { kind, at, .. }: &Section) -> String {
     let (name, form) = (key.name, key.form(*kind));
     match at {
-        Place::Line(..) => format!("{name} is missing: write {name} = \"{form}\""),
+        Location::Line(..) => format!("{name} is missing: write {name} = \"{form}\""),
         _ => format!("{name} is missing: write {name}={form}"),
     }
 }
@@ -125,7 +125,7 @@ pub(super) fn entry(section: &Section) -> (Checked, Vec<Complaint>) {
         let outcome = match key {
             _ if again => Err(format!("{} is given twice", quote(&setting.key))),
             Some(key) => (key.read)(&mut settings, setting).map(|()| {
-                let words = (key.words)(&settings);
+                let words = (key.format)(&settings);
                 claims.extend(key.claims.zip(words.into_iter().last()).map(|(what, value)| {
                     Claim { what, value, scope: PathBuf::new(), at: setting.at.clone() }
                 }));
@@ -195,7 +195,7 @@ fn unknown_key(setting: &Setting, known: &[&str], kind: Option<Kind>) -> String 
     let plain = |word: &str| word.trim_end_matches('s').replace('_', "-").to_lowercase();
     let meant = known.iter().find(|word| plain(word) == plain(&setting.key));
     let list = match (&setting.at, kind) {
-        (Place::Parameter(_), Some(kind)) => format!("vioswitchctl {kind} add --help"),
+        (Location::Parameter(_), Some(kind)) => format!("vioswitchctl {kind} add --help"),
         _ => "vioswitchd --help".to_owned(),
     };
     let near = || nearest(&setting.key, known.iter().copied());

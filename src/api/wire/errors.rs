@@ -8,7 +8,7 @@ use super::interface::errors;
 use super::tests::{Varlink, body, item, lines};
 use super::types::State;
 use super::{SERVICE, SWITCH};
-use crate::config::Wrong;
+use crate::config::InvalidSetting;
 use base::limits::{MAX_CONFIG_ERRORS, MAX_QUOTED_CHARS};
 
 errors! { _of_service
@@ -120,7 +120,7 @@ impl Fault {
     }
 
     /// A setting has an invalid value.
-    pub fn invalid(Wrong { key, text }: &Wrong, value: &str) -> Fault {
+    pub fn invalid(InvalidSetting { key, text }: &InvalidSetting, value: &str) -> Fault {
         let (field, value, wanted) = (clip(key), clip(value), text.clone());
         Fault::Switch(SwitchError::InvalidParameter { field, value, wanted })
     }

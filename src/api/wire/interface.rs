@@ -43,7 +43,7 @@ macro_rules! structs {
 }
 
 /// Declares methods: the parameters of each method, and the name and fields of the answer. `admin`
-/// or `captor` before a method names the group that may call the method; `more` marks an answer in
+/// or `capture` before a method names the group that may call the method; `more` marks an answer in
 /// several parts.
 macro_rules! methods {
     ($($(#[doc = $doc:literal])* $([$($flag:ident)*])? $name:ident { $($request:tt)* }
@@ -63,7 +63,7 @@ macro_rules! methods {
 
         impl Request {
             /// Reads the parameters of a method.
-            pub fn read(about: About, parameters: Parameters) -> Result<Request, Fault> {
+            pub fn read(about: MethodInfo, parameters: Parameters) -> Result<Request, Fault> {
                 match about.name {
                     $(stringify!($name) => read(parameters).map(Request::$name),)*
                     name => Err(Fault::method_not_found(name, None)),
@@ -79,8 +79,8 @@ macro_rules! methods {
             }
         })*
 
-        const DECLARED: &[About] = &[$(
-            About { name: stringify!($name), flags: &[$($(stringify!($flag)),*)?] },
+        const DECLARED: &[MethodInfo] = &[$(
+            MethodInfo { name: stringify!($name), flags: &[$($(stringify!($flag)),*)?] },
         )*];
 
         #[cfg(test)]

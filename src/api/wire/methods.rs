@@ -20,13 +20,13 @@ use super::types::{
 
 /// Description of a method.
 #[derive(Debug, Clone, Copy)]
-pub struct About {
+pub struct MethodInfo {
     /// Name in the interface.
     pub name: &'static str,
     flags: &'static [&'static str],
 }
 
-impl About {
+impl MethodInfo {
     /// Returns true if the method answers in several parts.
     pub fn has_parts(self) -> bool {
         self.flags.contains(&"more")
@@ -38,8 +38,8 @@ impl About {
     }
 
     /// Returns true if only callers with capture rights may call the method.
-    pub fn is_for_captors(self) -> bool {
-        self.flags.contains(&"captor")
+    pub fn is_for_capture(self) -> bool {
+        self.flags.contains(&"capture")
     }
 }
 
@@ -161,17 +161,17 @@ methods! {
     /// the ports, or with the connection. drops: only dropped frames. filter: a program as "tcpdump
     /// -ddd" prints programs, without the first line. snaplen: bytes of each frame. lost: copies
     /// that were not read in time. For root, the switch's user and the members of capture-group.
-    [captor more] Capture {
+    [capture more] Capture {
         ports?: Vec<String>, drops?: bool, filter?: Vec<Instruction>, snaplen?: Number,
     } -> Packets { packets: Vec<Packet>, lost: u64 }
     /// Makes an address static on a port: other ports cannot learn it. The address becomes one of
     /// the port's setting mac, as by Set. An address that the port has is accepted; another port's
     /// is refused.
-    [admin] AddAddress { mac: String, port: String } -> Tied {}
+    [admin] AddAddress { mac: String, port: String } -> AddressAdded {}
     /// Deletes a static address from the setting mac of the address's port, and answers the port;
     /// the address can be learned again. port: needed if several ports have the address, each in a
     /// bridge or VLAN of its own.
-    [admin] DeleteAddress { mac: String, port?: String } -> Untied { port: String }
+    [admin] DeleteAddress { mac: String, port?: String } -> AddressDeleted { port: String }
     /// Explains the way of a frame of len bytes, 98 by default, that enters by a port, with the tag
     /// of vlan if vlan is given: each step in a sentence, and the verdict. ip: the frame's source
     /// address of IP, if the frame has one; with dst_ip the frame is a packet of proto (tcp by
@@ -203,15 +203,15 @@ methods! {
     /// Reads the configuration again and applies the differences to ports of files: all
     /// differences, or none if the reload can be undone. With confirm_seconds the old configuration
     /// is restored unless ConfirmConfig comes in time. The answer has 256 steps, or as many as fit
-    /// into 64 KiB; untold: the number of further steps.
+    /// into 64 KiB; suppressed: the number of further steps.
     [admin] ReloadConfig { confirm_seconds?: Number } -> Reloaded {
-        summary: String, steps: Vec<Step>, untold?: u64, confirm_seconds?: u64,
+        summary: String, steps: Vec<Step>, suppressed?: u64, confirm_seconds?: u64,
     }
     /// Keeps the changes of a reload with confirm_seconds.
     [admin] ConfirmConfig {} -> Confirmed {}
 }
 
 /// All methods.
-pub fn all() -> impl Iterator<Item = About> {
+pub fn all() -> impl Iterator<Item = MethodInfo> {
     DECLARED.iter().copied()
 }

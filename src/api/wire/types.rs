@@ -89,13 +89,13 @@ structs! { answered [serde(default)]
     /// protocol by name, and the guest's memory.
     Session { features: Vec<String>, protocol_features: Vec<String>, memory: Vec<Region> }
     /// One ring of a port, by its index; queues of a TAP have the indices of a guest's rings.
-    /// standing: started, and without memory for now. polled: without a kick. available: descriptor
+    /// no_memory: started, and without memory for now. polled: without a kick. available: descriptor
     /// chains that the driver made available and did not get back. Fields of the session are
     /// missing without a session, or if the session did not answer in time. worker: the number of
     /// the worker that serves the ring. idle: seconds since the ring was last used.
     Ring {
         index: usize, queue: usize, direction: Direction, size?: u64, started?: bool,
-        standing?: bool, enabled?: bool, broken?: bool, polled?: bool, worker?: usize,
+        no_memory?: bool, enabled?: bool, broken?: bool, polled?: bool, worker?: usize,
         available?: u64, idle?: u64, frames: u64, bytes: u64, drops: BTreeMap<String, u64>,
         kicks: u64, signals: u64, signals_suppressed: u64, waits: u64, bad_buffers: u64,
         checksummed: u64, segmented: u64, segments: u64, segments_lost: u64, coalesced: u64,
@@ -160,11 +160,11 @@ structs! { answered [serde(default)]
     }
     /// An event. sequence: the event's number, from 1 at the start of the switch. time:
     /// microseconds since 1970; monotonic: of CLOCK_MONOTONIC. text: as in the log. label: the
-    /// port's present label. untold: events of this port that were left out before this event,
+    /// port's present label. suppressed: events of this port that were left out before this event,
     /// because there were too many. Other fields belong to the kind.
     Event {
         sequence: u64, time: u64, monotonic: u64, kind: String as EventKind, text: String,
-        port?: String, label?: String, untold?: u64, why?: String, pid?: i32, uid?: u32,
+        port?: String, label?: String, suppressed?: u64, why?: String, pid?: i32, uid?: u32,
         features?: u64, ring?: u64, seconds?: u64, code?: String, mac?: String, from?: String,
         moves?: u64, at?: String, direction?: Direction, reason?: String, frames?: u64,
         file?: String, rule?: String, address?: String, dropped?: bool,

@@ -29,7 +29,7 @@ const PSH: u8 = 0x08;
 
 /// The position of a frame in its TCP stream, as far as the frame's first bytes tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct SegmentPosition {
     /// Hash of addresses and ports. Two streams may have the same hash: [`Packet`] compares
     /// headers, and frames of one slot stay in order in any case.
     stream: u64,
@@ -46,7 +46,7 @@ pub enum Kind {
     /// The stream cannot be told: the frame may belong to any stream.
     Any,
     /// The frame is a segment of this stream, at this position.
-    Segment(Place),
+    Segment(SegmentPosition),
 }
 
 impl Kind {
@@ -72,7 +72,7 @@ impl Kind {
             _ => return Kind::Any,
         }
         let len = usize::from(u16::from_be_bytes([ip[2], ip[3]])).saturating_sub(IPV4_HEADER);
-        Place::find(&ip[12..20], tcp, len)
+        SegmentPosition::find(&ip[12..20], tcp, len)
     }
 
     fn of_v6(head: &[u8], l3: usize) -> Kind {
@@ -82,7 +82,7 @@ impl Kind {
             UDP | ICMPV6 => return Kind::Other,
             _ => return Kind::Any,
         }
-        Place::find(&ip[8..40], tcp, usize::from(u16::from_be_bytes([ip[4], ip[5]])))
+        SegmentPosition::find(&ip[8..40], tcp, usize::from(u16::from_be_bytes([ip[4], ip[5]])))
     }
 }
 
@@ -96,7 +96,7 @@ fn fragment(ip: &[u8]) -> u16 {
     u16::from_be_bytes([ip[6], ip[7]])
 }
 
-impl Place {
+impl SegmentPosition {
     fn find(addresses: &[u8], tcp: &[u8], len: usize) -> Kind {
         let Some(first) = tcp.first_chunk::<8>() else { return Kind::Any };
         let [p, o, r, t, a, b, c, d] = *first;
@@ -107,12 +107,12 @@ impl Place {
             product ^ product >> 32
         });
         let sequence = u32::from_be_bytes([a, b, c, d]);
-        Kind::Segment(Place { stream, sequence, len: len as u32 })
+        Kind::Segment(SegmentPosition { stream, sequence, len: len as u32 })
     }
 
     /// Returns true if this segment may directly follow `before`. The length of `before`'s TCP
     /// header may be unknown, so every legal length is accepted.
-    fn follows(&self, before: &Place) -> bool {
+    fn follows(&self, before: &SegmentPosition) -> bool {
         let payload = self.sequence.wrapping_sub(before.sequence);
         let headers = before.len.wrapping_sub(payload) as usize;
         (TCP_HEADER..=TCP_MOST).contains(&headers) && payload > 0 && self.stream == before.stream
@@ -142,7 +142,7 @@ impl Order {
         let frames = &frames[..frames.len().min(BURST_FRAMES)];
         // `places` and `next`: position and successor of each frame. `last`: the last frame of each
         // slot.
-        let mut places: [Option<Place>; BURST_FRAMES] = [None; BURST_FRAMES];
+        let mut places: [Option<SegmentPosition>; BURST_FRAMES] = [None; BURST_FRAMES];
         let (mut next, mut last) = ([NONE; BURST_FRAMES], [NONE; BURST_FRAMES]);
         let mut behind = 0u64;
         for (at, &index) in frames.iter().enumerate() {

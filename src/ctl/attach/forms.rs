@@ -1,7 +1,7 @@
 //! The arguments that each front-end takes. All functions are pure, except `kvm` and
 //! `free_huge_mib`, which look at the machine.
 
-use super::wanted::{VmArguments, VmPort, Wanted};
+use super::wanted::{AttachRequest, VmArguments, VmPort};
 use crate::qemu::{Version, escaped};
 
 /// Identifier of the shared memory.
@@ -63,8 +63,8 @@ pub fn device(port: &VmPort, netdev: &str, queues: u64, bus: Bus) -> String {
 }
 
 /// Returns QEMU's arguments for the port, without the arguments for memory.
-fn card(wanted: &Wanted) -> Vec<String> {
-    let Wanted { port, version, emulated, .. } = wanted;
+fn card(wanted: &AttachRequest) -> Vec<String> {
+    let AttachRequest { port, version, emulated, .. } = wanted;
     let id = port.id();
     let bus = if *emulated && version.fears_msix() { Bus::PciWithoutMsix } else { Bus::Pci };
     let pairs = [
@@ -75,7 +75,7 @@ fn card(wanted: &Wanted) -> Vec<String> {
     pairs.into_iter().flat_map(|(option, value)| [option.to_owned(), value]).collect()
 }
 
-fn notes(wanted: &Wanted) -> Vec<String> {
+fn notes(wanted: &AttachRequest) -> Vec<String> {
     let mut notes = Vec::new();
     if wanted.emulated && wanted.version.fears_msix() {
         let version = wanted.version;
@@ -92,7 +92,7 @@ fn notes(wanted: &Wanted) -> Vec<String> {
 }
 
 /// Returns QEMU's options and values, a pair on each line, ready for a command line.
-pub fn qemu(wanted: &Wanted) -> VmArguments {
+pub fn qemu(wanted: &AttachRequest) -> VmArguments {
     let mem = wanted.mem.word();
     let object = memory(&wanted.port, MEMORY, &mem);
     let mut arguments: Vec<String> =
@@ -108,7 +108,7 @@ fn lines(arguments: &[String]) -> String {
 }
 
 /// Returns cloud-hypervisor's arguments, whose `num_queues` counts rings, not pairs.
-pub(crate) fn cloud_hypervisor(wanted: &Wanted) -> VmArguments {
+pub(crate) fn cloud_hypervisor(wanted: &AttachRequest) -> VmArguments {
     let port = &wanted.port;
     let prealloc = if port.prealloc { ",prealloc=on" } else { "" };
     let mode = if port.front_end_listens { "server" } else { "client" };
@@ -133,7 +133,7 @@ pub(crate) fn cloud_hypervisor(wanted: &Wanted) -> VmArguments {
 }
 
 /// Returns the parts of a libvirt domain, each below a comment that names its place.
-pub fn libvirt(wanted: &Wanted) -> VmArguments {
+pub fn libvirt(wanted: &AttachRequest) -> VmArguments {
     let port = &wanted.port;
     let allocation = if port.prealloc { "\n  <allocation mode='immediate'/>" } else { "" };
     let mut interface = String::new();
@@ -182,7 +182,7 @@ fn xml(text: &str) -> String {
 }
 
 /// Returns DPDK's arguments for virtio-user, on huge pages if enough huge pages are free.
-pub fn dpdk(wanted: &Wanted) -> VmArguments {
+pub fn dpdk(wanted: &AttachRequest) -> VmArguments {
     let port = &wanted.port;
     let mib = wanted.mem.mib();
     let mut arguments = vec!["--no-pci".to_owned()];
@@ -225,8 +225,8 @@ mod tests {
     use super::super::wanted::Size;
     use super::*;
 
-    fn wanted(queues: u64, version: &str) -> Wanted {
-        Wanted {
+    fn wanted(queues: u64, version: &str) -> AttachRequest {
+        AttachRequest {
             port: VmPort {
                 name: "9".to_owned(),
                 socket: "/run/a,b/vm1.sock".to_owned(),
@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn a_domain_whose_card_would_end_qemu_gets_a_note() {
         let mut wanted = wanted(1, "7.2");
-        let notes = |wanted: &Wanted| libvirt(wanted).notes.join("\n");
+        let notes = |wanted: &AttachRequest| libvirt(wanted).notes.join("\n");
         assert!(notes(&wanted).contains("pci=nomsi"), "{}", notes(&wanted));
         wanted.emulated = false;
         assert!(!notes(&wanted).contains("pci=nomsi"), "{}", notes(&wanted));

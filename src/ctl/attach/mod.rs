@@ -14,7 +14,7 @@ use crate::client::Client;
 use crate::failure::Failure;
 use crate::output::{self, say};
 use crate::qemu::Version;
-use wanted::{Size, VmPort, Wanted, size};
+use wanted::{AttachRequest, Size, VmPort, size};
 
 /// Print the arguments that attach a virtual machine to a port
 ///
@@ -69,7 +69,7 @@ fn version(text: &str) -> Result<Version, String> {
 
 impl Attach {
     /// Returns the arguments, as JSON and for people. Prints notes unless `as_json` is true.
-    pub fn run(&self, client: &mut Client, as_json: bool) -> Result<output::Told, Failure> {
+    pub fn run(&self, client: &mut Client, as_json: bool) -> Result<output::Output, Failure> {
         let mut port = match self.plug {
             true => VmPort::to_come(client, &self.name)?,
             false => VmPort::ask(client, &self.name)?,
@@ -97,31 +97,31 @@ impl Attach {
             }
             Version { major: 10, minor: 0 }
         });
-        let wanted = Wanted {
+        let wanted = AttachRequest {
             port,
             mem: self.mem,
             version,
             emulated: self.emulated || !forms::kvm(),
             free_huge_mib: forms::free_huge_mib(),
         };
-        let (kind, mut told) = match () {
+        let (kind, mut printed) = match () {
             () if qemu => ("qemu", forms::qemu(&wanted)),
             () if libvirt => ("libvirt", forms::libvirt(&wanted)),
             () if cloud_hypervisor => ("cloud-hypervisor", forms::cloud_hypervisor(&wanted)),
             () => ("dpdk", forms::dpdk(&wanted)),
         };
-        notes.append(&mut told.notes);
+        notes.append(&mut printed.notes);
         if !as_json {
             notes.iter().for_each(|note| say(note));
         }
-        let mut answer = json!({"form": kind, "text": told.text, "notes": notes});
-        if !told.arguments.is_empty() {
-            answer["arguments"] = told.arguments.into();
+        let mut answer = json!({"form": kind, "text": printed.text, "notes": notes});
+        if !printed.arguments.is_empty() {
+            answer["arguments"] = printed.arguments.into();
         }
         if qemu {
             answer["qemu_version"] = version.to_string().into();
         }
-        Ok((answer, told.text))
+        Ok((answer, printed.text))
     }
 
     /// Returns a note about the address of `--mac`; an error if the switch would drop frames from

@@ -149,7 +149,7 @@ fn own_address(host: &str, name: &str) -> String {
 }
 
 /// Front-end to start, with its port and memory.
-pub struct Wanted {
+pub struct AttachRequest {
     pub port: VmPort,
     pub mem: Size,
     /// Version of QEMU.

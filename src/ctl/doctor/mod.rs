@@ -33,7 +33,7 @@ use serde_json::{Value, json};
 
 use crate::client::Client;
 use crate::failure::{Failure, start_by_hand};
-use crate::output::Told;
+use crate::output::Output;
 use crate::values;
 use facts::{Ended, Facts};
 use findings::{Findings, finding_lines, line, shown};
@@ -111,7 +111,11 @@ fn judge_ended(failure: &Failure, ended: &Ended, control: &Path) -> Vec<Finding>
 impl Doctor {
     /// Runs the doctor. Returns the exit status, and the answer unless `--watch` has printed the
     /// findings.
-    pub(crate) fn run(&self, control: &Path, as_json: bool) -> Result<(Option<Told>, u8), Failure> {
+    pub(crate) fn run(
+        &self,
+        control: &Path,
+        as_json: bool,
+    ) -> Result<(Option<Output>, u8), Failure> {
         if let Some(every) = self.watch {
             watch::run(every, as_json, || Ok(self.look(control)?.1))?;
             return Ok((None, 0));

@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use api::config::{
-    Asked, Config, Finding, Kind, Machine, PortRules, Request, Rulebook, Settings, Value,
+    CliAction, Config, Finding, Kind, Machine, PortRules, Request, Rulebook, Settings, Value,
 };
 use api::wire::ConfigEntry;
 use base::limits::MAX_WORKERS;
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::output::{Told, listed, text};
+use crate::output::{Output, listed, text};
 
 /// A fault of a filter, or of a port that names filters.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -62,11 +62,11 @@ pub(crate) fn of_file(path: &str) -> Result<Vec<Settings>, Failure> {
     let args = ["vioswitchd", "--config", path, "--control", "/control"];
     let read = || -> Result<Option<Config>, api::config::UsageError> {
         match Request::read(args, machine)? {
-            Asked::Request(request) => {
+            CliAction::Request(request) => {
                 let texts = request.texts()?;
                 request.lay_over_at(&texts, &Path::to_path_buf).map(Some)
             }
-            Asked::Print(_) => Ok(None),
+            CliAction::Print(_) => Ok(None),
         }
     };
     let config = read().map_err(|error| Failure::refused(error.lines.join("\n")))?;
@@ -76,7 +76,7 @@ pub(crate) fn of_file(path: &str) -> Result<Vec<Settings>, Failure> {
 
 /// Returns the output of `filter check`, as JSON and as text: all faults, or only the faults of the
 /// filter or port named `only`.
-pub(crate) fn told(all: &[Settings], only: Option<&str>) -> Told {
+pub(crate) fn report(all: &[Settings], only: Option<&str>) -> Output {
     let mut faults = faults(all);
     faults.retain(|fault| only.is_none_or(|name| fault.is_about(name)));
     let line = |fault: &FilterFault| {

@@ -25,7 +25,7 @@ use serde_json::json;
 
 use crate::failure::Failure;
 use crate::network::address::{self, Cidr};
-use crate::output::{Told, say};
+use crate::output::{Output, say};
 use crate::run::Run;
 use crate::values::DELETE;
 use forward::PortForward;
@@ -125,7 +125,7 @@ fn ipv4(text: &str) -> Result<Cidr, String> {
 
 impl Lan {
     /// Runs the command. Returns the answer and the exit status.
-    pub(crate) fn run(&self) -> Result<(Option<Told>, u8), Failure> {
+    pub(crate) fn run(&self) -> Result<(Option<Output>, u8), Failure> {
         let place = Place::of_user();
         match &self.command {
             None if self.foreground => start::foreground(place, &self.options)?,

@@ -11,11 +11,11 @@ use super::protocol::NetworkState;
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::look;
-use crate::output::Told;
+use crate::output::Output;
 use crate::show;
 
 /// Returns the state of the network, with the ports of the switch and the leases.
-pub(super) fn look(place: &Place, answer: NetworkState) -> Result<Told, Failure> {
+pub(super) fn look(place: &Place, answer: NetworkState) -> Result<Output, Failure> {
     let ports = look::of_kind(&mut Client::connect(&place.control())?, Some(Kind::Port))?;
     let leases = leases::read(&place.leases());
     let (mut rows, mut machines) = (Vec::new(), Vec::new());

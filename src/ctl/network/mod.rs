@@ -97,8 +97,8 @@ fn interface(text: &str) -> Result<String, String> {
 
 impl Network {
     /// Runs the command. Returns the answer and the exit status.
-    pub fn run(&self, control: &Path) -> Result<(output::Told, u8), Failure> {
-        let told = match &self.name {
+    pub fn run(&self, control: &Path) -> Result<(output::Output, u8), Failure> {
+        let outcome = match &self.name {
             None => self.list(),
             Some(name) if self.remove => apply::remove(&self.store(), name, self.live(control))?,
             Some(name) => match &self.bridge {
@@ -106,7 +106,7 @@ impl Network {
                 None => self.nat(name, control)?,
             },
         };
-        Ok(((told.value, told.text), told.refused.map_or(0, |failure| failure.status)))
+        Ok(((outcome.value, outcome.text), outcome.refused.map_or(0, |failure| failure.status)))
     }
 
     fn store(&self) -> Store {

@@ -17,7 +17,7 @@ use sys::blocking::{NotBegun, Task};
 
 /// A port that a client wants.
 #[derive(Debug)]
-pub struct Wanted {
+pub struct AddRequest {
     pub(super) new: NewPort,
     /// True if the request succeeds when the switch has a port with equal settings.
     pub(super) may_exist: bool,
@@ -28,7 +28,7 @@ pub struct Wanted {
 /// A client's wait for a new port.
 #[derive(Debug)]
 pub(crate) struct AddWait {
-    wanted: Wanted,
+    wanted: AddRequest,
     /// The end of the client's wait.
     end: Instant,
     permit: Permit,
@@ -37,7 +37,7 @@ pub(crate) struct AddWait {
 
 impl AddWait {
     /// Begins to add a port whose settings have a socket's path.
-    pub(super) fn new(wanted: Wanted, switch: &Switch) -> AddWait {
+    pub(super) fn new(wanted: AddRequest, switch: &Switch) -> AddWait {
         let end = Instant::now() + SOCKET_OPEN_TIMEOUT;
         let begun = Err(NotBegun::Busy);
         let mut wait = AddWait { wanted, end, permit: Permit::until(end), begun };
@@ -50,7 +50,7 @@ impl AddWait {
         let Some(path) = new.settings().socket.clone() else { return };
         let (daemon, permit) = (switch.shared_daemon(), self.permit.clone());
         let work = move || add(&daemon, &new, &permit);
-        self.begun = switch.view.opens.begin(&path, &switch.news, work);
+        self.begun = switch.view.opens.begin(&path, &switch.wakeup, work);
     }
 
     /// Returns the answer, if the result is known or the wait is over.

@@ -3,19 +3,23 @@
 use super::connection::Caller;
 use super::methods::Switch;
 use super::parameters::{self, wrong};
-use api::wire::{AddAddress, DeleteAddress, Fault, Tied, Untied};
+use api::wire::{AddAddress, AddressAdded, AddressDeleted, DeleteAddress, Fault};
 use base::frame::MacAddr;
 
 impl Switch {
     /// Answers `AddAddress`: gives the port a static address until the port is deleted, so that no
     /// other port learns the address. A port may have as many addresses as a configuration may give
     /// it. An address that the port has already is no error.
-    pub(super) fn add_address(&self, given: &AddAddress, caller: Caller) -> Result<Tied, Fault> {
+    pub(super) fn add_address(
+        &self,
+        given: &AddAddress,
+        caller: Caller,
+    ) -> Result<AddressAdded, Fault> {
         let AddAddress { mac, port } = given;
         let tied = self.daemon().assign_address(address(mac)?, port);
         tied.map_err(|error| self.fault(port, &error))?;
         self.tell("adds an address to", port, caller);
-        Ok(Tied {})
+        Ok(AddressAdded {})
     }
 
     /// Answers `DeleteAddress`: takes a static address from a port, also an address among the
@@ -24,11 +28,11 @@ impl Switch {
         &self,
         given: &DeleteAddress,
         caller: Caller,
-    ) -> Result<Untied, Fault> {
+    ) -> Result<AddressDeleted, Fault> {
         let untied = self.daemon().release_address(address(&given.mac)?, given.port.as_deref());
         let port = untied.map_err(|error| Fault::refused(&error.to_string()))?;
         self.tell("takes an address from", &port, caller);
-        Ok(Untied { port })
+        Ok(AddressDeleted { port })
     }
 }
 

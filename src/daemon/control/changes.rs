@@ -1,11 +1,11 @@
 //! Adds, changes and deletes ports, TAPs, streams, mirrors, filters and groups for clients.
 
-use super::adding::{AddWait, Wanted};
+use super::adding::{AddRequest, AddWait};
 use super::connection::Caller;
 use super::methods::{Answer, Switch};
 use super::parameters::{Values, settings, wrong};
 use crate::{NewPort, PortError};
-use api::config::{self, Difference, Entry, Kind, Settings, Wrong};
+use api::config::{self, Difference, Entry, InvalidSetting, Kind, Settings};
 use api::wire::{self, Added, Change, Changed, Delete, Fault, WasReset, clip};
 use switch::PortId;
 
@@ -42,10 +42,10 @@ impl Switch {
                 self.named(&mirror.to)?;
             }
             let added = self.daemon().add_entry(&new).map(|()| None);
-            let wanted = Wanted { new, may_exist, any_socket: false };
+            let wanted = AddRequest { new, may_exist, any_socket: false };
             return self.added(&wanted, added).map(|added| Answer::reply(&added));
         }
-        let wanted = Wanted { new, may_exist, any_socket: default };
+        let wanted = AddRequest { new, may_exist, any_socket: default };
         // An existing port is answered without a look at a path.
         let mut added = self.daemon().check_name(&name);
         if added.is_ok() {
@@ -62,7 +62,7 @@ impl Switch {
     /// Returns the answer to `Add`, with the number of the port; other entries have no number.
     pub(super) fn added(
         &self,
-        Wanted { new, may_exist, any_socket }: &Wanted,
+        AddRequest { new, may_exist, any_socket }: &AddRequest,
         added: Result<Option<PortId>, PortError>,
     ) -> Result<Added, Fault> {
         let settings = new.settings();
@@ -172,7 +172,7 @@ impl Switch {
             (entry.settings.kind.is_port(), entry.settings.socket.is_some());
         let new = NewPort::Configured(Box::new(entry));
         if has_socket {
-            let wanted = Wanted { new, may_exist: false, any_socket: false };
+            let wanted = AddRequest { new, may_exist: false, any_socket: false };
             let mut wait = AddWait::new(wanted, self);
             return Ok(Answer::parts(move |switch| wait.part(switch)));
         }
@@ -278,7 +278,7 @@ pub(super) fn check_endpoint(wanted: &Settings, values: &Values) -> Result<(), F
     match &wanted.socket {
         Some(path) if path.is_relative() => {
             let text = format!("socket {path:?} must be a whole path, from / on");
-            Err(values.fault(Wrong { key: "socket".to_owned(), text }))
+            Err(values.fault(InvalidSetting { key: "socket".to_owned(), text }))
         }
         _ => Ok(()),
     }

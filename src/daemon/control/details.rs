@@ -103,7 +103,7 @@ impl SocketLook {
     fn go_on(&mut self, switch: &Switch) -> Option<Instant> {
         if self.task.is_none() {
             let path = self.path.clone();
-            let begun = switch.looks.begin(&self.path, &switch.news, move || socket(&path));
+            let begun = switch.looks.begin(&self.path, &switch.wakeup, move || socket(&path));
             self.is_at_it |= matches!(begun, Ok(_) | Err(NotBegun::Busy));
             self.task = begun.ok();
         }
@@ -181,7 +181,7 @@ fn ring(stats: &QueueStats, facts: Option<&RingFacts>) -> Ring {
     Ring {
         size: facts.map(|facts| facts.size.into()).filter(|size| *size != 0),
         started: facts.map(|facts| facts.started),
-        standing: facts.map(|facts| facts.standing),
+        no_memory: facts.map(|facts| facts.no_memory),
         enabled: facts.map(|facts| facts.enabled),
         broken: facts.and_then(|facts| facts.broken),
         polled: facts.map(|facts| facts.polled),

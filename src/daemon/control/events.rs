@@ -46,7 +46,7 @@ impl EventStream {
 
 /// Returns an event as clients see it.
 fn show(event: &events::Event, label: impl Fn(&str) -> Option<String>) -> Event {
-    let events::Event { sequence, time, monotonic, port, untold, what } = event;
+    let events::Event { sequence, time, monotonic, port, suppressed, what } = event;
     Event {
         sequence: *sequence,
         time: *time,
@@ -55,7 +55,7 @@ fn show(event: &events::Event, label: impl Fn(&str) -> Option<String>) -> Event 
         text: what.to_string(),
         port: port.clone(),
         label: port.as_deref().and_then(label),
-        untold: Some(*untold).filter(|untold| *untold > 0),
+        suppressed: Some(*suppressed).filter(|suppressed| *suppressed > 0),
         ..details(what)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::methods::{Answer, Place, Switch};
+use super::methods::{Answer, Selection, Switch};
 use super::parts::Part;
 use api::wire::{Fault, GroupPort, GroupRole, Groups};
 use base::limits::{CONTROL_ADDRESSES_A_REPLY, CONTROL_PORTS_A_REPLY};
@@ -13,7 +13,7 @@ use sys::clock;
 impl Switch {
     /// Answers `ListGroups` with the queriers and routers at a place, as they are now, and with the
     /// members. Members are many: each part is read when the client takes it.
-    pub(super) fn groups(&self, of: Place) -> Result<Answer, Fault> {
+    pub(super) fn groups(&self, of: Selection) -> Result<Answer, Fault> {
         let ports = self.view.ports.present();
         let Some(snooping) = ports.snooping() else {
             return Err(Fault::refused("vioswitchd runs without --multicast-snooping"));
@@ -45,7 +45,7 @@ impl Switch {
     }
 }
 
-impl Place {
+impl Selection {
     /// Returns the ports of a group that exist.
     fn shown(&self, known: &[Known], ports: &PortTable) -> Vec<GroupPort> {
         let known = known.iter().filter(|one| self.has(one.port, one.segment));

@@ -89,7 +89,7 @@ pub struct Switch {
     /// Limits the log lines about clients.
     pub(crate) log: Bucket,
     /// Wakes the thread for answers that wait for something to happen.
-    pub(crate) news: Arc<Waker>,
+    pub(crate) wakeup: Arc<Waker>,
     /// Threads that look at sockets' files; `diffs` has the thread that compares the configuration.
     pub(super) looks: Blocking,
     pub(super) diffs: Blocking,
@@ -105,7 +105,7 @@ impl Switch {
         let directory = control.path.parent().map(PathBuf::from).unwrap_or_default();
         let daemon = Arc::clone(daemon);
         let view = lock(&daemon).view();
-        let (news, clients) = (Arc::clone(&view.news), Arc::clone(&view.clients));
+        let (wakeup, clients) = (Arc::clone(&view.wakeup), Arc::clone(&view.clients));
         Switch {
             daemon,
             view,
@@ -116,7 +116,7 @@ impl Switch {
             capture: control.capture,
             clients,
             log: Bucket::new(PORT_LOG_BURST, PORT_LOG_EVERY),
-            news,
+            wakeup,
             looks: Blocking::new(CONTROL_LOOKS),
             diffs: Blocking::new(1),
         }
@@ -161,7 +161,7 @@ impl Switch {
                 if about.is_for_admins() {
                     permit(client, self.admins, "control-admin-group")?;
                 }
-                if about.is_for_captors() {
+                if about.is_for_capture() {
                     permit(client, self.capture, "capture-group")?;
                 }
                 let request = Request::read(about, parameters)?;
@@ -182,7 +182,7 @@ impl Switch {
                 Answer::reply(&OnePort { port: self.show(&*self.named(&given.name)?) })
             }
             Request::GetPortDetails(given) => {
-                let mut wait = DetailsWait::new(&self.named(&given.name)?, &self.news);
+                let mut wait = DetailsWait::new(&self.named(&given.name)?, &self.wakeup);
                 Answer::parts(move |switch| Ok(wait.part(switch)))
             }
             Request::WaitForPort(given) => wait_for_port(given)?,
@@ -251,7 +251,7 @@ impl Switch {
             PortError::BeingRemoved(name) => Fault::port_being_removed(name),
             PortError::NoSuchPort | PortError::NotAssigned(NotAssigned::NoSuchPort) => {
                 let ports = self.view.ports.present();
-                match ports.named(name).is_some_and(|port| port.is_leaving()) {
+                match ports.named(name).is_some_and(|port| port.is_removing()) {
                     true => Fault::port_being_removed(name),
                     false => unknown_port(&ports, name),
                 }
@@ -351,7 +351,7 @@ impl Switch {
         port: Option<String>,
         bridge: Option<String>,
         vlan: Option<Number>,
-    ) -> Result<Place, Fault> {
+    ) -> Result<Selection, Fault> {
         let port = port.map(|name| self.named(&name).map(|port| port.id)).transpose()?;
         let ports = self.view.ports.present();
         let numbered = |name: String| {
@@ -362,7 +362,7 @@ impl Switch {
         };
         let bridge = bridge.map(numbered).transpose()?;
         let vlan = number(vlan, "vlan", 0..=MAX_VLAN.into())?.map(|vlan| vlan as VlanId);
-        Ok(Place { port, bridge, vlan })
+        Ok(Selection { port, bridge, vlan })
     }
 
     /// Lists the ports by their numbers; each part reads the present table.
@@ -380,7 +380,7 @@ impl Switch {
     }
 
     /// Lists the present addresses, sorted by port.
-    fn addresses(&self, of: &Place) -> Answer {
+    fn addresses(&self, of: &Selection) -> Answer {
         let mut entries = self.view.fdb.entries(clock::coarse_seconds());
         entries.retain(|entry| of.has(entry.port, entry.station.segment));
         entries.sort_unstable_by_key(|entry| (entry.port, entry.station));
@@ -406,13 +406,13 @@ fn json_of(key: &config::Key, word: String) -> Value {
 
 /// A port, a bridge and a VLAN; a part that is not named stands for all.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Selection {
     port: Option<PortId>,
     bridge: Option<BridgeId>,
     vlan: Option<VlanId>,
 }
 
-impl Place {
+impl Selection {
     pub(super) fn has(&self, port: PortId, segment: Segment) -> bool {
         self.port.is_none_or(|one| one == port)
             && self.bridge.is_none_or(|one| one == segment.bridge())

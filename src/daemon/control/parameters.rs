@@ -5,14 +5,14 @@ use std::ops::RangeInclusive;
 
 use serde_json::{Number, Value};
 
-use api::config::{KEYS, Value as Given, Wrong};
+use api::config::{InvalidSetting, KEYS, Value as Given};
 use api::wire::{Fault, Parameters};
 use base::frame::MacAddr;
 use base::limits::MAX_GROUP_ADDRESSES;
 
 /// Returns the error about a parameter with an invalid value.
 pub fn wrong(key: &str, text: String, value: &str) -> Fault {
-    Fault::invalid(&Wrong { key: key.to_owned(), text }, value)
+    Fault::invalid(&InvalidSetting { key: key.to_owned(), text }, value)
 }
 
 /// Returns the MAC address of a parameter.
@@ -49,14 +49,14 @@ pub struct Values(Parameters);
 
 impl Values {
     /// Returns the error about a parameter, with the value that the client gave.
-    pub fn fault(&self, Wrong { key, text }: Wrong) -> Fault {
+    pub fn fault(&self, InvalidSetting { key, text }: InvalidSetting) -> Fault {
         let field = key.replace('-', "_");
         let value = match self.0.get(&field).or_else(|| self.0.get(&key)) {
             None => String::new(),
             Some(Value::String(text)) => text.clone(),
             Some(other) => other.to_string(),
         };
-        Fault::invalid(&Wrong { key: field, text }, &value)
+        Fault::invalid(&InvalidSetting { key: field, text }, &value)
     }
 }
 

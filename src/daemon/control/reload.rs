@@ -105,7 +105,7 @@ impl Switch {
                 let reloader = Arc::clone(&switch.reloader);
                 // The configuration has one set of files, so the path is empty.
                 let work = move || reloader.diff();
-                begun = switch.diffs.begin(Path::new(""), &switch.news, work);
+                begun = switch.diffs.begin(Path::new(""), &switch.wakeup, work);
             }
             if let Err(error @ NotBegun::Thread(_)) = &begun {
                 return Err(Fault::refused(&error.to_string()));
@@ -135,9 +135,10 @@ impl Switch {
             Some(Err(errors)) => Err(Fault::bad_config(&errors)),
             Some(Ok(steps)) => {
                 let told = some(steps.iter().map(|step| switch.step(step)));
-                let untold = Some((steps.len() - told.len()) as u64).filter(|untold| *untold > 0);
+                let suppressed =
+                    Some((steps.len() - told.len()) as u64).filter(|suppressed| *suppressed > 0);
                 let (summary, confirm_seconds) = (summary(&steps), confirm);
-                let reloaded = Reloaded { summary, steps: told, untold, confirm_seconds };
+                let reloaded = Reloaded { summary, steps: told, suppressed, confirm_seconds };
                 Ok(Part::reply(&reloaded, false))
             }
         }))

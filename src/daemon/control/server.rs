@@ -29,11 +29,11 @@ use datapath::vhost_user::socket::Listener;
 /// Tokens of the epoll set; clients have the numbers from `FIRST` on.
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
-const NEWS: u64 = 2;
+const WAKEUP: u64 = 2;
 const FIRST: u64 = 3;
 
 /// A port that is being removed, and the place and number of the client that waits for the removal.
-struct Leaving {
+struct PendingRemoval {
     name: String,
     removal: Removal,
     asked: Option<(usize, u64)>,
@@ -47,8 +47,8 @@ pub struct Server<'a> {
     places: [Option<Connection>; CONTROL_CONNECTIONS],
     /// Clients that can go on.
     ready: ReadyList,
-    leaving: Vec<Leaving>,
-    /// The time of the next look at `leaving`.
+    removals: Vec<PendingRemoval>,
+    /// The time of the next step of `removals`.
     step_at: Option<Instant>,
     /// The time until which no client is accepted, for want of descriptors or memory.
     closed_until: Option<Instant>,
@@ -68,7 +68,7 @@ impl<'a> Server<'a> {
             |fd, data| epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, data));
         watch(listener.as_fd().as_raw_fd(), LISTENER)?;
         watch(stop.as_raw_fd(), STOP)?;
-        watch(switch.news.as_raw_fd(), NEWS)?;
+        watch(switch.wakeup.as_raw_fd(), WAKEUP)?;
         let places = [const { None }; CONTROL_CONNECTIONS];
         Ok(Server {
             listener,
@@ -76,7 +76,7 @@ impl<'a> Server<'a> {
             epoll,
             places,
             ready: ReadyList::default(),
-            leaving: Vec::new(),
+            removals: Vec::new(),
             step_at: None,
             closed_until: None,
             last: 0,
@@ -85,8 +85,8 @@ impl<'a> Server<'a> {
 
     /// Serves clients until the thread is to end.
     pub(crate) fn run(mut self) -> io::Result<()> {
-        while self.look()? {
-            self.give_turn();
+        while self.poll()? {
+            self.serve_next();
             self.keep_time()?;
         }
         Ok(())
@@ -94,13 +94,13 @@ impl<'a> Server<'a> {
 
     /// Takes the events that happened, and waits for events if no client is ready. False at the
     /// end.
-    fn look(&mut self) -> io::Result<bool> {
+    fn poll(&mut self) -> io::Result<bool> {
         // An event before the waker is armed wakes no thread, so the answers are looked at again.
-        if self.clients().any(|client| client.idle.is_some()) && self.switch.news.arm() {
+        if self.clients().any(|client| client.idle.is_some()) && self.switch.wakeup.arm() {
             self.resume(|_| true);
         }
         let mut events = [EpollEvent::default(); FIRST as usize + CONTROL_CONNECTIONS];
-        let millis = if self.ready.is_empty() { self.patience() } else { 0 };
+        let millis = if self.ready.is_empty() { self.timeout_millis() } else { 0 };
         let count = match self.epoll.wait(millis, &mut events) {
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
@@ -110,8 +110,8 @@ impl<'a> Server<'a> {
             match event.data() {
                 STOP => return Ok(false),
                 LISTENER => self.accept(),
-                NEWS => {
-                    self.switch.news.clear();
+                WAKEUP => {
+                    self.switch.wakeup.clear();
                     self.resume(|_| true);
                 }
                 number => {
@@ -140,7 +140,7 @@ impl<'a> Server<'a> {
     }
 
     /// Returns for how many milliseconds no work is due; -1 if no work is planned.
-    fn patience(&self) -> i32 {
+    fn timeout_millis(&self) -> i32 {
         let waits = self.clients().filter_map(Connection::deadline);
         let idle = self.clients().filter_map(|client| client.idle.and_then(|idle| idle.until));
         let all = waits.chain(idle).chain(self.closed_until).chain(self.step_at);
@@ -154,7 +154,7 @@ impl<'a> Server<'a> {
     fn accept(&mut self) {
         for _ in 0..CONTROL_ACCEPTS {
             if disposal::is_held_up() {
-                return self.shut_door();
+                return self.pause_accept();
             }
             match self.listener.socket().accept() {
                 Ok((socket, _)) => {
@@ -177,11 +177,11 @@ impl<'a> Server<'a> {
         if self.switch.log.take() {
             log::warn!("control: a client has to wait: {error}");
         }
-        self.shut_door();
+        self.pause_accept();
     }
 
     /// Accepts no client for a moment.
-    fn shut_door(&mut self) {
+    fn pause_accept(&mut self) {
         if self.watch_listener(EventSet::empty()).is_ok() {
             self.closed_until = Some(Instant::now() + ACCEPT_RETRY_MIN);
         }
@@ -231,9 +231,9 @@ impl<'a> Server<'a> {
     }
 
     /// Gives the next client its turn.
-    fn give_turn(&mut self) {
+    fn serve_next(&mut self) {
         let Some(place) = self.ready.pop() else { return };
-        if let Err(why) = self.advance(place).and_then(|()| self.line_up(place)) {
+        if let Err(why) = self.advance(place).and_then(|()| self.requeue(place)) {
             self.close(place, why);
         }
     }
@@ -255,7 +255,7 @@ impl<'a> Server<'a> {
         let call = Call::parse(message).ok_or(Closed::Malformed)?;
         let oneway = call.oneway == Some(true);
         // The number includes removals that no client waits for.
-        let many = self.leaving.len() >= CONTROL_CONNECTIONS;
+        let many = self.removals.len() >= CONTROL_CONNECTIONS;
         let answer = match self.switch.answer(call, client, many) {
             Ok(Answer::Reply(parameters)) => reply(parameters, false),
             Ok(Answer::Stream(stream)) => {
@@ -265,7 +265,7 @@ impl<'a> Server<'a> {
             Ok(Answer::Removal(name, removal)) => {
                 client.busy = !oneway;
                 let asked = client.busy.then_some((place, client.number));
-                self.leaving.push(Leaving { name, removal, asked });
+                self.removals.push(PendingRemoval { name, removal, asked });
                 self.step_at = Some(Instant::now());
                 return Ok(());
             }
@@ -275,7 +275,7 @@ impl<'a> Server<'a> {
     }
 
     /// Puts a client that can go on into the ready list; for another client, waits for its events.
-    fn line_up(&mut self, place: usize) -> Result<(), Closed> {
+    fn requeue(&mut self, place: usize) -> Result<(), Closed> {
         let Some(client) = &mut self.places[place] else { return Ok(()) };
         if client.is_ready() {
             self.ready.push(place, client.rank);
@@ -319,8 +319,8 @@ impl<'a> Server<'a> {
     /// Goes on with ports that are being removed.
     fn go_on_removing(&mut self) {
         let mut at = 0;
-        while at < self.leaving.len() {
-            let done = self.switch.daemon().go_on(&mut self.leaving[at].removal);
+        while at < self.removals.len() {
+            let done = self.switch.daemon().go_on(&mut self.removals[at].removal);
             let answer = match done {
                 Ok(false) => {
                     at += 1;
@@ -330,9 +330,9 @@ impl<'a> Server<'a> {
                 Err(PortError::BeingRemoved(_)) => {
                     reply(wire::json(&Deleted { in_progress: Some(true) }), false)
                 }
-                Err(error) => self.switch.fault(&self.leaving[at].name, &error).message(),
+                Err(error) => self.switch.fault(&self.removals[at].name, &error).message(),
             };
-            let Leaving { asked, .. } = self.leaving.swap_remove(at);
+            let PendingRemoval { asked, .. } = self.removals.swap_remove(at);
             let Some((place, number)) = asked else { continue };
             let waits = |client: &&mut Connection| client.number == number;
             let Some(client) = self.places[place].as_mut().filter(waits) else { continue };
@@ -342,7 +342,7 @@ impl<'a> Server<'a> {
                 Err(why) => self.close(place, why),
             }
         }
-        self.step_at = (!self.leaving.is_empty()).then(|| Instant::now() + CONTROL_STEP);
+        self.step_at = (!self.removals.is_empty()).then(|| Instant::now() + CONTROL_STEP);
     }
 
     /// Does the work that is due: removals, waiting answers, slow clients, and accepting again.

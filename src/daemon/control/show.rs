@@ -128,7 +128,7 @@ pub fn degradations(all: Vec<Degradation>) -> Vec<wire::Degradation> {
 /// Returns how far a port is with its front-end, or its interface.
 pub fn state(port: &Port) -> State {
     match &port.endpoint {
-        _ if port.is_leaving() => State::Removing,
+        _ if port.is_removing() => State::Removing,
         _ if port.is_left_out() => State::LeftOut,
         _ if !port.policy.get().forwards => State::Disabled,
         Endpoint::Device(_) if port.is_up() && port.mtu.link_is_down() => State::Down,

@@ -4,35 +4,35 @@ use base::limits::METRICS_HEAD_FIELDS;
 
 /// The meaning of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asked {
+pub enum ParsedRequest {
     /// The scraper asks for the metrics.
     Metrics,
     /// The request is an error: its status line, and a field beside the usual fields.
-    Wrong(&'static str, &'static str),
+    Refused(&'static str, &'static str),
     /// The request's head has not come whole.
     Unfinished,
 }
 
-const BAD: Asked = Asked::Wrong("400 Bad Request", "");
-const LONG: Asked = Asked::Wrong("431 Request Header Fields Too Large", "");
+const BAD: ParsedRequest = ParsedRequest::Refused("400 Bad Request", "");
+const LONG: ParsedRequest = ParsedRequest::Refused("431 Request Header Fields Too Large", "");
 
 /// Returns the meaning of the bytes of a request that have come; `full` is true if no more bytes
 /// will be taken.
-pub fn asked(bytes: &[u8], full: bool) -> Asked {
+pub fn parse(bytes: &[u8], full: bool) -> ParsedRequest {
     let mut fields = [httparse::EMPTY_HEADER; METRICS_HEAD_FIELDS];
     let mut request = httparse::Request::new(&mut fields);
     match request.parse(bytes) {
         Ok(httparse::Status::Complete(_)) => {}
         Ok(httparse::Status::Partial) if full => return LONG,
-        Ok(httparse::Status::Partial) => return Asked::Unfinished,
+        Ok(httparse::Status::Partial) => return ParsedRequest::Unfinished,
         Err(httparse::Error::TooManyHeaders) => return LONG,
         Err(_) => return BAD,
     }
     let path = request.path.unwrap_or_default();
     match (path.split('?').next(), request.method) {
-        (Some("/metrics"), Some("GET")) => Asked::Metrics,
-        (Some("/metrics"), _) => Asked::Wrong("405 Method Not Allowed", "Allow: GET\r\n"),
-        _ => Asked::Wrong("404 Not Found", ""),
+        (Some("/metrics"), Some("GET")) => ParsedRequest::Metrics,
+        (Some("/metrics"), _) => ParsedRequest::Refused("405 Method Not Allowed", "Allow: GET\r\n"),
+        _ => ParsedRequest::Refused("404 Not Found", ""),
     }
 }
 
@@ -60,10 +60,10 @@ mod tests {
 
     #[test]
     fn a_request_is_for_the_metrics_or_an_error() {
-        let status = |text: &str| match asked(text.as_bytes(), false) {
-            Asked::Wrong(status, _) => &status[..3],
-            Asked::Metrics => "200",
-            Asked::Unfinished => "",
+        let status = |text: &str| match parse(text.as_bytes(), false) {
+            ParsedRequest::Refused(status, _) => &status[..3],
+            ParsedRequest::Metrics => "200",
+            ParsedRequest::Unfinished => "",
         };
         for (text, expected) in [
             ("GET /metrics HTTP/1.1\r\n\r\n", "200"),
@@ -85,6 +85,6 @@ mod tests {
         }
         let many = format!("GET /metrics HTTP/1.1\r\n{}", "a: b\r\n".repeat(100));
         assert_eq!(status(&many), "431");
-        assert_eq!(asked(b"GET /metrics HTTP/1.1\r\na: b", true), LONG);
+        assert_eq!(parse(b"GET /metrics HTTP/1.1\r\na: b", true), LONG);
     }
 }

@@ -35,7 +35,7 @@ use base::limits::{
 use datapath::guard::client_socket::{ClientSocket, ReadError};
 use datapath::guard::disposal;
 use datapath::vhost_user::socket::{Access, Listener, SocketError};
-use http::Asked;
+use http::ParsedRequest;
 use peer::Peer;
 use sys::descriptor;
 use sys::poll;
@@ -157,7 +157,7 @@ impl<'a> Server<'a> {
     fn run(mut self) -> io::Result<()> {
         let mut events = [EpollEvent::default(); FIRST as usize + METRICS_CONNECTIONS];
         loop {
-            let count = match self.epoll.wait(self.patience(), &mut events) {
+            let count = match self.epoll.wait(self.timeout_millis(), &mut events) {
                 Ok(count) => count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => 0,
                 Err(error) => return Err(error),
@@ -179,7 +179,7 @@ impl<'a> Server<'a> {
     }
 
     /// Returns the milliseconds until a scraper's time is over; -1 if there is no scraper.
-    fn patience(&self) -> i32 {
+    fn timeout_millis(&self) -> i32 {
         let Some(end) = self.places.iter().flatten().map(|one| one.end).min() else { return -1 };
         let left = end.saturating_duration_since(Instant::now()).as_millis() + 1;
         i32::try_from(left).unwrap_or(i32::MAX)
@@ -253,10 +253,10 @@ impl<'a> Server<'a> {
         if take(&one.socket, head)? {
             one.moved = Instant::now();
         }
-        let (out, scrape) = match http::asked(head, head.len() >= METRICS_HEAD_BYTES) {
-            Asked::Unfinished => return Ok(()),
-            Asked::Wrong(status, field) => (http::error(status, field), None),
-            Asked::Metrics => {
+        let (out, scrape) = match http::parse(head, head.len() >= METRICS_HEAD_BYTES) {
+            ParsedRequest::Unfinished => return Ok(()),
+            ParsedRequest::Refused(status, field) => (http::error(status, field), None),
+            ParsedRequest::Metrics => {
                 let daemon = lock(self.daemon);
                 let (view, health) = (daemon.view(), Health::of(&daemon));
                 let condition = daemon.condition();

@@ -57,8 +57,8 @@ fn a_port_tells_so_much_and_counts_the_rest() {
     assert!(few.contains(&told.len()), "{}", told.len());
     port.tell_surely("a", What::PortDeleted);
     let all = events.after(0, 1_000).events;
-    let untold: u64 = all.iter().map(|event| event.untold).sum();
-    assert_eq!(untold as usize + all.len(), 101);
+    let suppressed: u64 = all.iter().map(|event| event.suppressed).sum();
+    assert_eq!(suppressed as usize + all.len(), 101);
     let last = all.last().unwrap();
     assert_eq!((last.port.as_deref(), &last.what), (Some("a"), &What::PortDeleted));
 }
@@ -88,7 +88,7 @@ fn who_tells_does_not_wait_for_who_reads() {
     let all = events.after(0, 1_000).events;
     assert_eq!(all.len(), EVENTS_QUEUED + 1);
     let last = all.last().unwrap();
-    assert_eq!((last.sequence, last.untold, &last.what), (65, 5, &What::PortDeleted));
+    assert_eq!((last.sequence, last.suppressed, &last.what), (65, 5, &What::PortDeleted));
 }
 
 #[test]

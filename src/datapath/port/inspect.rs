@@ -42,7 +42,7 @@ pub struct RingFacts {
     /// The ring was started, and not stopped since.
     pub started: bool,
     /// The ring was started, and has no memory now.
-    pub standing: bool,
+    pub no_memory: bool,
     /// The front-end has enabled the ring.
     pub enabled: bool,
     /// The ring is out of service after an error of the driver; none while another thread has the

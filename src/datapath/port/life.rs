@@ -11,7 +11,7 @@ pub struct Life {
     /// The port has no socket or interface yet, and cannot be used.
     pub left_out: AtomicBool,
     /// The port is being removed.
-    pub leaving: AtomicBool,
+    pub removing: AtomicBool,
     /// Coarse second before which another peer may have been behind the port, or the port may have
     /// been in another bridge or VLAN.
     pub(crate) since: AtomicU32,
@@ -23,7 +23,7 @@ impl Default for Life {
     fn default() -> Life {
         Life {
             left_out: AtomicBool::new(false),
-            leaving: AtomicBool::new(false),
+            removing: AtomicBool::new(false),
             since: AtomicU32::new(clock::coarse_seconds() + 1),
             lineage: Lineage::default(),
         }

@@ -201,7 +201,7 @@ impl Port {
     /// front-ends.
     pub fn succeed(&mut self, before: &Port) {
         self.life.lineage = before.life.lineage.next();
-        self.life.leaving.store(before.is_leaving(), Ordering::Relaxed);
+        self.life.removing.store(before.is_removing(), Ordering::Relaxed);
         if let (Endpoint::Guest(guest), Some(before)) = (&mut self.endpoint, before.as_guest()) {
             guest.succeed(before);
         }
@@ -321,8 +321,8 @@ impl Port {
     }
 
     /// True if the port is being removed.
-    pub fn is_leaving(&self) -> bool {
-        self.life.leaving.load(Ordering::Relaxed)
+    pub fn is_removing(&self) -> bool {
+        self.life.removing.load(Ordering::Relaxed)
     }
 
     /// Counts copies of frames that came `from` another port as dropped, at `at` (this port or one

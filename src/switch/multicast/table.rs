@@ -78,7 +78,7 @@ struct QuerierCell {
 }
 
 #[derive(Debug, Default)]
-struct Place {
+struct GroupSlot {
     /// Serial number of the group in the place.
     serial: AtomicU32,
     /// Number of the group's segment.
@@ -97,7 +97,7 @@ pub struct Table {
     hash: RandomState,
     /// A part of the hash of each place's group; 0 if the place is free.
     tags: Box<[AtomicU32]>,
-    places: Box<[Place]>,
+    places: Box<[GroupSlot]>,
     /// Second of each port's last report about the group of each place; 0 if there is none.
     reports: Box<[AtomicU32]>,
     queriers: Box<[[QuerierCell; 2]]>,
@@ -111,7 +111,7 @@ impl Default for Table {
         Table {
             hash: RandomState::new(),
             tags: (0..PLACES).map(|_| AtomicU32::new(0)).collect(),
-            places: (0..PLACES).map(|_| Place::default()).collect(),
+            places: (0..PLACES).map(|_| GroupSlot::default()).collect(),
             reports,
             queriers,
         }
@@ -143,7 +143,7 @@ impl Table {
 
     /// Returns the key and the serial number of the group in a place.
     fn key(&self, place: usize) -> ([u64; 3], u32) {
-        let Place { serial, key, .. } = &self.places[place];
+        let GroupSlot { serial, key, .. } = &self.places[place];
         let serial = serial.load(Acquire);
         (key.each_ref().map(|word| word.load(Relaxed)), serial)
     }

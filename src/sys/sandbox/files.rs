@@ -48,7 +48,7 @@ impl Use {
         match self {
             Use::Sockets => {
                 let socket = AccessFs::MakeSock | AccessFs::MakeDir | AccessFs::RemoveDir;
-                // `Refer` permits the link from the private directory to the socket's place.
+                // `Refer` permits the link from the private directory to the socket's path.
                 files | socket | AccessFs::Refer
             }
             Use::Look => AccessFs::ReadDir.into(),
@@ -66,7 +66,7 @@ impl Use {
 
 /// A rule in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct AllowedPath {
     /// Path of the rule.
     pub(crate) path: PathBuf,
     /// Purpose of the rule.
@@ -75,7 +75,7 @@ pub struct Place {
     identity: (u64, u64),
 }
 
-impl Place {
+impl AllowedPath {
     fn rights(&self) -> BitFlags<AccessFs> {
         let rights = self.purpose.rights();
         if self.is_directory { rights } else { rights & AccessFs::from_file(NEWEST) }
@@ -85,7 +85,7 @@ impl Place {
 /// The ruleset for all threads, and the rules in it.
 pub struct Files {
     pub(crate) ruleset: Option<OwnedFd>,
-    pub(crate) places: Vec<Place>,
+    pub(crate) allowed_paths: Vec<AllowedPath>,
 }
 
 impl Files {
@@ -96,24 +96,24 @@ impl Files {
             .handle_access(AccessFs::from_all(NEWEST))?
             .handle_access(AccessNet::from_all(NEWEST))?
             .create()?;
-        let mut places = Vec::new();
+        let mut allowed_paths = Vec::new();
         for (path, purpose) in &allowed.paths {
-            let Some((place, handle)) = find(path, *purpose) else { continue };
-            if !places.contains(&place) {
-                ruleset = ruleset.add_rule(PathBeneath::new(handle, place.rights()))?;
-                places.push(place);
+            let Some((allowed_path, handle)) = find(path, *purpose) else { continue };
+            if !allowed_paths.contains(&allowed_path) {
+                ruleset = ruleset.add_rule(PathBeneath::new(handle, allowed_path.rights()))?;
+                allowed_paths.push(allowed_path);
             }
         }
         if let Some(port) = allowed.tcp {
             ruleset = ruleset.add_rule(NetPort::new(port, AccessNet::BindTcp))?;
         }
-        Ok(Files { ruleset: ruleset.into(), places })
+        Ok(Files { ruleset: ruleset.into(), allowed_paths })
     }
 }
 
 /// Finds the path, or the nearest directory above it that can be opened and is not the root
-/// directory; returns the rule's place, and the handle for the rule.
-fn find(path: &Path, purpose: Use) -> Option<(Place, File)> {
+/// directory; returns the rule, and the handle for the rule.
+fn find(path: &Path, purpose: Use) -> Option<(AllowedPath, File)> {
     let mut path = path;
     loop {
         // Reads the metadata of the handle, because another file may take the name meanwhile.
@@ -121,21 +121,23 @@ fn find(path: &Path, purpose: Use) -> Option<(Place, File)> {
         if let Ok((found, handle)) = opened {
             let identity = (found.dev(), found.ino());
             let is_directory = found.is_dir();
-            let place = Place { path: path.to_owned(), purpose, is_directory, identity };
-            return Some((place, handle));
+            let allowed_path =
+                AllowedPath { path: path.to_owned(), purpose, is_directory, identity };
+            return Some((allowed_path, handle));
         }
         path = path.parent().filter(|above| purpose.may_come() && above.parent().is_some())?;
     }
 }
 
 /// Returns true if sockets may be made in `directory`, found by device and inode as in the kernel.
-pub fn covers(places: &[Place], directory: &Path) -> bool {
+pub fn covers(allowed_paths: &[AllowedPath], directory: &Path) -> bool {
     let Ok(mut path) = directory.canonicalize() else { return false };
     loop {
         let found = fs::metadata(&path).map(|found| (found.dev(), found.ino()));
-        let is_here = |place: &&Place| found.as_ref().is_ok_and(|found| *found == place.identity);
-        let mut sockets = places.iter().filter(|place| place.purpose == Use::Sockets);
-        if sockets.any(|place| is_here(&place)) {
+        let is_here =
+            |rule: &&AllowedPath| found.as_ref().is_ok_and(|found| *found == rule.identity);
+        let mut sockets = allowed_paths.iter().filter(|rule| rule.purpose == Use::Sockets);
+        if sockets.any(|rule| is_here(&rule)) {
             return true;
         }
         if !path.pop() {

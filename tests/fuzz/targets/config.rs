@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::FileExt;
 
-use api::config::{Asked, Config, Endpoint, Entry, Kept, Kind, Machine, Request, UsageError};
+use api::config::{CliAction, Config, Endpoint, Entry, Kept, Kind, Machine, Request, UsageError};
 use base::limits;
 use sys::fs::memfd;
 
@@ -96,8 +96,8 @@ enum Action {
 fn parse(args: Vec<OsString>) -> Result<Action, UsageError> {
     let args = std::iter::once(OsString::from("vioswitchd")).chain(args);
     let request = match Request::read(args, MACHINE)? {
-        Asked::Print(text) => return Ok(Action::Print(text)),
-        Asked::Request(request) => request,
+        CliAction::Print(text) => return Ok(Action::Print(text)),
+        CliAction::Request(request) => request,
     };
     let config = request.lay_over(&request.texts()?)?;
     Ok(if request.check { Action::Check(config) } else { Action::Run(config) })

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use api::config::{Asked, Config, Machine, Request, Settings, Texts};
+use api::config::{CliAction, Config, Machine, Request, Settings, Texts};
 use daemon::control::ControlSocket;
 use daemon::{Daemon, NewPort, Reloader};
 use serde_json::{Map, Value, json};
@@ -113,7 +113,7 @@ impl World {
         let daemon = Arc::new(Mutex::new(daemon));
         let settings = config.control.as_ref().expect("a control socket");
         let request = match Request::read(&args, Machine { cpus: 1, allowed: &[0] }) {
-            Ok(Asked::Request(request)) => request,
+            Ok(CliAction::Request(request)) => request,
             other => panic!("{other:?}"),
         };
         let reloader = Arc::new(Reloader::new(&daemon, request));
@@ -174,7 +174,7 @@ impl World {
 
 fn parse(args: &[String]) -> Config {
     match Request::read(args, Machine { cpus: 1, allowed: &[0] }) {
-        Ok(Asked::Request(request)) => request.lay_over(&Texts::default()).expect("valid"),
+        Ok(CliAction::Request(request)) => request.lay_over(&Texts::default()).expect("valid"),
         other => panic!("{other:?}"),
     }
 }

@@ -57,7 +57,7 @@ fn a_port_tells_all_of_its_guest() {
     for (ring, direction, available) in [(rx, "out", 256), (tx, "in", 0)] {
         assert_eq!((&ring["direction"], &ring["size"]), (&json!(direction), &json!(256)));
         assert_eq!((&ring["started"], &ring["enabled"]), (&json!(true), &json!(true)), "{ring}");
-        assert_eq!((&ring["broken"], &ring["standing"]), (&json!(false), &json!(false)), "{ring}");
+        assert_eq!((&ring["broken"], &ring["no_memory"]), (&json!(false), &json!(false)), "{ring}");
         assert_eq!(ring["available"], available, "{ring}");
     }
     assert!(tx["idle"].as_u64().is_some_and(|idle| idle < 60), "{tx}");

@@ -318,10 +318,10 @@ fn a_thousand_ports_start_reload_and_are_told() {
     let done = || filed.lab.done(&["config", "diff"]).is_empty();
     assert!(wait_for(LOST, done), "{}", filed.lab.d.log());
     let answer = late.answer().expect("the connection stays");
-    let (told, untold) = (&answer["parameters"]["steps"], &answer["parameters"]["untold"]);
+    let (told, suppressed) = (&answer["parameters"]["steps"], &answer["parameters"]["suppressed"]);
     let told = told.as_array().expect("steps").len() as u64;
     assert!(told > 10 && answer.to_string().len() < 128 << 10, "{told}");
-    assert_eq!(told + untold.as_u64().expect("how many more"), 1023);
+    assert_eq!(told + suppressed.as_u64().expect("how many more"), 1023);
     filed.write(&entries(&names, &other)[..512]);
     let (said, removed) = timed(&["config", "reload"]);
     assert!(said.ends_with("reloaded: 0 added, 0 changed, 511 deleted\n"));

@@ -34,8 +34,8 @@ where
     I::Item: Into<OsString>,
 {
     let request = match Request::read(args, machine)? {
-        Asked::Print(text) => return Ok(Action::Print(text)),
-        Asked::Request(request) => request,
+        CliAction::Print(text) => return Ok(Action::Print(text)),
+        CliAction::Request(request) => request,
     };
     let config = request.lay_over(&request.texts()?)?;
     Ok(if request.check { Action::Check(config) } else { Action::Run(config) })

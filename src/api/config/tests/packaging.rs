@@ -55,7 +55,7 @@ fn the_example_is_taken_and_its_remarks_are_the_defaults() {
     for settings in all.ports.iter().map(|entry| &entry.settings).chain([&all.template]) {
         let kind = settings.kind;
         for key in kind.keys().filter(|key| !key.is_required() && key.name != "vlan") {
-            let (said, default) = ((key.words)(settings).concat(), key.default(kind));
+            let (said, default) = ((key.format)(settings).concat(), key.default(kind));
             assert!(said == default || default.is_empty() && !said.is_empty(), "{}", key.name);
         }
     }
