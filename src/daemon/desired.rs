@@ -9,10 +9,9 @@
 //! `state_store` keeps added ports and overrides, so that they stay through a restart and a reload.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::{Path, PathBuf};
 
 use api::config::{
-    Config, Entry, Kept, Keys, Kind, Origin, Override, Settings, Shared, Unread, place,
+    Claimed, Config, Entry, Kept, Keys, Kind, Origin, Override, Settings, Unread, place,
 };
 use base::frame::MacAddr;
 use base::limits::{MAX_MIRRORS, MAX_PORTS, MAX_STATIC_MACS};
@@ -20,10 +19,9 @@ use switch::mirror::{Mirror, conflict};
 
 /// An entry claims a value that another entry has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{what} {} is already used by {owner}{}", self.shown().display(), self.remedy())]
+#[error("{claimed} is already used by {owner}{}", self.remedy())]
 pub struct Clash {
-    what: Shared,
-    place: PathBuf,
+    claimed: Claimed,
     owner: String,
 }
 
@@ -36,19 +34,13 @@ impl Clash {
             owner => format!(": see vioswitchctl port show {owner}"),
         }
     }
-
-    /// Returns the value to print: the path, or of an address the part behind its bridge and VLAN.
-    fn shown(&self) -> &Path {
-        let address = self.place.file_name().filter(|_| self.what == Shared::Mac);
-        address.map_or(&self.place, Path::new)
-    }
 }
 
 /// The reason that an added port or an override has no effect.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoEffect {
     /// The configuration has the name.
-    #[error("the configuration has port '{0}' too, which is in force")]
+    #[error("the configuration has port '{0}' too, and the configuration's port is in force")]
     Named(String),
     /// The configuration has no port that the override changes.
     #[error("the configuration has no port '{0}'")]
@@ -86,16 +78,11 @@ pub enum NotAssigned {
     Many(String),
 }
 
-/// Returns an address as a value that only one port of a bridge and VLAN may have.
-fn claim(home: &Path, mac: MacAddr) -> (Shared, PathBuf) {
-    (Shared::Mac, home.join(mac.to_string()))
-}
-
 /// The owner of the control socket; no port has such a name.
 const CONTROL: &str = "the control socket";
 
 fn by_plug(port: &str) -> String {
-    format!("port '{port}' is by plug: whoever makes its socket anew would get the copies")
+    format!("port '{port}' is by plug: whoever makes the port's socket anew would get the copies")
 }
 
 /// The ports that are wanted.
@@ -103,9 +90,9 @@ fn by_plug(port: &str) -> String {
 pub struct Desired {
     entries: BTreeMap<String, Entry>,
     /// The claims of each entry, as they were spelled when the entry was inserted.
-    claims: HashMap<String, Vec<(Shared, PathBuf)>>,
+    claims: HashMap<String, Vec<Claimed>>,
     /// Owner of each value that one port alone may have.
-    owners: HashMap<(Shared, PathBuf), String>,
+    owners: HashMap<Claimed, String>,
     /// Entries of the command line and the files.
     configured: BTreeMap<String, Entry>,
     /// Ports that clients and sockets added, in force or not.
@@ -135,7 +122,8 @@ impl Desired {
         let mut desired =
             Desired { added, overrides, unread, workers, keeps, ..Desired::default() };
         if let Some(control) = &config.control {
-            desired.owners.insert((Shared::Socket, place(&control.path)), CONTROL.to_owned());
+            let socket = Claimed::Socket(place(&control.path));
+            desired.owners.insert(socket, CONTROL.to_owned());
         }
         desired.with(config)
     }
@@ -370,9 +358,9 @@ impl Desired {
 
     /// Returns an error if another entry has a value that this entry claims.
     pub(crate) fn check(&self, entry: &Entry) -> Result<(), Clash> {
-        let clash = entry.claims().into_iter().find_map(|(what, place)| {
-            let owner = self.owners.get(&(what, place.clone()))?;
-            (*owner != entry.settings.name).then(|| Clash { what, place, owner: owner.clone() })
+        let clash = entry.claims().into_iter().find_map(|claimed| {
+            let owner = self.owners.get(&claimed)?.clone();
+            (owner != entry.settings.name).then_some(Clash { claimed, owner })
         });
         clash.map_or(Ok(()), Err)
     }
@@ -559,15 +547,15 @@ impl Desired {
 
     /// Returns the names of the ports that have an address, at most one in each bridge and VLAN.
     pub(crate) fn owners(&self, mac: MacAddr) -> Vec<&str> {
-        let (word, all) = (mac.to_string(), self.owners.iter());
-        let of = all.filter(|((what, place), _)| *what == Shared::Mac && place.ends_with(&word));
+        let is_it = |claimed: &Claimed| matches!(claimed, Claimed::Address(_, has) if *has == mac);
+        let of = self.owners.iter().filter(|(claimed, _)| is_it(claimed));
         of.map(|(_, owner)| owner.as_str()).collect()
     }
 
     /// Gives a static address to a port, among the port's settings.
     pub(crate) fn assign(&mut self, mac: MacAddr, name: &str) -> Result<(), NotAssigned> {
         let mut settings = self.get(name).ok_or(NotAssigned::NoSuchPort)?.settings.clone();
-        match self.owners.get(&claim(&settings.home(), mac)) {
+        match self.owners.get(&Claimed::Address(settings.segment(), mac)) {
             Some(owner) if owner == name => return Ok(()),
             Some(owner) => return Err(NotAssigned::Taken(mac, owner.clone())),
             None => {}

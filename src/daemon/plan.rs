@@ -5,10 +5,9 @@
 //! runs.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::path::PathBuf;
 
 use super::desired::Desired;
-use api::config::{Effect, Entry, Shared};
+use api::config::{Claimed, Effect, Entry};
 use base::frame::MacAddr;
 
 /// One step, with the name of its port.
@@ -72,7 +71,7 @@ pub fn plan(desired: &Desired, actual: &Actual<'_>) -> Vec<Action> {
         };
         let wanted = addresses.get(name).unwrap_or(&none);
         // An address in another bridge or VLAN is another address.
-        let stays = running.entry.settings.home() == entry.settings.home();
+        let stays = running.entry.settings.segment() == entry.settings.segment();
         let kept = |mac: &&MacAddr| stays && running.addresses.contains(*mac);
         let old = running.addresses.iter().filter(|mac| !stays || !wanted.contains(*mac));
         release.extend(old.map(|mac| Action::Release((*name).to_owned(), *mac)));
@@ -103,7 +102,7 @@ fn reopens(from: &Entry, to: &Entry) -> bool {
 #[derive(Default)]
 struct Held<'a> {
     names: HashSet<&'a str>,
-    claims: HashSet<(Shared, PathBuf)>,
+    claims: HashSet<Claimed>,
 }
 
 impl<'a> Held<'a> {
@@ -125,8 +124,8 @@ pub fn waits_for(entry: &Entry, stopping: &Entry) -> bool {
     held.has_any_of(entry)
 }
 
-fn exclusive(entry: &Entry) -> impl Iterator<Item = (Shared, PathBuf)> {
-    entry.claims().into_iter().filter(|(what, _)| *what != Shared::Mac)
+fn exclusive(entry: &Entry) -> impl Iterator<Item = Claimed> {
+    entry.claims().into_iter().filter(|claimed| !matches!(claimed, Claimed::Address(..)))
 }
 
 #[cfg(test)]

@@ -43,8 +43,7 @@ use quota::Quota;
 use slots::{Found, Home, Slots, Word};
 pub use tick::Tick;
 
-/// Number of a port in the switch, below [`FDB_MAX_PORTS`].
-pub type PortId = u16;
+pub use super::segment::PortId;
 
 /// Stamp of an entry that the ageing sweep has claimed; such an entry can no longer be refreshed.
 const EXPIRING: u32 = u32::MAX;
@@ -422,7 +421,7 @@ impl Fdb {
         }
     }
 
-    /// Removes all entries of a port that is gone, static ones too. Returns their number.
+    /// Removes all entries of a deleted port, static ones too. Returns their number.
     ///
     /// The caller calls this when no worker can learn for the port.
     pub fn close_port(&self, port: PortId) -> usize {

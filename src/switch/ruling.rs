@@ -140,9 +140,9 @@ notes! {
     StaticHere "{mac} is configured here";
     KnownHere "{mac} is known here";
     Moves "{mac} was seen on {from}, and moves here";
-    StaticElsewhere "{mac} is configured on {at}: not learned here, so answers go there";
-    Held "{mac} flaps between ports, and is held on {at} for a while: not learned here, so answers \
-          go there";
+    StaticElsewhere "{mac} is configured on {at}: not learned here, so answers go to that port";
+    Held "{mac} flaps between ports, and is held on {at} for a while: not learned here, so \
+        answers go to that port";
     Learned "{mac} is new, and is learned here";
     Full "{mac} is not learned here: the port has as many as it may (max-addresses)";
     LearnOff "{mac} is not learned here (learn=off)";

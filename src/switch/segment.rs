@@ -5,6 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use base::frame::MacAddr;
 use base::limits::FDB_MAX_BRIDGES;
 
+/// Number of a port in the switch, below [`FDB_MAX_PORTS`](base::limits::FDB_MAX_PORTS).
+pub type PortId = u16;
+
 /// Number of a bridge; 0 is the default bridge, for ports that name no bridge.
 pub type BridgeId = u16;
 

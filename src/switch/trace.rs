@@ -193,7 +193,7 @@ mod tests {
         MacAddr([2, 0, 0, 0, 0, n])
     }
 
-    /// Addresses 1 and 2 are learned on ports 0 and 1, 3 on port 3, 4 on a port that is gone; 5 is
+    /// Addresses 1 and 2 are learned on ports 0 and 1, 3 on port 3, 4 on a deleted port; 5 is
     /// configured on port 1.
     fn table() -> Fdb {
         let fdb = Fdb::new(FdbConfig {

@@ -1,6 +1,7 @@
 //! The sandbox: limits what the process can do once it is ready, even if an attacker runs code in
 //! it.
 //!
+//! * `allowed`: the resources and actions that a switch needs;
 //! * `files`: the files and directories that the process may open (Landlock);
 //! * `filter`: the system calls that the process may make (seccomp), by the lists in `calls`;
 //! * `trap`: the handling of other system calls;
@@ -10,6 +11,7 @@
 //! The process cannot leave the sandbox. Parts that the kernel does not offer are left out and
 //! reported.
 
+mod allowed;
 mod calls;
 mod capabilities;
 mod each_thread;
@@ -19,15 +21,15 @@ mod trap;
 
 use std::io;
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::thread::CapabilitySet;
 
+pub use allowed::{Allowed, Use};
 pub use calls::{ALWAYS, ELSEWHERE, FATAL, TAP, XDP};
 pub use each_thread::unblock;
-pub use files::Use;
 use files::{AllowedPath, Files};
 pub use filter::{Filter, names};
 pub use trap::forbidden;
@@ -42,23 +44,6 @@ const COVERS: [(u32, &str); 4] =
 /// Files that every switch reads: the kernel's, the group database for sockets, and the program
 /// itself for the backtrace of a panic.
 pub const READ: [&str; 4] = ["/proc", "/etc/group", "/etc/nsswitch.conf", "/proc/self/exe"];
-
-/// The resources and actions that a switch needs after its start.
-#[derive(Debug, Clone, Default)]
-pub struct Allowed {
-    /// Files and directories, each with its purpose.
-    pub paths: Vec<(PathBuf, Use)>,
-    /// The switch may open TAPs.
-    pub taps: bool,
-    /// The switch may open XDP uplinks.
-    pub xdps: bool,
-    /// The switch may give sockets to groups.
-    pub groups: bool,
-    /// The switch may connect to sockets, also to sockets of other users.
-    pub connects: bool,
-    /// The TCP port at which the switch may listen.
-    pub tcp: Option<u16>,
-}
 
 /// The sandbox that a process has entered.
 #[derive(Debug, Clone, Default)]

@@ -5,12 +5,14 @@
 //! * `queue` receives and sends the frames of a queue;
 //! * `ring` has the rings that the kernel shares;
 //! * `memory` has the memory of the frames;
-//! * `ethtool` reads the driver's settings of the interface.
+//! * `ethtool` reads the driver's settings of the interface;
+//! * `error` has the reasons why an interface cannot be opened.
 //!
 //! The kernel copies each frame (XDP_COPY): without copies it is unknown which memory a driver
 //! keeps, and for how long. When the last queue is closed, nothing is left at the interface. The
 //! interface's settings stay, except that the interface is promiscuous while a queue is open.
 
+mod error;
 pub mod ethtool;
 mod memory;
 mod program;
@@ -22,25 +24,15 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use super::netlink::{self, Link, NetlinkError};
+use super::netlink::{self, Link};
 use super::tap::is_valid_name;
 use base::limits::{MAX_XDP_MTU, MAX_XDP_QUEUES, XDP_CLOSE_MILLIS};
+pub use error::XdpError;
+use error::failed;
+pub use program::Mode;
 pub(crate) use queue::XdpQueue;
-
-/// The place where an interface runs the program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Mode {
-    /// In the driver, or in the kernel if the driver cannot run the program.
-    #[default]
-    Auto,
-    /// In the driver, before the kernel makes an sk_buff of the frame.
-    Native,
-    /// In the kernel, behind the driver: every interface can.
-    Generic,
-}
 
 /// An interface whose frames the sockets receive.
 #[derive(Debug)]
@@ -63,75 +55,6 @@ struct Attachment {
     /// The socket that keeps the interface promiscuous, because guests have other addresses than
     /// the interface.
     _promiscuous: OwnedFd,
-}
-
-/// The reason why an interface cannot be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum XdpError {
-    /// The kernel does not accept the name for an interface.
-    #[error("not an interface name (1 to 15 bytes without '/', ':', '%' and white space)")]
-    BadName,
-    /// The number of queues is zero, or exceeds the interface's queues or the limit.
-    #[error("queues={wanted}, and it has {there}")]
-    FewQueues {
-        /// The configured number of queues.
-        wanted: u16,
-        /// The number of queues of the interface.
-        there: u32,
-    },
-    /// The interface's packets do not fit a chunk.
-    #[error("its MTU of {0} exceeds {MAX_XDP_MTU}: ip link set IFNAME mtu {MAX_XDP_MTU}, or a tap")]
-    LongMtu(u32),
-    /// No interface has the name.
-    #[error("no such interface")]
-    Absent,
-    /// The kernel has no AF_XDP sockets.
-    #[error("this kernel has no AF_XDP (CONFIG_XDP_SOCKETS)")]
-    NoSockets,
-    /// A capability is missing.
-    #[error("not permitted without CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF")]
-    Permission,
-    /// The process may not lock the memory for frames.
-    #[error("not permitted to lock 10 MiB of memory for each queue (LimitMEMLOCK=)")]
-    Locked,
-    /// Another program or socket uses the interface.
-    #[error("in use by another XDP program or socket, which ip -details link show names")]
-    Busy,
-    /// The driver cannot run this program at present.
-    #[error("its driver runs no XDP program (mode=native): {0}")]
-    NotNative(io::Error),
-    /// Reading the interface by netlink failed.
-    #[error("cannot examine the interface: {0}")]
-    Netlink(#[from] NetlinkError),
-    /// Another call failed.
-    #[error("{call}: {source}")]
-    Io {
-        /// The failed call.
-        call: &'static str,
-        /// The cause of the failure.
-        source: io::Error,
-    },
-}
-
-impl XdpError {
-    /// Returns a converter for the errno of a call.
-    fn of(call: &'static str) -> impl Fn(Errno) -> XdpError {
-        move |errno| XdpError::from_io(call, errno.into())
-    }
-
-    fn from_io(call: &'static str, source: io::Error) -> XdpError {
-        match source.raw_os_error() {
-            Some(libc::EPERM | libc::EACCES) => XdpError::Permission,
-            Some(libc::EBUSY | libc::EEXIST) => XdpError::Busy,
-            Some(libc::EAFNOSUPPORT) => XdpError::NoSockets,
-            Some(libc::ENODEV) => XdpError::Absent,
-            _ => XdpError::Io { call, source },
-        }
-    }
-}
-
-fn failed(call: &'static str) -> impl Fn(io::Error) -> XdpError {
-    move |source| XdpError::from_io(call, source)
 }
 
 /// Redirects the frames of the first `queues` queues of the interface `name` to sockets. Retries

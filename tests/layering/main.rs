@@ -5,6 +5,7 @@
 //! A failure names file and line. The order of crates stands in their Cargo.toml, the order of the
 //! modules of a crate in [`LAYERS`].
 
+mod circles;
 mod claims;
 mod links;
 mod quotes;
@@ -346,75 +347,6 @@ fn modules_use_only_what_stands_below() {
         }
     }
     assert!(seen > 100, "only {seen} uses found: the scan is broken");
-    none(complaints);
-}
-
-/// Modules whose files form no circle: of two files at most one uses types of the other.
-const NO_CIRCLES: &[&str] = &[
-    "ctl",
-    "api/config",
-    "api/diagnosis",
-    "datapath/pipeline",
-    "datapath/stalls",
-    "datapath/port",
-    "datapath/ring",
-    "datapath/worker",
-    "datapath/guard",
-];
-
-/// A file's code without its tests, and without what it only passes on.
-fn own_code(source: &Source) -> String {
-    let code = source.code.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-    let code = code.replace("pub(crate) use ", "pub use ");
-    let mut parts = code.split("pub use ");
-    let first = parts.next().unwrap_or_default().to_owned();
-    first + &parts.filter_map(|part| Some(part.split_once(';')?.1)).collect::<String>()
-}
-
-/// The types that code declares for other files.
-fn declared(code: &str) -> Vec<&str> {
-    let declaration = |line: &'_ str| -> Option<usize> {
-        let rest = line.strip_prefix("pub")?.split_once(' ')?.1;
-        let kinds = ["struct ", "enum ", "trait ", "type "];
-        let name = kinds.iter().find_map(|kind| rest.strip_prefix(kind))?;
-        Some(line.len() - name.len())
-    };
-    let name = |line| {
-        let name: &str = &line[declaration(line)?..];
-        name.split(|c: char| !c.is_alphanumeric()).next()
-    };
-    code.lines().filter_map(name).collect()
-}
-
-#[test]
-fn files_of_a_module_form_no_circle() {
-    let sources = sources("src");
-    let mut complaints = Vec::new();
-    for module in NO_CIRCLES {
-        let is_own = |own: String| own == *module || own.starts_with(&format!("{module}/"));
-        let here = |s: &&Source| s.module().is_some_and(is_own) && !s.is_test();
-        let files: Vec<_> = sources.iter().filter(here).map(|s| (&s.path, own_code(s))).collect();
-        let types: Vec<_> = files.iter().map(|(_, code)| declared(code)).collect();
-        let uses = |from: usize, to: usize| {
-            let mut types = types[to].iter().filter(|name| !types[from].contains(*name));
-            from != to && types.any(|name| words(&files[from].1, name).next().is_some())
-        };
-        // What uses no other file that is left, or is used by none, is in no circle.
-        let mut left: Vec<usize> = (0..files.len()).collect();
-        let is_in_a_circle = |&file: &usize, left: &[usize]| {
-            left.iter().any(|&other| uses(file, other))
-                && left.iter().any(|&other| uses(other, file))
-        };
-        while let Some(at) = left.iter().position(|file| !is_in_a_circle(file, &left)) {
-            left.remove(at);
-        }
-        for &from in &left {
-            for &to in left.iter().filter(|&&to| uses(from, to)) {
-                let [from, to] = [from, to].map(|file| files[file].0.display());
-                complaints.push(format!("{from} uses {to}"));
-            }
-        }
-    }
     none(complaints);
 }
 

@@ -1,8 +1,12 @@
 //! Values that only one entry may have.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::raw::Location;
+use base::frame::MacAddr;
+use switch::VlanId;
 use sys::fs::directory_of;
 
 base::words! {
@@ -19,13 +23,45 @@ base::words! {
     }
 }
 
-/// A value that an entry claims for itself.
+/// The part of the switch in which an address belongs to one entry alone.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Segment {
+    /// The whole switch: a value that is no address.
+    Everywhere,
+    /// A bridge, and the VLAN of a port's untagged frames.
+    Vlan(Arc<str>, VlanId),
+    /// A trunk without untagged frames, named by its port. No other port is in the segment.
+    Trunk(Arc<str>),
+}
+
+/// A value of an entry that no other entry may have.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Claimed {
+    /// The place of a socket: [`place`].
+    Socket(PathBuf),
+    /// An interface.
+    Interface(String),
+    /// A static address, in the segment of the port.
+    Address(Segment, MacAddr),
+}
+
+impl fmt::Display for Claimed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Claimed::Socket(place) => write!(f, "{} {}", Shared::Socket, place.display()),
+            Claimed::Interface(name) => write!(f, "{} {name}", Shared::Interface),
+            Claimed::Address(_, mac) => write!(f, "{} {mac}", Shared::Mac),
+        }
+    }
+}
+
+/// A setting with a value that only one entry of a segment may have.
 #[derive(Debug, Clone)]
 pub(super) struct Claim {
     pub(super) what: Shared,
     pub(super) value: String,
-    /// Scope in which the value belongs to the entry alone; empty for all scopes.
-    pub(super) scope: PathBuf,
+    /// Segment in which the value belongs to the entry alone.
+    pub(super) segment: Segment,
     pub(super) at: Location,
 }
 

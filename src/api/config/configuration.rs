@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 
 use log::LevelFilter;
 
-use super::claims::{Shared, place};
-use super::keys::{KEYS, Key, Settings};
+use super::claims::{Claimed, place};
+use super::keys::Settings;
 use super::kind::Kind;
 use super::latency::Latency;
 use super::raw::Complaint;
 use super::value::MetricsSocket;
+use base::frame::MacAddr;
 use base::words::counted;
 
 /// Name of the program, with which each message begins.
@@ -132,19 +133,13 @@ impl Entry {
         Entry { settings, origin, place }
     }
 
-    /// Returns the values that only one port may have, in the form for comparison: the socket's
-    /// place, interface, addresses.
-    pub fn claims(&self) -> Vec<(Shared, PathBuf)> {
-        let socket = self.place.iter().map(|place| (Shared::Socket, place.clone()));
-        let claimed = KEYS.iter().filter_map(|key| Some((key.claims?, key)));
-        let others = claimed.filter(|(what, _)| !matches!(what, Shared::Name | Shared::Socket));
-        let home = self.settings.home();
-        let words = |(what, key): (Shared, &Key)| {
-            let scope = if what == Shared::Mac { home.clone() } else { PathBuf::new() };
-            let words = (key.format)(&self.settings).into_iter();
-            words.map(move |word| (what, scope.join(word)))
-        };
-        socket.chain(others.flat_map(words)).collect()
+    /// Returns the values that no other port may have.
+    pub fn claims(&self) -> Vec<Claimed> {
+        let segment = self.settings.segment();
+        let address = |mac: &MacAddr| Claimed::Address(segment.clone(), *mac);
+        let socket = self.place.iter().cloned().map(Claimed::Socket);
+        let interface = self.settings.ifname.iter().cloned().map(Claimed::Interface);
+        socket.chain(interface).chain(self.settings.mac.iter().map(address)).collect()
     }
 }
 

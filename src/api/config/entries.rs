@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use log::LevelFilter;
 
-use super::claims::{Claim, Places, Shared};
+use super::claims::{Claim, Places, Segment, Shared};
 use super::configuration::{Config, Control, Entry, Origin};
 use super::keys::Settings;
 use super::kind::Kind;
@@ -22,15 +22,15 @@ use switch::mirror::{Mirror, conflict as conflict_of_mirrors};
 /// limit.
 pub(super) fn conflicts(checked: &Validated, places: Places<'_>) -> Vec<Complaint> {
     let mut complaints = Vec::new();
-    let mut owners: HashMap<(Shared, PathBuf), &Claim> = HashMap::new();
+    let mut owners: HashMap<(Shared, &Segment, PathBuf), &Claim> = HashMap::new();
     let claims = checked.entries.iter().flat_map(|entry| &entry.claims);
     for claim in claims.chain(&checked.scalars.control) {
         let value = Path::new(&claim.value);
-        let place = match claim.what {
+        let value = match claim.what {
             Shared::Socket => places(value),
-            _ => claim.scope.join(value),
+            _ => value.to_owned(),
         };
-        match owners.entry((claim.what, place)) {
+        match owners.entry((claim.what, &claim.segment, value)) {
             Occupied(owner) => complaints.push(conflict(owner.get(), claim)),
             Vacant(free) => {
                 free.insert(claim);

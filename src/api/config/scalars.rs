@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Arg;
 use log::LevelFilter;
 
-use super::claims::{Claim, Shared};
+use super::claims::{Claim, Segment, Shared};
 use super::configuration::Machine;
 use super::cpus::cpu_list;
 use super::keys::Settings;
@@ -164,5 +164,5 @@ fn list(cpus: &[usize]) -> String {
 pub(super) fn claimed_socket(setting: &Setting) -> Result<Claim, String> {
     socket_path(setting)?;
     let (value, at) = (text(setting)?.to_owned(), setting.at.clone());
-    Ok(Claim { what: Shared::Socket, value, scope: PathBuf::new(), at })
+    Ok(Claim { what: Shared::Socket, value, segment: Segment::Everywhere, at })
 }

@@ -1,7 +1,8 @@
 //! A port's settings as keys and values, which can be saved, read again and compared.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use super::claims::Segment;
 use super::configuration::Endpoint;
 use super::keys::{Effect, KEYS, Key, Settings};
 use super::kind::Kind;
@@ -130,12 +131,11 @@ impl Settings {
         }
     }
 
-    /// Returns the scope in which static addresses belong to the port alone: the bridge and VLAN of
-    /// the port's untagged frames. A trunk without untagged frames has no such scope.
-    pub fn home(&self) -> PathBuf {
+    /// Returns the segment in which static addresses belong to the port alone.
+    pub fn segment(&self) -> Segment {
         match self.vlans().untagged() {
-            Some(vlan) => Path::new(&self.bridge).join(vlan.to_string()),
-            None => Path::new("trunk").join(&self.name),
+            Some(vlan) => Segment::Vlan(self.bridge.as_str().into(), vlan),
+            None => Segment::Trunk(self.name.as_str().into()),
         }
     }
 

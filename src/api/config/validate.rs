@@ -5,9 +5,8 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
-use std::path::PathBuf;
 
-use super::claims::{Claim, Shared};
+use super::claims::{Claim, Segment, Shared};
 use super::configuration::Machine;
 use super::keys::{KEYS, Key, Settings};
 use super::kind::Kind;
@@ -83,7 +82,8 @@ fn shorthand(setting: &Setting, set: impl FnOnce(&mut Settings)) -> Checked {
     let mut settings = Settings { name: SHORTHAND_NAME.to_owned(), ..Settings::new(Kind::Port) };
     set(&mut settings);
     let (at, value) = (setting.at.clone(), settings.name.clone());
-    let claims = vec![Claim { what: Shared::Name, value, scope: PathBuf::new(), at: at.clone() }];
+    let segment = Segment::Everywhere;
+    let claims = vec![Claim { what: Shared::Name, value, segment, at: at.clone() }];
     Checked { at, settings, claims }
 }
 
@@ -127,7 +127,7 @@ pub(super) fn entry(section: &Section) -> (Checked, Vec<Complaint>) {
             Some(key) => (key.read)(&mut settings, setting).map(|()| {
                 let words = (key.format)(&settings);
                 claims.extend(key.claims.zip(words.into_iter().last()).map(|(what, value)| {
-                    Claim { what, value, scope: PathBuf::new(), at: setting.at.clone() }
+                    Claim { what, value, segment: Segment::Everywhere, at: setting.at.clone() }
                 }));
             }),
             None => {
@@ -141,7 +141,7 @@ pub(super) fn entry(section: &Section) -> (Checked, Vec<Complaint>) {
         complaints.push(Complaint::new(&section.at, missing(key, section)));
     }
     for claim in claims.iter_mut().filter(|claim| claim.what == Shared::Mac) {
-        claim.scope = settings.home();
+        claim.segment = settings.segment();
     }
     let trunk = ["trunk", "native"].into_iter().find(|key| given.contains(key));
     for setting in section.settings.iter().filter(|setting| setting.key == "vlan") {

@@ -1,6 +1,6 @@
 //! Answers of the forwarding table.
 
-use super::PortId;
+use super::super::segment::PortId;
 use crate::segment::Station;
 use base::frame::MacAddr;
 

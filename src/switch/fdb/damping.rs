@@ -20,7 +20,8 @@
 //! another port than the entry's. So a port that makes a thousand addresses flap displaces no other
 //! address's record, and an address that stays costs nothing.
 
-use super::{PortId, Tick};
+use super::super::segment::PortId;
+use super::Tick;
 use base::limits::{FDB_FLAPS, FDB_HOLD_SECONDS, FDB_MAX_PORTS, FDB_SILENCE_SECONDS};
 
 const PORT_MASK: u64 = 0x3ff;

@@ -15,8 +15,9 @@
 
 use std::sync::OnceLock;
 
+use super::super::segment::PortId;
 use super::super::sync::{AtomicU32, Ordering};
-use super::{CacheLine, FdbConfig, Learn, PortId, Segment};
+use super::{CacheLine, FdbConfig, Learn, Segment};
 use base::limits::{FDB_MAX_BRIDGES, FDB_VLANS};
 
 /// Number of entries in each VLAN of a bridge.

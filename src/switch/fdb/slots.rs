@@ -27,9 +27,9 @@
 //! construction of wyhash and foldhash. One round would not suffice: the hashes of addresses that
 //! differ by a little still differ by a little times the key.
 
+use super::super::segment::{PortId, Segment, Station};
 use super::super::sync::{AtomicU32, AtomicU64, Ordering};
 use super::damping::Moves;
-use super::{PortId, Segment, Station};
 use base::frame::MacAddr;
 use base::frame::fold::{PI, fold};
 use base::limits::FDB_MAX_PORTS;

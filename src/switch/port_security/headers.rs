@@ -1,22 +1,11 @@
-//! The first bytes of a frame, and the reasons why they cannot be read.
+//! The first bytes of a frame, as the checks of port security read them.
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::Deref;
 
-use super::{AllowedMacs, PortSecurity, Rule, Violation};
+use super::rules::{AllowedMacs, PortSecurity, Refused, Rule};
 use base::frame::MacAddr;
 use base::limits::{MAX_HEADERS_LEN, MAX_MESSAGE_LEN};
-
-/// Why a frame may not be sent, or which bytes the check needs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Refused {
-    /// The check needs the first [`MAX_HEADERS_LEN`] bytes of the frame.
-    Short,
-    /// The check needs all bytes of the frame, at most [`MAX_MESSAGE_LEN`].
-    Whole,
-    /// The frame breaks a rule.
-    Broken(Violation),
-}
 
 /// The first bytes of a frame, and the changes to them on their way.
 #[derive(Clone, Copy, Debug)]

@@ -4,7 +4,10 @@ mod dhcp;
 mod frames;
 mod hidden;
 
+use core::net::Ipv6Addr;
+
 use super::*;
+use base::frame::MacAddr;
 use frames::*;
 
 #[test]

@@ -5,7 +5,7 @@ use std::io;
 
 use rustix::thread::{CapabilitySet, capabilities};
 
-use super::Allowed;
+use super::allowed::Allowed;
 
 /// TCP ports below this number need CAP_NET_BIND_SERVICE.
 const PRIVILEGED_PORTS: u16 = 1024;

@@ -16,26 +16,11 @@ use landlock::{
     Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError,
 };
 
-use super::Allowed;
+use super::allowed::{Allowed, Use};
 use crate::fs::open_path;
 
 /// The newest version whose rights are handled: all rights of Linux 6.18.
 const NEWEST: ABI = ABI::V6;
-
-/// The purpose of a directory or file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Use {
-    /// The switch makes sockets there, and their lock files.
-    Sockets,
-    /// The switch looks for other processes' sockets there.
-    Look,
-    /// The switch saves changes there.
-    State,
-    /// The switch reads the file or directory.
-    Read,
-    /// The switch opens the device for reading, writing and ioctl(2).
-    Device,
-}
 
 impl Use {
     fn rights(self) -> BitFlags<AccessFs> {

@@ -21,7 +21,7 @@ use seccompiler::{
 };
 use syscalls::Sysno;
 
-use super::Allowed;
+use super::allowed::Allowed;
 use super::calls::{ALWAYS, ELSEWHERE, FATAL, MUSL, TAP, XDP};
 
 /// Allowed commands of bpf(2): create a map, update a map, load a program, create a link.

@@ -10,7 +10,6 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use super::Mode;
 use crate::sandbox;
 
 // Commands and types of linux/bpf.h.
@@ -30,6 +29,18 @@ const RX_QUEUE_INDEX: i16 = 16;
 // Flags of linux/if_link.h: the mode of an attachment.
 const FLAG_GENERIC: u32 = 1 << 1;
 const FLAG_NATIVE: u32 = 1 << 2;
+
+/// The place where an interface runs the program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// In the driver, or in the kernel if the driver cannot run the program.
+    #[default]
+    Auto,
+    /// In the driver, before the kernel makes an sk_buff of the frame.
+    Native,
+    /// In the kernel, behind the driver: every interface can.
+    Generic,
+}
 
 /// `union bpf_attr`, as long as the longest command here needs; unset fields are zero.
 struct Attr([u8; 128]);

@@ -35,9 +35,10 @@ use rustix::net::xdp::{
 };
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sockopt};
 
+use super::Attachment;
+use super::error::XdpError;
 use super::memory::Memory;
 use super::ring::{Consumer, Producer, Ring};
-use super::{Attachment, XdpError};
 use crate::clock;
 use crate::frame_io::{FrameBatch, FrameInbox, FrameIo, Taken, Transfer};
 use crate::netlink::Link;

@@ -1,10 +1,12 @@
 //! A client of DHCP or DHCPv6 behind a port asks for itself: its identity, addresses and subnet are
 //! the port's, and servers can read its message in one way only.
 
+use core::net::Ipv6Addr;
 use std::cell::RefCell;
 
 use super::frames::*;
 use crate::port_security::*;
+use base::frame::MacAddr;
 
 const DISCOVER: u8 = 1;
 const REQUEST: u8 = 3;

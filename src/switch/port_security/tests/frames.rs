@@ -1,7 +1,9 @@
 //! Frames of a guest, byte by byte, and the verdicts of the port's rules.
 
+use core::net::Ipv6Addr;
+
 use crate::port_security::*;
-use base::frame::Prefix;
+use base::frame::{MacAddr, Prefix};
 use base::limits::{MAX_HEADERS_LEN, SNAPSHOT_LEN};
 
 pub const OWN: MacAddr = MacAddr([0x52, 0x54, 0, 0, 0, 1]);
