@@ -53,7 +53,7 @@ pub(crate) enum SwitchCommand {
     /// Show and change ports
     #[command(subcommand)]
     Port(PortCommand),
-    /// The same without the word
+    /// Show and change ports, without the word `port`
     #[command(flatten)]
     OfPort(PortCommand),
     /// Show and change TAPs, which are uplinks
@@ -177,7 +177,7 @@ pub(crate) struct Shown {
     pub(crate) rate: bool,
 }
 
-/// One that is deleted.
+/// The port that `del` deletes.
 #[derive(Debug, clap::Args)]
 pub struct Deleted {
     pub(crate) name: String,

@@ -9,8 +9,8 @@ use crate::client::Client;
 use api::config::Kind;
 use api::wire::{ConfigEntry, GetConfig};
 
-/// The position that the words of a command line lead to: a command, the number of arguments given to the
-/// command, and an option that lacks its value.
+/// The position that the words of a command line lead to: a command, the number of arguments given
+/// to the command, and an option that lacks its value.
 struct Cursor<'a> {
     command: &'a Command,
     given: usize,

@@ -102,8 +102,11 @@ pub fn reloaded(answer: &Reloaded) -> String {
     }
     let _ = writeln!(out, "reloaded: {}", text(&answer.summary));
     if let Some(seconds) = answer.confirm_seconds {
-        let _ =
-            writeln!(out, "back in {seconds} s unless vioswitchctl config confirm comes before");
+        let _ = writeln!(
+            out,
+            "the old configuration returns in {seconds} s unless you run vioswitchctl config \
+                 confirm"
+        );
     }
     out
 }

@@ -67,7 +67,7 @@ fn who(socket: &Socket) -> String {
         }
         (None, Some(false), _) => " (its file system does not answer)".to_owned(),
         (None, _, Some(false)) => {
-            " (not looked at: the switch waits for other file systems)".to_owned()
+            " (not examined: the switch waits for other file systems)".to_owned()
         }
         _ => " (missing)".to_owned(),
     }

@@ -58,7 +58,7 @@ fn print(part: &EventList, lost: Option<u64>, as_json: bool) -> io::Result<()> {
 fn line(event: &Event) -> String {
     let port = event.port.as_ref().map_or_else(String::new, |port| format!("{port}: "));
     let suppressed =
-        event.suppressed.map(|suppressed| format!(" [{suppressed} left out before it]"));
+        event.suppressed.map(|suppressed| format!(" [{suppressed} events left out before]"));
     let (time, sequence) = (time(event.time), event.sequence);
     let suppressed = suppressed.unwrap_or_default();
     text(format!("{time} {sequence:>5}  {port}{}{suppressed}", event.text))
@@ -99,6 +99,6 @@ mod tests {
             ..Event::default()
         };
         let line = line(&event);
-        assert_eq!(line, "1970-01-01T00:00:00.000Z     7  vm1: added [2 left out before it]");
+        assert_eq!(line, "1970-01-01T00:00:00.000Z     7  vm1: added [2 events left out before]");
     }
 }

@@ -144,7 +144,10 @@ impl Failure {
     /// Returns the failure for a switch of another version: the switch lacks a method, or this
     /// program cannot read an answer.
     pub(crate) fn other_version() -> Failure {
-        Failure::refused("the switch is of another version, see vioswitchctl status".to_owned())
+        Failure::refused(
+            "the versions of this program and of the switch differ: see vioswitchctl version"
+                .to_owned(),
+        )
     }
 
     /// Returns the failure for a call that the switch refused.
@@ -175,7 +178,7 @@ impl Failure {
                     (REFUSED, text + "; see vioswitchctl port show, and the log of its VM")
                 }
                 SwitchError::NotPermitted { wanted } => {
-                    (NOT_PERMITTED, format!("this is for {wanted}: use sudo"))
+                    (NOT_PERMITTED, format!("only {wanted} may do this: use sudo"))
                 }
                 SwitchError::BadConfig { errors } => {
                     (REFUSED, format!("nothing has changed: {}", errors.join("; ")))

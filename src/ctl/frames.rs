@@ -98,7 +98,7 @@ impl Capture {
         };
         let file: Box<dyn Write> = if path == Path::new(STDOUT) {
             if io::stdout().is_terminal() {
-                let text = "-w - writes binary data: send it somewhere, as in | tshark -r -";
+                let text = "-w - writes binary data: redirect the output, such as | tshark -r -";
                 return Err(Failure::usage(text.to_owned()));
             }
             Box::new(io::stdout())
@@ -153,7 +153,7 @@ impl Capture {
 }
 
 fn cannot(error: &io::Error) -> Failure {
-    Failure::refused(format!("cannot write what is captured: {error}"))
+    Failure::refused(format!("cannot write the capture: {error}"))
 }
 
 impl Output {

@@ -195,7 +195,7 @@ fn status(output: &Output) -> u8 {
 fn version(client: &mut Client) -> Result<Output, Failure> {
     let (own, switch) = (env!("CARGO_PKG_VERSION"), client.call(&GetStatus {})?.version);
     if own != switch {
-        say("the switch is of another version");
+        say("this program and the switch have different versions");
     }
     let text = show::pairs(vec![("client", own.to_owned()), ("switch", text(&switch))]);
     Ok((json!({"client": own, "switch": switch}), text))
@@ -239,9 +239,7 @@ fn port(client: &mut Client, kind: Option<Kind>, command: &PortCommand) -> Resul
         PortCommand::Del(one) => {
             let deleted = delete(client, &one.name, kind, one.if_exists)?;
             rendered(&deleted, |answer| match answer.in_progress {
-                Some(true) => {
-                    "the removal continues: what served the port has not ended yet\n".into()
-                }
+                Some(true) => "the removal continues: the port's thread has not ended yet\n".into(),
                 _ => String::new(),
             })
         }

@@ -441,7 +441,7 @@ pub fn dropped(all: &Drops) -> String {
         ],
     );
     if !all.senders.is_empty() {
-        told += "\nno room for lately:\n";
+        told += "\nsenders whose frames found no room lately:\n";
         told += &listing(
             &all.senders,
             &[

@@ -29,7 +29,7 @@ const RESTART: Duration = Duration::from_secs(10);
 /// Runs until the user ends the program, or the switch has ended and no switch takes its place.
 pub fn run(path: &Path, every: Duration) -> Result<(), Failure> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
-        let text = "top needs a terminal; vioswitchctl stats --watch writes lines";
+        let text = "top needs a terminal; use vioswitchctl stats --watch instead";
         return Err(Failure::usage(text.to_owned()));
     }
     // The connection comes before the screen, so that a failure to connect is a line.

@@ -98,8 +98,8 @@ fn find(client: &mut Client, name: &str) -> Result<Subject, Failure> {
     let all: Vec<Address> = client.list(&all, |part| part.addresses)?;
     let Some(home) = all.into_iter().rfind(|entry| entry.mac == mac) else {
         return Err(Failure::refused(format!(
-            "no port has the address {mac}: its station was silent for minutes, or sends no frames \
-             to the switch"
+            "no port has the address {mac}: its station has been silent for minutes, or its \
+             frames do not reach the switch"
         )));
     };
     let port = client.call(&GetPort { name: home.port })?.port;

@@ -65,7 +65,7 @@ fn server(path: &Path, group: Option<u32>) -> Vec<String> {
         _ => {}
     }
     if let Some(gid) = group.filter(|gid| !group::may_give(*gid)) {
-        let rule = "this user is not in it, and only root may give a socket to any group";
+        let rule = "this user is not in the group, and only root may give a socket to any group";
         found.push(format!("socket-group {gid}: {rule}"));
     }
     found
@@ -83,7 +83,8 @@ fn plug(path: &Path) -> Option<String> {
 }
 
 fn relative(path: &Path) -> Option<String> {
-    let text = "is relative to a working directory, which a service's is not: write it from / on";
+    let text = "is relative, and a service has another working directory: write the whole path, \
+        from / on";
     path.is_relative().then(|| format!("socket {path:?} {text}"))
 }
 

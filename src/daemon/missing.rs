@@ -76,7 +76,7 @@ impl Missing {
         Some(now.saturating_duration_since(lack.found))
     }
 
-    /// Removes all degradations of a port that is gone.
+    /// Removes all degradations of a deleted port.
     pub(crate) fn forget_port(&mut self, name: &str) {
         self.all.retain(|lack| lack.degradation.subject.as_deref() != Some(name));
     }

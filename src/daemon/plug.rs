@@ -120,7 +120,7 @@ pub(crate) fn start_plug(daemon: &Arc<Mutex<Daemon>>) -> io::Result<Option<Servi
     })?;
     if first_look.recv_timeout(PLUG_FIRST_LOOK).is_err() {
         let seconds = PLUG_FIRST_LOOK.as_secs();
-        let why = format!("plug {path:?}: not looked at within {seconds} s");
+        let why = format!("plug {path:?}: the directory was not read within {seconds} s");
         let mut daemon = lock(daemon);
         // The first look may have ended just now.
         if first_look.try_recv().is_err() {
@@ -274,7 +274,10 @@ impl Watcher {
             };
         }
         if more {
-            let text = format!("more than {MAX_PLUG_FILES} files: not all of them are looked at");
+            let text = format!(
+                "more than {MAX_PLUG_FILES} files: the switch does not examine all \
+                of them"
+            );
             self.trouble = Some(self.named(&text));
         }
         Ok(found)
@@ -432,14 +435,14 @@ fn candidate<'a>(
     let text = name.to_str().filter(|text| is_port_name(text));
     let (why, state) = match (text, file.kind) {
         (Some(name), Kind::Socket(uid)) => return Some(Candidate { name, file, uid }),
-        (Some(_), Kind::Other) => ("it is no socket".to_owned(), State::Done),
+        (Some(_), Kind::Other) => ("the file is no socket".to_owned(), State::Done),
         (Some(_), Kind::LinkedSocket(_)) => {
-            let why = "it has another name too, which may be somebody else's";
+            let why = "the socket has a second name (hard link), and may belong to another user";
             (why.to_owned(), State::Waits)
         }
         (Some(_), Kind::Unseen(error)) => {
             let error = io::Error::from_raw_os_error(error);
-            (format!("it cannot be looked at: {error}"), State::Waits)
+            (format!("the file cannot be examined: {error}"), State::Waits)
         }
         (None, _) => {
             let why = format!(
@@ -462,8 +465,8 @@ fn unreachable(error: &io::Error) -> String {
         io::ErrorKind::PermissionDenied => {
             "the switch needs write permission, by the directory's group"
         }
-        _ => "the file is left, and one made anew is another port",
+        _ => "the file stays; a socket made anew becomes a new port",
     };
     let seconds = PLUG_GRACE.as_secs();
-    format!("it cannot be connected to for {seconds} s ({error}): {advice}")
+    format!("the socket has refused connections for {seconds} s ({error}): {advice}")
 }

@@ -74,7 +74,7 @@ pub enum PortError {
     #[error("{0} is no static address of any port")]
     NotStatic(MacAddr),
     /// Several ports have the address.
-    #[error("{0} is a static address of several ports: name the one")]
+    #[error("{0} is a static address of several ports: name the port")]
     Several(MacAddr),
     /// The file system of the socket's path does not answer.
     #[error("socket {0:?}: its file system does not answer")]
@@ -97,7 +97,7 @@ pub enum PortError {
     #[error(transparent)]
     Change(#[from] ChangeError),
     /// The change cannot be kept, and was not made.
-    #[error("nothing was changed: it {0}")]
+    #[error("nothing was changed: the change {0}")]
     NotSaved(#[from] NotSaved),
     /// Nothing of the port is kept beside the configuration.
     #[error("nothing is kept of port '{0}' beside the configuration: {1}")]
@@ -124,7 +124,7 @@ pub enum PortError {
         remedy: String,
     },
     /// The port's settings are no longer the settings from which the change began.
-    #[error("it was changed meanwhile: try again")]
+    #[error("the configuration was changed meanwhile: try again")]
     Changed,
     /// The process is about to end.
     #[error("the switch is ending")]

@@ -211,7 +211,7 @@ fn say_ready(daemon: &Daemon, log: &Log) {
     for Degradation { code, subject, text, .. } in daemon.degradations() {
         let why = match code {
             Code::PortLeftOut | Code::TapLeftOut => {
-                format!("{text}; the port is left out and tried again")
+                format!("{text}; the switch leaves the port out and tries again")
             }
             Code::Metrics | Code::Plug | Code::Latency => format!("{text}; going on without it"),
             // The event and the log line of the finding came earlier.

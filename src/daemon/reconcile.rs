@@ -204,7 +204,7 @@ impl Daemon {
         let all: Vec<Entry> = self.to_create().filter(waited).collect();
         for entry in all {
             let name = &entry.settings.name;
-            let why = format!("port {name} has waited until another one was removed");
+            let why = format!("port {name} has waited for the removal of another port");
             self.create_without(&entry, &why);
         }
     }

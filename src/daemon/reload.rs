@@ -76,7 +76,7 @@ pub enum Busy {
     #[error("a reload is under way, or waits for config confirm")]
     Busy,
     /// The daemon has no configuration file.
-    #[error("there is no configuration file to read: vioswitchd was started without --config")]
+    #[error("vioswitchd was started without --config, so there is no file to reload")]
     NoFile,
     /// No reload waits to be confirmed.
     #[error("no reload waits to be confirmed")]
@@ -85,7 +85,7 @@ pub enum Busy {
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
     /// The reload stays in force, and the next process will not know of the confirmation.
-    #[error("confirmed, but it {0}")]
+    #[error("confirmed, but the change {0}")]
     NotSaved(NotSaved),
 }
 
@@ -155,7 +155,7 @@ impl Reloader {
         let thread = std::thread::Builder::new().name("reload".to_owned());
         let started = thread.spawn(move || {
             if catch_unwind(AssertUnwindSafe(|| this.work(confirm))).is_err() {
-                let why = "it panicked half way; see the log".to_owned();
+                let why = "the reload panicked half way; see the log".to_owned();
                 this.daemon().coming.clear();
                 let mut state = this.state();
                 (state.busy, state.done, state.waits) = (false, Some(Err(vec![why])), None);
@@ -251,7 +251,8 @@ impl Reloader {
         if !self.is_confirmed() {
             let errors = self.go_back(&before);
             self.daemon().store.not_confirmed();
-            let why = format!("not confirmed in {} s: back to what ran before", time.as_secs());
+            let seconds = time.as_secs();
+            let why = format!("not confirmed in {seconds} s: the earlier configuration runs again");
             errors.iter().for_each(|error| log::error!("reload: {error}"));
             events.tell(What::ReloadFailed { why });
         }
@@ -290,7 +291,12 @@ impl Reloader {
             let before = daemon.desired.clone();
             if to_confirm {
                 let kept = daemon.store.keep_unconfirmed(&texts);
-                kept.map_err(|error| vec![format!("that it is to be confirmed {error}")])?;
+                kept.map_err(|error| {
+                    vec![format!(
+                        "the reload that waits for config confirm \
+                    {error}"
+                    )]
+                })?;
             }
             let reconciled = daemon.want(desired);
             (steps, before, reconciled)
@@ -315,7 +321,8 @@ impl Reloader {
         };
         let mut errors = reconciled.errors();
         let left_out = self.settle(reconciled, true);
-        errors.extend(left_out.iter().map(|why| format!("{why}; it is left out and tried again")));
+        let text = "the switch leaves the port out and tries again";
+        errors.extend(left_out.iter().map(|why| format!("{why}; {text}")));
         self.daemon().store.stay();
         errors.iter().map(|why| format!("going back: {why}")).collect()
     }

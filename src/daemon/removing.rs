@@ -78,7 +78,7 @@ impl Removing {
 }
 
 /// The removal of one port, for the caller who waits: [`Daemon::go_on`] returns its progress.
-#[must_use = "whether the port is gone is told by the next looks"]
+#[must_use = "the next looks tell whether the port is gone"]
 pub struct Removal {
     /// The port; none if the port did not run.
     running: Option<Arc<RunningPort>>,
@@ -299,7 +299,7 @@ impl Daemon {
             let before = self.blocks(entry)?;
             let text = match before.name() {
                 same if same == name => {
-                    format!("port {name} waits until the one before it is gone")
+                    format!("port {name} waits until the removed port of this name is gone")
                 }
                 other => format!("port {name} waits until port {other} is gone"),
             };

@@ -259,7 +259,7 @@ impl Retrier {
 
     fn failed(&self, code: Code, port: Option<&str>, why: &str) {
         if lock(&self.daemon).missing.failed(code, port, why, Instant::now()) {
-            log::error!("{why}; it will be tried again");
+            log::error!("{why}; the switch tries again");
         }
     }
 

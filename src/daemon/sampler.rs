@@ -114,7 +114,7 @@ impl Samples {
         ledger.ports.retain(|_, seen| seen.look == looks);
     }
 
-    /// Forgets a port that is gone, as the thread may sleep for as long as the workers do.
+    /// Forgets a deleted port, as the thread may sleep for as long as the workers do.
     pub(crate) fn forget(&self, port: &Port) {
         let mut ledger = self.ledger();
         if ledger

@@ -2,7 +2,7 @@
 //! counters.
 //!
 //! The state is text with one fact a line, so that releases understand each other as far as they
-//! can: a reader passes over a line that it does not know, and a line for a port that is gone. The
+//! can: a reader passes over a line that it does not know, and a line for a deleted port. The
 //! first line names the version; a reader takes nothing of another version. Seconds are those of
 //! the machine's monotonic clock, which no restart of the daemon resets. Behind the port stands the
 //! VLAN, if any.

@@ -138,7 +138,7 @@ impl StateStore {
         let bytes = self.read(FILES).ok()??;
         match serde_json::from_slice(&bytes) {
             Ok(kept @ Applied { version: 1, .. }) => return Some(kept),
-            Ok(_) => self.put_aside(FILES, "it is of another version"),
+            Ok(_) => self.put_aside(FILES, "the data are of another version"),
             Err(error) => self.put_aside(FILES, &error.to_string()),
         }
         None
@@ -146,8 +146,8 @@ impl StateStore {
 
     /// Notes that the configuration was not confirmed, and that the configuration before runs.
     pub(crate) fn not_confirmed(&mut self) {
-        let text = "the configuration was reloaded and not confirmed, and the one before it runs; \
-                    config reload puts it into service";
+        let text = "a reload was not confirmed, and the earlier configuration runs; config reload \
+            applies the files again";
         log::error!("{text}");
         self.refused = vec![Degradation::new(Code::ReloadNotConfirmed, None, text.to_owned())];
     }
@@ -155,7 +155,7 @@ impl StateStore {
     /// Notes that the configuration has errors, and that the configuration last in force runs: the
     /// configuration before the reload, if a reload waits to be confirmed.
     pub(crate) fn refuse(&mut self, errors: &[String]) {
-        let text = "the configuration has errors, and the one that was last in force runs";
+        let text = "the configuration has errors, and the last good configuration runs";
         let lines = std::iter::once(text).chain(errors.iter().map(String::as_str));
         lines.clone().for_each(|line| log::error!("{line}"));
         let of = |line: &str| Degradation::new(Code::LastGoodConfiguration, None, line.to_owned());
@@ -171,7 +171,7 @@ impl StateStore {
     /// Keeps these files, which are about to be in force and wait to be confirmed.
     pub(crate) fn keep_unconfirmed(&mut self, texts: &Texts) -> Result<(), NotSaved> {
         if self.dir.is_some() && !texts.files.is_empty() {
-            let none = || std::io::Error::other("what runs was not kept");
+            let none = || std::io::Error::other("the running configuration was not kept");
             let kept = self.files().ok_or_else(none)?;
             self.write_files(&Applied { unconfirmed: Some(listed(texts)), ..kept })?;
         }
@@ -223,7 +223,7 @@ impl StateStore {
             }
             Err(error) => {
                 self.is_unreadable |= name == PORTS;
-                format!("{} is damaged: {why}; and stays: {error}", file.display())
+                format!("{} is damaged: {why}; and keeps its name: {error}", file.display())
             }
         };
         self.trouble(Code::StateFileDamaged, text);
@@ -250,7 +250,7 @@ impl StateStore {
     pub(crate) fn undo(&mut self, desired: &Desired) {
         let failed = self.failed.take();
         let kept = self.keep(desired);
-        kept.unwrap_or_else(|error| log::error!("that a change was undone {error}"));
+        kept.unwrap_or_else(|error| log::error!("the undoing of a change {error}"));
         self.failed = self.failed.take().or(failed);
     }
 

@@ -48,7 +48,7 @@ struct Address {
 pub fn read(bytes: &[u8], config: &Config) -> Result<Kept, String> {
     let saved: Saved = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     if saved.version != 1 {
-        return Err("it is of another version".to_owned());
+        return Err("the data are of another version".to_owned());
     }
     let Differences { changes, addresses } = saved.before.unwrap_or(saved.now);
     let mut kept = Kept::default();

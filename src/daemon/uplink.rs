@@ -38,7 +38,7 @@ pub enum UplinkError {
     #[error("interface {0}: in use by {1}: give another ifname, or end that process")]
     Held(String, Holder),
     /// The port has no interface.
-    #[error("it is no uplink")]
+    #[error("the port is no uplink")]
     NoUplink,
     /// The workers cannot watch the interface.
     #[error("cannot watch the interface: {0}")]
@@ -187,7 +187,10 @@ pub fn keep(
         let Some(why) = uplink.lost().filter(|_| !stopped()) else { continue };
         match why {
             Lost::Gone => {
-                log::warn!("{kind} {}: interface {ifname} is gone, waiting for it", port.name);
+                log::warn!(
+                    "{kind} {}: interface {ifname} is gone; the switch waits for its return",
+                    port.name
+                );
                 port.reports.events.tell(&port.name, What::InterfaceGone, false);
             }
             Lost::Outgrown => {

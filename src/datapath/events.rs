@@ -311,8 +311,8 @@ impl Events {
         self.tell_after(0, what);
     }
 
-    /// Reports an event of the switch as a whole after `suppressed` events of its kind that were left
-    /// out.
+    /// Reports an event of the switch as a whole, before which `suppressed` events of its kind were
+    /// left out.
     pub fn tell_after(&self, suppressed: u64, what: What) {
         what.log(None);
         // No worker reports such events, so this thread may wait for room in the queue.

@@ -112,7 +112,7 @@ fn a_port_that_does_not_learn_keeps_its_static_address_alone() {
     }
     assert_eq!(send(&mut vms, 0, own, mac_of(0)), [1], "static");
     assert_eq!(send(&mut vms, 0, other, mac_of(0)), [1, 2], "not learned");
-    // What it sends from another's address takes nothing away from that one.
+    // What the port sends from another's address takes nothing away from that one.
     assert_eq!(send(&mut vms, 1, BROADCAST, mac_of(0)), [0, 2]);
     assert_eq!(send(&mut vms, 2, mac_of(0), mac_of(2)), [0]);
     // Nor does another one take the static address.

@@ -272,7 +272,7 @@ fn an_address_of_the_host_or_of_the_service_manager_is_as_good() {
     let address = taken.local_addr().expect("address");
     for (option, said) in [
         (format!("--metrics={address}"), "metrics: cannot listen at"),
-        ("--metrics=fd".to_owned(), "metrics: there is no listening socket"),
+        ("--metrics=fd".to_owned(), "metrics: the service manager passed no listening"),
     ] {
         let d = Daemon::with(1, &[&option]);
         let told = wait_for(LOST, || d.log().contains("; going on without it"));

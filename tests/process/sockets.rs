@@ -127,7 +127,7 @@ fn a_socket_of_a_live_process_is_left_to_it() {
     let (log, theirs) = (d.log(), d.path("p1"));
     let line = log.lines().find(|line| line.contains(" ERROR")).expect("an error");
     assert!(line.contains("port p1: socket") && line.contains("is in use by "), "{line}");
-    assert!(line.contains("/p1\"") && line.contains("the port is left out"), "{line}");
+    assert!(line.contains("/p1\"") && line.contains("the switch leaves the port out"), "{line}");
     UnixStream::connect(theirs).expect("somebody else's, as before");
     d.stop(libc::SIGTERM, &["p0"]);
     drop(listener);

@@ -283,7 +283,7 @@ pub(super) fn plain(value: &Spanned<DeValue<'_>>) -> Value {
         DeValue::String(text) => Value::Text(text.to_string()),
         DeValue::Boolean(truth) => Value::Boolean(*truth),
         DeValue::Integer(number) => integer(number),
-        DeValue::Float(_) => Value::Other("a fraction"),
+        DeValue::Float(_) => Value::Other("a float"),
         DeValue::Datetime(_) => Value::Other("a date"),
         DeValue::Array(_) => Value::Other("a list"),
         DeValue::Table(_) => Value::Other("a table"),

@@ -175,7 +175,7 @@ impl<'t> Reader<'t> {
             _ => None,
         };
         let read = match (&name, Kind::named(table)) {
-            (None, _) => Err("it has no name of a port".to_owned()),
+            (None, _) => Err("the table has no valid name".to_owned()),
             (Some(name), Some(kind)) => self.added(kind, name, pairs),
             (Some(name), None) if table == OVERRIDE => self.changed(name, pairs),
             (Some(_), None) => Err("unknown table".to_owned()),
@@ -413,7 +413,7 @@ mod tests {
                 "[[override]] 'f': unknown key 'speed'",
                 "[[port]] 'a': unknown key 'speed'",
                 "[[port]] 'b': flood must be on or off, not 'maybe'",
-                "[[tap]]: it has no name of a port",
+                "[[tap]]: the table has no valid name",
                 "unknown key 'version'",
             ]
         );

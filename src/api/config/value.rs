@@ -107,7 +107,7 @@ pub(super) fn worker(setting: &Setting) -> Result<Option<u16>, String> {
     number.map_err(|text| text.replacen("must be", "must be auto or", 1))
 }
 
-/// Returns the text of a worker, as files have the text.
+/// Returns the value of the key `worker` as files write it: a number, or `auto`.
 pub(super) fn worker_word(worker: &Option<u16>) -> String {
     worker.map_or_else(|| AUTO.to_owned(), |number| number.to_string())
 }
@@ -125,7 +125,7 @@ pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Word(_) | Value::Text(_) => "a string",
         Value::Integer(_) => "a number",
-        Value::Boolean(_) => "a truth value",
+        Value::Boolean(_) => "a boolean",
         Value::Other(name) => name,
     }
 }

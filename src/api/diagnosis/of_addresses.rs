@@ -25,7 +25,7 @@ fn full(port: &Port, facts: &Facts) -> Option<Finding> {
     let (own, all) = (port.addresses, facts.addresses);
     let most = facts.ports.iter().max_by_key(|port| port.addresses).unwrap_or(port);
     let why = match port.has_all_addresses {
-        true => format!("it has all that it may, {own}"),
+        true => format!("the port has reached its limit, {own}"),
         false => format!(
             "the table has {all} of {FDB_MAX_ENTRIES}, most of them behind '{}', {}",
             most.name, most.addresses
@@ -42,7 +42,9 @@ fn full(port: &Port, facts: &Facts) -> Option<Finding> {
 fn foreign(port: &Port) -> Option<Finding> {
     let (mac, owner) = port.foreign.as_ref().filter(|_| port.minute.learn_static > 0)?;
     let name = &port.name;
-    let cause = format!("it sends from {mac}, which is tied to '{owner}': answers go there");
+    let cause = format!(
+        "the port sends from {mac}, a static address of '{owner}': answers go to that port"
+    );
     let command = format!(
         "another address in the guest; or vioswitchctl fdb del {mac} && vioswitchctl fdb add {mac} \
          {name}"
@@ -55,11 +57,12 @@ fn foreign(port: &Port) -> Option<Finding> {
 fn held(port: &Port) -> Option<Finding> {
     let (mac, at, now) = port.held.as_ref().filter(|_| port.minute.learn_held > 0)?;
     let how = match now {
-        true => format!("it is held at '{at}' now, which had it first"),
+        true => format!("it is held at '{at}' now, its earlier port"),
         false => format!("it was held at '{at}' in the last minute"),
     };
     let cause = format!(
-        "{mac} flaps between it and '{at}': {how}; two stations have it, or there is a loop"
+        "{mac} flaps between this port and '{at}': {how}; two stations have the address, or the \
+         network has a loop"
     );
     Some(Finding {
         with: vec![at.clone()],
@@ -69,7 +72,7 @@ fn held(port: &Port) -> Option<Finding> {
 
 fn settle(mac: &MacAddr) -> String {
     format!(
-        "vioswitchctl fdb add {mac} NAME, where it belongs, and another address for the other one"
+        "vioswitchctl fdb add {mac} NAME, the right port, and another address for the other station"
     )
 }
 
@@ -89,8 +92,8 @@ fn moving(at: usize, port: &Port, facts: &Facts) -> Option<Finding> {
     }
     let moves = port.minute.moves + other.minute.moves;
     let cause = format!(
-        "{mac} moves between it and '{from}' again and again, {moves} moves in the last minute: \
-         two stations have this address, or there is a loop"
+        "{mac} moves between this port and '{from}' again and again, {moves} moves in the last \
+         minute: two stations have the address, or the network has a loop"
     );
     let with = vec![from.clone()];
     Some(Finding { with, ..Finding::of(ADDRESS_MOVING, port, cause, settle(mac)) })

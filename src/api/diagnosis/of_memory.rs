@@ -20,7 +20,7 @@ fn missing(port: &Port) -> Option<Finding> {
     }
     let cause = match port.guest_memory.all_on_disk {
         true => "all of its guest's memory lies in files on a disk, which the switch leaves out",
-        false => "its front-end shares no memory: the switch sees none of the guest's",
+        false => "its front-end shares no memory, so the switch cannot read the guest's frames",
     };
     let command = format!("QEMU: {QEMU}; others: vioswitchctl attach {} --help", port.name);
     Some(Finding::of(MEMORY_NOT_SHARED, port, cause.to_owned(), command))
@@ -37,8 +37,8 @@ fn on_disk(port: &Port) -> Option<Finding> {
 fn outside(port: &Port) -> Option<Finding> {
     let count = port.guest_memory.outside + port.lately.bad_buffers;
     let cause = format!(
-        "{} of its guest lately lay outside the memory that its front-end shares: a part of it, \
-         such as a plugged DIMM or a NUMA node, is private, or the driver is broken",
+        "{} of its guest lately lay outside the memory that its front-end shares: a part of the \
+         memory, such as a plugged DIMM or a NUMA node, is private, or the driver is broken",
         counted(count, "buffer")
     );
     let command = "QEMU: unplug the DIMM; object_add memory-backend-memfd,id=ID,size=SIZE,share=on \

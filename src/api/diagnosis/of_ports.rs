@@ -82,8 +82,8 @@ fn overloaded(port: &Port) -> Option<Finding> {
     }
     let share = dropped * 100 / all.max(1);
     let cause = format!(
-        "it takes frames slower than they come: {share} % of those for it were dropped in the \
-         last seconds{}",
+        "the receiver takes frames too slowly: {share} % of the frames for the port were dropped \
+         in the last seconds{}",
         named(&port.senders)
     );
     let reason = if port.link.is_some() { DropReason::TapFull } else { DropReason::NoBuffer };
@@ -164,8 +164,8 @@ fn bridges(facts: &Facts, found: &mut Vec<Finding>) {
         let Some((_, (_, other))) = others.first() else { continue };
         let many = if others.len() > 1 { " and more" } else { "" };
         let (level, harm) = match facts.uplink_to_uplink {
-            true => (Level::Fail, "frames go round, as uplink-to-uplink is on"),
-            false => (Level::Warn, "each broadcast comes several times, and addresses move"),
+            true => (Level::Fail, "frames circulate, because uplink-to-uplink is on"),
+            false => (Level::Warn, "each broadcast arrives several times, and addresses move"),
         };
         let bridge = &bridge.name;
         let cause = format!("{interface} and {other}{many} are in one bridge, {bridge}: {harm}");

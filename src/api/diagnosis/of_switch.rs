@@ -8,7 +8,7 @@ const MOST_NAMED: usize = 3;
 
 pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
     for Degraded { code, port, why } in &facts.condition.degraded {
-        let cause = format!("not all is served: {why}");
+        let cause = format!("the switch does not serve its whole configuration: {why}");
         let command = "journalctl -u vioswitchd -p warning";
         let finding = Finding::of_switch(DEGRADED, cause, command);
         found.push(Finding { code, port: port.clone(), ..finding });

@@ -17,9 +17,9 @@ pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
 }
 
 fn alone(port: &Port, segment: &Segment) -> Finding {
-    let cause = format!("it is the only port of {}: its frames reach no other", segment.name);
+    let cause = format!("the port is alone in {}: its frames reach no other port", segment.name);
     let command =
-        format!("vioswitchctl port show {}; the same bridge and vlan for others", port.name);
+        format!("vioswitchctl port show {}; give other ports the same bridge and vlan", port.name);
     Finding::of(PORT_ALONE, port, cause, command)
 }
 
@@ -31,8 +31,10 @@ fn cut_off(at: usize, port: &Port, segment: &Segment, facts: &Facts) -> Option<F
     }
     let others = facts.ports[at + 1..].iter().filter(is_here);
     let with = others.map(|other| other.name.clone()).collect();
-    let cause =
-        format!("its bridge has an uplink, but neither that nor a trunk is in {}", segment.name);
+    let cause = format!(
+        "its bridge has an uplink, but neither the uplink nor a trunk is in {}",
+        segment.name
+    );
     let command = "vioswitchctl tap set NAME trunk=LIST, if the VLAN is to leave the host";
     Some(Finding { with, ..Finding::of(VLAN_WITHOUT_UPLINK, port, cause, command) })
 }

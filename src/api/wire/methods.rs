@@ -53,11 +53,11 @@ pub trait Method: Serialize {
 }
 
 methods! {
-    /// The switch as a whole. events: the number of the last one. degraded: texts of what is
-    /// configured and not served; empty if all is. degradations: the first of them with codes.
-    /// plug: the directory of ports by plug. config: the file of --config. state_dir: the directory
-    /// of kept changes; without it all changes are transient. latency: as configured.
-    /// sandbox: null if it is off.
+    /// The switch as a whole. events: the number of the last event. degraded: a text for each part
+    /// of the configuration that the switch does not serve. degradations: the first degradations,
+    /// with codes. plug: the directory of ports by plug. config: the file of --config. state_dir:
+    /// the directory of kept changes; without a directory all changes are transient. latency: as
+    /// configured. sandbox: null without a sandbox.
     GetStatus {} -> Status {
         version: String, pid: u32, uptime: u64, workers: usize, ports: usize, taps: usize,
         xdps: usize, streams: usize, addresses: usize, events: u64, degraded: Vec<String>,
@@ -86,33 +86,33 @@ methods! {
     WaitForPort { name: String, state?: String as State, timeout_ms?: Number } -> WaitedFor {
         port: Port,
     }
-    /// Adds an entry of this kind: a port for a virtual machine, unless another is given. The other
-    /// parameters are the keys of vioswitchd's --port, --tap, --stream, --mirror, --filter or
-    /// --group. Without socket that of a port or stream is NAME.sock beside the control socket. A
-    /// path begins with "/". may_exist accepts an existing entry with the same settings. The answer
-    /// has the path of the socket, unless that is an inherited descriptor, and the number of a
-    /// port. The entry stays until Delete. A transient entry, and each entry without a state_dir,
-    /// ends with the process. A mirror copies frames of port from to port to, which then takes part
-    /// in no forwarding.
+    /// Adds an entry of a kind, by default a port for a virtual machine. The other parameters are
+    /// the keys of vioswitchd's --port, --tap, --stream, --mirror, --filter or --group. By default
+    /// the socket of a port or stream is NAME.sock beside the control socket. A path begins with
+    /// "/". may_exist accepts an existing entry with the same settings. The answer has the number
+    /// of a port, and the path of a socket that is not inherited. The entry stays until Delete. A
+    /// transient entry, and each entry without a state_dir, ends with the process. A mirror copies
+    /// frames of the port "from" to the port "to", and the port "to" gets no other frames.
     [admin] Add {
         kind?: String as EntryKind, may_exist?: bool, transient?: bool,
         #[serde(flatten)] keys: EntryKeys,
     } -> Added { number?: u16, socket?: String }
     /// Changes settings of an entry other than a mirror, all or none: the given settings, and the
     /// keys in unset, which get their defaults. Answers the changes, and when each change takes
-    /// effect. A socket cannot be changed. mtu is set on the interface of a TAP. At a port of the
-    /// configuration the change stays until Reset, beside later configurations too.
+    /// effect. A socket cannot be changed. The switch sets mtu on the interface of a TAP. A change
+    /// of a port of the configuration stays until Reset, also after later reloads.
     [admin] Set {
         kind?: String as EntryKind, unset?: Vec<String>, #[serde(flatten)] keys: LiveKeys,
     } -> Changed { changes: Vec<Change> }
-    /// Ends what Set, Delete and AddAddress changed at an entry of the configuration, and forgets
-    /// what is kept of the name without effect.
+    /// Undoes the changes of Set, Delete and AddAddress at an entry of the configuration, and
+    /// forgets kept changes and entries of this name that have no effect.
     [admin] Reset { name: String } -> WasReset { changes: Vec<Change> }
-    /// Deletes a port, TAP or stream: its front-end is disconnected, its socket or interface
-    /// removed, its addresses forgotten. With a kind an entry of another one is refused; a mirror,
-    /// filter or group is deleted only with its kind, and not while another entry names it. The
-    /// deletion of an entry of the configuration lasts until Reset. in_progress: what served the
-    /// port did not end within 2 s; the removal continues, and the port is listed until it is gone.
+    /// Deletes a port, TAP or stream: disconnects the front-end, removes the socket or interface,
+    /// and forgets the addresses. The entry must be of the kind, if a kind is given. A mirror,
+    /// filter or group needs its kind, and is refused while another entry names the mirror, filter
+    /// or group. The deletion of an entry of the configuration lasts until Reset. in_progress: the
+    /// port's thread did not end within 2 s; the removal continues, and ListPorts has the port
+    /// until the removal ends.
     [admin] Delete { name: String, kind?: String as EntryKind } -> Deleted { in_progress?: bool }
     /// All mirrors, by name.
     ListMirrors {} -> Mirrors { mirrors: Vec<Mirror> }
@@ -164,9 +164,9 @@ methods! {
     [capture more] Capture {
         ports?: Vec<String>, drops?: bool, filter?: Vec<Instruction>, snaplen?: Number,
     } -> Packets { packets: Vec<Packet>, lost: u64 }
-    /// Makes an address static on a port: other ports cannot learn it. The address becomes one of
-    /// the port's setting mac, as by Set. An address that the port has is accepted; another port's
-    /// is refused.
+    /// Makes an address static on a port: adds the address to the port's setting mac, so that other
+    /// ports cannot learn the address. An address that the port has is accepted; an address of
+    /// another port is refused.
     [admin] AddAddress { mac: String, port: String } -> AddressAdded {}
     /// Deletes a static address from the setting mac of the address's port, and answers the port;
     /// the address can be learned again. port: needed if several ports have the address, each in a
@@ -178,9 +178,9 @@ methods! {
     /// default, a name or number of rules of filters) from port sport to port dport, which begins a
     /// connection. frame: the first bytes in base64, as in data of Packet, in place of src, dst,
     /// vlan, ip and dst_ip. to: the port of steps and verdict; if src, dst and vlan are not given,
-    /// the switch chooses addresses that are known behind the two ports. ports: the receivers; with
-    /// to none while no frame comes from port. reason: of drops. The method sends and learns
-    /// nothing.
+    /// the switch chooses addresses that are known behind the two ports. ports: the receivers; none
+    /// if "to" is given and no frame can come from port. reason: the reason of a drop. The method
+    /// sends and learns nothing.
     Trace {
         port: String, src?: String, dst?: String, len?: Number, vlan?: Number, ip?: String,
         dst_ip?: String, proto?: String, sport?: Number, dport?: Number, frame?: String,

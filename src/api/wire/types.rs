@@ -47,8 +47,7 @@ base::words! {
 
 structs! { answered [serde(default)]
     /// Frames and bytes that passed, and dropped frames by the name of the reason. drop_ages:
-    /// seconds since the last drop of each reason, without those whose last one an earlier process
-    /// counted.
+    /// seconds since the last drop of each reason, if this process counted the drop.
     Traffic {
         frames: u64, bytes: u64, drops: BTreeMap<String, u64>, drop_ages: BTreeMap<String, u64>,
     }
@@ -89,10 +88,10 @@ structs! { answered [serde(default)]
     /// protocol by name, and the guest's memory.
     Session { features: Vec<String>, protocol_features: Vec<String>, memory: Vec<Region> }
     /// One ring of a port, by its index; queues of a TAP have the indices of a guest's rings.
-    /// no_memory: started, and without memory for now. polled: without a kick. available: descriptor
-    /// chains that the driver made available and did not get back. Fields of the session are
-    /// missing without a session, or if the session did not answer in time. worker: the number of
-    /// the worker that serves the ring. idle: seconds since the ring was last used.
+    /// no_memory: started, and without memory for now. polled: without a kick. available:
+    /// descriptor chains that the driver made available and did not get back. Fields of the session
+    /// are missing without a session, or if the session did not answer in time. worker: the number
+    /// of the worker that serves the ring. idle: seconds since the ring was last used.
     Ring {
         index: usize, queue: usize, direction: Direction, size?: u64, started?: bool,
         no_memory?: bool, enabled?: bool, broken?: bool, polled?: bool, worker?: usize,
@@ -122,9 +121,9 @@ structs! { answered [serde(default)]
         name: String, from: String, to: String, dir: String, vlan?: u16, snaplen?: u32,
         origin: String as Origin, active: bool, copies: u64, lost: u64,
     }
-    /// A filter. ports: ports that name the filter. defaults: what matched no rule, on its way in
-    /// and out, at ports whose default this filter states, or that name the filter first and have
-    /// no default.
+    /// A filter. ports: ports that name the filter. defaults: counts of packets that matched no
+    /// rule, in and out, at ports whose default this filter states, or that name the filter first
+    /// and have no default.
     Filter {
         name: String, origin: String as Origin, default_in: Option<String>,
         default_out: Option<String>, ports: Vec<String>, rules: Vec<FilterRule>,
@@ -134,16 +133,16 @@ structs! { answered [serde(default)]
     /// the connections that began by the rule, since the filter of the port last changed.
     FilterRule { rule: String, frames: u64, bytes: u64, connections: u64 }
     /// A connection of a port. local: the end behind the port. id: of queries of ICMP. outgoing:
-    /// the local end sent the first packet. seconds: until the connection times out. filter and
-    /// rule, from 1: by which the connection began, unless the filter has changed since; without
-    /// rule by the default.
+    /// the local end sent the first packet. seconds: until the connection times out. filter, rule:
+    /// the filter and the number of the rule, from 1, that permitted the connection, unless the
+    /// filter has changed since; without rule the default permitted the connection.
     Connection {
         port: String, vlan?: u16, protocol: String, local: String, local_port?: u16,
         remote: String, remote_port?: u16, id?: u16, outgoing: bool, state: String,
         replied: bool, seconds: u64, filter?: String, rule?: u64,
     }
     /// A port that gets frames of multicast groups. role: querier, router, which gets frames of all
-    /// groups, or member. bridge, vlan: bridge and VLAN of the groups, unless they are in the
+    /// groups, or member. bridge, vlan: bridge and VLAN of the groups, unless the groups are in the
     /// default bridge and in no VLAN. group: of a member; protocol: igmp or mld, of a querier. age:
     /// seconds since the port was heard. limited: frames of the group go only to members and
     /// routers; of a querier: frames of groups with members do so.
@@ -151,17 +150,17 @@ structs! { answered [serde(default)]
         role: GroupRole, port: String, bridge?: String, vlan?: u16, group?: String,
         protocol?: String, age?: u64, limited?: bool,
     }
-    /// Connections of clients now and in all, and connections that the switch closed: because there
-    /// were too many, for an invalid message, for a message that was too long or too slow, and for
-    /// unread replies.
+    /// Connections of clients now and in all, and connections that the switch closed: because too
+    /// many clients were connected, for an invalid message, for a message that was too long or too
+    /// slow, and for unread replies.
     Clients {
         connected: u64, accepted: u64, refused: u64, malformed: u64, too_long: u64, too_slow: u64,
         unread: u64,
     }
     /// An event. sequence: the event's number, from 1 at the start of the switch. time:
     /// microseconds since 1970; monotonic: of CLOCK_MONOTONIC. text: as in the log. label: the
-    /// port's present label. suppressed: events of this port that were left out before this event,
-    /// because there were too many. Other fields belong to the kind.
+    /// port's present label. suppressed: number of events of this port that the switch left out
+    /// before this event, because the port had too many events. Other fields belong to the kind.
     Event {
         sequence: u64, time: u64, monotonic: u64, kind: String as EventKind, text: String,
         port?: String, label?: String, suppressed?: u64, why?: String, pid?: i32, uid?: u32,
@@ -207,7 +206,7 @@ structs! { answered [serde(default)]
     /// A key of the configuration with its value, or with its values if the key may be repeated.
     ConfigKey { key: String, values: Vec<String> }
     /// A port, with the keys of the configuration. overridden: keys of a port of the configuration
-    /// that Set changed. unused: why the entry is not in force, if that is so.
+    /// that Set changed. unused: the reason why the entry is not in force.
     ConfigEntry {
         kind: String, name: String, origin: String as Origin, keys: Vec<ConfigKey>,
         overridden: Vec<String>, unused?: String,

@@ -86,7 +86,7 @@ fn notes(wanted: &AttachRequest) -> Vec<String> {
         ));
     }
     if wanted.port.front_end_listens {
-        notes.push("QEMU listens: it starts when the switch has connected".to_owned());
+        notes.push("QEMU listens, and starts the guest when the switch has connected".to_owned());
     }
     notes
 }
@@ -127,7 +127,7 @@ pub(crate) fn cloud_hypervisor(wanted: &AttachRequest) -> VmArguments {
     let mut notes = Vec::new();
     if port.queues > 1 {
         arguments.extend(["--cpus".to_owned(), format!("boot={}", port.queues)]);
-        notes.push("each queue pair wants a CPU of its own".to_owned());
+        notes.push("give the guest a CPU for each queue pair".to_owned());
     }
     VmArguments { text: lines(&arguments), arguments, notes }
 }
@@ -163,7 +163,8 @@ pub fn libvirt(wanted: &AttachRequest) -> VmArguments {
     );
     let mut notes = Vec::new();
     if !port.front_end_listens {
-        let note = "QEMU under libvirt has a user of its own, who must be let in: vioswitchctl \
+        let note = "libvirt's QEMU has a user of its own, who needs access to the socket: \
+            vioswitchctl \
                     doctor --user libvirt-qemu";
         notes.push(note.to_owned());
     }

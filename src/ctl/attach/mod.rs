@@ -93,7 +93,7 @@ impl Attach {
         let installed = || if qemu || libvirt { Version::installed() } else { None };
         let version = self.qemu_version.or_else(installed).unwrap_or_else(|| {
             if qemu {
-                notes.push("no QEMU is found here: for another one say --qemu-version".to_owned());
+                notes.push("there is no QEMU on this machine: give --qemu-version".to_owned());
             }
             Version { major: 10, minor: 0 }
         });

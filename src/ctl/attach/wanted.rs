@@ -76,7 +76,7 @@ impl VmPort {
         let Some(entry) = entries.iter().find(|entry| entry.name == name) else {
             // The error names the port that was perhaps meant.
             client.call(&GetPort { name: name.to_owned() })?;
-            return Err(Failure::refused(format!("port '{name}' is going")));
+            return Err(Failure::refused(format!("port '{name}' is being removed")));
         };
         if entry.kind != Kind::Port.word() {
             let what = match entry.kind.as_str() {

@@ -160,7 +160,7 @@ fn lines(facts: &Facts, findings: &[Finding]) -> String {
         let name = if name.is_empty() { "the switch" } else { name };
         text += &line(&format!("OK    {name}"));
     }
-    facts.skipped.iter().for_each(|what| text += &line(&format!("not looked at: {what}")));
+    facts.skipped.iter().for_each(|what| text += &line(&format!("skipped: {what}")));
     text
 }
 

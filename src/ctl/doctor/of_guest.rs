@@ -93,7 +93,7 @@ fn socket(port: &Port, facts: &Facts, findings: &mut Findings) {
 fn second(port: &Port, who: &str, findings: &mut Findings) {
     let pid = maybe(port.pid());
     let cause = format!("{who} waits for its socket, which serves pid {pid}");
-    let command = "vioswitchctl port add NAME, and one of the two machines there";
+    let command = "vioswitchctl port add NAME, and attach one of the two machines to this port";
     findings.warn("socket-shared", port.name(), cause, command);
 }
 
@@ -134,7 +134,7 @@ fn huge_pages(port: &Port, facts: &Facts, findings: &mut Findings) {
     let (missing, free, kib) = (missing >> 20, free >> 20, page >> 10);
     let cause = format!(
         "its guest has not touched {missing} MiB of its huge pages yet, and {free} MiB are free: \
-         where there is none it meets SIGBUS, and frames are dropped"
+         a missing page causes SIGBUS, and frames are dropped"
     );
     let command = format!("echo NUMBER > /sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages");
     findings.warn("huge-pages-short", port.name(), cause, &command);
@@ -161,8 +161,8 @@ fn command_line(port: &Port, process: &Process, findings: &mut Findings) {
     let again = ["reconnect", "reconnect-ms"].iter().filter_map(|key| card.chardev.get(key));
     if !listens && !again.into_iter().any(|time| time != "0") {
         let cause = format!(
-            "its front-end (pid {}) does not connect again: a restart of the switch cuts the guest \
-             off until it is restarted",
+            "its front-end (pid {}) does not reconnect: after a restart of the switch the guest \
+             has no network until QEMU is restarted",
             process.pid
         );
         findings.warn("no-reconnect", name, cause, &attach);
@@ -199,8 +199,8 @@ fn cloud_hypervisor(port: &Port, process: &Process, findings: &mut Findings) {
     }
     let (name, pid) = (port.name(), process.pid);
     let cause = format!(
-        "its front-end (pid {pid}), cloud-hypervisor with vhost_mode=client, gives the port up for \
-         good when it is without the switch for 60 s"
+        "its front-end (pid {pid}), cloud-hypervisor with vhost_mode=client, gives the port up \
+         for good after 60 s without the switch"
     );
     let command = format!(
         "vioswitchctl port del {name}; vioswitchctl port add {name} mode=client; start \

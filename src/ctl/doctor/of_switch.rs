@@ -24,10 +24,10 @@ fn version(facts: &Facts, findings: &mut Findings) {
     let switch = text(&facts.status.version);
     let client = &facts.client_version;
     if switch != *client {
-        let cause = format!("the switch that runs is version {switch}, this vioswitchctl {client}");
+        let cause = format!("the running switch has version {switch}, this vioswitchctl {client}");
         findings.warn("version-differs", "", cause, &facts.restart());
     } else if facts.daemon.replaced {
-        let cause = "the switch's program was replaced since it was started: the old one runs";
+        let cause = "the program file was replaced after the start: the old program runs";
         findings.warn("program-replaced", "", cause.to_owned(), &facts.restart());
     }
 }
@@ -35,18 +35,19 @@ fn version(facts: &Facts, findings: &mut Findings) {
 fn configuration(facts: &Facts, findings: &mut Findings) {
     match &facts.reload {
         Some(Err(why)) => {
-            let cause = format!("the files have errors, what ran before runs: {why}");
+            let cause = format!("the files have errors, and the earlier configuration runs: {why}");
             findings.fail("config-bad", "", cause, "vioswitchctl config diff");
         }
         Some(Ok(steps)) if steps.iter().any(differs) => {
             let steps: Vec<&Step> = steps.iter().filter(|step| differs(step)).collect();
             let about = |step: &&Step| match &step.name {
                 Some(name) => format!("{}{name}", step.sign),
-                None => "what takes effect with a restart".to_owned(),
+                None => "keys that take effect at the next start".to_owned(),
             };
             let named: Vec<String> = steps.iter().take(MOST_NAMED).map(about).collect();
             let more = if steps.len() > MOST_NAMED { ", …" } else { "" };
-            let cause = format!("the files say other than what runs: {}{more}", named.join(", "));
+            let named = named.join(", ");
+            let cause = format!("the files differ from the running configuration: {named}{more}");
             let command = "vioswitchctl config diff; vioswitchctl config reload";
             findings.warn("config-differs", "", cause, command);
         }
@@ -76,7 +77,7 @@ fn unit(facts: &Facts, findings: &mut Findings) {
     }
     if !unit.overrides.is_empty() {
         let files = unit.overrides.join(", ");
-        let cause = format!("{name} is not as it was installed: {files}");
+        let cause = format!("{name} differs from the installed unit: {files}");
         let command = format!("systemctl cat {name}; systemctl edit {name}");
         findings.warn("unit-overridden", "", cause, &command);
     }
@@ -91,7 +92,7 @@ fn workers(facts: &Facts, findings: &mut Findings) {
     if !starved.is_empty() {
         let cause = format!(
             "workers had frames and no CPU, by the share of the time: {}; other processes run on \
-             theirs",
+             the workers' CPUs",
             starved.join(", ")
         );
         let command =

@@ -65,8 +65,8 @@ fn unfinished_there(port: &Port, link: &Link, host: &Host, findings: &mut Findin
         if ends.leaves_sums && ends.peer_has_program {
             let (own, peer) = (&member.ifname, &ends.peer);
             let cause = format!(
-                "{own} in its bridge {bridge} passes checksums and segments of guests on \
-                 unfinished, and a program of XDP takes the frames at its other end, {peer}"
+                "{own} in its bridge {bridge} passes guests' checksums and segments on \
+                 unfinished, and an XDP program takes the frames at the other end, {peer}"
             );
             findings.warn(UNFINISHED, port.name(), cause, &finish(&ends.enter, own));
         }
@@ -174,14 +174,14 @@ fn filter(port: &Port, link: &Link, host: &Host, findings: &mut Findings) {
     if host.bridge_filtered && forward.stops(bridge) {
         let docker = if forward.docker { ", as Docker wants it" } else { "" };
         let cause = format!(
-            "the host's firewall drops what is forwarded{docker}, and br_netfilter shows it the \
-             frames that pass {bridge}"
+            "the host's firewall drops forwarded frames{docker}, and br_netfilter passes the \
+             firewall the frames of {bridge}"
         );
         let chain = if forward.docker { "DOCKER-USER" } else { "FORWARD" };
         // The unit still works after a restart of the host, and of Docker.
         let command = format!(
-            "systemctl enable --now vioswitch-forward@{bridge}, or where there is no such unit: \
-             iptables -I {chain} -i {bridge} -o {bridge} -j ACCEPT"
+            "systemctl enable --now vioswitch-forward@{bridge}, or without this unit: iptables -I \
+             {chain} -i {bridge} -o {bridge} -j ACCEPT"
         );
         findings.fail("forward-drop", port.name(), cause, &command);
     }

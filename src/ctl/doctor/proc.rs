@@ -53,7 +53,7 @@ impl Reader {
         bytes.truncate(usize::try_from(most).unwrap_or(usize::MAX));
         self.left -= bytes.len() as u64;
         if self.left == 0 {
-            self.missed = Some("some processes: there is more in /proc than is read");
+            self.missed = Some("some processes: /proc has more text than doctor reads");
         }
         Some((bytes, whole))
     }
@@ -83,7 +83,7 @@ impl Reader {
         let mut all = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let found = all.by_ref().take(MAX_PROCESSES).collect();
         if all.next().is_some() {
-            self.missed = Some("some processes: there are more than are looked at");
+            self.missed = Some("some processes: more run than doctor examines");
         }
         found
     }

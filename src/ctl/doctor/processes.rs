@@ -114,7 +114,7 @@ pub fn front_ends(daemon: i64, facts: &mut Facts) {
         if port.is_silent() {
             let why = match port.is_looked_at() {
                 true => "its file system does not answer",
-                false => "not looked at: the switch waits for other file systems",
+                false => "not examined: the switch waits for other file systems",
             };
             facts.skipped.push(format!("{path}: {why}"));
             continue;

@@ -136,7 +136,7 @@ fn of_rules(rules: &PortRules, ports: &[String]) -> Vec<FilterFault> {
     };
     let found = rules.findings().unwrap_or_default();
     let leave_out =
-        |filter: usize| format!("leave it out: vioswitchctl filter show {}", name(filter));
+        |filter: usize| format!("delete the rule: vioswitchctl filter show {}", name(filter));
     let fault = |one: &Finding| {
         let (filter, cause, command) = match one {
             Finding::NeverMatches { filter, rule, by: Some((first, by)) }

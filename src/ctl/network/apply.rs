@@ -74,12 +74,13 @@ pub fn put(
         let there = Net::look().is_some_and(|net| net.link(&plan.interface()).is_some());
         let done = start(plan, there)
             .and_then(|()| client.as_mut().map_or(Ok(()), |client| serve(client, &plan.name)));
-        let again = format!("say it again then, or vioswitchctl network {} --remove", plan.name);
+        let again =
+            format!("then run the command again, or vioswitchctl network {} --remove", plan.name);
         done.map_err(|failure| {
             failure.told_as(|why| format!("the files are written, but {why}; {again}"))
         })?;
         if client.is_none() {
-            say("no switch runs; it gets the network when it starts");
+            say("no switch runs; the next start adds the network");
         }
     }
     let manager = values::word(&plan.manager);
@@ -124,7 +125,7 @@ fn free(client: &mut Client, plan: &Plan) -> Result<(), Failure> {
             continue;
         }
         let text = match same {
-            true => format!("{kind} {name} of the switch has the interface {}", plan.interface()),
+            true => format!("{kind} {name} of the switch uses interface {}", plan.interface()),
             false => format!("the switch has a {kind} {name} already"),
         };
         return Err(Failure::refused(format!("{text}: choose another name for the network")));
@@ -209,7 +210,7 @@ pub fn remove(store: &Store, name: &str, live: Option<&Path>) -> Result<NetworkS
     }
     let left = words(&left);
     let notes: Vec<String> =
-        left.iter().map(|path| format!("{path} stays: it was not written for {name}")).collect();
+        left.iter().map(|path| format!("{path} stays: another program wrote the file")).collect();
     notes.iter().for_each(|note| say(note));
     let mut gone = Vec::new();
     if let Some(control) = live {

@@ -45,7 +45,7 @@ impl Bridge {
         let tap = interface(name);
         let put = |bridge: &str| {
             Failure::refused(format!(
-                "there is the bridge {bridge} already, and the TAP alone has to go into it: \
+                "bridge {bridge} exists already: put only the TAP into the bridge: \
                  systemctl enable --now vioswitch-tap@{tap}; ip link set {tap} master {bridge}; \
                  vioswitchctl tap add {name} ifname={tap}"
             ))
@@ -253,9 +253,9 @@ impl Bridge {
     pub(crate) fn notes(&self) -> Vec<String> {
         let nic = &self.nic;
         let mut notes = vec![format!(
-            "nothing was changed, as who comes in through {nic} is cut off when this goes wrong: \
-             write the files yourself, with a console at hand. The first of the commands goes back \
-             by itself after five minutes, the last one calls that off"
+            "nothing was changed, because a mistake here cuts off sessions through {nic}: write \
+             the files yourself, with a console at hand. The first command restores the old \
+             state after five minutes, unless the last command cancels this"
         )];
         if self.bare {
             notes.push(format!("{nic} has no address now: the bridge will request one by DHCP"));

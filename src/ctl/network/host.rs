@@ -107,7 +107,7 @@ impl Net {
         let interface = plan.interface();
         if !ours && self.link(&interface).is_some() {
             return Err(Failure::refused(format!(
-                "there is an interface {interface}, and no network '{}': choose another name, \
+                "interface {interface} exists, but network '{}' does not: choose another name, \
                  or ip link delete {interface}",
                 plan.name
             )));
@@ -147,7 +147,7 @@ impl Net {
             let via = text(&route.dev);
             if wanted.covers(to) {
                 return Err(Failure::refused(format!(
-                    "{wanted} takes the place of the route to {to} by {via}: choose another network"
+                    "{wanted} replaces the route to {to} by {via}: choose another network"
                 )));
             }
             notes.push(format!("{wanted} hides a part of the route to {to} by {via}"));

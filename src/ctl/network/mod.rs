@@ -195,8 +195,8 @@ impl Network {
         let serving = others.filter(|(_, wanted)| word_of(wanted, "dhcp") == Some("yes"));
         if let Some((other, _)) = { serving }.next().filter(|_| plan.dhcp && !self.second_dhcp) {
             return Err(Failure::refused(format!(
-                "network {other} has DHCP for the same guests, and two servers give them addresses \
-                 of either: leave out --dhcp, or say --second-dhcp"
+                "network {other} serves DHCP to the same guests, which would get addresses of \
+                 either network: leave out --dhcp, or add --second-dhcp"
             )));
         }
         match self.root {

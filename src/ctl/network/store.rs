@@ -65,8 +65,8 @@ impl Store {
         match self.ours(name, files)?.1.first() {
             None => Ok(()),
             Some(other) => Err(Failure::refused(format!(
-                "{} is there, and network {name} has not written it: move it away, or choose \
-                 another name",
+                "{} exists and is not of network {name}: move the file away, or choose another \
+                 name",
                 other.display()
             ))),
         }
@@ -249,7 +249,7 @@ mod tests {
             fs::create_dir_all(root.0.root.join("etc")).expect("directory");
             fs::write(root.0.root.join(path), others).expect("write");
             let refused = root.0.write("lan", &files).expect_err("others'");
-            assert!(refused.text.contains("etc/b is there"), "{}", refused.text);
+            assert!(refused.text.contains("etc/b exists"), "{}", refused.text);
             assert_eq!(root.list().len(), 1, "{:?}", root.list());
         }
         let (gone, left) = root.0.remove("lan", &files).expect("removed");

@@ -18,7 +18,7 @@ pub fn missing(
 ) -> Result<Vec<String>, String> {
     let items = qemu::items(given);
     if items.iter().any(|item| item.option == "daemonize") {
-        return Err("-daemonize: the port would go at once, leave it out".to_owned());
+        return Err("-daemonize would delete the port at once: leave the option out".to_owned());
     }
     let mut words = memory(&items, port)?;
     let card = qemu::card(&items, &port.socket);
@@ -113,10 +113,10 @@ fn memory(items: &[Item], port: &VmPort) -> Result<Vec<String>, String> {
         return Ok(Vec::new());
     }
     if items.iter().any(|item| item.option == "mem-path") {
-        return Err("-mem-path: say -object memory-backend-file,…,share=on instead".to_owned());
+        return Err("-mem-path: write -object memory-backend-file,…,share=on instead".to_owned());
     }
     if nodes().any(|item| item.get("mem").is_some()) {
-        return Err("-numa node,mem=: say memdev= and memory-backend-memfd instead".to_owned());
+        return Err("-numa node,mem=: write memdev= and memory-backend-memfd instead".to_owned());
     }
     // Memory of a DIMM or of another device is not the machine's memory.
     let elsewhere = |id: &str| {
@@ -127,7 +127,7 @@ fn memory(items: &[Item], port: &VmPort) -> Result<Vec<String>, String> {
     match own[..] {
         [] => {}
         [id] => return Ok(vec!["-machine".to_owned(), format!("memory-backend={id}")]),
-        _ => return Err("say -machine memory-backend= which memory is the guest's".to_owned()),
+        _ => return Err("name the guest's memory by -machine memory-backend=ID".to_owned()),
     }
     let mut words = Vec::new();
     let given = items.iter().rev().filter(|item| item.option == "m");

@@ -68,8 +68,7 @@ impl Run {
     fn run_with(&self, control: &Path, transient: bool, note: NoteMac) -> Result<u8, Failure> {
         let (program, _) = self.command()?;
         let version = Version::of(program).ok_or_else(|| {
-            let text =
-                format!("{program} does not say that it is a QEMU: run starts no other program");
+            let text = format!("{program} does not answer as QEMU, and run starts only QEMU");
             Failure::usage(text)
         })?;
         let mut client = Client::connect(control)?;
@@ -128,9 +127,7 @@ impl Run {
         }
         // An earlier run may have left the port behind.
         if ["kept", "transient"].contains(&port.origin.as_str()) {
-            say(&format!(
-                "port '{name}' was there already and stays: vioswitchctl port del {name}"
-            ));
+            say(&format!("port '{name}' existed before and stays: vioswitchctl port del {name}"));
         }
         Ok(false)
     }

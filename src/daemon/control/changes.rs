@@ -99,12 +99,12 @@ impl Switch {
             // Neither a file nor the kept changes could name the inherited descriptor again.
             return Err(Fault::refused(&format!(
                 "port '{name}' cannot be changed: it has an inherited descriptor (--fd); \
-                 vioswitchd --port {name},socket=PATH makes one that can"
+                 start vioswitchd with --port {name},socket=PATH"
             )));
         }
         let before = there.words();
         if let Some(other) = unset.iter().find(|key| before.iter().all(|(known, _)| known != key)) {
-            let text = format!("unset names keys, and {other:?} is none");
+            let text = format!("unset must name keys: {other:?} is no key");
             return Err(wrong("unset", text, other));
         }
         let mut all = given.clone();

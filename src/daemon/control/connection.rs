@@ -23,7 +23,7 @@ pub enum Closed {
     #[error("it left")]
     Left,
     /// The client sent bytes that are no call.
-    #[error("it sent no varlink call")]
+    #[error("no varlink call")]
     Malformed,
     /// The client sent descriptors, which no call has.
     #[error("it sent descriptors")]

@@ -34,8 +34,8 @@ impl Switch {
         };
         let names = entries.filter(is_wanted).map(|entry| entry.settings.name.clone());
         let names: Vec<String> = names.collect();
-        if names.is_empty() && name.is_some() {
-            return Err(Fault::refused("there is no filter of this name"));
+        if let (true, Some(name)) = (names.is_empty(), name) {
+            return Err(Fault::refused(&format!("there is no filter {name:?}")));
         }
         let (mut names, port) = (names.into_iter(), port.clone());
         Ok(Answer::parts(move |switch| {

@@ -53,7 +53,7 @@ impl Selection {
     }
 }
 
-/// Returns a member as clients get it; nothing for a port that is gone.
+/// Returns a member as clients get it; nothing for a deleted port.
 fn shown(one: &Known, ports: &PortTable) -> Option<GroupPort> {
     let port = ports.get(one.port)?.name.clone();
     let (asked, segment) = (ports.policy(one.port), one.segment);

@@ -90,7 +90,7 @@ fn given(value: &Value) -> Given {
         Value::Bool(truth) => Given::Boolean(*truth),
         Value::Number(number) => match number.as_i64() {
             Some(number) => Given::Integer(number),
-            None => Given::Other("a fraction, or beyond 64 bits"),
+            None => Given::Other("a float, or an integer beyond 64 bits"),
         },
         Value::Null => Given::Other("nothing"),
         Value::Array(_) => Given::Other("a list"),

@@ -81,7 +81,7 @@ impl Told<'_> {
     }
 
     fn name(&self, port: PortId) -> String {
-        self.ports.get(port).map_or_else(|| "a port that is gone".to_owned(), quote)
+        self.ports.get(port).map_or_else(|| "a deleted port".to_owned(), quote)
     }
 
     /// Adds the step whether frames come in on a port. With `strictly`, a guest that has sent no
@@ -298,7 +298,7 @@ impl Told<'_> {
         let edit = vlans.edit(vlan, &sample.bytes);
         let mut found = hindrances(port, sample);
         if edit.is_none() && why.is_empty() {
-            let frame = "a frame whose tag would be that of a VLAN there";
+            let frame = "a frame whose tag would be the tag of a VLAN there";
             let ruling = Ruling::drops(port.id, DropReason::Vlan).with("own", vlans);
             found.push(ruling.with("frame", frame));
         }
@@ -383,7 +383,7 @@ fn reserved(
 ) -> Ruling {
     let frame = match is_given {
         true => format!("this is a frame of {protocol}"),
-        false => format!("taken for a frame of {protocol}, which {address} is for"),
+        false => format!("taken for a frame of {protocol}, because of its address {address}"),
     };
     let note = match settings.passes.has(protocol) {
         true => Note::PassesProtocol,

@@ -60,7 +60,7 @@ pub enum MetricsError {
     #[error("metrics: cannot listen at {0}: {1}")]
     Listen(MetricsSocket, io::Error),
     /// The service manager gave no socket for metrics.
-    #[error("metrics: there is no listening socket from the service manager by the name 'metrics'")]
+    #[error("metrics: the service manager passed no listening socket named 'metrics'")]
     NoneInherited,
     /// A thread or descriptor cannot be had.
     #[error("metrics: {0}")]

@@ -122,7 +122,7 @@ fn health_help() -> String {
 enum Step {
     /// Series of the switch as a whole.
     Switch,
-    /// A family of ports: the number of the family, and the place of the next port.
+    /// A family of metrics of ports: the number of the family, and the index of the next port.
     Port(usize, usize),
     /// A family of workers.
     Worker(usize),

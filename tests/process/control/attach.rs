@@ -72,8 +72,8 @@ fn each_form_fits_its_port() {
         (&["attach", "p0", "--qemu", "--qemu-version=x"], 2, "7.2"),
         (&["attach", "p9", "--qemu"], 1, "there is no port 'p9'"),
         (&["run", "p0"], 2, "QEMU"),
-        (&["run", "p0", "--", "true"], 2, "does not say that it is a QEMU"),
-        (&["run", "p0", "--", "/no/such/qemu"], 2, "does not say that it is a QEMU"),
+        (&["run", "p0", "--", "true"], 2, "does not answer as QEMU"),
+        (&["run", "p0", "--", "/no/such/qemu"], 2, "does not answer as QEMU"),
     ] {
         let (found, line) = lab.fails(args);
         assert!(found == status && line.contains(words), "{args:?}: {found} {line}");

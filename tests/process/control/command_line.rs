@@ -140,8 +140,7 @@ fn a_reload_without_a_file_says_so() {
     for args in
         [&["config", "reload"][..], &["config", "reload", "--confirm=60"], &["config", "diff"]]
     {
-        let wanted =
-            "there is no configuration file to read: vioswitchd was started without --config";
+        let wanted = "vioswitchd was started without --config, so there is no file to reload";
         assert_eq!(lab.fails(args), (1, wanted.to_owned()), "{args:?}");
     }
     let (status, line) = lab.fails(&["config", "confirm"]);
@@ -185,7 +184,7 @@ fn a_port_on_an_inherited_descriptor_says_why_it_cannot_be_changed() {
     for setting in ["mtu=1400", "queues=2", "mtu=", "socket=/tmp/x"] {
         let (status, line) = failure(ctl(&["port", "set", "port0", setting]));
         let wanted = "port 'port0' cannot be changed: it has an inherited descriptor (--fd); \
-                      vioswitchd --port port0,socket=PATH makes one that can";
+                      start vioswitchd with --port port0,socket=PATH";
         assert_eq!((status, line.as_str()), (1, wanted), "{setting}");
     }
     d.stop(libc::SIGTERM, &[]);

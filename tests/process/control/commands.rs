@@ -171,7 +171,7 @@ fn changing_is_for_root_and_the_configured_group() {
         &["fdb", "flush"],
     ] {
         let (status, line) = failure(run("65534", args));
-        let wanted = "this is for root, user 0 or a member of group 65533: use sudo";
+        let wanted = "only root, user 0 or a member of group 65533 may do this: use sudo";
         assert_eq!((status, line.as_str()), (4, wanted), "{args:?}");
     }
     assert!(run("65534,65533", &["port", "add", "x"]).status.success(), "{}", lab.d.log());

@@ -176,8 +176,8 @@ fn an_address_of_another_port_is_found() {
     let finding = is_found(&lab, "p0", "address-of-another");
     assert_eq!((&finding["level"], &finding["with"]), (&json!("warn"), &json!(["p1"])));
     let cause = finding["cause"].as_str().expect("a cause");
-    assert!(cause.contains(&format!("{mac}, which is tied to 'p1'")), "{cause}");
-    one_has(&why(&lab, "p0", "p2"), "address-of-another: p0: it sends from");
+    assert!(cause.contains(&format!("{mac}, a static address of 'p1'")), "{cause}");
+    one_has(&why(&lab, "p0", "p2"), "address-of-another: p0: the port sends from");
     assert_eq!(why(&lab, "p1", "p2").len(), 1, "answers for p0 come there");
     is_measured(&lab, "p0", "address-of-another");
     // The one of two ports that nothing is wrong with.
@@ -187,7 +187,7 @@ fn an_address_of_another_port_is_found() {
     lab.d.stop();
 }
 
-/// Two guests have one address, or frames go round.
+/// Two guests have one address, or frames circulate.
 #[test]
 fn an_address_that_moves_again_and_again_is_found() {
     let lab = Lab::new(3, &[]);
@@ -208,7 +208,8 @@ fn an_address_that_moves_again_and_again_is_found() {
     let finding = is_found(&lab, "p0", "address-moving");
     assert_eq!(finding["with"], json!(["p1"]), "{finding}");
     assert!(finding["cause"].as_str().expect("a cause").contains("02:00:00:00:00:77 moves"));
-    one_has(&why(&lab, "p1", "p2"), "address-moving: p0: 02:00:00:00:00:77 moves between it and");
+    let moves = "address-moving: p0: 02:00:00:00:00:77 moves between this port and";
+    one_has(&why(&lab, "p1", "p2"), moves);
     is_measured(&lab, "p0", "address-moving");
     // As often within a second: the port that does not keep it is told of.
     for at in [1, 0].repeat(10) {
@@ -217,8 +218,10 @@ fn an_address_that_moves_again_and_again_is_found() {
     let finding = is_found(&lab, "p1", "address-moving");
     assert_eq!(finding["with"], json!(["p0"]), "{finding}");
     let cause = finding["cause"].as_str().expect("a cause");
-    assert!(cause.contains("77 flaps between it and 'p0': it is held at 'p0' now"), "{cause}");
-    one_has(&why(&lab, "p0", "p2"), "address-moving: p1: 02:00:00:00:00:77 flaps between it and");
+    let flaps = "77 flaps between this port and 'p0': it is held at 'p0' now";
+    assert!(cause.contains(flaps), "{cause}");
+    let flaps = "address-moving: p1: 02:00:00:00:00:77 flaps between this port and";
+    one_has(&why(&lab, "p0", "p2"), flaps);
     is_measured(&lab, "p1", "address-moving");
     remedies::mend(&lab, finding["command"].as_str().expect("a command"), &[("NAME", "p0")]);
     lab.d.stop();
@@ -253,7 +256,7 @@ fn an_overloaded_receiver_is_found_with_its_senders() {
     let cause = finding["cause"].as_str().expect("a cause");
     let (first, second) = (cause.find("'p0'").expect("p0"), cause.find("'p1'").expect("p1"));
     assert!(first < second && !cause.contains("'p2'"), "{cause}");
-    one_has(&why(&lab, "p2", "p3"), "receiver-overloaded: p3: it takes frames slower");
+    one_has(&why(&lab, "p2", "p3"), "receiver-overloaded: p3: the receiver takes frames");
     is_measured(&lab, "p3", "receiver-overloaded");
     // By the command, too: for each receiver, its senders.
     let told = lab.json(&["drops", "p3"]);
@@ -262,7 +265,8 @@ fn an_overloaded_receiver_is_found_with_its_senders() {
     assert_eq!((of(0), of(1)), ((json!("p3"), json!("p0")), (json!("p3"), json!("p1"))), "{told}");
     assert!(senders[0]["share"].as_f64() > Some(0.5), "{told}");
     let table = lab.done(&["drops"]);
-    let heading = "no room for lately:\nPORT  FROM  FRAMES  SHARE\np3    p0 ";
+    let heading = "senders whose frames found no room lately:\nPORT  FROM  FRAMES  SHARE\np3    \
+        p0 ";
     assert!(table.contains(heading), "{table}");
     assert_eq!(lab.json(&["drops", "p0"])["senders"], json!([]));
     // When it keeps up again it is over.
@@ -326,7 +330,7 @@ fn two_uplinks_in_one_bridge_are_found() {
         assert_eq!(finding["level"], "fail", "{finding}");
         let output = lab.ctl(&["health"]);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(output.status.code() == Some(1) && text.contains("frames go round"), "{text}");
+        assert!(output.status.code() == Some(1) && text.contains("frames circulate"), "{text}");
         drop(lab);
     });
 }
@@ -409,7 +413,7 @@ fn findings_are_watched_as_they_come_and_go() {
     lab.done(&["fdb", "add", "02:00:00:00:00:99", "p1"]);
     announce(&mut vms[0], [2, 0, 0, 0, 0, 0x99]);
     let line = people.line();
-    assert!(line.contains("Z + WARN  address-of-another  p0: it sends from 02:"), "{line}");
+    assert!(line.contains("Z + WARN  address-of-another  p0: the port sends from 02:"), "{line}");
     let object: Value = serde_json::from_str(&programs.line()).expect("an object");
     assert_eq!(
         (&object["change"], &object["code"]),

@@ -118,7 +118,7 @@ fn what_cannot_be_looked_at_is_not_said_to_be_silent() {
         let socket = &told["parameters"]["socket"];
         assert_eq!((&socket["looked_at"], socket.get("answers")), (&json!(false), None), "{told}");
         let shown = lab.done(&["port", "show", "p0"]);
-        assert!(shown.contains("(not looked at: the switch waits for"), "{shown}");
+        assert!(shown.contains("(not examined: the switch waits for"), "{shown}");
         for (server, directory) in kept {
             drop(server);
             silent::unmount(&directory);

@@ -300,7 +300,7 @@ fn a_damaged_file_is_put_aside() {
         &["mirror", "add", "m", "from=p0", "to=r1"],
     ] {
         let (_, line) = kept.lab.fails(args);
-        assert!(line.starts_with("nothing was changed: it cannot be kept for"), "{line}");
+        assert!(line.starts_with("nothing was changed: the change cannot be kept for"), "{line}");
     }
     assert!(kept.degraded().contains("the last change cannot be kept"), "{}", kept.degraded());
     assert_eq!(kept.lab.json(&["mirror", "list"])["mirrors"], json!([]));
@@ -359,7 +359,7 @@ fn the_configuration_wins_over_what_was_added() {
         assert_eq!((&port("f4")["queues"], &port("f4")["mtu"]), (&json!(2), &json!(1200)));
         let all = found(&kept);
         for (name, words) in [
-            ("r1", "the configuration has port 'r1' too, which is in force"),
+            ("r1", "the configuration has port 'r1' too, and the configuration's port is in force"),
             ("r2", "is already used by f2: see vioswitchctl port show f2"),
             ("r3", "mac 02:00:00:00:00:03 is already used by f3: see vioswitchctl port show f3"),
         ] {

@@ -140,7 +140,7 @@ fn what_others_have_written_is_never_touched() {
     fs::create_dir_all(theirs.parent().expect("directory")).expect("directory");
     fs::write(&theirs, "# mine\n").expect("write");
     let (status, line) = system.fails(&LAN);
-    assert!(status == 1 && line.contains("lan.toml is there, and network lan has not"), "{line}");
+    assert!(status == 1 && line.contains("lan.toml exists and is not of network lan"), "{line}");
     assert_eq!(system.files().len(), 1);
     assert_eq!(system.fails(&["lan", "--remove"]).0, 1);
     // One that was ours and that somebody has taken over stays, and is told of.
@@ -186,7 +186,10 @@ fn a_second_dhcp_server_is_refused() {
     let before = system.files();
     let wan = ["wan", "--nat", "10.79.0.1/24", "--dhcp"];
     let (status, line) = system.fails(&wan);
-    assert!(status == 1 && line.starts_with("network lan has DHCP for the same guests"), "{line}");
+    assert!(
+        status == 1 && line.starts_with("network lan serves DHCP to the same guests"),
+        "{line}"
+    );
     let output = system.run(&[&wan[..], &["--print"]].concat());
     let printed = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.code() == Some(1) && printed.contains("==> "), "{output:?}");

@@ -149,8 +149,8 @@ fn what_is_no_socket_or_has_a_name_that_is_taken_is_refused() {
     for words in [
         r#"plug: "p0" of uid "#,
         r#"is not made a port: the name is taken"#,
-        r#"plug: "link" is not made a port: it is no socket"#,
-        r#"plug: "file" is not made a port: it is no socket"#,
+        r#"plug: "link" is not made a port: the file is no socket"#,
+        r#"plug: "file" is not made a port: the file is no socket"#,
         r#"plug: ".hidden" of uid "#,
         r#"plug: "a b\n" of uid "#,
         "is not made a port: a port's name is 1 to 64 letters",
@@ -193,7 +193,7 @@ fn a_port_whose_listener_died_goes_and_the_file_stays() {
     p.comes_to(&["alive"]);
     assert!(p.path("dead").exists());
     p.says(r#"plug: "dead" of uid "#);
-    p.says("it cannot be connected to for 5 s (Connection refused");
+    p.says("the socket has refused connections for 5 s (Connection refused");
     std::thread::sleep(Duration::from_millis(2_500));
     assert_eq!(p.lab.d.log().matches(" is not made a port: ").count(), 1);
     assert_eq!(p.ports(), ["alive"]);
@@ -354,9 +354,9 @@ fn a_file_that_cannot_be_looked_at_holds_up_no_other() {
         let over_file = silent::mount(&p.path("waits"), 65_534, libc::S_IFSOCK).expect("mount");
         let two = p.listen("vm2");
         p.comes_to(&["vm1", "vm2"]);
-        p.says(r#"plug: "theirs" is not made a port: it is no socket"#);
-        p.says(r#"plug: "silent" is not made a port: it is no socket"#);
-        p.says(r#"plug: "waits" is not made a port: it cannot be looked at: Permission denied"#);
+        p.says(r#"plug: "theirs" is not made a port: the file is no socket"#);
+        p.says(r#"plug: "silent" is not made a port: the file is no socket"#);
+        p.says(r#"plug: "waits" is not made a port: the file cannot be examined: Permission"#);
         p.lab.done(&["health"]);
         exchange(&[one, two]);
         drop(over_file);

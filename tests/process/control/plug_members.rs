@@ -83,7 +83,7 @@ fn a_hard_link_to_another_socket_makes_no_port() {
     for name in ["own2", "stolen", "control", "another"] {
         p.says(&format!("plug: \"{name}\" of uid "));
     }
-    p.says("is not made a port: it has another name too, which may be somebody else's");
+    p.says("is not made a port: the socket has a second name (hard link), and may belong to");
     std::thread::sleep(PLUG_LOOK + PLUG_LOOK / 4);
     assert_eq!(p.ports(), ["good", "own"], "{}", p.lab.d.log());
     assert!(is_untouched(&victim), "the link was connected to");

@@ -147,7 +147,7 @@ fn a_reload_goes_on_without_a_thread_that_hangs() {
         let [anew_is, goes_is] = ["anew", "goes"].map(|name| state(lab, name));
         assert_eq!([anew_is.as_deref(), goes_is.as_deref()], [Some("removing"); 2]);
         let degraded = filed.degraded();
-        assert!(degraded.contains("port anew waits until the one"), "{degraded}");
+        assert!(degraded.contains("port anew waits until the removed port"), "{degraded}");
         let shown = lab.done(&["fdb", "show"]);
         assert!(shown.contains(MAC) && shown.contains("third"), "{shown}");
         // What is in force is what the files say.

@@ -127,7 +127,7 @@ const CASES: &[Case] = &[
     Case {
         keys: &["mac"],
         ports: ["", ",mac=02:56:53:00:00:00"],
-        sentence: "is configured on 'p1': not learned here, so answers go there",
+        sentence: "is configured on 'p1': not learned here, so answers go to that port",
         series: r#"learn_static_total{port="p0"} 1"#,
         ..PLAIN
     },

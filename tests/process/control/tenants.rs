@@ -87,7 +87,7 @@ fn ports_move_between_vlans_and_bridges() {
     lab.done(&["fdb", "add", "02:00:00:00:00:08", "p3"]);
     lab.done(&["fdb", "add", "02:00:00:00:00:08", "p0"]);
     let (_, line) = lab.fails(&["fdb", "del", "02:00:00:00:00:08"]);
-    assert!(line.contains("is a static address of several ports: name the one"), "{line}");
+    assert!(line.contains("is a static address of several ports: name the port"), "{line}");
     lab.done(&["fdb", "del", "02:00:00:00:00:08", "p0"]);
     lab.done(&["port", "set", "p3", "vlan=", "trunk=20-29", "native=21"]);
     let all = lab.json(&["fdb", "show", "--vlan=21", "--bridge=blue"]);

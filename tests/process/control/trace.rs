@@ -184,10 +184,7 @@ fn a_trace_says_which_port_does_not_pass_a_protocol() {
         |last: &str| lab.done(&["trace", "p0", &src, &format!("dst=01:80:c2:00:00:{last}")]);
     let has = |told: &str, sentence: &str| assert!(told.contains(sentence), "{sentence}: {told}");
     let told = trace("0e");
-    has(
-        &told,
-        "taken for a frame of lldp, which 01:80:c2:00:00:0e is for: 'p0' does not pass lldp",
-    );
+    has(&told, "because of its address 01:80:c2:00:00:0e: 'p0' does not pass lldp");
     has(&told, "it is dropped: reserved");
     let changed = lab.done(&["port", "set", "p0", "pass=stp,lldp"]);
     assert_eq!(changed, "pass - -> lldp,stp  now\n");

@@ -33,7 +33,7 @@ fn mtu(filed: &Filed, name: &str) -> serde_json::Value {
     filed.lab.json(&["port", "show", name])["port"]["mtu"].clone()
 }
 
-const BACK: &str = "the configuration was reloaded and not confirmed, and the one before it runs";
+const BACK: &str = "a reload was not confirmed, and the earlier configuration runs";
 
 #[test]
 fn the_next_process_goes_back() {

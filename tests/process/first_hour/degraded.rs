@@ -23,7 +23,10 @@ fn one_unusable_path_costs_one_port() {
     let mut d = Process::start(dir, command);
     d.wait_log("ready: 3 ports, 0 taps, degraded, ports left out: 2 (p1, p2)");
     let log = d.log();
-    assert!(log.contains("/p1\" exists and is not a socket; the port is left out"), "{log}");
+    assert!(
+        log.contains("/p1\" exists and is not a socket; the switch leaves the port out"),
+        "{log}"
+    );
     assert!(log.contains("ERROR] port p2: socket \""), "{log}");
     let state = || loop {
         let mut buffer = [0; 512];

@@ -17,7 +17,7 @@ fn start() -> Process {
 fn sighup_and_sigusr2_are_a_line_and_nothing_else() {
     let mut d = start();
     for (signal, line) in [
-        (libc::SIGHUP, "SIGHUP: there is no configuration file to read"),
+        (libc::SIGHUP, "SIGHUP: vioswitchd was started without --config"),
         (libc::SIGUSR2, "SIGUSR2 is ignored; SIGUSR1 logs the counters"),
     ] {
         d.signal(signal);

@@ -106,7 +106,7 @@ fn wrong_types_in_a_file() {
     let port = "[[port]]\nname='a'\nsocket='/a'\n";
     let cases = [
         ("workers='2'\n", "1: workers must be auto or a number from 1 to 256, not a string"),
-        ("workers=1.5\n", "1: workers must be auto or a number from 1 to 256, not a fraction"),
+        ("workers=1.5\n", "1: workers must be auto or a number from 1 to 256, not a float"),
         ("workers=-1\n", "1: workers must be auto or a number from 1 to 256, not -1"),
         (
             "workers=99999999999999999999\n",
@@ -114,15 +114,15 @@ fn wrong_types_in_a_file() {
         ),
         (
             "latency=true\n",
-            "1: latency must be normal, low or microseconds from 1 to 1000, not a truth value",
+            "1: latency must be normal, low or microseconds from 1 to 1000, not a boolean",
         ),
         ("age=1979-05-27\n", "1: age must be a number from 1 to 1000000, not a date"),
-        ("cpus=true\n", "1: cpus must be a string, not a truth value"),
+        ("cpus=true\n", "1: cpus must be a string, not a boolean"),
         ("cpus=[0, 1]\n", "1: cpus must be a string: write cpus = \"0,2-3\""),
         ("cpus=-2\n", "1: cpus must be CPU numbers and ranges"),
         ("cpus='0,1'\n", "1: cpus '0,1': CPU 1 is not one this process may use"),
         ("poll=1\n", "1: poll must be true or false, not a number"),
-        ("control=true\n", "1: control must be a string, not a truth value"),
+        ("control=true\n", "1: control must be a string, not a boolean"),
         ("[control]\n", "1: control must be a string, not a table"),
         ("\nport='x'\n", "2: 'port' is a list of tables, each begun with [[port]]"),
         ("[port]\nname='a'\n", "1: 'port' is a list of tables, each begun with [[port]]"),
@@ -140,7 +140,7 @@ fn wrong_types_in_a_file() {
         ("mac=1", "4: mac must be a string, not a number"),
         ("mac=[\n'52:54:00:00:00:01',\n7]", "6: mac must be a string, not a number"),
         ("socket-mode=660", "4: socket-mode must be octal digits in a string"),
-        ("socket-group=true", "4: socket-group must be a string, not a truth value"),
+        ("socket-group=true", "4: socket-group must be a string, not a boolean"),
         ("queues='1'", "4: queues must be a number from 1 to 16, not a string"),
         ("mtu='1500'", "4: mtu must be a number from 68 to 65535, not a string"),
         ("mtu=67", "4: mtu must be a number from 68 to 65535, not 67"),
