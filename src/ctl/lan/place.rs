@@ -22,11 +22,16 @@ impl Place {
     /// Returns the place of this user: `XDG_RUNTIME_DIR`, otherwise /tmp.
     pub(super) fn of_user() -> Place {
         let given = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        let given = given.filter(|path| path.is_absolute() && path.is_dir());
-        let own = || format!("vioswitch-lan-{}", rustix::process::getuid().as_raw());
-        let directory = match given {
+        Place::of(rustix::process::getuid().as_raw(), given)
+    }
+
+    /// Returns the place of a user. After runuser(1) the environment may name the runtime directory
+    /// of another user, which does not count.
+    fn of(uid: u32, given: Option<PathBuf>) -> Place {
+        let is_own = |path: &PathBuf| fs::metadata(path).is_ok_and(|found| found.uid() == uid);
+        let directory = match given.filter(|path| path.is_absolute()).filter(is_own) {
             Some(runtime) => runtime.join("vioswitch-lan"),
-            None => Path::new("/tmp").join(own()),
+            None => Path::new("/tmp").join(format!("vioswitch-lan-{uid}")),
         };
         Place { directory }
     }
@@ -123,5 +128,22 @@ impl Place {
             }
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runtime_directory_of_another_user_does_not_count() {
+        let own = std::env::temp_dir().join(format!("vioswitchctl-place-{}", std::process::id()));
+        fs::create_dir_all(&own).unwrap();
+        let uid = fs::metadata(&own).unwrap().uid();
+        let place = |uid, path: &Path| Place::of(uid, Some(path.to_owned())).directory;
+        assert_eq!(place(uid, &own), own.join("vioswitch-lan"));
+        assert_eq!(place(uid + 1, &own), Path::new(&format!("/tmp/vioswitch-lan-{}", uid + 1)));
+        fs::remove_dir_all(&own).unwrap();
+        assert_eq!(place(uid, &own), Path::new(&format!("/tmp/vioswitch-lan-{uid}")));
     }
 }

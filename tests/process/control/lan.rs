@@ -85,6 +85,8 @@ impl User {
 
 impl Drop for User {
     fn drop(&mut self) {
+        // What stands for QEMU ends, so that nothing stays after a test that failed.
+        let _ = File::create(self.0.path().join("runtime/end"));
         self.ctl(&["stop", "--force"]);
     }
 }
@@ -270,10 +272,11 @@ exit 7
         let program = user.0.path().join("vioswitchctl").display().to_string();
         let mut command = user.program(&program);
         let mut run = command.args(["lan", "run", "vm1", "--", qemu]).spawn().expect("run");
-        assert!(wait_for(LOST, || runtime.join("words").exists()), "{}", user.log());
+        let words = || fs::read_to_string(runtime.join("words")).unwrap_or_default();
+        assert!(wait_for(LOST, || words().ends_with('\n')), "{}", user.log());
         let noted = fs::read_to_string(user.place().join("hosts/vm1")).expect("a name");
         let mac = noted.strip_suffix(",vm1\n").expect("an address");
-        let words = fs::read_to_string(runtime.join("words")).expect("words");
+        let words = words();
         assert!(words.contains(&format!("mac={mac}")), "{words}");
         assert_eq!(user.status()["vms"][0]["mac"], mac);
         // The port comes back with the switch.
