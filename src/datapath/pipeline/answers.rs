@@ -76,13 +76,11 @@ impl Answers {
         Some((self.burst.take()?, count))
     }
 
-    /// Forgets answers of an earlier burst: a panic may have left these.
-    #[inline(always)]
-    pub(crate) fn begin(&mut self) {
-        if self.are_some() {
-            self.frames.clear();
-            self.burst.iter_mut().for_each(|burst| burst.clear());
-        }
+    /// Forgets the answers.
+    #[cold]
+    pub(crate) fn clear(&mut self) {
+        self.frames.clear();
+        self.burst.iter_mut().for_each(|burst| burst.clear());
     }
 
     /// Empties the burst of answers that were delivered, and keeps the burst for the next answers.

@@ -236,7 +236,7 @@ impl Pipeline {
         if ports.is_observed() {
             guard.outcomes.begin();
         }
-        guard.filters.answers.begin();
+        guard.filters.begin_burst();
         self.classify(ports, source, &mut guard);
         self.stage(ports, source, &mut guard);
         let mut next = self.deliver_or_wait(ports, source, &mut guard, stats);
@@ -248,8 +248,8 @@ impl Pipeline {
         }
         self.report(ports, from, &mut guard, stats);
         self.account.forgive(self.stalls.take_delay());
-        if guard.filters.answers.are_some() {
-            self.answer(ports, from, &mut guard, stats);
+        if guard.filters.is_due() {
+            self.settle_filters(ports, from, &mut guard, stats);
         }
         self.stalls.at_sender(from.id);
         source.complete(self, guard, stats, next)
@@ -298,6 +298,23 @@ impl Pipeline {
         }
         if context.outcomes.are_wanted {
             self.observe(ports, from, context, stats);
+        }
+    }
+
+    /// Ends the work of filters for a delivered burst: counts the frames at their rules, and
+    /// answers rejected packets.
+    #[inline(never)]
+    fn settle_filters(
+        &mut self,
+        ports: &PortTable,
+        from: &Port,
+        context: &mut BurstContext,
+        stats: &WorkerStats,
+    ) {
+        let BurstContext { burst, filters, .. } = context;
+        filters.settle(ports, burst, self.time.tick);
+        if filters.answers.are_some() {
+            self.answer(ports, from, context, stats);
         }
     }
 

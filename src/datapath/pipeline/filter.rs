@@ -4,12 +4,14 @@
 //! learning; the receiver's filter when the frame's destination is known. Checked bytes are the
 //! delivered bytes, as for port security ([`super::guard`]).
 //!
-//! A burst may be given back to its ring, in whole or in part, and taken again. Its frames are then
-//! judged again, and counted again at their rules.
+//! A burst may be given back to its ring, in part, and taken again. Its frames are then judged
+//! again, with equal results: each packet that a connection lets pass may be repeated. Rules count
+//! a frame once ([`super::tallies`]).
 
 use super::answers::Answers;
 use super::plan::Plan;
 use super::screen::admit;
+use super::tallies::{Tallies, bits};
 use crate::capture::outcomes::Outcomes;
 use crate::port::{Port, PortTable};
 use crate::ring::{Burst, Frame};
@@ -18,7 +20,7 @@ use base::limits::BURST_FRAMES;
 use base::stats::DropReason;
 use switch::filter::memo::{Epoch, FlowMemo};
 use switch::filter::packet::{self, Parsed, Unread};
-use switch::filter::{Cause, Direction, Gate, LoggedPacket, PortFilter, RuleLog};
+use switch::filter::{Cause, Direction, Gate, LoggedPacket, PortFilter};
 use switch::port_security::Headers;
 use switch::{Membership, PortId, PortPolicy, Tick};
 
@@ -26,6 +28,11 @@ use switch::{Membership, PortId, PortPolicy, Tick};
 #[derive(Default)]
 pub struct Filters {
     memo: FlowMemo,
+    /// Frames of the present burst that are like the frame before, as bits of their indices: a
+    /// remembered answer that covers the frame before covers these too.
+    alike: u64,
+    /// Decisions about the frames of the present burst.
+    tallies: Tallies,
     /// Answers to rejected packets, for the burst's sender.
     pub(crate) answers: Answers,
 }
@@ -34,7 +41,6 @@ pub struct Filters {
 #[derive(Clone, Copy)]
 struct Judge<'a> {
     gate: Gate<'a>,
-    log: &'a RuleLog,
     direction: Direction,
     /// Port that sent the frames.
     from: PortId,
@@ -58,9 +64,8 @@ impl Filters {
         now: Tick,
     ) -> u64 {
         let (direction, from) = (Direction::Out, port.id);
-        let (gate, log) = (filter.at(port.id), &filter.log);
-        let may_answer = true;
-        let judge = Judge { gate, log, direction, from, may_answer, sender, now };
+        let (gate, may_answer) = (filter.at(port.id), true);
+        let judge = Judge { gate, direction, from, may_answer, sender, now };
         self.begin(&judge);
         let (mut found, mut at) = (0, 0);
         while at < burst.frames().len() {
@@ -68,13 +73,15 @@ impl Filters {
                 at += 1;
                 continue;
             }
-            // Frames that are refused for another reason end the prefix.
+            // Frames that are refused for another reason end a stretch.
             let end = (refused >> at).trailing_zeros() as usize;
             let frames = burst.frames()[at..].iter().take(end);
-            let passed =
-                self.memo.prefix(&judge.gate, frames.map(|frame| (&frame.snapshot, frame.len)));
-            at += passed;
-            if passed < end && at < burst.frames().len() {
+            let frames = frames.map(|frame| (&frame.snapshot, frame.len));
+            if let Some((rule, count)) = self.memo.stretch(judge.gate.connections, frames) {
+                self.tallies.add(port.id, rule, bits(at, count));
+                self.alike |= bits(at + 1, count - 1);
+                at += count;
+            } else {
                 found |= u64::from(!self.judge(burst, at, &judge)) << at;
                 at += 1;
             }
@@ -117,31 +124,83 @@ impl Filters {
     ) -> &'k [u8] {
         let Some(filter) = &ports.policy(to.id).filter else { return frames };
         let (direction, sender) = (Direction::In, ports.policy(from));
-        let (gate, log) = (filter.at(to.id), &filter.log);
-        let judge = Judge { gate, log, direction, from, may_answer, sender, now };
+        let judge = Judge { gate: filter.at(to.id), direction, from, may_answer, sender, now };
         self.begin(&judge);
         let (mut at, mut dropped) = (0, 0);
-        loop {
-            let all = burst.frames();
-            let rest = frames[at..].iter().filter_map(|&index| all.get(usize::from(index)));
-            let passed =
-                self.memo.prefix(&judge.gate, rest.map(|frame| (&frame.snapshot, frame.len)));
-            if dropped > 0 || at + passed < frames.len() {
-                kept[at - dropped..][..passed].copy_from_slice(&frames[at..at + passed]);
+        while let Some(&index) = frames.get(at) {
+            let count = self.stretch(burst, &frames[at..], &judge);
+            if count > 0 {
+                if dropped > 0 {
+                    kept[at - dropped..][..count].copy_from_slice(&frames[at..at + count]);
+                }
+                at += count;
+                continue;
             }
-            at += passed;
-            let Some(&index) = frames.get(at) else { break };
-            if self.judge(burst, usize::from(index), &judge) {
-                kept[at - dropped] = index;
-            } else {
+            if !self.judge(burst, usize::from(index), &judge) {
+                if dropped == 0 {
+                    kept[..at].copy_from_slice(&frames[..at]);
+                }
                 dropped += 1;
                 let refused = (from, &[index][..]);
                 to.drop_copies(&to.stats.drops, refused, DropReason::Filter, outcomes);
+            } else if dropped > 0 {
+                kept[at - dropped] = index;
             }
             at += 1;
         }
-        // If the memo covers all frames, `kept` is not written.
+        // `kept` is written from the first frame on that does not pass.
         if dropped == 0 { frames } else { &kept[..frames.len() - dropped] }
+    }
+
+    /// Returns the number of frames, from the first of `frames` on, that pass by one remembered
+    /// answer.
+    #[inline(always)]
+    fn stretch(&mut self, burst: &Burst, frames: &[u8], judge: &Judge<'_>) -> usize {
+        let all = burst.frames();
+        let rest = frames.iter().filter_map(|&index| all.get(usize::from(index)));
+        let mut rest = rest.map(|frame| (&frame.snapshot, frame.len));
+        let Some(&first) = frames.first() else { return 0 };
+        // The sender's filter has compared these frames.
+        let alike = (self.alike >> first >> 1).trailing_ones() as usize;
+        let last = alike.min(frames.len() - 1);
+        let are_known = last > 0 && usize::from(frames[last]) == usize::from(first) + last;
+        let compared = if are_known { 1 } else { frames.len() };
+        let connections = judge.gate.connections;
+        let Some((rule, count)) = self.memo.stretch(connections, rest.by_ref().take(compared))
+        else {
+            return 0;
+        };
+        let count = if are_known { 1 + last } else { count };
+        let first = usize::from(first);
+        let frames = match usize::from(frames[count - 1]) == first + count - 1 {
+            true => bits(first, count),
+            false => frames[..count].iter().fold(0, |bits, index| bits | 1 << index),
+        };
+        self.tallies.add(judge.gate.port, rule, frames);
+        count
+    }
+
+    /// Ends a burst: counts and logs the frames at the rules that have decided about the frames.
+    #[inline(never)]
+    pub(crate) fn settle(&mut self, ports: &PortTable, burst: &Burst, now: Tick) {
+        self.tallies.settle(ports, burst, now);
+        self.alike = 0;
+    }
+
+    /// True if [`Filters::settle`] is due.
+    #[inline(always)]
+    pub(crate) fn is_due(&self) -> bool {
+        !self.tallies.are_empty()
+    }
+
+    /// Begins a burst. Forgets the decisions about an earlier burst, which a panic may have left.
+    #[inline(always)]
+    pub(crate) fn begin_burst(&mut self) {
+        if self.is_due() {
+            self.alike = 0;
+            self.tallies.clear();
+            self.answers.clear();
+        }
     }
 
     fn begin(&mut self, judge: &Judge<'_>) {
@@ -153,7 +212,7 @@ impl Filters {
     /// True if a frame passes that the memo does not cover.
     #[inline(never)]
     fn judge(&mut self, burst: &mut Burst, index: usize, judge: &Judge<'_>) -> bool {
-        let Judge { gate, log, direction, from, may_answer, sender, now } = judge;
+        let Judge { gate, direction, from, may_answer, sender, now } = judge;
         let Ok(mut parsed) = read(burst, index) else { return false };
         let frame = &burst.frames()[index];
         if let Parsed::Packet(packet) = &mut parsed
@@ -164,17 +223,20 @@ impl Filters {
             let Ok(vlan) = admit(sender, frame) else { return *direction == Direction::Out };
             packet.vlan = vlan;
         }
-        let answer = gate.judge(&parsed, *direction, frame.len, *now);
+        let answer = gate.judge(&parsed, *direction, *now);
         if let Parsed::Packet(packet) = &parsed {
             self.memo.note(packet, &frame.snapshot, &answer);
             if let (true, Some(rule)) = (answer.log, answer.rule) {
                 let (direction, passed) = (*direction, answer.refused.is_none());
-                let fields = packet.fields();
-                log.note(LoggedPacket { rule, direction, passed, fields }, *now);
+                let packet = LoggedPacket { rule, direction, passed, fields: packet.fields() };
+                self.tallies.log(gate.port, index as u8, packet);
             }
             if answer.refused == Some(Cause::Reject) && *may_answer {
                 self.answers.add((burst, index), packet, *from, *now);
             }
+        }
+        if let Some(rule) = answer.rule {
+            self.tallies.add(gate.port, rule, 1 << index);
         }
         answer.refused.is_none()
     }

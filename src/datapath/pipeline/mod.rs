@@ -33,6 +33,7 @@ pub mod plan;
 pub mod rate_out;
 pub mod screen;
 pub mod signals;
+mod tallies;
 
 pub use burst::Pipeline;
 pub(crate) use burst::announce::Announcement;

@@ -30,7 +30,7 @@ fn main() {
         let headers =
             Headers { bytes: frame, whole: &[], len: frame.len(), sum_at: None, is_cut: false };
         let parsed = packet::parse(&headers).expect("a sound packet");
-        gate.judge(&parsed, direction, frame.len() as u32, Tick::from(1)).refused.is_none()
+        gate.judge(&parsed, direction, Tick::from(1)).refused.is_none()
     };
     assert!(passes(&datagram([2, 1], [9, 53]), Direction::In), "accepted");
     assert!(passes(&datagram([1, 2], [53, 9]), Direction::Out), "the reply");

@@ -195,7 +195,7 @@ impl Connections {
     /// Returns the rule of a connection, whose state stays: for an ICMP error.
     pub fn quoted(&self, key: &Key, now: Tick) -> Option<Known> {
         let found = self.slots.find(&self.home(key), key, now)?;
-        Some(self.known(found, found.word))
+        (!found.word.is_forgotten()).then(|| self.known(found, found.word))
     }
 
     fn known(&self, Found { slot, owner, .. }: Found, word: Word) -> Known {
@@ -221,23 +221,26 @@ impl Connections {
     fn advance(&self, mut found: Found, key: &Key, event: Event, out: bool, now: Tick) -> Seen {
         for _ in 0..EXCHANGES {
             let before = found.word;
+            if before.is_forgotten() && !event.is_abort() {
+                // Linux has forgotten such a connection. Here the reset may be repeated.
+                return Seen::Again(SlotRef::new(found.slot, before.version()));
+            }
             let first = before.is_out() == out;
             let old = found.owner.is_older(now, STREAM_AFTER_SECONDS);
             let (state, ending) = (before.state(), before.ending());
             let after = match state.next(event, first, old, ending) {
-                Step::To(next) => next_word(before, next, first, key.protocol(), now)
-                    .with_ending(state.ending(next, event, first, ending)),
+                Step::To(next) => {
+                    // An abort is no reply.
+                    let replies = !first && !event.is_abort();
+                    next_word(before, next, replies, key.protocol(), now)
+                        .with_ending(state.ending(next, event, first, ending))
+                }
                 Step::Ignored => return Seen::Known(self.known(found, before)),
                 Step::Invalid => return Seen::Invalid,
                 Step::Again => return Seen::Again(SlotRef::new(found.slot, before.version())),
             };
             if after == before {
                 return self.passed(found, after);
-            }
-            if event.is_abort() && !before.is_replied() {
-                // Linux forgets such a connection too: its other end has said nothing.
-                self.remove(key.port(), found.slot, before);
-                return Seen::Known(self.known(found, before));
             }
             match self.slots.exchange(found.slot, before, after) {
                 Ok(()) => {
@@ -406,8 +409,8 @@ pub(super) fn after(now: Tick, seconds: u32) -> Tick {
 
 /// Returns the word after a packet that moves the connection to `state`.
 #[inline]
-fn next_word(before: Word, state: State, first: bool, protocol: u8, now: Tick) -> Word {
-    let word = if first { before } else { before.replied() };
+fn next_word(before: Word, state: State, replies: bool, protocol: u8, now: Tick) -> Word {
+    let word = if replies { before.replied() } else { before };
     let word = word.with(state, after(now, state.seconds(protocol, word.is_replied())));
     match state {
         State::Established | State::Association | State::Stream => word.assured(word.is_replied()),

@@ -90,17 +90,14 @@ pub struct Gate<'a> {
 }
 
 impl Gate<'_> {
-    /// Decides about a packet, and counts it at its rule: `bytes` is the length of the frame.
-    pub fn judge(&self, parsed: &Parsed, direction: Direction, bytes: u32, now: Tick) -> Answer {
-        let answer = match parsed {
+    /// Decides about a packet. The caller counts the frame at the rule of the answer, once the
+    /// frame does not go back to its ring.
+    pub fn judge(&self, parsed: &Parsed, direction: Direction, now: Tick) -> Answer {
+        match parsed {
             Parsed::Neighbour => Answer::PASS,
             Parsed::Foreign => by_verdict(self.rules.default_for(direction)),
             Parsed::Packet(packet) => self.judge_part(packet, direction, now),
-        };
-        if let Some(counts) = answer.rule.and_then(|rule| self.rules.counts(rule)) {
-            counts.add(1, bytes.into());
         }
-        answer
     }
 
     /// Returns the decision about a packet, and changes and counts nothing. The state of a known
@@ -206,7 +203,7 @@ impl Gate<'_> {
         if ruling.verdict != Verdict::Accept || ruling.stateless {
             return by_verdict(ruling);
         }
-        if let Some(slot) = ended {
+        if let Some(slot) = ended.filter(|_| State::first(event).is_some()) {
             self.connections.end(key, slot);
         }
         let by = (ruling.rule, self.rules.generation());

@@ -10,7 +10,7 @@
 //! snapshot.
 
 use super::compiled::RuleNumber;
-use super::connections::Moment;
+use super::connections::{Connections, Moment};
 use super::packet::{Content, Packet, Part, Segment};
 use super::{Answer, Direction, Gate};
 use crate::fdb::Tick;
@@ -149,42 +149,34 @@ impl FlowMemo {
         (self.last, self.epoch) = (Entry::NONE, Some(epoch));
     }
 
-    /// Returns the number of frames, from the first one on, that pass by remembered answers; counts
-    /// these at their rules. A frame is a snapshot and a length in bytes.
+    /// Returns the rule by which the first of `frames` passes, and the number of frames from the
+    /// first one on that pass by the same remembered answer; `None` if no remembered answer covers
+    /// the first frame. A frame is a snapshot and a length in bytes.
+    ///
+    /// These frames are alike: the answer of another gate that covers the first one of them covers
+    /// all, since the compared octets depend on the protocol alone.
     #[inline(always)]
-    pub fn prefix<'f>(
+    pub fn stretch<'f>(
         &mut self,
-        gate: &Gate<'_>,
+        connections: &Connections,
         mut frames: impl Iterator<Item = (&'f Snapshot, u32)>,
-    ) -> usize {
-        let mut passed = 0;
-        let mut next = frames.next();
-        while let Some(frame) = next {
-            if !self.last.covers(frame) && !self.turn_to(gate, frame) {
-                break;
-            }
-            let last = self.last;
-            let (mut count, mut bytes) = (1, u64::from(frame.1));
-            next = frames.next();
-            while let Some(frame) = next.filter(|frame| last.covers(*frame)) {
-                (count, bytes) = (count + 1, bytes + u64::from(frame.1));
-                next = frames.next();
-            }
-            if let Some(counts) = gate.rules.counts(last.rule) {
-                counts.add(count as u64, bytes);
-            }
-            passed += count;
+    ) -> Option<(RuleNumber, usize)> {
+        let first = frames.next()?;
+        if !self.last.covers(first) && !self.turn_to(connections, first) {
+            return None;
         }
-        passed
+        let last = self.last;
+        let alike = frames.take_while(|frame| last.covers(*frame)).count();
+        Some((last.rule, 1 + alike))
     }
 
     /// Finds a frame's flow among all; false if no valid answer covers the frame.
     #[inline(never)]
-    fn turn_to(&mut self, gate: &Gate<'_>, frame: (&Snapshot, u32)) -> bool {
+    fn turn_to(&mut self, connections: &Connections, frame: (&Snapshot, u32)) -> bool {
         let Some(epoch) = self.epoch else { return false };
         let entry = self.flows[Flow::of(frame.0).slot(epoch)];
         let is_valid = entry.epoch == self.epoch && entry.covers(frame);
-        if !is_valid || !gate.connections.is_still(entry.moment) {
+        if !is_valid || !connections.is_still(entry.moment) {
             return false;
         }
         self.last = entry;

@@ -143,8 +143,13 @@ impl Port {
         Gate { port: 0, rules, connections, fragments }
     }
 
+    /// Judges and counts a frame.
     pub fn judge(&self, frame: &[u8], direction: Direction) -> Answer {
-        self.gate().judge(&parse(frame), direction, frame.len() as u32, self.now)
+        let answer = self.gate().judge(&parse(frame), direction, self.now);
+        if let Some(counts) = answer.rule.and_then(|rule| self.rules.counts(rule)) {
+            counts.add(1, frame.len() as u64);
+        }
+        answer
     }
 
     /// True if a frame passes.

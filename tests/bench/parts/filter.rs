@@ -92,7 +92,7 @@ pub fn all(c: &mut Criterion) {
     let table = new_table();
     let judge = |table: &Connections, frame: &[u8], direction| {
         let gate = Gate { port: 0, rules: &rules, connections: table, fragments: &fragments };
-        gate.judge(&parse(frame), direction, 60, now)
+        gate.judge(&parse(frame), direction, now)
     };
     group.bench_function("first", |b| {
         let frames: Vec<_> = (0..BURST as u16).map(|n| segment(1 + n, 2, Direction::In)).collect();

@@ -142,7 +142,7 @@ fn frames(input: &mut Input<'_>) {
         assert!(part == whole || part == Err(Unread::Short), "{part:?} {whole:?}");
         let Ok(parsed) = whole else { continue };
         for direction in Direction::ALL {
-            port.gate().judge(&parsed, direction, frame.len() as u32, NOW);
+            port.gate().judge(&parsed, direction, NOW);
         }
         if let Parsed::Packet(packet) = parsed {
             let mut out = [0; MAX_REJECT_LEN];
@@ -204,7 +204,7 @@ fn streams(input: &mut Input<'_>) {
         let knew = memo.prefix(&port.gate(), [(&snapshot, frame.len() as u32)].into_iter()) == 1;
         // A receiver drops a packet with a wrong length, so the memo need not look at lengths.
         let Ok(parsed) = packet::parse(&headers(&frame)) else { continue };
-        let answer = port.gate().judge(&parsed, direction, frame.len() as u32, now);
+        let answer = port.gate().judge(&parsed, direction, now);
         assert!(!knew || answer.refused.is_none(), "{answer:?} {frame:02x?}");
         if let Parsed::Packet(packet) = parsed {
             memo.note(&packet, &snapshot, &answer);

@@ -9,19 +9,24 @@ use crate::ring::tests::DATA;
 use base::frame::MacAddr;
 use switch::filter::named::Groups;
 use switch::filter::{Compiled, Connections, ConnectionsConfig, Filter, PortFilter, Verdict};
-use switch::{Membership, PortId, PortPolicy, VlanSet};
+use switch::{Limit, Membership, PortId, PortPolicy, VlanSet};
 
 const ALL: [u8; 6] = [0xff; 6];
 
-/// A port whose filter has these rules and drops the rest.
-fn filtered(id: PortId, connections: &Arc<Connections>, rules: &[&str]) -> Port {
+/// A filter of port `id` that has these rules and drops the rest.
+fn filter_of(id: PortId, connections: &Arc<Connections>, rules: &[&str]) -> Arc<PortFilter> {
     let rules = rules.iter().map(|rule| rule.parse().unwrap()).collect();
     let drop = Some(Verdict::Drop);
     let filter = Filter { name: "f".into(), default_in: drop, default_out: drop, rules };
     let generation = 1 + u32::from(id);
     let rules = Compiled::new(&[&filter], &Groups::new(), generation).unwrap();
     connections.prepare(id);
-    let filter = Some(Arc::new(PortFilter::new(rules, Arc::clone(connections))));
+    Arc::new(PortFilter::new(rules, Arc::clone(connections)))
+}
+
+/// A port whose filter has these rules and drops the rest.
+fn filtered(id: PortId, connections: &Arc<Connections>, rules: &[&str]) -> Port {
+    let filter = Some(filter_of(id, connections, rules));
     let port = Port::guest(id, &id.to_string(), 1);
     port.policy.set(PortPolicy { filter, ..PortPolicy::PLAIN });
     port
@@ -203,4 +208,41 @@ fn a_connection_is_in_a_vlan_and_not_in_a_tag() {
         connections.entries(None, Tick::default()).iter().map(|entry| entry.parts.vlan).collect();
     assert_eq!(vlans, [5]);
     assert_eq!(received(&lab, 1, UDP_PORT + 4), [53], "behind the tag");
+}
+
+/// Frames wait in their ring for the receiver's buffers, and are judged each time that they are
+/// taken.
+#[test]
+fn frames_that_go_back_to_their_ring_are_counted_once_at_their_rules() {
+    for flows in [1, 3] {
+        let connections = connections();
+        let filters = [0, 1].map(|id| {
+            let rules = ["out accept udp to port 50-59 log", "in accept udp to port 50-59"];
+            filter_of(id, &connections, &rules)
+        });
+        let none = Limit::default();
+        let mut lab = super::tests::Lab::filtered(none, none, |id| {
+            filters.get(usize::from(id)).map(Arc::clone)
+        });
+        for head in 0..64 {
+            let frame = udp(mac_of(1), 50 + head / 5 % flows);
+            lab.memory[0].write(DATA + 128 * u64::from(head) + 12, &frame);
+        }
+        assert!(matches!(lab.turn(), Next::Receiver(_)));
+        for (port, rule) in [(0, 0), (1, 1)] {
+            let counted = filters[port].rules.counts(rule).unwrap().get();
+            assert_eq!(counted, [0, 0, flows.into()], "{flows} flows, port {port}");
+        }
+        for all in [10_u16, 30, 64] {
+            lab.offer_buffers(all);
+            (0..10).for_each(|_| _ = lab.turn());
+            let frames = u64::from(all);
+            let received = lab.ports[1].as_guest().unwrap().rx[0].stats.frames.get();
+            assert_eq!(received, frames);
+            for (port, rule) in [(0, 0), (1, 1)] {
+                let counted = filters[port].rules.counts(rule).unwrap().get();
+                assert_eq!(counted, [frames, 60 * frames, flows.into()], "port {port}");
+            }
+        }
+    }
 }

@@ -9,7 +9,8 @@ use crate::pipeline::plan::Scope;
 use crate::port::GuestPort;
 use crate::ring::tests::{DATA, Guest, SIZE, WRITE, desc, describe, offer};
 use base::frame::{MacAddr, VnetHdr};
-use switch::{FdbConfig, FloodLimits, Limit, PortId, Rate, Size};
+use switch::filter::PortFilter;
+use switch::{FdbConfig, FloodLimits, Limit, PortId, PortPolicy, Rate, Size};
 
 /// Returns a forwarding table for `ports` ports.
 pub(crate) fn fdb(ports: usize) -> Fdb {
@@ -54,6 +55,15 @@ impl Lab {
     /// Creates a lab with the rate `input` for frames from the sender and the rate `output` for
     /// frames to port 2, which gets no frame and has no ring at first.
     pub(crate) fn with(input: Limit, output: Limit) -> Lab {
+        Lab::filtered(input, output, |_| None)
+    }
+
+    /// Creates a lab with filters of ports.
+    pub(crate) fn filtered(
+        input: Limit,
+        output: Limit,
+        filter: impl Fn(PortId) -> Option<Arc<PortFilter>>,
+    ) -> Lab {
         let fdb = fdb(3);
         let [from, to] = [[2, 0, 0, 0, 0, 0], [2, 0, 0, 0, 0, 1]];
         fdb.insert_static(MacAddr(to), 1).unwrap();
@@ -65,6 +75,7 @@ impl Lab {
         let port = |id: PortId| {
             let port = Port::guest(id, &id.to_string(), 1);
             port.rates.set(limits[usize::from(id)], FloodLimits::default());
+            port.policy.set(PortPolicy { filter: filter(id), ..PortPolicy::PLAIN });
             Arc::new(port)
         };
         let ports: PortTable = (0..3).map(port).collect();

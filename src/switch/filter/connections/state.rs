@@ -6,7 +6,9 @@
 //! * Sequence numbers and checksums are not examined. In the place of a sequence number, an ACK
 //!   from the end that seemed to send a RST proves that the RST was forged: a real sender of a RST
 //!   sends nothing more. The connection is open again then.
-//! * A FIN that the same end repeats changes nothing.
+//! * A FIN that the same end repeats changes nothing, nor does a RST: a burst that goes back to its
+//!   ring repeats both. Linux forgets a connection that ends by a RST before any answer; here only
+//!   the RST belongs to such a connection.
 //! * A SYN to a connection that has ended begins another connection in either direction, if the
 //!   rules permit it.
 //! * Datagrams of all protocols except ICMP can become a stream.

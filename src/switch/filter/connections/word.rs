@@ -97,6 +97,12 @@ impl Word {
         Tick::from_bits((self.0 >> DEADLINE_SHIFT) as u32)
     }
 
+    /// True if an abort has ended the connection before any answer.
+    #[inline(always)]
+    pub(super) fn is_forgotten(self) -> bool {
+        self.state() == State::Closed && !self.is_replied()
+    }
+
     /// True if the connection has timed out.
     #[inline(always)]
     pub(super) fn is_expired(self, now: Tick) -> bool {

@@ -245,7 +245,7 @@ fn old_rules_end_no_connection_of_newer_rules() {
     port.change(SSH);
     open(&port, 22);
     let behind = Gate { rules: &old, ..port.gate() };
-    let judge = |frame: &[u8], direction| behind.judge(&parse(frame), direction, 60, port.now);
+    let judge = |frame: &[u8], direction| behind.judge(&parse(frame), direction, port.now);
     assert_eq!(judge(&to_vm(22, ACK), In).refused, None);
     let error = error("10.0.0.99", PEER, [3, 1], &to_vm(22, ACK));
     assert_eq!(judge(&error, Out).refused, None);

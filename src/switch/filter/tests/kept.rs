@@ -55,7 +55,7 @@ fn connections_go_on_in_another_table() {
     assert_eq!(strip(before), strip(after));
     let next = Port { connections: table, now, ..Port::new(&["in accept tcp"]) };
     let gate = Gate { port: 2, ..next.gate() };
-    let judge = |frame: &[u8], direction| gate.judge(&parse(frame), direction, 60, now).refused;
+    let judge = |frame: &[u8], direction| gate.judge(&parse(frame), direction, now).refused;
     assert_eq!(judge(&tcp(("10.0.0.1", 22), ("10.0.0.2", 4000), ACK), Out), None);
     // The rules are asked about what came from elsewhere.
     let reply = udp(("fd00::2", 53), ("fd00::1", 9));
@@ -141,7 +141,7 @@ fn half_open_connections_of_another_process_make_room() {
     let next = Port { connections: table, ..port };
     let gate = Gate { port: 2, ..next.gate() };
     let frame = tcp(("10.0.0.2", 5000), ("10.0.0.1", 22), SYN);
-    assert_eq!(gate.judge(&parse(&frame), In, 60, next.now).refused, None);
+    assert_eq!(gate.judge(&parse(&frame), In, next.now).refused, None);
 }
 
 /// A version with longer time-outs wrote the dump.

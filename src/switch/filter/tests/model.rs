@@ -182,6 +182,12 @@ impl Model {
         if let Some(known) = self.connections.get_mut(&name) {
             let first = known.began == direction;
             let does = match sent.protocol {
+                6 if matches!(known.phase, Phase::Reset(..))
+                    && !known.replied
+                    && sent.flags & RST == 0 =>
+                {
+                    Does::Afresh
+                }
                 6 => tcp_step(known.phase, sent.flags, first),
                 _ => Does::To(Phase::Talk),
             };
@@ -189,16 +195,10 @@ impl Model {
                 Does::Wrong => return false,
                 Does::Afresh => return self.begin(sent, now),
                 Does::Nothing => {}
-                Does::To(Phase::Reset(..)) if !known.replied => {
-                    let known = self.connections.remove(&name).expect("known");
-                    let to = if known.began == In { sent.vm_port } else { sent.peer_port };
-                    return known.rules == self.changes
-                        || permits(self.rules, known.began, sent.protocol, sent.peer, to);
-                }
                 Does::To(phase) => {
                     let lasts = now > known.first + 2;
                     known.stream |= sent.protocol == 17 && known.replied && lasts;
-                    known.replied |= !first;
+                    known.replied |= !first && sent.flags & RST == 0;
                     known.phase = phase;
                     known.until = now + known.seconds();
                 }
@@ -225,10 +225,7 @@ impl Model {
             (6, SYN) => Phase::Asked,
             (6, ACK) => Phase::Open,
             (17, _) | (1, 8) => Phase::Talk,
-            _ => {
-                // What has ended makes room even for what begins nothing.
-                return false;
-            }
+            _ => return false,
         };
         let mut known = Modelled {
             began: direction,
