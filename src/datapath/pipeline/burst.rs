@@ -15,6 +15,7 @@
 //! source's lock is still held then.
 
 pub mod announce;
+mod answer;
 mod device;
 mod flood;
 mod guest;
@@ -301,48 +302,6 @@ impl Pipeline {
         }
     }
 
-    /// Ends the work of filters for a delivered burst: counts the frames at their rules, and
-    /// answers rejected packets.
-    #[inline(never)]
-    fn settle_filters(
-        &mut self,
-        ports: &PortTable,
-        from: &Port,
-        context: &mut BurstContext,
-        stats: &WorkerStats,
-    ) {
-        let BurstContext { burst, filters, .. } = context;
-        filters.settle(ports, burst, self.time.tick);
-        if filters.answers.are_some() {
-            self.answer(ports, from, context, stats);
-        }
-    }
-
-    /// Delivers the answers to rejected packets of a burst to the burst's sender.
-    #[cold]
-    #[inline(never)]
-    fn answer(
-        &mut self,
-        ports: &PortTable,
-        to: &Port,
-        context: &mut BurstContext,
-        stats: &WorkerStats,
-    ) {
-        let BurstContext { burst, filters, plan, room, wait_until, .. } = context;
-        let mut list = [0; BURST_FRAMES];
-        let kept = burst.frames().len();
-        let Some((mut answers, count)) = filters.answers.take(kept, &mut list) else { return };
-        answers.keep_tags();
-        let mut outcomes = Outcomes::default();
-        let mut delivery = self.delivery((ports, to.id), (room, wait_until), &mut outcomes, stats);
-        if count > 0 {
-            delivery.copy_as_is(&answers, &list[..count], to, plan.spare_run());
-        }
-        filters.answers.put_back(answers);
-        // The port pays for delays by its own memory.
-        let _ = self.stalls.take_delay();
-    }
-
     /// Decides about every frame of the burst and plans the destinations.
     #[inline(always)]
     fn classify<'p>(
@@ -512,7 +471,7 @@ impl BurstContext {
     pub(crate) fn give_back(&mut self, at: u8) {
         self.plan.truncate(at);
         self.burst.cut(usize::from(at));
-        self.bytes = bytes_of(&self.burst);
+        self.bytes = self.burst.bytes();
     }
 }
 
@@ -553,7 +512,7 @@ impl<'a> BurstGuard<'a> {
         let BurstContext { burst, plan, .. } = &*self.context;
         let (frames, copies) = plan.settled();
         let lost = burst.frames().len().saturating_sub(frames);
-        self.count(bytes_of(burst), copies, lost);
+        self.count(burst.bytes(), copies, lost);
     }
 
     /// Counts the frames and `copies`; `lost` frames have copies that no port has counted.
@@ -569,11 +528,6 @@ impl<'a> BurstGuard<'a> {
         from.bytes.add(bytes);
         from.copies.add(copies as u64);
     }
-}
-
-/// Returns the bytes of a burst's frames.
-pub(crate) fn bytes_of(burst: &Burst) -> u64 {
-    burst.frames().iter().map(|frame| u64::from(frame.len)).sum()
 }
 
 impl Deref for BurstGuard<'_> {

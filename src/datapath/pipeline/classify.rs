@@ -9,7 +9,7 @@
 //! instructions.
 
 use super::arrival::{Arrival, Barred};
-use super::burst::{BurstContext, bytes_of};
+use super::burst::BurstContext;
 use super::egress;
 use super::flood::{Added, Floods};
 use super::multicast::Snooped;
@@ -351,7 +351,7 @@ impl BurstContext {
             self.flood.waits = at == 0;
             self.burst.cut(at);
         }
-        self.bytes = bytes_of(&self.burst);
+        self.bytes = self.burst.bytes();
     }
 }
 

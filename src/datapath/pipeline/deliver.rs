@@ -445,7 +445,7 @@ impl Delivery<'_> {
             let fitting = copies.for_port(burst, (port, transit), now, &mut kept, self.outcomes);
             let way = (from, ports, port, false);
             let fitting = filters.that_pass(burst, fitting, way, tick, &mut passing, self.outcomes);
-            filters.settle(ports, burst, tick);
+            filters.settle(ports, burst, burst.bytes(), tick);
             *settled += frames.len() - fitting.len();
             self.tag(burst, port, fitting);
             self.copy_to(port, burst, fitting, (run, settled), Try::Flood);

@@ -75,7 +75,8 @@ impl Filters {
             }
             // Frames that are refused for another reason end a stretch.
             let end = (refused >> at).trailing_zeros() as usize;
-            let frames = burst.frames()[at..].iter().take(end);
+            let rest = &burst.frames()[at..];
+            let frames = rest[..end.min(rest.len())].iter();
             let frames = frames.map(|frame| (&frame.snapshot, frame.len));
             if let Some((rule, count)) = self.memo.stretch(judge.gate.connections, frames) {
                 self.tallies.add(port.id, rule, bits(at, count));
@@ -158,7 +159,7 @@ impl Filters {
     fn stretch(&mut self, burst: &Burst, frames: &[u8], judge: &Judge<'_>) -> usize {
         let all = burst.frames();
         let rest = frames.iter().filter_map(|&index| all.get(usize::from(index)));
-        let mut rest = rest.map(|frame| (&frame.snapshot, frame.len));
+        let rest = rest.map(|frame| (&frame.snapshot, frame.len));
         let Some(&first) = frames.first() else { return 0 };
         // The sender's filter has compared these frames.
         let alike = (self.alike >> first >> 1).trailing_ones() as usize;
@@ -166,10 +167,8 @@ impl Filters {
         let are_known = last > 0 && usize::from(frames[last]) == usize::from(first) + last;
         let compared = if are_known { 1 } else { frames.len() };
         let connections = judge.gate.connections;
-        let Some((rule, count)) = self.memo.stretch(connections, rest.by_ref().take(compared))
-        else {
-            return 0;
-        };
+        let answer = self.memo.stretch(connections, rest.take(compared));
+        let Some((rule, count)) = answer else { return 0 };
         let count = if are_known { 1 + last } else { count };
         let first = usize::from(first);
         let frames = match usize::from(frames[count - 1]) == first + count - 1 {
@@ -180,10 +179,11 @@ impl Filters {
         count
     }
 
-    /// Ends a burst: counts and logs the frames at the rules that have decided about the frames.
+    /// Ends a burst of so many bytes: counts and logs the frames at the rules that have decided
+    /// about the frames.
     #[inline(never)]
-    pub(crate) fn settle(&mut self, ports: &PortTable, burst: &Burst, now: Tick) {
-        self.tallies.settle(ports, burst, now);
+    pub(crate) fn settle(&mut self, ports: &PortTable, burst: &Burst, bytes: u64, now: Tick) {
+        self.tallies.settle(ports, (burst, bytes), now);
         self.alike = 0;
     }
 

@@ -60,15 +60,16 @@ impl Tallies {
         self.logged.push(Logged { port, frame, packet });
     }
 
-    /// Counts and logs the frames of a burst that is complete.
-    pub(crate) fn settle(&mut self, ports: &PortTable, burst: &Burst, now: Tick) {
+    /// Counts and logs the frames of a burst that is complete, and that has so many bytes.
+    pub(crate) fn settle(&mut self, ports: &PortTable, (burst, all): (&Burst, u64), now: Tick) {
         let kept = bits(0, burst.frames().len());
         let filter = |port: PortId| ports.policy(port).filter.as_ref();
         for Tally { port, rule, frames } in self.tallies.drain(..) {
             let frames = frames & kept;
             let counts = filter(port).and_then(|filter| filter.rules.counts(rule));
             if let Some(counts) = counts.filter(|_| frames != 0) {
-                counts.add(frames.count_ones().into(), bytes(burst, frames));
+                let bytes = if frames == kept { all } else { bytes(burst, frames) };
+                counts.add(frames.count_ones().into(), bytes);
             }
         }
         for Logged { port, frame, packet } in self.logged.drain(..) {
@@ -87,10 +88,11 @@ impl Tallies {
     }
 }
 
-/// Returns `count` bits, at most 64, from bit `first` on.
+/// Returns `count` bits, from bit `first` on, as far as 64 bits hold them.
 #[inline(always)]
 pub(crate) fn bits(first: usize, count: usize) -> u64 {
-    1_u64.checked_shl(count as u32).map_or(u64::MAX, |end| end - 1) << first
+    let bits = 1_u64.checked_shl(count as u32).map_or(u64::MAX, |end| end - 1);
+    bits.checked_shl(first as u32).unwrap_or(0)
 }
 
 /// Returns the bytes of frames, which are given as bits of their indices.
@@ -104,4 +106,15 @@ fn bytes(burst: &Burst, mut frames: u64) -> u64 {
         frames &= !bits(first, count);
     }
     sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bits;
+
+    #[test]
+    fn bits_end_at_the_last_frame_of_a_burst() {
+        assert_eq!((bits(0, 64), bits(0, 0), bits(64, 0)), (u64::MAX, 0, 0));
+        assert_eq!((bits(63, 1), bits(1, 3), bits(62, 2)), (1 << 63, 0b1110, 3 << 62));
+    }
 }

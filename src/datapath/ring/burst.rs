@@ -196,6 +196,11 @@ impl Burst {
         self.taken
     }
 
+    /// Returns the bytes of all frames.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.frames().iter().map(|frame| u64::from(frame.len)).sum()
+    }
+
     /// Returns the number of ring descriptors behind the heads taken; too high if the burst was
     /// shortened.
     #[inline(always)]

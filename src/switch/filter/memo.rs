@@ -32,6 +32,10 @@ const ACK: u64 = u64::from_ne_bytes([0, 0, 0, 0, 0, 0, 0, 0x10]);
 const UDP_END: u32 = 42;
 const TCP_END: u32 = 48;
 
+/// Offsets of the protocol's number and of the flags of TCP.
+const PROTOCOL: usize = 23;
+const TCP_FLAGS: usize = 47;
+
 /// The octets of a frame that decide about the packet, in the machine's byte order: only equality
 /// has a meaning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,6 +71,11 @@ impl Flow {
 #[inline(always)]
 fn word(snapshot: &Snapshot, at: usize) -> u64 {
     snapshot.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u64::from_ne_bytes(*bytes))
+}
+
+#[inline(always)]
+fn half(snapshot: &Snapshot, at: usize) -> u32 {
+    snapshot.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_ne_bytes(*bytes))
 }
 
 const _: () = assert!(REMEMBERED_FLOWS.is_power_of_two());
@@ -125,6 +134,54 @@ impl Entry {
             | (word(snapshot, 40) & mask ^ value);
         differs == 0 && len >= *least
     }
+
+    #[inline(never)]
+    fn covers_slowly(&self, frame: (&Snapshot, u32)) -> bool {
+        self.covers(frame)
+    }
+
+    /// Returns the octets of a frame that the entry covers.
+    #[inline(always)]
+    fn like(&self, snapshot: &Snapshot) -> Like {
+        let at = if self.least == TCP_END { TCP_FLAGS } else { PROTOCOL };
+        Like {
+            kind: half(snapshot, 12),
+            protocol: half(snapshot, 20),
+            addresses: word(snapshot, 26),
+            ports: half(snapshot, 34),
+            flags: (at, snapshot[at % snapshot.len()]),
+            least: self.least,
+        }
+    }
+}
+
+/// A frame that an entry covers, with all octets that the entry compares and some more: a frame
+/// with equal octets is compared without masks. Most frames of a flow have equal octets.
+#[derive(Clone, Copy)]
+struct Like {
+    /// Type, version, header length, and type of service.
+    kind: u32,
+    /// Fragment bits, hop limit and protocol.
+    protocol: u32,
+    addresses: u64,
+    ports: u32,
+    /// Flags of TCP; for UDP the protocol again.
+    flags: (usize, u8),
+    least: u32,
+}
+
+impl Like {
+    /// True if a frame has the octets.
+    #[inline(always)]
+    fn is_equal(&self, (snapshot, len): (&Snapshot, u32)) -> bool {
+        let Like { kind, protocol, addresses, ports, flags: (at, flags), least } = *self;
+        half(snapshot, 12) == kind
+            && half(snapshot, 20) == protocol
+            && word(snapshot, 26) == addresses
+            && half(snapshot, 34) == ports
+            && snapshot[at % snapshot.len()] == flags
+            && len >= least
+    }
 }
 
 /// Remembers the flows that a worker has seen.
@@ -165,9 +222,17 @@ impl FlowMemo {
         if !self.last.covers(first) && !self.turn_to(connections, first) {
             return None;
         }
-        let last = self.last;
-        let alike = frames.take_while(|frame| last.covers(*frame)).count();
-        Some((last.rule, 1 + alike))
+        let (mut like, mut count) = (self.last.like(first.0), 1);
+        for frame in frames {
+            if !like.is_equal(frame) {
+                if !self.last.covers_slowly(frame) {
+                    break;
+                }
+                like = self.last.like(frame.0);
+            }
+            count += 1;
+        }
+        Some((self.last.rule, count))
     }
 
     /// Finds a frame's flow among all; false if no valid answer covers the frame.
