@@ -66,6 +66,8 @@ pub(crate) struct Filters {
     book: Rulebook,
     /// The rules and the compiled filter of each port with a filter, by the port's name.
     compiled: HashMap<String, (PortRules, Arc<PortFilter>)>,
+    /// Frames that rules refused, by filter and place, before the rules of their ports changed.
+    refused: HashMap<(String, RulePlace), u64>,
     /// Connections of the process before whose ports do not exist yet, until a time.
     orphans: Option<(Orphans, Instant)>,
     /// Number of the last compiled rules; each has another.
@@ -83,6 +85,7 @@ impl Filters {
             key: [a, b, c, d],
             book: Rulebook::default(),
             compiled: HashMap::new(),
+            refused: HashMap::new(),
             orphans: None,
             generation: 0,
             sweeps: false,
@@ -129,33 +132,14 @@ impl Filters {
         tally
     }
 
-    /// Returns the rules that refused frames, with the frames of all ports: the `most` rules with
-    /// most frames, by filter and place.
+    /// Returns the rules that refused frames, with the frames of all ports since the start: the
+    /// `most` rules with most frames, by filter and place.
     pub(crate) fn refusals(&self, most: usize) -> Vec<((String, RulePlace), u64)> {
-        let mut refused: HashMap<(&str, RulePlace), u64> = HashMap::new();
+        let mut refused = self.refused.clone();
         for (of, compiled) in self.compiled.values() {
-            for (number, origin) in compiled.rules.origins().iter().enumerate() {
-                let (filter, verdict, place) = match *origin {
-                    Origin::Rule { filter, rule } => {
-                        let filter = &of.filters[usize::from(filter)];
-                        let verdict = filter.rules[usize::from(rule)].verdict;
-                        (filter, Some(verdict), RulePlace::Number(rule + 1))
-                    }
-                    Origin::Default(way) => {
-                        let filter = &of.filters[of.default_of(way)];
-                        (filter, filter.default_of(way), RulePlace::Default(way))
-                    }
-                };
-                let counts = compiled.rules.counts(number as RuleNumber).map(Counts::get);
-                let [frames, ..] = counts.unwrap_or_default();
-                if frames > 0 && verdict.is_some_and(|verdict| verdict != Verdict::Accept) {
-                    *refused.entry((&filter.name, place)).or_default() += frames;
-                }
-            }
+            add_refused(of, compiled, &mut refused);
         }
-        let all =
-            refused.into_iter().map(|((name, place), count)| ((name.to_owned(), place), count));
-        let mut all: Vec<_> = all.collect();
+        let mut all: Vec<_> = refused.into_iter().collect();
         all.sort_unstable_by_key(|(_, count)| Reverse(*count));
         all.truncate(most);
         all.sort_unstable();
@@ -199,17 +183,28 @@ impl Filters {
             for (kind, name) in self.book.missing(port) {
                 log::error!("port {}: all packets are dropped: no {kind} '{name}'", port.name);
             }
-            let compiled = match (self.build(&rules), known) {
-                (Ok(filter), _) => (rules, filter),
-                (Err(error), known) => {
+            let compiled = match self.build(&rules) {
+                Ok(filter) => {
+                    if let Some((of, known)) = known {
+                        add_refused(&of, &known, &mut self.refused);
+                    }
+                    (rules, filter)
+                }
+                Err(error) => {
                     log::error!("port {}: its filters are not in effect: {error}", port.name);
                     known.unwrap_or_else(|| self.closed())
                 }
             };
             self.compiled.insert(port.name.clone(), compiled);
         }
-        let removed = before.into_iter().filter(|(name, _)| desired.get(name).is_none());
-        self.compiled.extend(removed.filter(|(name, _)| is_present(name)));
+        for (name, (of, compiled)) in before {
+            if desired.get(&name).is_none() && is_present(&name) {
+                self.compiled.insert(name, (of, compiled));
+            } else {
+                add_refused(&of, &compiled, &mut self.refused);
+            }
+        }
+        self.refused.retain(|(filter, _), _| self.book.has_filter(filter));
         self.compiled.iter().map(|(name, (_, filter))| (name.clone(), Arc::clone(filter))).collect()
     }
 
@@ -238,9 +233,13 @@ impl Filters {
         faults
     }
 
+    /// Makes a port's filter. Ports with equal rules share the compiled rules.
     fn build(&mut self, rules: &PortRules) -> Result<Arc<PortFilter>, TooLarge> {
         self.generation += 1;
-        let rules = rules.compile(self.generation)?;
+        let rules = match self.compiled.values().find(|(of, _)| of == rules) {
+            Some((_, filter)) => filter.rules.for_another_port(self.generation),
+            None => rules.compile(self.generation)?,
+        };
         Ok(Arc::new(PortFilter::new(rules, Arc::clone(self.tracked()))))
     }
 
@@ -250,6 +249,32 @@ impl Filters {
         match self.build(&rules) {
             Ok(filter) => (rules, filter),
             Err(error) => unreachable!("no rules are too many: {error}"),
+        }
+    }
+}
+
+/// Adds the frames that the rules of a port have refused, by filter and place.
+fn add_refused(
+    of: &PortRules,
+    compiled: &PortFilter,
+    refused: &mut HashMap<(String, RulePlace), u64>,
+) {
+    for (number, origin) in compiled.rules.origins().iter().enumerate() {
+        let (filter, verdict, place) = match *origin {
+            Origin::Rule { filter, rule } => {
+                let filter = &of.filters[usize::from(filter)];
+                let verdict = filter.rules[usize::from(rule)].verdict;
+                (filter, Some(verdict), RulePlace::Number(rule + 1))
+            }
+            Origin::Default(way) => {
+                let filter = &of.filters[of.default_of(way)];
+                (filter, filter.default_of(way), RulePlace::Default(way))
+            }
+        };
+        let counts = compiled.rules.counts(number as RuleNumber).map(Counts::get);
+        let [frames, ..] = counts.unwrap_or_default();
+        if frames > 0 && verdict.is_some_and(|verdict| verdict != Verdict::Accept) {
+            *refused.entry((filter.name.clone(), place)).or_default() += frames;
         }
     }
 }
@@ -395,7 +420,7 @@ mod tests {
         Entry::new(settings.unwrap(), Origin::Kept)
     }
 
-    fn port<'k>(name: &'k str, socket: &'k str, filter: &'k str) -> Entry {
+    fn port(name: &str, socket: &str, filter: &str) -> Entry {
         entry(Kind::Port, &[("name", name), ("socket", socket), ("filter", filter)])
     }
 
@@ -427,5 +452,30 @@ mod tests {
         let verdict =
             filters.compile(&desired, |_| false)["vm3"].rules.default_for(Direction::In).verdict;
         assert_eq!(verdict, Verdict::Drop, "the group does not exist");
+    }
+
+    /// Prometheus takes a smaller value for a restart, and counts all of it again.
+    #[test]
+    fn the_frames_that_a_filter_has_refused_are_counted_over_changes() {
+        let mut filters = Filters::new().unwrap();
+        let mut compile = |rule: Option<&str>, ports: &[&str]| {
+            let keys = rule.map(|rule| [("name", "web"), ("rules", rule)]);
+            let ports = ports.iter().map(|name| port(name, &format!("/run/{name}"), "web"));
+            let mut desired = Desired::default();
+            for entry in keys.iter().map(|keys| entry(Kind::Filter, keys)).chain(ports) {
+                desired.add(entry).unwrap();
+            }
+            for filter in filters.compile(&desired, |_| false).values() {
+                filter.rules.counts(0).unwrap().add(5, 300);
+            }
+            filters.refusals(9).first().map(|((filter, place), count)| {
+                assert_eq!((filter.as_str(), *place), ("web", RulePlace::Number(1)));
+                *count
+            })
+        };
+        assert_eq!(compile(Some("in drop tcp"), &["vm1", "vm2"]), Some(10));
+        assert_eq!(compile(Some("in drop udp"), &["vm1", "vm2"]), Some(20));
+        assert_eq!(compile(Some("in drop udp"), &["vm2"]), Some(25));
+        assert_eq!(compile(None, &[]), None, "the filter is gone");
     }
 }

@@ -69,6 +69,11 @@ impl Rulebook {
         self.rules_of(settings.filters())
     }
 
+    /// True if a filter of this name exists.
+    pub fn has_filter(&self, name: &str) -> bool {
+        self.filters.contains_key(name)
+    }
+
     /// Returns the filters and groups that an entry names and that do not exist.
     pub fn missing(&self, settings: &Settings) -> Vec<(Kind, String)> {
         let wanted = settings.filter_names().iter().map(|name| (Kind::Filter, name.as_str()));

@@ -54,6 +54,14 @@ pub const CONNECTION_SHARDS: usize = 64;
 /// Tuning: attempts of a worker to take a shard's lock: as long as a running holder has it.
 pub const CONNECTION_LOCK_ATTEMPTS: u32 = 256;
 
+/// Tuning: connections that a full list of half-open or ended ones gives up at once, so that the
+/// worker waits once for their memory.
+pub const CONNECTIONS_EVICTED: usize = 16;
+
+/// Tuning: packets that a filter reads ahead of the one that it judges, to prefetch the places of
+/// their connections.
+pub const FILTER_AHEAD: usize = 4;
+
 /// Tuning: places that are looked at to make room for one connection.
 pub const HALF_OPEN_LOOKS: usize = 8;
 

@@ -50,8 +50,8 @@ enum Try {
     Last,
     /// The only attempt of a flooded copy.
     Flood,
-    /// The only attempt of a mirrored copy, which waits for no lock holder.
-    Mirror,
+    /// The only attempt of a copy that waits for no lock holder, and whose loss has this reason.
+    AtOnce(DropReason),
 }
 
 /// Fate of the frames of a run that were not delivered.
@@ -202,11 +202,11 @@ impl Delivery<'_> {
         let mut state = if may_stay { to.queue().lock_again() } else { None };
         if state.is_none() {
             state = match how {
-                Try::Mirror => to.queue().lock_soon(),
+                Try::AtOnce(_) => to.queue().lock_soon(),
                 _ => self.lock(to.queue(), may_stay),
             };
         }
-        if let (Some(there), true) = (&mut state, how != Try::Mirror)
+        if let (Some(there), true) = (&mut state, !matches!(how, Try::AtOnce(_)))
             && there.vring.running().is_none()
             && let Some(index) = guest.any_receiver()
         {
@@ -307,7 +307,7 @@ impl Delivery<'_> {
             Try::First => Cut::Whole,
             Try::Last if self.backpressure.price(run).is_some() => Cut::Whole,
             Try::Last => Cut::Part(MAX_SEGMENTS),
-            Try::Flood | Try::Mirror => Cut::Part(MAX_FLOOD_SEGMENTS),
+            Try::Flood | Try::AtOnce(_) => Cut::Part(MAX_FLOOD_SEGMENTS),
         };
         let done = ring.deliver(burst, &frames[..admitted], &mut self.room.scratch, cut);
         let has_room = self.backpressure.is_shared() && ring.offered() > ring.size() / 2;
@@ -330,7 +330,7 @@ impl Delivery<'_> {
             return Rest::Nothing;
         }
         match how {
-            Try::Flood | Try::Mirror => Rest::Drop(DropReason::NoBuffer),
+            Try::Flood | Try::AtOnce(_) => Rest::Drop(DropReason::NoBuffer),
             _ if self.backpressure.wait(run, &mut state) => Rest::Waits,
             _ => Rest::Left(DropReason::NoBuffer),
         }
@@ -356,8 +356,10 @@ impl Delivery<'_> {
         let reason = match rest {
             Rest::Nothing | Rest::Waits => return true,
             Rest::Left(_) if how == Try::First => return false,
-            Rest::Left(_) | Rest::Drop(_) if how == Try::Mirror => DropReason::Mirror,
-            Rest::Left(reason) | Rest::Drop(reason) => reason,
+            Rest::Left(reason) | Rest::Drop(reason) => match how {
+                Try::AtOnce(lost) => lost,
+                _ => reason,
+            },
         };
         let at = match reason {
             DropReason::RingBusy => &to.port.stats.drops,
@@ -489,20 +491,20 @@ impl Delivery<'_> {
 
     /// Delivers copies of frames to a port without a change of tags: to the port of a mirror, or
     /// answers to their port. Returns the number of copies. Copies that the port cannot take at
-    /// once are dropped.
+    /// once are dropped for `lost`.
     #[cold]
     pub(crate) fn copy_as_is(
         &mut self,
         burst: &Burst,
         frames: &[u8],
-        port: &Port,
+        (port, lost): (&Port, DropReason),
         run: &mut Run,
     ) -> usize {
         let (from, now) = (self.backpressure.from, self.backpressure.now);
         let (mut kept, mut settled) = ([0; BURST_FRAMES], 0);
         let copies = Copies::new(burst, from, frames);
         let fitting = copies.for_port(burst, (port, None), now, &mut kept, self.outcomes);
-        self.copy_to(port, burst, fitting, (run, &mut settled), Try::Mirror);
+        self.copy_to(port, burst, fitting, (run, &mut settled), Try::AtOnce(lost));
         frames.len()
     }
 

@@ -16,13 +16,14 @@ use crate::capture::outcomes::Outcomes;
 use crate::port::{Port, PortTable};
 use crate::ring::{Burst, Frame};
 use base::frame::offload::NEEDS_CSUM;
-use base::limits::BURST_FRAMES;
+use base::limits::{BURST_FRAMES, FILTER_AHEAD};
 use base::stats::DropReason;
 use switch::filter::memo::{Epoch, FlowMemo};
-use switch::filter::packet::{self, Parsed, Unread};
+use switch::filter::packet::{self, Packet, Parsed, Unread};
 use switch::filter::{Cause, Direction, Gate, LoggedPacket, PortFilter};
 use switch::port_security::Headers;
 use switch::{Membership, PortId, PortPolicy, Tick};
+use sys::prefetch;
 
 /// Judges the frames of a worker's bursts.
 #[derive(Default)]
@@ -31,8 +32,14 @@ pub struct Filters {
     /// Frames of the present burst that are like the frame before, as bits of their indices: a
     /// remembered answer that covers the frame before covers these too.
     alike: u64,
+    /// Packets of the present burst that the sender's filter has read, by the frames' indices.
+    packets: Packets,
+    /// Frames whose connections' places one filter has prefetched, as bits of their indices.
+    fetched: u64,
     /// Decisions about the frames of the present burst.
     tallies: Tallies,
+    /// A filter has seen frames of the present burst.
+    is_due: bool,
     /// Answers to rejected packets, for the burst's sender.
     pub(crate) answers: Answers,
 }
@@ -83,6 +90,8 @@ impl Filters {
                 self.alike |= bits(at + 1, count - 1);
                 at += count;
             } else {
+                let behind = (at + 1..burst.frames().len()).filter(|next| refused >> next & 1 == 0);
+                self.look_ahead(burst, behind, &judge);
                 found |= u64::from(!self.judge(burst, at, &judge)) << at;
                 at += 1;
             }
@@ -137,6 +146,8 @@ impl Filters {
                 at += count;
                 continue;
             }
+            let behind = frames[at + 1..].iter().map(|index| usize::from(*index));
+            self.look_ahead(burst, behind, &judge);
             if !self.judge(burst, usize::from(index), &judge) {
                 if dropped == 0 {
                     kept[..at].copy_from_slice(&frames[..at]);
@@ -184,20 +195,24 @@ impl Filters {
     #[inline(never)]
     pub(crate) fn settle(&mut self, ports: &PortTable, burst: &Burst, bytes: u64, now: Tick) {
         self.tallies.settle(ports, (burst, bytes), now);
-        self.alike = 0;
+        self.end_burst();
+    }
+
+    fn end_burst(&mut self) {
+        (self.alike, self.packets.known, self.is_due) = (0, 0, false);
     }
 
     /// True if [`Filters::settle`] is due.
     #[inline(always)]
     pub(crate) fn is_due(&self) -> bool {
-        !self.tallies.are_empty()
+        self.is_due
     }
 
     /// Begins a burst. Forgets the decisions about an earlier burst, which a panic may have left.
     #[inline(always)]
     pub(crate) fn begin_burst(&mut self) {
-        if self.is_due() {
-            self.alike = 0;
+        if self.is_due {
+            self.end_burst();
             self.tallies.clear();
             self.answers.clear();
         }
@@ -205,24 +220,69 @@ impl Filters {
 
     fn begin(&mut self, judge: &Judge<'_>) {
         let Judge { gate, direction, sender, now, .. } = judge;
+        (self.is_due, self.fetched) = (true, 0);
         let vlan = sender.vlans.untagged().unwrap_or(0);
         self.memo.begin(Epoch::new(gate, *direction, vlan, *now));
+    }
+
+    /// Reads frame `index`, and keeps the packet.
+    fn read(
+        &mut self,
+        burst: &mut Burst,
+        index: usize,
+        sender: &PortPolicy,
+    ) -> Result<Parsed, Unusable> {
+        let mut parsed = read(burst, index).map_err(|_| Unusable::Unread)?;
+        if let Parsed::Packet(packet) = &mut parsed {
+            if sender.vlans != Membership::Opaque {
+                // The tag may differ at the receiver, the VLAN does not.
+                let vlan = admit(sender, &burst.frames()[index]);
+                packet.vlan = vlan.map_err(|_| Unusable::OtherVlan)?;
+            }
+            self.packets.note(index, packet);
+        }
+        Ok(parsed)
+    }
+
+    /// Reads the next frames behind frame `at` of a list, and prefetches the places of their
+    /// connections: the frames behind a frame that begins a connection often do the same.
+    fn look_ahead(
+        &mut self,
+        burst: &mut Burst,
+        frames: impl Iterator<Item = usize>,
+        judge: &Judge<'_>,
+    ) {
+        let Judge { gate, direction, sender, .. } = judge;
+        for index in frames.take(FILTER_AHEAD) {
+            if self.fetched >> index & 1 != 0 {
+                continue;
+            }
+            self.fetched |= 1 << index;
+            let is_read = self.packets.get(index).is_some();
+            if (is_read || self.read(burst, index, sender).is_ok())
+                && let Some(packet) = self.packets.get(index)
+                && let Some((key, _)) = packet.key(gate.port, *direction)
+            {
+                gate.connections.prefetch(&key, prefetch::read);
+            }
+        }
     }
 
     /// True if a frame passes that the memo does not cover.
     #[inline(never)]
     fn judge(&mut self, burst: &mut Burst, index: usize, judge: &Judge<'_>) -> bool {
         let Judge { gate, direction, from, may_answer, sender, now } = judge;
-        let Ok(mut parsed) = read(burst, index) else { return false };
+        let parsed = match self.packets.get(index) {
+            Some(packet) => Parsed::Packet(*packet),
+            None => match self.read(burst, index, sender) {
+                Ok(parsed) => parsed,
+                // A frame of another VLAN is dropped, and counted, where the sender's VLANs are
+                // checked.
+                Err(Unusable::OtherVlan) => return *direction == Direction::Out,
+                Err(Unusable::Unread) => return false,
+            },
+        };
         let frame = &burst.frames()[index];
-        if let Parsed::Packet(packet) = &mut parsed
-            && sender.vlans != Membership::Opaque
-        {
-            // The tag may differ at the receiver, the VLAN does not. A frame of another VLAN is
-            // dropped, and counted, where the sender's VLANs are checked.
-            let Ok(vlan) = admit(sender, frame) else { return *direction == Direction::Out };
-            packet.vlan = vlan;
-        }
         let answer = gate.judge(&parsed, *direction, *now);
         if let Parsed::Packet(packet) = &parsed {
             self.memo.note(packet, &frame.snapshot, &answer);
@@ -239,6 +299,41 @@ impl Filters {
             self.tallies.add(gate.port, rule, 1 << index);
         }
         answer.refused.is_none()
+    }
+}
+
+/// Why a frame is no packet that a filter judges.
+enum Unusable {
+    Unread,
+    /// The sender's VLANs do not admit the frame.
+    OtherVlan,
+}
+
+/// Packets of a burst that were read.
+struct Packets {
+    /// Bits of the frames' indices.
+    known: u64,
+    packets: Box<[Packet]>,
+}
+
+impl Default for Packets {
+    fn default() -> Packets {
+        Packets { known: 0, packets: vec![Packet::NONE; BURST_FRAMES].into() }
+    }
+}
+
+impl Packets {
+    #[inline(always)]
+    fn get(&self, frame: usize) -> Option<&Packet> {
+        self.packets.get(frame).filter(|_| self.known >> frame & 1 != 0)
+    }
+
+    #[inline(always)]
+    fn note(&mut self, frame: usize, packet: &Packet) {
+        if let Some(place) = self.packets.get_mut(frame) {
+            *place = *packet;
+            self.known |= 1 << frame;
+        }
     }
 }
 

@@ -42,12 +42,6 @@ impl Default for Tallies {
 }
 
 impl Tallies {
-    /// True if no rule has decided about a frame.
-    #[inline(always)]
-    pub(crate) fn are_empty(&self) -> bool {
-        self.tallies.is_empty()
-    }
-
     /// Adds frames, as bits of their indices, that a rule of a port has decided about.
     #[inline]
     pub(crate) fn add(&mut self, port: PortId, rule: RuleNumber, frames: u64) {

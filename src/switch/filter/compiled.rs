@@ -14,6 +14,8 @@
 mod field;
 pub(super) mod lines;
 
+use std::sync::Arc;
+
 use super::named::{Filter, Groups, default_of};
 use super::{Direction, Verdict};
 use crate::sync::{AtomicU64, Ordering};
@@ -103,14 +105,20 @@ pub enum Origin {
     Default(Direction),
 }
 
-/// The compiled rules of a port.
+/// The compiled rules of a port, and what they have decided about.
 #[derive(Debug)]
 pub struct Compiled {
     generation: u32,
+    rules: Arc<Rules>,
+    counts: Vec<Counts>,
+}
+
+/// Compiled rules, which ports with equal filters share.
+#[derive(Debug)]
+struct Rules {
     directions: [Table; 2],
     rulings: Vec<Ruling>,
     origins: Vec<Origin>,
-    counts: Vec<Counts>,
     /// Names of the filters, in order.
     names: Vec<String>,
 }
@@ -172,9 +180,19 @@ impl Compiled {
             Table::build(&lines::of(filters, groups, into)?, rules as RuleNumber)?,
             Table::build(&lines::of(filters, groups, out)?, rules as RuleNumber + 1)?,
         ];
-        let counts = rulings.iter().map(|_| Counts::default()).collect();
         let names = filters.iter().map(|filter| filter.name.clone()).collect();
-        Ok(Compiled { generation, directions, rulings, origins, counts, names })
+        let rules = Arc::new(Rules { directions, rulings, origins, names });
+        Ok(Compiled::share(rules, generation))
+    }
+
+    /// Returns these rules for another port, with counts of its own.
+    pub fn for_another_port(&self, generation: u32) -> Compiled {
+        Compiled::share(Arc::clone(&self.rules), generation)
+    }
+
+    fn share(rules: Arc<Rules>, generation: u32) -> Compiled {
+        let counts = rules.rulings.iter().map(|_| Counts::default()).collect();
+        Compiled { generation, rules, counts }
     }
 
     /// Returns the number that tells these rules from the port's rules before.
@@ -186,15 +204,17 @@ impl Compiled {
     /// Returns the decision about a packet that belongs to no connection.
     #[inline(never)]
     pub fn rule_for(&self, direction: Direction, fields: &Fields) -> Ruling {
-        let table = &self.directions[direction as usize];
+        let Rules { directions, rulings, .. } = &*self.rules;
+        let table = &directions[direction as usize];
         let rule = table.first_match(fields).map_or(table.default, |line| table.rules[line]);
-        self.rulings[usize::from(rule)]
+        rulings[usize::from(rule)]
     }
 
     /// Returns the decision about packets that no rule can match, such as those of other types than
     /// IP: the default.
     pub fn default_for(&self, direction: Direction) -> Ruling {
-        self.rulings[usize::from(self.directions[direction as usize].default)]
+        let Rules { directions, rulings, .. } = &*self.rules;
+        rulings[usize::from(directions[direction as usize].default)]
     }
 
     /// Returns the counts of a rule.
@@ -205,9 +225,9 @@ impl Compiled {
 
     /// Returns a rule as a message names it: rules of a filter are counted from 1.
     pub fn title(&self, rule: RuleNumber) -> String {
-        match self.origins.get(usize::from(rule)) {
+        match self.rules.origins.get(usize::from(rule)) {
             Some(&Origin::Rule { filter, rule }) => {
-                let name = self.names.get(usize::from(filter)).map_or("", String::as_str);
+                let name = self.rules.names.get(usize::from(filter)).map_or("", String::as_str);
                 format!("rule {} of filter {name}", rule + 1)
             }
             Some(Origin::Default(direction)) => format!("default-{}", direction.name()),
@@ -217,7 +237,7 @@ impl Compiled {
 
     /// Returns where each rule comes from, by the rule's number.
     pub fn origins(&self) -> &[Origin] {
-        &self.origins
+        &self.rules.origins
     }
 }
 

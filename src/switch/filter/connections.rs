@@ -31,8 +31,9 @@ use std::sync::{PoisonError, TryLockError};
 use super::super::fdb::Tick;
 use super::super::sync::{Mutex, MutexGuard, spin_loop};
 use base::limits::{
-    CONNECTION_LOCK_ATTEMPTS, CONNECTION_SHARDS, CONNECTION_SLOTS, HALF_OPEN_LOOKS,
-    MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PORT, RESERVED_CONNECTIONS_PER_PORT, STREAM_AFTER_SECONDS,
+    CONNECTION_LOCK_ATTEMPTS, CONNECTION_SHARDS, CONNECTION_SLOTS, CONNECTIONS_EVICTED,
+    HALF_OPEN_LOOKS, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PORT, RESERVED_CONNECTIONS_PER_PORT,
+    STREAM_AFTER_SECONDS,
 };
 #[cfg(test)]
 pub use dump::resum;
@@ -182,6 +183,13 @@ impl Connections {
         self.slots.home(self.hash.hash(key))
     }
 
+    /// Calls `read` with the memory that [`Connections::pass`] reads first for this key. The caller
+    /// prefetches for the packets behind the one that it judges, so that the cache misses overlap.
+    #[inline]
+    pub fn prefetch(&self, key: &Key, read: impl Fn(*const u8)) {
+        self.slots.lines(&self.home(key)).for_each(read);
+    }
+
     /// Finds a packet's connection and moves its state on. `out`: the VM behind the port sent the
     /// packet.
     #[inline]
@@ -265,26 +273,43 @@ impl Connections {
     }
 
     /// Adds a connection to a list of those that make room for others; if the list is full, removes
-    /// the list's oldest connection. False if another thread keeps the list.
+    /// the list's oldest connections. False if another thread keeps the list.
     #[cold]
     fn list(&self, port: u16, list: List, slot: SlotRef) -> bool {
         let pushed = self.quota.push(port, list, slot);
         if let Ok(Some(oldest)) = pushed {
-            self.evict(port, oldest);
+            self.evict_all(port, oldest);
         }
         pushed.is_ok()
+    }
+
+    /// Removes the listed connections of a port as [`Connections::evict`] does. The words are in
+    /// memory that was not used for long: all are read before one is needed.
+    #[cold]
+    fn evict_all(&self, port: u16, listed: [SlotRef; CONNECTIONS_EVICTED]) {
+        let words = listed.map(|slot| self.slots.word(slot.slot()));
+        let ports =
+            std::array::from_fn::<_, CONNECTIONS_EVICTED, _>(|n| self.port_of(listed[n], words[n]));
+        for ((slot, word), of) in listed.iter().zip(words).zip(ports) {
+            if of == Some(port) {
+                self.remove(port, slot.slot(), word);
+            }
+        }
     }
 
     /// Removes the connection of a slot if it is still the one that `port` listed, and half-open or
     /// ended. Versions of a slot repeat, so the key must be of the port too.
     pub(super) fn evict(&self, port: u16, slot: SlotRef) -> bool {
         let word = self.slots.word(slot.slot());
+        self.port_of(slot, word) == Some(port) && self.remove(port, slot.slot(), word)
+    }
+
+    /// Returns the port of a listed connection that is half-open or has ended, and whose word is
+    /// `word`; `None` if the slot has another connection.
+    fn port_of(&self, slot: SlotRef, word: Word) -> Option<u16> {
         let goes = slot.is(word) && word.is_used() && !word.is_assured();
-        let is_of_port = || {
-            let entry = self.slots.entry(slot.slot(), word);
-            entry.is_some_and(|(key, _)| key.port() == port)
-        };
-        goes && is_of_port() && self.remove(port, slot.slot(), word)
+        let entry = goes.then(|| self.slots.entry(slot.slot(), word))?;
+        entry.map(|(key, _)| key.port())
     }
 
     /// Removes a connection whose word is still `word`.

@@ -181,6 +181,19 @@ fn parse_other(headers: &Headers<'_>, mut ethertype: u16) -> Result<Parsed, Unre
 }
 
 impl Packet {
+    /// Fills an array before packets are read.
+    pub const NONE: Packet = Packet {
+        v6: false,
+        protocol: 0,
+        vlan: 0,
+        from: 0,
+        to: 0,
+        part: Part::Whole,
+        content: Content::Other,
+        l3: 0,
+        l4: 0,
+    };
+
     /// Returns the fields that rules match.
     #[inline]
     pub fn fields(&self) -> Fields {

@@ -58,7 +58,7 @@ pub struct End {
 }
 
 /// Addresses in a rule.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Address {
     /// A range of addresses.
     Span(Span),

@@ -145,6 +145,11 @@ pub const LIST: &[Entry] = &[
         of: |case| case.is_reset_unanswered(),
     },
     Entry {
+        direction: Laxer,
+        why: "a reset of such a connection may be repeated",
+        of: |case| case.has(RST) && case.is_reset_unanswered(),
+    },
+    Entry {
         direction: Stricter,
         why: "a SYN and its answer within a connection do not begin the handshake again",
         of: |case| {

@@ -201,7 +201,8 @@ fn streams(input: &mut Input<'_>) {
         let mut snapshot: Snapshot = [0; SNAPSHOT_LEN];
         snapshot[..frame.len()].copy_from_slice(&frame);
         memo.begin(Epoch::new(&port.gate(), direction, 0, now));
-        let knew = memo.prefix(&port.gate(), [(&snapshot, frame.len() as u32)].into_iter()) == 1;
+        let frames = [(&snapshot, frame.len() as u32)].into_iter();
+        let knew = memo.stretch(port.gate().connections, frames).is_some();
         // A receiver drops a packet with a wrong length, so the memo need not look at lengths.
         let Ok(parsed) = packet::parse(&headers(&frame)) else { continue };
         let answer = port.gate().judge(&parsed, direction, now);

@@ -4,7 +4,7 @@ use super::{BurstContext, Pipeline};
 use crate::capture::outcomes::Outcomes;
 use crate::port::{Port, PortTable};
 use base::limits::BURST_FRAMES;
-use base::stats::WorkerStats;
+use base::stats::{DropReason, WorkerStats};
 
 impl Pipeline {
     /// Ends the work of filters for a delivered burst: counts the frames at their rules, and
@@ -42,6 +42,7 @@ impl Pipeline {
         let mut outcomes = Outcomes::default();
         let mut delivery = self.delivery((ports, to.id), (room, wait_until), &mut outcomes, stats);
         if count > 0 {
+            let to = (to, DropReason::NoBuffer);
             delivery.copy_as_is(&answers, &list[..count], to, plan.spare_run());
         }
         filters.answers.put_back(answers);

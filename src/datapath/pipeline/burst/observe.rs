@@ -17,7 +17,7 @@ use crate::capture::{Capture, Packet};
 use crate::pipeline::screen::{VlanTransit, admit};
 use crate::port::{Port, PortTable};
 use base::limits::{BURST_FRAMES, SNAPSHOT_LEN};
-use base::stats::{Direction, WorkerStats};
+use base::stats::{Direction, DropReason, WorkerStats};
 use switch::PortId;
 use switch::mirror::Watch;
 use sys::clock;
@@ -178,7 +178,10 @@ impl Pipeline {
         let mut outcomes = Outcomes::default();
         let mut delivery =
             self.delivery((ports, from.id), (room, wait_until), &mut outcomes, stats);
-        let copies = delivery.copy_as_is(burst, places, &ports[watch.to], plan.spare_run());
+        let copies = {
+            let to = (&ports[watch.to], DropReason::Mirror);
+            delivery.copy_as_is(burst, places, to, plan.spare_run())
+        };
         if let Some(excerpt) = &mut excerpts {
             excerpt.clear();
         }

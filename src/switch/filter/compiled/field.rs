@@ -5,8 +5,10 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::rc::Rc;
 
 use super::TooLarge;
+use super::lines::Set;
 use base::limits::MAX_FILTER_WORDS;
 
 /// Bits of a port below its page.
@@ -96,14 +98,15 @@ struct Classes {
 }
 
 impl Classes {
-    /// Sorts the values up to `last` into classes; `lines` are the ranges of each line.
-    fn of(lines: &[Vec<Range>], last: u128) -> Result<Classes, TooLarge> {
+    /// Sorts the values up to `last` into classes; `lines` has the values of each line.
+    fn of(lines: &[&Set], last: u128) -> Result<Classes, TooLarge> {
         let stride = lines.len().div_ceil(64).max(1);
+        let sets = Classes::sets(lines, stride);
         let mut changes = Vec::new();
-        for (line, ranges) in lines.iter().enumerate() {
-            for (first, end) in union(ranges) {
-                changes.push((first, line));
-                changes.extend((end < last).then(|| (end + 1, line)));
+        for (number, (set, _)) in sets.iter().enumerate() {
+            for (first, end) in union(set) {
+                changes.push((first, number));
+                changes.extend((end < last).then(|| (end + 1, number)));
             }
         }
         changes.sort_unstable();
@@ -114,12 +117,26 @@ impl Classes {
             found.add(0, &bitmap, &mut known)?;
         }
         for group in changes.chunk_by(|a, b| a.0 == b.0) {
-            for (_, line) in group {
-                bitmap[line / 64] ^= 1 << (line % 64);
+            for (_, number) in group {
+                bitmap.iter_mut().zip(&sets[*number].1).for_each(|(word, lines)| *word ^= lines);
             }
             found.add(group[0].0, &bitmap, &mut known)?;
         }
         Ok(found)
+    }
+
+    /// Returns each set of values with the bitmap of its lines.
+    fn sets<'l>(lines: &[&'l Set], stride: usize) -> Vec<(&'l Set, Vec<u64>)> {
+        let mut sets: Vec<(&Set, Vec<u64>)> = Vec::new();
+        let mut known = HashMap::new();
+        for (line, set) in lines.iter().enumerate() {
+            let number = *known.entry(Rc::as_ptr(set)).or_insert_with(|| {
+                sets.push((set, vec![0; stride]));
+                sets.len() - 1
+            });
+            sets[number].1[line / 64] |= 1 << (line % 64);
+        }
+        sets
     }
 
     fn add(
@@ -173,7 +190,7 @@ pub(super) fn union(ranges: &[Range]) -> Vec<Range> {
 
 /// Makes the field of an address; `most` is the largest value.
 pub(super) fn addresses<Value: Copy + Ord + TryFrom<u128>>(
-    lines: &[Vec<Range>],
+    lines: &[&Set],
     most: Value,
 ) -> Result<Field<Ranges<Value>>, TooLarge>
 where
@@ -192,7 +209,7 @@ where
 }
 
 /// Makes the field of a port or a protocol.
-pub(super) fn numbers(lines: &[Vec<Range>]) -> Result<Field<Pages>, TooLarge> {
+pub(super) fn numbers(lines: &[&Set]) -> Result<Field<Pages>, TooLarge> {
     Ok(Classes::of(lines, u16::MAX.into())?.field(|ranges| {
         let mut known: HashMap<[u16; PAGE], u8> = HashMap::new();
         let (mut pages, mut of) = (Vec::new(), [0; PAGE]);

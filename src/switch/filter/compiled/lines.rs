@@ -3,24 +3,31 @@
 //! A rule is one line, but for types of ICMP: a rule for `tcp, icmp:echo-request` is no product,
 //! so each protocol whose types are listed has a line of its own.
 
+use std::collections::HashMap;
+use std::rc::Rc;
+
 use super::field::{Range, addresses, numbers, union};
-use super::{Ends, RuleNumber, Table, TooLarge};
+use super::{RuleNumber, Table, TooLarge};
 use crate::filter::Direction;
 use crate::filter::named::{Filter, Groups, Reach};
-use crate::filter::rule::{FilterRule, Ports, Protocol};
+use crate::filter::rule::{Address, End, FilterRule, Ports, Protocol};
 use base::limits::MAX_FILTER_LINES;
 
 const ALL_NUMBERS: Range = (0, u16::MAX as u128);
 
-/// A line. Lists by version of IP have the ranges of IPv4 first.
-#[derive(Clone, Debug)]
+/// A set of values of a field. Lines with equal addresses share a set: a group may have thousands
+/// of addresses, and be in each rule.
+pub(super) type Set = Rc<[Range]>;
+
+/// A line. Sets by version of IP have the ranges of IPv4 first.
+#[derive(Debug)]
 pub(in crate::filter) struct Line {
     rule: RuleNumber,
-    from: [Vec<Range>; 2],
-    to: [Vec<Range>; 2],
-    protocols: [Vec<Range>; 2],
-    from_port: Vec<Range>,
-    to_port: Vec<Range>,
+    from: [Set; 2],
+    to: [Set; 2],
+    protocols: [Set; 2],
+    from_port: Set,
+    to_port: Set,
 }
 
 impl Line {
@@ -35,20 +42,20 @@ impl Line {
     }
 
     fn is_empty_in(&self, v6: bool) -> bool {
-        self.lists(v6).iter().any(|list| list.is_empty())
+        self.sets(v6).iter().any(|set| set.is_empty())
     }
 
-    fn lists(&self, v6: bool) -> [&[Range]; 5] {
+    fn sets(&self, v6: bool) -> [&Set; 5] {
         let v6 = usize::from(v6);
         let Line { from, to, protocols, from_port, to_port, .. } = self;
-        [from_port, to_port, &protocols[v6], &from[v6], &to[v6]].map(Vec::as_slice)
+        [from_port, to_port, &protocols[v6], &from[v6], &to[v6]]
     }
 
     /// True if `other` matches all packets that the line matches.
     pub(in crate::filter) fn is_within(&self, other: &Line) -> bool {
         [false, true].into_iter().all(|v6| {
-            let lists = self.lists(v6).into_iter().zip(other.lists(v6));
-            self.is_empty_in(v6) || lists.into_iter().all(|(all, of)| is_subset(all, of))
+            let mut sets = self.sets(v6).into_iter().zip(other.sets(v6));
+            self.is_empty_in(v6) || sets.all(|(all, of)| Rc::ptr_eq(all, of) || is_subset(all, of))
         })
     }
 }
@@ -69,9 +76,9 @@ pub(in crate::filter) fn of(
     direction: Direction,
 ) -> Result<Vec<Line>, TooLarge> {
     let rules = filters.iter().flat_map(|filter| &filter.rules).enumerate();
-    let mut lines = Vec::new();
+    let (mut lines, mut ends) = (Vec::new(), Ends { groups, known: HashMap::new() });
     for (number, rule) in rules.filter(|(_, rule)| rule.direction == direction) {
-        add(&mut lines, number as RuleNumber, rule, groups);
+        add(&mut lines, number as RuleNumber, rule, &mut ends);
     }
     match lines.len() <= MAX_FILTER_LINES {
         true => Ok(lines),
@@ -79,18 +86,33 @@ pub(in crate::filter) fn of(
     }
 }
 
+/// The sets of the ends of rules, by the addresses that the rules name.
+struct Ends<'r> {
+    groups: &'r Groups,
+    known: HashMap<&'r [Address], [Set; 2]>,
+}
+
+impl<'r> Ends<'r> {
+    fn set(&mut self, end: &'r End) -> [Set; 2] {
+        let Ends { groups, known } = self;
+        let resolve = || {
+            let reach = Reach::of(end, groups);
+            [false, true].map(|v6| reach.ranges(v6).into())
+        };
+        known.entry(&end.addresses).or_insert_with(resolve).clone()
+    }
+}
+
 /// Adds the lines of a rule.
-fn add(lines: &mut Vec<Line>, rule: RuleNumber, what: &FilterRule, groups: &Groups) {
-    let ranges = |reach: Reach| [false, true].map(|v6| reach.ranges(v6));
-    let from = ranges(Reach::of(&what.from, groups));
-    let to = ranges(Reach::of(&what.to, groups));
+fn add<'r>(lines: &mut Vec<Line>, rule: RuleNumber, what: &'r FilterRule, ends: &mut Ends<'r>) {
+    let (from, to) = (ends.set(&what.from), ends.set(&what.to));
     let from_port = ports(&what.from.ports);
-    let mut add = |protocols: [Vec<Range>; 2], to_port: Vec<Range>| {
+    let mut add = |protocols: [Set; 2], to_port: Set| {
         let (from, to, from_port) = (from.clone(), to.clone(), from_port.clone());
         lines.push(Line { rule, from, to, protocols, from_port, to_port });
     };
     if what.protocols.is_empty() {
-        let all = vec![ALL_NUMBERS];
+        let all: Set = [ALL_NUMBERS].into();
         return add([all.clone(), all], ports(&what.to.ports));
     }
     let (typed, plain): (Vec<Protocol>, Vec<Protocol>) =
@@ -107,8 +129,8 @@ fn add(lines: &mut Vec<Line>, rule: RuleNumber, what: &FilterRule, groups: &Grou
         let messages: Vec<_> = here.filter_map(|protocol| protocol.message()).collect();
         if !messages.is_empty() {
             let number = if v6 { Protocol::Icmp6(None) } else { Protocol::Icmp(None) }.number();
-            let mut protocols = [Vec::new(), Vec::new()];
-            protocols[usize::from(v6)].push(one(number));
+            let mut protocols: [Set; 2] = [[].into(), [].into()];
+            protocols[usize::from(v6)] = [one(number)].into();
             add(protocols, messages.iter().map(|message| range(&message.ports())).collect());
         }
     }
@@ -123,9 +145,9 @@ fn range(ports: &Ports) -> Range {
 }
 
 /// Returns the ranges of a list of ports; an empty list stands for any.
-fn ports(list: &[Ports]) -> Vec<Range> {
+fn ports(list: &[Ports]) -> Set {
     match list {
-        [] => vec![ALL_NUMBERS],
+        [] => [ALL_NUMBERS].into(),
         list => list.iter().map(range).collect(),
     }
 }
@@ -133,15 +155,14 @@ fn ports(list: &[Ports]) -> Vec<Range> {
 impl Table {
     /// Makes the table of a direction's lines.
     pub(super) fn build(lines: &[Line], default: RuleNumber) -> Result<Table, TooLarge> {
-        let all =
-            |list: fn(&Line) -> &Vec<Range>| lines.iter().map(list).cloned().collect::<Vec<_>>();
+        let all = |set: fn(&Line) -> &Set| lines.iter().map(set).collect::<Vec<_>>();
         Ok(Table {
-            v4: Ends {
+            v4: super::Ends {
                 from: addresses(&all(|line| &line.from[0]), u32::MAX)?,
                 to: addresses(&all(|line| &line.to[0]), u32::MAX)?,
                 protocols: numbers(&all(|line| &line.protocols[0]))?,
             },
-            v6: Ends {
+            v6: super::Ends {
                 from: addresses(&all(|line| &line.from[1]), u128::MAX)?,
                 to: addresses(&all(|line| &line.to[1]), u128::MAX)?,
                 protocols: numbers(&all(|line| &line.protocols[1]))?,
@@ -151,5 +172,24 @@ impl Table {
             rules: lines.iter().map(|line| line.rule).collect(),
             default,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::filter::tests::{filter, groups};
+
+    /// A group of thousands of addresses may be in each of a thousand rules.
+    #[test]
+    fn rules_with_equal_addresses_share_a_set() {
+        let groups = groups(&[("all", &["10.0.0.1", "10.0.0.3", "fd00::1"])]);
+        let rules = ["in accept tcp from group:all", "in drop from group:all to 10.0.0.1"];
+        let lines = of(&[&filter(&rules)], &groups, Direction::In).unwrap();
+        for v6 in [0, 1] {
+            assert!(Rc::ptr_eq(&lines[0].from[v6], &lines[1].from[v6]));
+        }
+        assert_eq!((lines[0].from[0].len(), lines[0].from[1].len()), (2, 1));
+        assert!(!Rc::ptr_eq(&lines[0].to[0], &lines[1].to[0]));
     }
 }

@@ -6,7 +6,9 @@ use std::sync::{OnceLock, TryLockError};
 
 use super::super::super::sync::{AtomicU32, Mutex, Ordering, spin_loop};
 use super::{ConnectionsConfig, SlotRef};
-use base::limits::{CONNECTION_LOCK_ATTEMPTS, MAX_HALF_OPEN_PER_PORT};
+use base::limits::{CONNECTION_LOCK_ATTEMPTS, CONNECTIONS_EVICTED, MAX_HALF_OPEN_PER_PORT};
+
+const _: () = assert!(CONNECTIONS_EVICTED < MAX_HALF_OPEN_PER_PORT);
 
 /// Counts of connections.
 pub(super) struct Quota {
@@ -107,18 +109,23 @@ impl Quota {
         })
     }
 
-    /// Adds a slot to a list of a port. Returns the oldest slot if the list was full: the caller
-    /// removes that connection. An error if another thread keeps the list locked.
+    /// Adds a slot to a list of a port. If the list was full, removes its oldest slots and returns
+    /// them: the caller removes these connections. An error if another thread keeps the list
+    /// locked.
     pub(super) fn push(
         &self,
         port: u16,
         list: List,
         slot: SlotRef,
-    ) -> Result<Option<SlotRef>, Locked> {
+    ) -> Result<Option<[SlotRef; CONNECTIONS_EVICTED]>, Locked> {
         let pushed = self.list(port, list).ok_or(Locked)?.with(|slots| {
-            let oldest = (slots.len() == MAX_HALF_OPEN_PER_PORT).then(|| slots.pop_front());
+            let is_full = slots.len() == MAX_HALF_OPEN_PER_PORT;
+            let oldest = is_full.then(|| {
+                let mut oldest = slots.drain(..CONNECTIONS_EVICTED);
+                std::array::from_fn(|_| oldest.next().unwrap_or(slot))
+            });
             slots.push_back(slot);
-            oldest.flatten()
+            oldest
         });
         pushed.ok_or(Locked)
     }

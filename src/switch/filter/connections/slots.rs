@@ -169,25 +169,38 @@ impl Slots {
         Owner::from_bits(owner.load(Ordering::Relaxed))
     }
 
+    /// Returns the addresses of the words of both buckets.
+    #[inline(always)]
+    pub(super) fn lines(&self, home: &Home) -> impl Iterator<Item = *const u8> {
+        let words = |bucket: usize| self.words.get(self.skip + bucket * BUCKET_WORDS);
+        home.buckets.into_iter().filter_map(words).map(|word| std::ptr::from_ref(word).cast())
+    }
+
     /// Finds the entry of a key.
     #[inline]
     pub(super) fn find(&self, home: &Home, key: &Key, now: Tick) -> Option<Found> {
         home.buckets.iter().find_map(|bucket| {
             let first = self.skip + bucket * BUCKET_WORDS;
             let states = self.words.get(first..)?.first_chunk::<BUCKET_SLOTS>()?;
-            states.iter().enumerate().find_map(|(n, state)| {
-                let word = Word(state.load(Ordering::Acquire));
-                match word.has(home.fingerprint) && !word.is_expired(now) {
-                    true => self.compare(bucket * BUCKET_SLOTS + n, word, key),
-                    false => None,
+            for (n, state) in states.iter().enumerate() {
+                let word = Word(state.load(Ordering::Relaxed));
+                if word.has(home.fingerprint)
+                    && let Some(found) = self.compare(bucket * BUCKET_SLOTS + n, home, key, now)
+                {
+                    return Some(found);
                 }
-            })
+            }
+            None
         })
     }
 
-    /// Returns the entry of a slot if it has this key.
-    #[inline]
-    fn compare(&self, slot: usize, word: Word, key: &Key) -> Option<Found> {
+    /// Returns the entry of a slot if it has this key and has not timed out.
+    #[inline(never)]
+    fn compare(&self, slot: usize, home: &Home, key: &Key, now: Tick) -> Option<Found> {
+        let word = self.word(slot);
+        if !word.has(home.fingerprint) || word.is_expired(now) {
+            return None;
+        }
         let (found, owner) = (self.key(slot), self.owner(slot));
         // The key was read between two looks at the word: if a writer had changed a part of the key
         // that was read, this look would show the writer's version.

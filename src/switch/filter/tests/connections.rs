@@ -5,6 +5,7 @@ use super::super::connections::{
 };
 use super::super::packet;
 use super::*;
+use base::limits::{CONNECTIONS_EVICTED, MAX_HALF_OPEN_PER_PORT};
 
 const NOW: Tick = Tick::from_bits(8000);
 
@@ -359,4 +360,26 @@ fn a_reset_before_any_answer_may_be_repeated_and_nothing_else_goes_on() {
         assert!(matches!(table.pass(&key, Event::Sctp(6), false, NOW), Seen::Known(_)));
     }
     assert!(matches!(table.pass(&key, Event::Sctp(2), false, NOW), Seen::Again(_)));
+}
+
+#[test]
+#[cfg_attr(
+    miri,
+    ignore = "thousands of connections, no other access to memory than in other tests"
+)]
+fn a_full_list_of_half_open_connections_gives_up_its_oldest() {
+    let table = Connections::new(ConnectionsConfig::limited(2, [1, 2, 3, 4]));
+    table.prepare(0);
+    let key = |n: usize| {
+        let remote = Place { address: n as u128, port: 9 };
+        Key::new(&Parts { protocol: 6, remote, ..Parts::default() })
+    };
+    let open = |n| table.open(&key(n), Event::Tcp(Segment::Syn), false, (0, 1), NOW);
+    for n in 0..=MAX_HALF_OPEN_PER_PORT {
+        assert_eq!(open(n), Opened::New);
+    }
+    let is_known = |n| table.quoted(&key(n), NOW).is_some();
+    assert!((0..CONNECTIONS_EVICTED).all(|n| !is_known(n)), "the oldest");
+    assert!((CONNECTIONS_EVICTED..=MAX_HALF_OPEN_PER_PORT).all(is_known));
+    assert_eq!(table.len(), MAX_HALF_OPEN_PER_PORT + 1 - CONNECTIONS_EVICTED);
 }
