@@ -263,7 +263,9 @@ fn answers_to_rejected_packets_are_limited() {
     assert!((50..=most).contains(&answers), "{answers} answers, at most {most}");
     let others = b.receive(LIMIT).is_none() && c.receive(LIMIT).is_none();
     assert!(others, "another port gets neither packet nor answer");
-    assert_eq!(d.counters().get("b", "drop.filter"), 400);
+    let counters = d.counters();
+    assert_eq!(counters.get("b", "drop.filter"), 400);
+    counters.assert_balanced();
 }
 
 /// A port that is not the destination could otherwise reset a connection; and an answer must not

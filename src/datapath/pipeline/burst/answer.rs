@@ -42,8 +42,9 @@ impl Pipeline {
         let mut outcomes = Outcomes::default();
         let mut delivery = self.delivery((ports, to.id), (room, wait_until), &mut outcomes, stats);
         if count > 0 {
-            let to = (to, DropReason::NoBuffer);
-            delivery.copy_as_is(&answers, &list[..count], to, plan.spare_run());
+            let way = (to, DropReason::NoBuffer);
+            let copies = delivery.copy_as_is(&answers, &list[..count], way, plan.spare_run());
+            to.stats.copies.add_shared(copies as u64);
         }
         filters.answers.put_back(answers);
         // The port pays for delays by its own memory.
