@@ -259,7 +259,7 @@ counters! {
             "Reports that named more groups than a port may name in a second: the port gets all \
              groups until the next query.",
         multicast_limited "Frames from the port that went to members of their group only.",
-        copies "Copies of the port's frames for mirrors and floods in later turns, and answers to its rejected packets.",
+        copies "Copies for mirrors and for floods in later turns, and answers of filters.",
         panics "Bursts that ended in a contained panic; report the bug.",
     }
     /// Copies dropped because they are too big for the port, or because no ring of the port could

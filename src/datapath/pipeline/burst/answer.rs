@@ -1,4 +1,4 @@
-//! The end of filters' work for a delivered burst: counts at rules, and answers to rejected packets.
+//! The end of filters' work for a delivered burst: counts at rules, answers to rejected packets.
 
 use super::{BurstContext, Pipeline};
 use crate::capture::outcomes::Outcomes;
