@@ -45,7 +45,10 @@ impl Tallies {
     /// Adds frames, as bits of their indices, that a rule of a port has decided about.
     #[inline]
     pub(crate) fn add(&mut self, port: PortId, rule: RuleNumber, frames: u64) {
-        self.tallies.push(Tally { port, rule, frames });
+        match self.tallies.last_mut() {
+            Some(last) if (last.port, last.rule) == (port, rule) => last.frames |= frames,
+            _ => self.tallies.push(Tally { port, rule, frames }),
+        }
     }
 
     /// Adds a packet that a rule with `log` has decided about; [`Tallies::add`] must follow.
