@@ -98,6 +98,13 @@ impl Failure {
         }
     }
 
+    /// Returns the failure of an operation on a file of an ordinary user: root is no remedy.
+    pub(crate) fn users_file(what: &str, path: &Path, error: &io::Error) -> Failure {
+        let is_denied = error.kind() == ErrorKind::PermissionDenied;
+        let status = if is_denied { NOT_PERMITTED } else { REFUSED };
+        Failure::new(status, format!("cannot {what} {}: {error}", path.display()))
+    }
+
     /// Returns the failure to connect to a control socket.
     pub(crate) fn connect(path: &Path, error: &io::Error) -> Failure {
         match error.kind() {

@@ -8,6 +8,9 @@ use std::str::FromStr;
 /// Most ports of one forward; each port takes a thread or two.
 const MAX_PORTS: u16 = 100;
 
+/// Words of dnsmasq's dhcp-host, the name of the host, and the domain.
+const RESERVED: [&str; 4] = ["infinite", "ignore", "host", "lan"];
+
 /// Ports of the host, and the ports of a virtual machine behind these ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortForward {
@@ -28,13 +31,20 @@ pub(super) enum Listening {
     Udp(UdpSocket),
 }
 
-/// True if DNS can have this name.
-pub(super) fn is_host_name(name: &str) -> bool {
+/// True if a virtual machine can have this name in DNS. dnsmasq reads digits with a unit, such as
+/// `30m`, as a time.
+pub(super) fn is_machine_name(name: &str) -> bool {
     let good = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    let digits = name.trim_end_matches(['w', 'd', 'h', 'm', 's']);
+    let is_time = !digits.is_empty()
+        && name.len() <= digits.len() + 1
+        && digits.chars().all(|c| c.is_ascii_digit());
     (1..=63).contains(&name.len())
         && name.chars().all(good)
         && !name.starts_with('-')
         && !name.ends_with('-')
+        && !is_time
+        && !RESERVED.iter().any(|word| word.eq_ignore_ascii_case(name))
 }
 
 impl FromStr for PortForward {
@@ -62,7 +72,7 @@ impl FromStr for PortForward {
             [one] => Some(one.parse().map_err(|_| wanted())?),
             _ => return Err(wanted()),
         };
-        if !is_host_name(vm) && vm.parse::<IpAddr>().is_err() {
+        if !is_machine_name(vm) && vm.parse::<IpAddr>().is_err() {
             return Err(wanted());
         }
         let (count, targets) = (host.1 - host.0, target.1 - target.0);
@@ -121,17 +131,25 @@ impl fmt::Display for PortForward {
 }
 
 impl PortForward {
-    /// True if both forwards listen at the same ports.
-    pub(super) fn has_ports_of(&self, other: &PortForward) -> bool {
-        let own = (self.address, self.first, self.last, self.is_udp);
-        own == (other.address, other.first, other.last, other.is_udp)
+    /// True if the kernel does not let both forwards listen.
+    pub(super) fn excludes(&self, other: &PortForward) -> bool {
+        let (own, others) = (self.addresses(), other.addresses());
+        self.is_udp == other.is_udp
+            && self.first <= other.last
+            && other.first <= self.last
+            && own.iter().any(|one| others.iter().any(|other| overlap(*one, *other)))
+    }
+
+    /// Returns the addresses of the host at which the forward listens.
+    fn addresses(&self) -> Vec<IpAddr> {
+        let loopback = || vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+        self.address.map_or_else(loopback, |one| vec![one])
     }
 
     /// Opens the sockets, each with the port of the virtual machine behind the socket. Fails with
     /// the reason if a port is not to be had.
     pub(super) fn listen(&self) -> Result<Vec<(Listening, u16)>, String> {
-        let loopback: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
-        let addresses = self.address.map_or(loopback.to_vec(), |one| vec![one]);
+        let addresses = self.addresses();
         let mut sockets = Vec::new();
         for port in self.first..=self.last {
             for address in &addresses {
@@ -152,6 +170,14 @@ impl PortForward {
             false => TcpListener::bind(address).map(Listening::Tcp),
         }
     }
+}
+
+/// True if a port cannot be had at both addresses: `::` stands for all addresses, and `0.0.0.0` for
+/// all of IPv4.
+fn overlap(one: IpAddr, other: IpAddr) -> bool {
+    let is_all = |address: IpAddr| address.is_ipv6() && address.is_unspecified();
+    let is_any = one.is_unspecified() || other.is_unspecified();
+    one == other || is_all(one) || is_all(other) || (is_any && one.is_ipv4() == other.is_ipv4())
 }
 
 fn has_no_address(error: &io::Error) -> bool {
@@ -205,9 +231,47 @@ mod tests {
             "8000-8001:vm1:65535",
             "[::1:8080:vm1:80",
             "8080:vm1:80:",
+            "8080:30m:80",
+            "8080:Ignore:80",
         ] {
             assert!(wrong.parse::<PortForward>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn words_of_dnsmasq_are_no_names() {
+        for name in ["vm1", "7up", "m", "30min", "3-4", "a", "lan1"] {
+            assert!(is_machine_name(name), "{name}");
+        }
+        for name in ["7", "30m", "1w", "infinite", "IGNORE", "host", "lan", "", "-a", "a-", "a.b"] {
+            assert!(!is_machine_name(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn forwards_with_a_port_in_common_exclude_each_other() {
+        let read = |text: &str| text.parse::<PortForward>().expect(text);
+        let one = read("8000-8009:vm1:80");
+        for (other, excludes) in [
+            ("8009:vm2:80", true),
+            ("8010:vm2:80", false),
+            ("7990-8050:vm2:80", true),
+            ("8005:vm2:80/udp", false),
+            ("127.0.0.1:8005:vm2:80", true),
+            ("192.0.2.1:8005:vm2:80", false),
+            ("0.0.0.0:8005:vm2:80", true),
+            ("[::]:8005:vm2:80", true),
+            ("[::1]:8005:vm2:80", true),
+        ] {
+            let other = read(other);
+            assert_eq!(
+                (one.excludes(&other), other.excludes(&one)),
+                (excludes, excludes),
+                "{other}"
+            );
+        }
+        let v4 = read("192.0.2.1:80:vm1:80");
+        assert!(v4.excludes(&read("[::]:80:vm1:80")) && !v4.excludes(&read("[::1]:80:vm1:80")));
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //! programs again that end.
 //!
 //! Only the main thread starts programs, because the kernel ends a program with the thread that
-//! started the program. So nothing of the network outlives this process.
+//! started the program. So nothing of the network outlives this process, except that a killed
+//! process leaves programs behind that AppArmor or SELinux confines, such as Debian's pasta.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -19,19 +20,22 @@ use signal_hook::low_level::pipe;
 
 use super::forward::PortForward;
 use super::namespaces;
-use super::place::Place;
+use super::place::{Place, same_file};
 use super::programs::{self, Wanted, bound, inside};
 use super::protocol::{ForwardState, KeeperCall, NetworkState, ServiceState, serve};
 use super::service::{Log, Service};
 use crate::client::Client;
 use crate::failure::Failure;
+use crate::files::Replacement;
 
 /// Longest wait for the switch after its start.
 const START: Duration = Duration::from_secs(10);
 /// Longest wait for pasta's interface. Machines reach each other without the interface.
 const OUTSIDE: Duration = Duration::from_secs(2);
-/// Longest wait for the answer of a relay that opens its ports.
+/// Pause between two looks at a program that starts.
 const STEP: Duration = Duration::from_millis(10);
+/// Interval of the looks at the user's directory and at the host's name servers.
+const LOOK: Duration = Duration::from_secs(10);
 /// Time that each program has to end before the program is killed.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -50,11 +54,15 @@ enum End {
     Signal,
     /// The process that holds the namespace has ended.
     NamespaceLost,
+    /// The user's directory is gone, as after the user's last session: no command finds the keeper.
+    DirectoryLost,
 }
 
 pub(super) struct Keeper {
     place: Place,
     wanted: Wanted,
+    /// This program. After an upgrade the kernel has another name for the old program's file.
+    own: PathBuf,
     log: Log,
     holder: Child,
     services: Vec<Service>,
@@ -71,10 +79,12 @@ impl Keeper {
         let child_ended = signals(&[SIGCHLD]).map_err(cannot)?;
         let signalled = signals(&[SIGTERM, SIGINT]).map_err(cannot)?;
         let log = Log::open(&place.log());
-        let log = log.map_err(|error| Failure::file("open", &place.log(), &error))?;
+        let log = log.map_err(|error| Failure::users_file("open", &place.log(), &error))?;
+        let own = std::env::current_exe();
+        let own = own.map_err(|error| Failure::refused(format!("own program: {error}")))?;
         let holder = hold(&wanted)?;
         let pid = holder.id();
-        let switch = programs::switch(&switch_program(), &place);
+        let switch = programs::switch(&switch_program(&own), &place);
         let dnsmasq = programs::dnsmasq(&wanted, &place);
         let service = |name, words| Service::new(name, words, &log);
         let services = vec![
@@ -85,6 +95,7 @@ impl Keeper {
         let mut keeper = Keeper {
             place,
             wanted,
+            own,
             log,
             holder,
             services,
@@ -119,9 +130,13 @@ impl Keeper {
         self.check_programs(false)?;
         let kept = fs::read_to_string(self.place.forwards()).unwrap_or_default();
         for forward in kept.lines().filter_map(|line| line.parse().ok()) {
-            if let Err(reason) = self.add(forward) {
+            // A forward whose ports are taken waits for the ports.
+            let (mut service, outcome) = self.launch(&forward);
+            if let Err(reason) = outcome {
                 self.log.line("forward", &reason);
+                service.put_off();
             }
+            self.forwards.push(Running { forward, service });
         }
         Ok(())
     }
@@ -150,9 +165,13 @@ impl Keeper {
     }
 
     /// Serves until the end. Removes everything if the user asked for that.
-    pub(super) fn run(mut self, listener: &UnixListener) -> Result<(), Failure> {
+    pub(super) fn run(mut self, listener: UnixListener) -> Result<(), Failure> {
+        let own = fs::symlink_metadata(self.place.keeper()).ok();
+        let is_own =
+            |place: &Place| own.clone().is_some_and(|own| same_file(Ok(own), &place.keeper()));
+        let mut look = Instant::now() + LOOK;
         let end = loop {
-            let listening = self.wait(listener);
+            let listening = self.wait(&listener, look);
             if drain(&mut self.signalled) {
                 break End::Signal;
             }
@@ -160,15 +179,26 @@ impl Keeper {
                 break End::NamespaceLost;
             }
             self.all_services().for_each(Service::start_if_due);
-            if listening && self.answer(listener) {
+            if look <= Instant::now() {
+                if !is_own(&self.place) {
+                    break End::DirectoryLost;
+                }
+                self.ask_present_servers();
+                look = Instant::now() + LOOK;
+            }
+            if listening && self.answer(&listener) {
                 break End::Stop;
             }
         };
+        // From now on no command finds this keeper.
+        if is_own(&self.place) {
+            let _ = fs::remove_file(self.place.keeper());
+        }
+        drop(listener);
         self.end();
-        let _ = fs::remove_file(self.place.keeper());
         match end {
             End::Stop => self.place.remove(),
-            End::Signal => Ok(()),
+            End::Signal | End::DirectoryLost => Ok(()),
             End::NamespaceLost => Err(Failure::refused("the namespace was ended".to_owned())),
         }
     }
@@ -177,11 +207,28 @@ impl Keeper {
         self.services.iter_mut().chain(self.forwards.iter_mut().map(|one| &mut one.service))
     }
 
-    /// Sleeps until something happens; true if a client waits.
-    fn wait(&mut self, listener: &UnixListener) -> bool {
-        let due = self.all_services().filter_map(|service| service.due()).min();
-        let left = due.map(|due| due.saturating_duration_since(Instant::now()));
-        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+    /// Makes the programs ask the name servers that the host asks at present.
+    fn ask_present_servers(&mut self) {
+        let has_own_dns = programs::has_own_dns();
+        if has_own_dns != self.wanted.has_own_dns {
+            self.wanted.has_own_dns = has_own_dns;
+            self.replace_dnsmasq();
+            let pasta = programs::pasta(self.holder.id(), &self.wanted);
+            self.services[2].replace(bound(pasta), PATIENCE);
+        }
+    }
+
+    /// Starts dnsmasq anew, which forgets names only so.
+    fn replace_dnsmasq(&mut self) {
+        let dnsmasq = programs::dnsmasq(&self.wanted, &self.place);
+        self.services[1].replace(inside(self.holder.id(), dnsmasq), PATIENCE);
+    }
+
+    /// Sleeps until something happens, at most until `look`; true if a client waits.
+    fn wait(&mut self, listener: &UnixListener, look: Instant) -> bool {
+        let due = self.all_services().filter_map(|service| service.due()).fold(look, Instant::min);
+        let left = due.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).ok();
         let fds = [listener.as_fd(), self.child_ended.as_fd(), self.signalled.as_fd()];
         let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         // An interrupted wait finds nothing, and begins again.
@@ -208,6 +255,10 @@ impl Keeper {
                 let outcome = forward.parse().and_then(|forward| self.delete(&forward));
                 self.told(outcome)
             }
+            KeeperCall::ForgetNames => {
+                self.replace_dnsmasq();
+                self.state()
+            }
             KeeperCall::Stop => {
                 stops = true;
                 self.state()
@@ -220,7 +271,8 @@ impl Keeper {
         let kept = outcome.and_then(|()| {
             let lines = self.forwards.iter().map(|one| format!("{}\n", one.forward));
             let (path, text) = (self.place.forwards(), lines.collect::<String>());
-            fs::write(&path, text)
+            Replacement::prepare(&path, &text, None)
+                .and_then(Replacement::commit)
                 .map_err(|error| format!("cannot write {}: {error}", path.display()))
         });
         NetworkState { error: kept.err(), ..self.state() }
@@ -236,6 +288,7 @@ impl Keeper {
         let forwards = self.forwards.iter().map(|one| ForwardState {
             forward: one.forward.to_string(),
             running: one.service.pid().is_some(),
+            last_line: one.service.last_line(),
         });
         NetworkState {
             error: None,
@@ -249,34 +302,29 @@ impl Keeper {
     }
 
     fn add(&mut self, forward: PortForward) -> Result<(), String> {
-        if let Some(other) = self.forwards.iter().find(|one| one.forward.has_ports_of(&forward)) {
-            return match other.forward == forward {
-                true => Ok(()),
-                false => Err(format!("forward {} has these ports", other.forward)),
-            };
+        if self.forwards.iter().any(|one| one.forward == forward) {
+            return Ok(());
         }
-        let own = std::env::current_exe().map_err(|error| format!("own program: {error}"))?;
+        if let Some(other) = self.forwards.iter().find(|one| one.forward.excludes(&forward)) {
+            return Err(format!("forward {} has these ports", other.forward));
+        }
+        let (service, outcome) = self.launch(&forward);
+        outcome.map(|()| self.forwards.push(Running { forward, service }))
+    }
+
+    /// Starts the relay of a forward. Returns the reason if the relay did not get its ports.
+    fn launch(&self, forward: &PortForward) -> (Service, Result<(), String>) {
         let (leases, holder) = (self.place.leases(), self.holder.id());
-        let words = [own.display().to_string(), "lan".into(), "relay".into(), forward.to_string()];
-        let mut words = words.to_vec();
+        let own = self.own.display().to_string();
+        let mut words = vec![own, "lan".into(), "relay".into(), forward.to_string()];
         words.extend([holder.to_string(), leases.display().to_string()]);
         let mut service = Service::new(&forward.to_string(), bound(words), &self.log);
-        let mut line = String::new();
-        let output = service.start(true)?.ok_or("no output")?;
-        // The relay says something at once, or ends.
-        let read = BufReader::new(output.take(1024)).read_line(&mut line);
-        match read.map(|_| line.trim()) {
-            Ok("ready") => {
-                self.forwards.push(Running { forward, service });
-                Ok(())
-            }
-            told => {
-                service.stop(Duration::ZERO);
-                let silent = || service.last_line().unwrap_or_else(|| "the relay ended".to_owned());
-                let line = told.ok().filter(|line| !line.is_empty());
-                Err(line.map_or_else(silent, str::to_owned))
-            }
+        let outcome = begun(&mut service);
+        if outcome.is_err() {
+            service.stop(Duration::ZERO);
         }
+        let outcome = outcome.map_err(|reason| service.last_line().unwrap_or(reason));
+        (service, outcome)
     }
 
     fn delete(&mut self, forward: &PortForward) -> Result<(), String> {
@@ -293,6 +341,18 @@ impl Keeper {
         self.services.iter_mut().for_each(|service| service.stop(PATIENCE));
         let _ = self.holder.kill();
         let _ = self.holder.wait();
+    }
+}
+
+/// Starts a relay, and waits for its word that the ports are open.
+fn begun(relay: &mut Service) -> Result<(), String> {
+    let mut line = String::new();
+    let output = relay.start(true)?.ok_or("no output")?;
+    // The relay says something at once, or ends.
+    let read = BufReader::new(output.take(1024)).read_line(&mut line);
+    match read.is_ok() && line.trim() == "ready" {
+        true => Ok(()),
+        false => Err("the program that carries the forward ended; see the log".to_owned()),
     }
 }
 
@@ -322,37 +382,43 @@ fn hold(wanted: &Wanted) -> Result<Child, Failure> {
     let words = programs::holder(wanted);
     let child = Command::new(&words[0])
         .args(&words[1..])
+        .env("PATH", programs::paths())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn();
     let mut child =
         child.map_err(|error| Failure::refused(format!("cannot start {}: {error}", words[0])))?;
-    let mut line = String::new();
-    let output = child.stdout.take().map(BufReader::new);
-    let _ = output.map(|mut output| output.read_line(&mut line));
-    if line.trim() == "ready" {
+    let (mut first, mut second) = (String::new(), String::new());
+    if let Some(mut output) = child.stdout.take().map(BufReader::new) {
+        let _ = output.read_line(&mut first).and_then(|_| output.read_line(&mut second));
+    }
+    if second.trim() == "ready" {
         return Ok(child);
     }
     let _ = child.kill();
     let mut said = String::new();
     let _ = child.stderr.take().map(|errors| errors.take(4096).read_to_string(&mut said));
     let _ = child.wait();
-    Err(Failure::refused(namespaces::why(Path::new("/proc/sys"), &said)))
+    Err(Failure::refused(match first.trim() {
+        "namespace" => namespaces::why_bare(Path::new("/dev/net/tun"), &said),
+        _ => namespaces::why(Path::new("/proc/sys"), &said),
+    }))
 }
 
-fn answers(control: &Path) -> bool {
+/// True if the switch answers.
+pub(super) fn answers(control: &Path) -> bool {
     Client::to_ask(control).and_then(|mut client| client.call(&GetStatus {})).is_ok()
 }
 
 /// Returns the daemon's program: beside this program, otherwise by `PATH`.
-fn switch_program() -> PathBuf {
-    let beside = std::env::current_exe().ok().map(|own| own.with_file_name("vioswitchd"));
-    beside.filter(|path| path.is_file()).unwrap_or_else(|| "vioswitchd".into())
+fn switch_program(own: &Path) -> PathBuf {
+    let beside = own.with_file_name("vioswitchd");
+    if beside.is_file() { beside } else { "vioswitchd".into() }
 }
 
 /// Tells the starting process how the start went; nobody may listen.
-pub(super) fn report(outcome: &Result<(), &Failure>) {
+pub(super) fn report(outcome: Result<(), &Failure>) {
     let line = match outcome {
         Ok(()) => "ready".to_owned(),
         Err(failure) => failure.json().to_string(),

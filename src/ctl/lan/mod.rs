@@ -24,12 +24,14 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use crate::failure::Failure;
+use crate::files::Replacement;
 use crate::network::address::{self, Cidr};
 use crate::output::{Output, say};
 use crate::run::Run;
 use crate::values::DELETE;
 use forward::PortForward;
 use place::Place;
+use programs::OUTER_NETWORK;
 use protocol::{KeeperCall, NetworkState, ask};
 use relay::Relay;
 
@@ -41,6 +43,8 @@ Examples:
   vioswitchctl lan status
   vioswitchctl lan stop";
 
+/// Longest wait for a switch that restarts.
+const SWITCH: Duration = Duration::from_secs(10);
 /// Longest wait for the keeper to end.
 const STOP: Duration = Duration::from_secs(15);
 
@@ -108,18 +112,25 @@ struct ForwardArgs {
 #[derive(Debug, Subcommand)]
 enum ForwardCommand {
     /// Add a forward
-    Add { forward: PortForward },
+    Add {
+        /// Ports of the host, the virtual machine, and its ports, such as 8080:vm1:80
+        forward: PortForward,
+    },
     /// Delete a forward
     #[command(visible_aliases = DELETE)]
-    Del { forward: PortForward },
+    Del {
+        /// The forward, as lan status shows it
+        forward: PortForward,
+    },
 }
 
 fn ipv4(text: &str) -> Result<Cidr, String> {
-    address::of_host(text).and_then(|cidr| match cidr.is_ipv4() && cidr.len <= 29 {
-        true => Ok(cidr),
-        false => {
-            Err("an IPv4 address such as 10.78.0.1/24, with a length of at most 29".to_owned())
-        }
+    let cidr = address::of_host(text).ok().filter(|cidr| cidr.is_ipv4() && cidr.len <= 29);
+    cidr.filter(|cidr| !cidr.overlaps(OUTER_NETWORK)).ok_or_else(|| {
+        format!(
+            "the network's own IPv4 address such as 10.78.0.1/24, with a length of 16 to 29, \
+             outside of {OUTER_NETWORK}"
+        )
     })
 }
 
@@ -157,16 +168,46 @@ fn none() -> Failure {
 /// Runs a virtual machine in the network, with its name in DNS.
 fn machine(place: &Place, run: &Run) -> Result<u8, Failure> {
     let name = run.name();
-    if !forward::is_host_name(name) {
-        let text = "DNS has names of letters, digits and \"-\" only";
+    if !forward::is_machine_name(name) {
+        let text = "a name of letters, digits and \"-\", such as vm1";
         return Err(Failure::usage(format!("'{name}' is no name of a machine here: {text}")));
     }
     start::ensure(place, &StartOptions { nat: None, host_loopback: false })?;
-    run.run_kept(&place.control(), &|mac| {
-        let path = place.hosts().join(name);
-        let line = format!("{mac},{name}\n");
-        fs::write(&path, line).map_err(|error| Failure::file("write", &path, &error))
-    })
+    wait_for_switch(place)?;
+    run.run_kept(&place.control(), &|mac| note(place, name, mac))
+}
+
+fn wait_for_switch(place: &Place) -> Result<(), Failure> {
+    let end = Instant::now() + SWITCH;
+    while !keeper::answers(&place.control()) {
+        if Instant::now() >= end {
+            let log = place.log();
+            let text = format!("the switch of the network restarts; see {}", log.display());
+            return Err(Failure::refused(text));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+/// Notes the name of a machine for dnsmasq. An earlier name of the card's address goes.
+fn note(place: &Place, name: &str, mac: &str) -> Result<(), Failure> {
+    let (directory, prefix) = (place.hosts(), format!("{mac},"));
+    let cannot = |error| Failure::users_file("write", &directory.join(name), &error);
+    let mut forgets = false;
+    for entry in fs::read_dir(&directory).map_err(cannot)?.flatten() {
+        let noted = fs::read_to_string(entry.path()).unwrap_or_default();
+        if entry.file_name() != name && noted.starts_with(&prefix) {
+            forgets |= fs::remove_file(entry.path()).is_ok();
+        }
+    }
+    let line = format!("{mac},{name}\n");
+    let written = Replacement::prepare(&directory.join(name), &line, None);
+    written.and_then(Replacement::commit).map_err(cannot)?;
+    if forgets {
+        ask(place, &KeeperCall::ForgetNames)?;
+    }
+    Ok(())
 }
 
 fn forward(place: &Place, args: &ForwardArgs) -> Result<NetworkState, Failure> {
@@ -197,10 +238,16 @@ fn stop(place: &Place, force: bool) -> Result<(), Failure> {
             None => Err(Failure::refused("the network is starting: try again".to_owned())),
         };
     }
-    let users = status::attached(place);
-    if !users.is_empty() && !force {
-        let text = format!("in use by {}: end these virtual machines first", users.join(", "));
-        return Err(Failure::refused(text + ", or --force"));
+    if !force {
+        let unknown = |failure: Failure| {
+            let (text, reason) = ("virtual machines may use the network", failure.text);
+            Failure::refused(format!("{text} ({reason}): try again, or --force"))
+        };
+        let users = status::attached(place).map_err(unknown)?;
+        if !users.is_empty() {
+            let text = format!("in use by {}: end these virtual machines first", users.join(", "));
+            return Err(Failure::refused(text + ", or --force"));
+        }
     }
     ask(place, &KeeperCall::Stop)?;
     let end = Instant::now() + STOP;
@@ -209,6 +256,10 @@ fn stop(place: &Place, force: bool) -> Result<(), Failure> {
     }
     match place.directory.exists() {
         false => Ok(()),
-        true => Err(Failure::refused(format!("{} stays", place.directory.display()))),
+        true => {
+            let (directory, log) = (place.directory.display(), place.log());
+            let text = format!("the network does not end, and {directory} stays");
+            Err(Failure::refused(format!("{text}; see {}", log.display())))
+        }
     }
 }

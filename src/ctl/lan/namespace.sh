@@ -1,9 +1,11 @@
-# Makes the network in a new namespace, says "ready", and stays until standard input ends.
+# Makes the network in a new namespace, says "namespace" and then "ready", and stays until standard
+# input ends.
 # Arguments: the TAP, pasta's interface, the network's addresses for IPv4 and IPv6, the MTU.
 set -e
 inner=$1 outer=$2 ipv4=$3 ipv6=$4 mtu=$5
 
 ip link set lo up
+echo namespace
 ip tuntap add "$inner" mode tap vnet_hdr
 # In front of a TAP a queue only adds delay.
 tc qdisc replace dev "$inner" root noqueue || :

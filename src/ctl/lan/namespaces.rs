@@ -1,4 +1,4 @@
-//! Why the kernel does not make a namespace for a user, and what to do.
+//! Why the kernel does not make a namespace, or a network there, for a user, and what to do.
 
 use std::fs;
 use std::path::Path;
@@ -18,8 +18,6 @@ const SETTINGS: [(&str, &str, &str); 3] = [
 /// Returns why the namespace could not be made, of which a program said `said`. `sysctls` is
 /// /proc/sys.
 pub(super) fn why(sysctls: &Path, said: &str) -> String {
-    let said: Vec<&str> = said.lines().filter(|line| !line.trim().is_empty()).collect();
-    let said = said.last().copied().unwrap_or("the program ended");
     let set = |(name, value, _): &&(&str, &str, &str)| {
         fs::read_to_string(sysctls.join(name)).is_ok_and(|found| found.trim() == *value)
     };
@@ -29,14 +27,25 @@ pub(super) fn why(sysctls: &Path, said: &str) -> String {
             "the kernel allows no user namespaces ({name} is {value}); as root: {remedy}"
         );
     }
-    if !Path::new("/dev/net/tun").exists() {
-        return "there is no /dev/net/tun: as root modprobe tun; a container needs \
-                --device /dev/net/tun"
-            .to_owned();
-    }
+    let said = reason(said);
     format!(
         "no network namespace can be made: {said}; a container may forbid namespaces by seccomp"
     )
+}
+
+/// Returns why a namespace has no network, of which a program said `said`. `tun` is /dev/net/tun.
+pub(super) fn why_bare(tun: &Path, said: &str) -> String {
+    match tun.exists() {
+        true => format!("the namespace's network cannot be made: {}", reason(said)),
+        false => "there is no /dev/net/tun: as root modprobe tun; a container needs \
+                  --device /dev/net/tun"
+            .to_owned(),
+    }
+}
+
+/// Returns the first line of a program's errors: later lines are consequences.
+fn reason(said: &str) -> &str {
+    said.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("the program ended")
 }
 
 #[cfg(test)]
@@ -56,5 +65,14 @@ mod tests {
         }
         let told = why(&root, "\nunshare: unshare failed: Operation not permitted\n");
         assert!(told.contains("unshare failed"), "{told}");
+    }
+
+    /// A setting that forbids namespaces is not the reason when there is a namespace.
+    #[test]
+    fn the_first_complaint_about_the_network_is_named() {
+        let (there, missing) = (Path::new("/"), Path::new("/nowhere"));
+        let said = "\nnft: no such table\n^^^^\n";
+        assert!(why_bare(there, said).ends_with("made: nft: no such table"));
+        assert!(why_bare(missing, said).contains("modprobe tun"));
     }
 }

@@ -3,8 +3,8 @@
 //! Other users may write to /tmp: a directory there must be this user's own, with mode 0700, before
 //! any file in the directory is used.
 
-use std::fs::{self, DirBuilder, File};
-use std::io::ErrorKind;
+use std::fs::{self, DirBuilder, File, Metadata};
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -19,17 +19,19 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Returns the place of this user: `XDG_RUNTIME_DIR`, otherwise /tmp.
+    /// Returns the place of this user: `XDG_RUNTIME_DIR`, otherwise /run/user/UID, otherwise /tmp.
     pub(super) fn of_user() -> Place {
+        let uid = rustix::process::getuid().as_raw();
         let given = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        Place::of(rustix::process::getuid().as_raw(), given)
+        let usual = Path::new("/run/user").join(uid.to_string());
+        Place::of(uid, given.into_iter().chain([usual]))
     }
 
     /// Returns the place of a user. After runuser(1) the environment may name the runtime directory
     /// of another user, which does not count.
-    fn of(uid: u32, given: Option<PathBuf>) -> Place {
+    fn of(uid: u32, mut runtime: impl Iterator<Item = PathBuf>) -> Place {
         let is_own = |path: &PathBuf| fs::metadata(path).is_ok_and(|found| found.uid() == uid);
-        let directory = match given.filter(|path| path.is_absolute()).filter(is_own) {
+        let directory = match runtime.find(|path| path.is_absolute() && is_own(path)) {
             Some(runtime) => runtime.join("vioswitch-lan"),
             None => Path::new("/tmp").join(format!("vioswitch-lan-{uid}")),
         };
@@ -82,11 +84,12 @@ impl Place {
         let is_new = match DirBuilder::new().mode(0o700).create(path) {
             Ok(()) => true,
             Err(error) if error.kind() == ErrorKind::AlreadyExists => false,
-            Err(error) => return Err(Failure::file("make", path, &error)),
+            Err(error) => return Err(Failure::users_file("make", path, &error)),
         };
         self.check()?;
         for inner in [self.state(), self.hosts()] {
-            fs::create_dir_all(&inner).map_err(|error| Failure::file("make", &inner, &error))?;
+            fs::create_dir_all(&inner)
+                .map_err(|error| Failure::users_file("make", &inner, &error))?;
         }
         Ok(is_new)
     }
@@ -95,7 +98,7 @@ impl Place {
     pub(super) fn check(&self) -> Result<(), Failure> {
         let path = &self.directory;
         let found = fs::symlink_metadata(path);
-        let found = found.map_err(|error| Failure::file("look at", path, &error))?;
+        let found = found.map_err(|error| Failure::users_file("look at", path, &error))?;
         let own = rustix::process::getuid().as_raw();
         match found.is_dir() && found.uid() == own && found.mode() & 0o077 == 0 {
             true => Ok(()),
@@ -107,28 +110,37 @@ impl Place {
         }
     }
 
-    /// Takes the lock that the keeper holds as long as the keeper lives; `None` if another process
-    /// has the lock.
+    /// Locks the directory for as long as the keeper lives; `None` if another process has the lock
+    /// or has just removed the directory. systemd-tmpfiles(8) leaves a locked directory alone.
     pub(super) fn lock(&self) -> Result<Option<File>, Failure> {
-        let path = self.at("lock");
-        let file = File::options().create(true).truncate(false).write(true).open(&path);
-        let file = file.map_err(|error| Failure::file("open", &path, &error))?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(file)),
+        let path = &self.directory;
+        let directory = match File::open(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            opened => opened.map_err(|error| Failure::users_file("open", path, &error))?,
+        };
+        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(same_file(directory.metadata(), path).then_some(directory)),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(Failure::file("lock", &path, &error.into())),
+            Err(error) => Err(Failure::users_file("lock", path, &error.into())),
         }
     }
 
-    /// Removes the directory with all that is in the directory.
+    /// Removes the directory with all that is in the directory. The caller has the lock.
     pub(super) fn remove(&self) -> Result<(), Failure> {
         match fs::remove_dir_all(&self.directory) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
-                Err(Failure::file("remove", &self.directory, &error))
+                Err(Failure::users_file("remove", &self.directory, &error))
             }
             _ => Ok(()),
         }
     }
+}
+
+/// True if this file is at the path.
+pub(super) fn same_file(file: io::Result<Metadata>, path: &Path) -> bool {
+    let identity = |found: io::Result<Metadata>| found.ok().map(|found| (found.dev(), found.ino()));
+    let (own, there) = (identity(file), identity(fs::symlink_metadata(path)));
+    own.is_some() && own == there
 }
 
 #[cfg(test)]
@@ -140,9 +152,11 @@ mod tests {
         let own = std::env::temp_dir().join(format!("vioswitchctl-place-{}", std::process::id()));
         fs::create_dir_all(&own).unwrap();
         let uid = fs::metadata(&own).unwrap().uid();
-        let place = |uid, path: &Path| Place::of(uid, Some(path.to_owned())).directory;
+        let place = |uid, path: &Path| Place::of(uid, [path.to_owned()].into_iter()).directory;
         assert_eq!(place(uid, &own), own.join("vioswitch-lan"));
         assert_eq!(place(uid + 1, &own), Path::new(&format!("/tmp/vioswitch-lan-{}", uid + 1)));
+        let more = [PathBuf::from("/nowhere"), own.clone()].into_iter();
+        assert_eq!(Place::of(uid, more).directory, own.join("vioswitch-lan"));
         fs::remove_dir_all(&own).unwrap();
         assert_eq!(place(uid, &own), Path::new(&format!("/tmp/vioswitch-lan-{uid}")));
     }

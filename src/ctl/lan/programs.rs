@@ -1,4 +1,4 @@
-//! Command lines of the programs that make a user's network. All functions are pure.
+//! Command lines of the programs that make a user's network.
 //!
 //! ```text
 //!  VMs -- vioswitchd -- lan0 (TAP) | kernel: router, NAT | outside (TAP) -- pasta -- the host
@@ -8,7 +8,8 @@
 //! lan0 and outside are in a network namespace of the user. pasta runs outside of the namespace and
 //! carries connections over with sockets of the user.
 
-use std::net::IpAddr;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
 use super::place::Place;
@@ -16,6 +17,9 @@ use crate::network::address::Cidr;
 
 /// Script that makes the network in a new namespace.
 const SET_UP: &str = include_str!("namespace.sh");
+
+/// Directories of programs that an ordinary user's PATH may lack.
+const MORE_PATHS: &str = "/usr/sbin:/sbin:/usr/local/sbin";
 
 /// Programs, each with the package of Debian that has the program.
 pub(super) const NEEDED: [(&str, &str); 6] = [
@@ -28,7 +32,7 @@ pub(super) const NEEDED: [(&str, &str); 6] = [
 ];
 
 /// Interface of the virtual machines' network in the namespace: the switch's TAP.
-pub(super) const INNER: &str = "lan0";
+const INNER: &str = "lan0";
 /// Interface that pasta makes in the namespace.
 pub(super) const OUTER: &str = "outside";
 /// Addresses between the namespace and pasta; no network of the host has such addresses.
@@ -41,6 +45,10 @@ const INNER_IPV6: &str = "fd78::1/64";
 /// MTU of pasta's interface. Longer packets cost less: pasta makes a system call for each packet.
 const MTU: &str = "65520";
 
+/// Network between the namespace and pasta, whose addresses guests cannot have.
+pub(super) const OUTER_NETWORK: Cidr =
+    Cidr { address: IpAddr::V4(Ipv4Addr::new(169, 254, 78, 0)), len: 24 };
+
 /// What the user asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Wanted {
@@ -50,8 +58,14 @@ pub(super) struct Wanted {
     pub(super) has_own_dns: bool,
 }
 
+/// Returns the directories in which programs are sought.
+pub(super) fn paths() -> String {
+    let own = std::env::var("PATH").unwrap_or_default();
+    if own.is_empty() { MORE_PATHS.to_owned() } else { format!("{own}:{MORE_PATHS}") }
+}
+
 /// Returns the words that run a command in the namespaces of the process `holder`. The kernel ends
-/// the command when the calling thread ends.
+/// the command when the calling thread ends, as for `bound`.
 pub(super) fn inside(holder: u32, command: Vec<String>) -> Vec<String> {
     let enter = ["nsenter", "--user", "--net", "--preserve-credentials", "--target"];
     let mut words = owned(&enter);
@@ -60,7 +74,8 @@ pub(super) fn inside(holder: u32, command: Vec<String>) -> Vec<String> {
     words
 }
 
-/// Returns the words that run a command which the kernel ends when the calling thread ends.
+/// Returns the words that run a command which the kernel ends when the calling thread ends. A
+/// command that AppArmor or SELinux confines loses this tie, and outlives a killed caller.
 pub(super) fn bound(command: Vec<String>) -> Vec<String> {
     let mut words = owned(&["setpriv", "--pdeathsig", "KILL"]);
     words.extend(command);
@@ -72,7 +87,8 @@ fn owned(words: &[&str]) -> Vec<String> {
 }
 
 /// Returns the words that make the namespace and wait in the namespace until standard input ends.
-/// Prints "ready" once the interfaces, the addresses and the rules are there.
+/// Prints "namespace" in the namespace, and "ready" once the interfaces, the addresses and the
+/// rules are there.
 pub(super) fn holder(wanted: &Wanted) -> Vec<String> {
     let mut words =
         owned(&["unshare", "--user", "--map-root-user", "--net", "sh", "-c", SET_UP, "sh"]);
@@ -122,6 +138,8 @@ pub(super) fn dnsmasq(wanted: &Wanted, place: &Place) -> Vec<String> {
     words.push(format!("--interface={INNER}"));
     words.extend(owned(&["--except-interface=lo", "--bind-interfaces"]));
     words.extend(owned(&["--domain=lan", "--local=/lan/", "--dhcp-authoritative"]));
+    // A guest must not take the name of another machine: names come from `hosts` alone.
+    words.push("--dhcp-ignore-names".to_owned());
     words.push(format!("--dhcp-range={first},{last},{},12h", network.mask()));
     words.push(format!("--dhcp-option=option:mtu,{MTU}"));
     words.extend(owned(&["--enable-ra", "--dhcp-range=fd78::,ra-names,64"]));
@@ -139,8 +157,13 @@ pub(super) fn dnsmasq(wanted: &Wanted, place: &Place) -> Vec<String> {
     words
 }
 
+/// True if the host asks a name server of its own at present.
+pub(super) fn has_own_dns() -> bool {
+    has_own_server(&fs::read_to_string("/etc/resolv.conf").unwrap_or_default())
+}
+
 /// True if the file of the host's name servers names a server on the host itself.
-pub(super) fn has_own_server(resolv_conf: &str) -> bool {
+fn has_own_server(resolv_conf: &str) -> bool {
     let servers = resolv_conf.lines().filter_map(|line| line.trim().strip_prefix("nameserver"));
     let addresses = servers.filter_map(|rest| rest.trim().parse::<IpAddr>().ok());
     { addresses }.any(|address| address.is_loopback())
@@ -174,6 +197,14 @@ mod tests {
         ] {
             assert_eq!(has_own_server(text), has_own, "{text}");
         }
+    }
+
+    /// A guest has the name that `lan run` noted, not the name that the guest asks for.
+    #[test]
+    fn guests_do_not_name_themselves() {
+        let place = Place { directory: "/run/user/7/vioswitch-lan".into() };
+        let words = dnsmasq(&wanted(false, false), &place);
+        assert!(words.iter().any(|word| word == "--dhcp-ignore-names"), "{words:?}");
     }
 
     /// Guests reach services of the host's loopback interface only if the user says so.

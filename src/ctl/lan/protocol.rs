@@ -20,8 +20,14 @@ const PATIENCE: Duration = Duration::from_secs(15);
 #[serde(tag = "call", rename_all = "snake_case")]
 pub(super) enum KeeperCall {
     Status,
-    AddForward { forward: String },
-    DeleteForward { forward: String },
+    AddForward {
+        forward: String,
+    },
+    DeleteForward {
+        forward: String,
+    },
+    /// Makes dnsmasq forget names whose files are gone.
+    ForgetNames,
     Stop,
 }
 
@@ -52,6 +58,8 @@ pub(super) struct ServiceState {
 pub(super) struct ForwardState {
     pub(super) forward: String,
     pub(super) running: bool,
+    /// Why the forward does not run.
+    pub(super) last_line: Option<String>,
 }
 
 /// Answers the next client; an unreadable request gets no answer.

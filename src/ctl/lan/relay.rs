@@ -2,8 +2,8 @@
 //!
 //! The process opens its sockets on the host, and enters the user's namespaces afterwards, before
 //! the process has threads. A socket stays in the namespace where the socket was made. Each
-//! connection, or client of UDP, takes threads, so the number of both is limited: local users and
-//! virtual machines may open connections and keep them.
+//! connection, or client of UDP, takes threads and descriptors, so a forward has a limited number
+//! of both: local users and virtual machines may open connections and keep them.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,22 +11,27 @@ use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use rustix::net::sockopt::set_socket_keepalive;
+use rustix::net::{Shutdown as Ways, shutdown};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::forward::{Listening, PortForward};
 use super::leases;
 use crate::failure::Failure;
 
-/// Most connections, or clients of UDP, of a port.
+/// Most connections, or clients of UDP, of a forward. With two descriptors each, and 200 listening
+/// sockets, the process stays below the usual limit of 1024 descriptors.
 const MAX_PEERS: usize = 256;
 /// Longest wait for a virtual machine that does not answer.
 const CONNECT: Duration = Duration::from_secs(10);
+/// Interval at which a client of UDP gets the present address of the virtual machine.
+const LOOK: Duration = Duration::from_secs(3);
 /// Time without datagrams after which a client of UDP is forgotten.
 const IDLE: Duration = Duration::from_secs(120);
 /// Pause after a failed accept, as when the process is out of descriptors.
@@ -54,6 +59,27 @@ struct Target {
     leases: Arc<Path>,
 }
 
+/// The connections and clients of UDP that one forward has.
+#[derive(Clone, Default)]
+struct Peers(Arc<AtomicUsize>);
+
+/// Place of one connection or client among the `Peers`.
+struct Seat(Peers);
+
+impl Peers {
+    /// Takes a place, if any is free.
+    fn sit(&self) -> Option<Seat> {
+        let seat = Seat(self.clone());
+        (self.0.fetch_add(1, Ordering::Relaxed) < MAX_PEERS).then_some(seat)
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Target {
     fn address(&self) -> Option<SocketAddr> {
         leases::address_of(&self.vm, &self.leases).map(|address| (address, self.port).into())
@@ -61,23 +87,22 @@ impl Target {
 }
 
 impl Relay {
-    /// Serves until the process is killed. Prints "ready", or why the ports are not to be had.
+    /// Serves until the process is killed. Prints "ready" once the ports are open.
     pub(super) fn run(&self) -> Result<(), Failure> {
-        let sockets = match self.forward.listen() {
-            Ok(sockets) => sockets,
-            Err(reason) => return tell(&reason),
-        };
-        if let Err(error) = enter(self.holder) {
-            return tell(&format!("cannot enter the namespace: {error}"));
-        }
-        tell("ready")?;
+        let sockets = self.forward.listen().map_err(Failure::refused)?;
+        enter(self.holder)
+            .map_err(|error| Failure::refused(format!("cannot enter the namespace: {error}")))?;
+        // After a restart nobody listens.
+        let _ = writeln!(io::stdout(), "ready");
+        let peers = Peers::default();
         let leases: Arc<Path> = self.leases.as_path().into();
         let vm: Arc<str> = self.forward.vm.as_str().into();
         let threads = sockets.into_iter().map(|(socket, port)| {
             let target = Target { vm: vm.clone(), port, leases: leases.clone() };
+            let peers = peers.clone();
             spawn(move || match socket {
-                Listening::Tcp(listener) => serve_tcp(&listener, &target),
-                Listening::Udp(socket) => serve_udp(&Arc::new(socket), &target),
+                Listening::Tcp(listener) => serve_tcp(&listener, &target, &peers),
+                Listening::Udp(socket) => serve_udp(&Arc::new(socket), &target, &peers),
             })
         });
         let threads: io::Result<Vec<_>> = threads.collect();
@@ -85,11 +110,6 @@ impl Relay {
         threads.into_iter().for_each(|thread| drop(thread.join()));
         Ok(())
     }
-}
-
-fn tell(line: &str) -> Result<(), Failure> {
-    let told = writeln!(io::stdout(), "{line}");
-    told.map_err(|error| Failure::refused(format!("standard output: {error}")))
 }
 
 fn spawn(work: impl FnOnce() + Send + 'static) -> io::Result<std::thread::JoinHandle<()>> {
@@ -104,37 +124,35 @@ fn enter(holder: u32) -> io::Result<()> {
     Ok(move_into_link_name_space(net.as_fd(), Some(LinkNameSpaceType::Network))?)
 }
 
-fn serve_tcp(listener: &TcpListener, target: &Target) {
-    let present = Arc::new(());
+fn serve_tcp(listener: &TcpListener, target: &Target, peers: &Peers) {
     loop {
         let Ok((client, _)) = listener.accept() else {
             std::thread::sleep(PAUSE);
             continue;
         };
-        if Arc::strong_count(&present) > MAX_PEERS {
-            continue;
-        }
-        let (target, present) = (target.clone(), present.clone());
+        let Some(seat) = peers.sit() else { continue };
+        let target = target.clone();
         // Without a thread the connection ends.
         let _ = spawn(move || {
-            carry(&client, &target);
-            drop(present);
+            carry(client, &target);
+            drop(seat);
         });
     }
 }
 
 /// Carries a connection to its end. Both ways end by themselves, as TCP can be half closed.
-fn carry(client: &TcpStream, target: &Target) {
+fn carry(client: TcpStream, target: &Target) {
     let Some(address) = target.address() else { return };
     let Ok(vm) = TcpStream::connect_timeout(&address, CONNECT) else { return };
-    for socket in [client, &vm] {
+    for socket in [&client, &vm] {
         // A peer that vanished ends the connection by and by; small answers go at once.
         let _ = set_socket_keepalive(socket, true);
         let _ = socket.set_nodelay(true);
     }
-    let (Ok(client_in), Ok(vm_out)) = (client.try_clone(), vm.try_clone()) else { return };
+    let (client, vm) = (Arc::new(client), Arc::new(vm));
+    let (client_in, vm_out) = (client.clone(), vm.clone());
     let Ok(there) = spawn(move || copy(&client_in, &vm_out)) else { return };
-    copy(&vm, client);
+    copy(&vm, &client);
     let _ = there.join();
 }
 
@@ -158,10 +176,74 @@ fn copy(mut from: &TcpStream, mut to: &TcpStream) {
     }
 }
 
-/// Sockets to the virtual machine, one for each client, with the time of the last datagram.
-type Clients = Arc<Mutex<HashMap<SocketAddr, (Arc<UdpSocket>, Instant)>>>;
+/// A client of UDP, with the socket that stands for the client in the namespace.
+struct Client {
+    vm: Arc<UdpSocket>,
+    /// Address of the virtual machine that the socket has, and the time of the last look at it.
+    address: SocketAddr,
+    looked: Instant,
+    /// Time of the last datagram of the client.
+    last: Instant,
+    _seat: Seat,
+}
 
-fn serve_udp(socket: &Arc<UdpSocket>, target: &Target) {
+impl Drop for Client {
+    fn drop(&mut self) {
+        // Wakes the thread that returns answers.
+        let _ = shutdown(&self.vm, Ways::Read);
+    }
+}
+
+/// The clients of a UDP port.
+#[derive(Clone, Default)]
+struct Clients(Arc<Mutex<HashMap<SocketAddr, Client>>>);
+
+impl Clients {
+    fn lock(&self) -> MutexGuard<'_, HashMap<SocketAddr, Client>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the socket of a client, unless the virtual machine has another address now.
+    fn find(&self, client: SocketAddr, target: &Target) -> Option<Arc<UdpSocket>> {
+        let mut all = self.lock();
+        let known = all.get_mut(&client)?;
+        known.last = Instant::now();
+        if known.looked.elapsed() >= LOOK {
+            known.looked = known.last;
+            if target.address().is_some_and(|address| address != known.address) {
+                all.remove(&client);
+                return None;
+            }
+        }
+        Some(known.vm.clone())
+    }
+
+    /// Takes a place among the peers, if need be from the client that was silent longest.
+    fn sit(&self, peers: &Peers) -> Option<Seat> {
+        peers.sit().or_else(|| {
+            let mut all = self.lock();
+            let oldest =
+                all.iter().min_by_key(|(_, known)| known.last).map(|(client, _)| *client)?;
+            all.remove(&oldest);
+            peers.sit()
+        })
+    }
+
+    /// Forgets a client that has been silent for long. Returns true if the socket is no client's.
+    fn forget(&self, client: SocketAddr, vm: &Arc<UdpSocket>) -> bool {
+        let mut all = self.lock();
+        let Some(known) = all.get(&client).filter(|known| Arc::ptr_eq(&known.vm, vm)) else {
+            return true;
+        };
+        let is_idle = known.last.elapsed() >= IDLE;
+        if is_idle {
+            all.remove(&client);
+        }
+        is_idle
+    }
+}
+
+fn serve_udp(socket: &Arc<UdpSocket>, target: &Target, peers: &Peers) {
     let clients = Clients::default();
     let mut buffer = vec![0; CHUNK];
     loop {
@@ -169,17 +251,8 @@ fn serve_udp(socket: &Arc<UdpSocket>, target: &Target) {
             std::thread::sleep(PAUSE);
             continue;
         };
-        let mut all = clients.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = all.get_mut(&client).map(|(vm, last)| {
-            *last = Instant::now();
-            vm.clone()
-        });
-        let room = all.len() < MAX_PEERS;
-        drop(all);
-        let vm = known.or_else(|| match room {
-            true => begin(socket, client, target, &clients),
-            false => None,
-        });
+        let known = clients.find(client, target);
+        let vm = known.or_else(|| begin(socket, client, target, &clients, peers));
         // A datagram may be lost.
         let _ = vm.map(|vm| vm.send(&buffer[..count]));
     }
@@ -191,8 +264,10 @@ fn begin(
     client: SocketAddr,
     target: &Target,
     clients: &Clients,
+    peers: &Peers,
 ) -> Option<Arc<UdpSocket>> {
     let address = target.address()?;
+    let seat = clients.sit(peers)?;
     let any: SocketAddr = match address {
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
         SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
@@ -200,29 +275,36 @@ fn begin(
     let vm = Arc::new(UdpSocket::bind(any).ok()?);
     vm.connect(address).ok()?;
     vm.set_read_timeout(Some(IDLE)).ok()?;
+    let now = Instant::now();
+    let known = Client { vm: vm.clone(), address, looked: now, last: now, _seat: seat };
+    clients.lock().insert(client, known);
     let (answers, to, all) = (vm.clone(), socket.clone(), clients.clone());
-    spawn(move || return_answers(&answers, &to, client, &all)).ok()?;
-    let mut all = clients.lock().unwrap_or_else(PoisonError::into_inner);
-    all.insert(client, (vm.clone(), Instant::now()));
+    if spawn(move || return_answers(&answers, &to, client, &all)).is_err() {
+        clients.lock().remove(&client);
+    }
     Some(vm)
 }
 
-fn return_answers(vm: &UdpSocket, socket: &UdpSocket, client: SocketAddr, clients: &Clients) {
+fn return_answers(vm: &Arc<UdpSocket>, socket: &UdpSocket, client: SocketAddr, all: &Clients) {
     let mut buffer = vec![0; CHUNK];
     loop {
         match vm.recv(&mut buffer) {
+            // An empty datagram, or the end of the client.
+            Ok(0) if all.forget(client, vm) => return,
             // A datagram may be lost.
             Ok(count) => drop(socket.send_to(&buffer[..count], client)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let mut all = clients.lock().unwrap_or_else(PoisonError::into_inner);
-                let is_idle = all.get(&client).is_none_or(|(_, last)| last.elapsed() >= IDLE);
-                if is_idle {
-                    all.remove(&client);
+                if all.forget(client, vm) {
                     return;
                 }
             }
             // The virtual machine has no such service yet.
-            Err(_) => std::thread::sleep(PAUSE),
+            Err(_) => {
+                if all.forget(client, vm) {
+                    return;
+                }
+                std::thread::sleep(PAUSE);
+            }
         }
     }
 }
@@ -243,7 +325,7 @@ mod tests {
         let (server, listener) = (server.unwrap(), listener.unwrap());
         let to = target(server.local_addr().unwrap().port());
         let at = listener.local_addr().unwrap();
-        spawn(move || serve_tcp(&listener, &to)).unwrap();
+        spawn(move || serve_tcp(&listener, &to, &Peers::default())).unwrap();
         let mut client = TcpStream::connect(at).unwrap();
         client.write_all(b"question").unwrap();
         client.shutdown(Shutdown::Write).unwrap();
@@ -264,7 +346,7 @@ mod tests {
         let bind = || UdpSocket::bind("127.0.0.1:0").unwrap();
         let (vm, socket, clients) = (bind(), Arc::new(bind()), [bind(), bind()]);
         let (at, to) = (socket.local_addr().unwrap(), target(vm.local_addr().unwrap().port()));
-        spawn(move || serve_udp(&socket, &to)).unwrap();
+        spawn(move || serve_udp(&socket, &to, &Peers::default())).unwrap();
         let mut buffer = [0; 16];
         for (number, client) in clients.iter().enumerate() {
             client.send_to(&[number as u8], at).unwrap();
@@ -276,5 +358,44 @@ mod tests {
             let (count, from) = client.recv_from(&mut buffer).unwrap();
             assert_eq!((&buffer[..count], from), (&[10 + number as u8][..], at));
         }
+    }
+
+    /// A forward of a range has one limit for all ports, and room for a new client of UDP comes
+    /// from the oldest.
+    #[test]
+    fn a_forward_has_a_limited_number_of_peers() {
+        let (peers, clients) = (Peers::default(), Clients::default());
+        let mut seats: Vec<_> = (1..MAX_PEERS).map(|_| peers.sit().expect("a seat")).collect();
+        let bind = || UdpSocket::bind("127.0.0.1:0").unwrap();
+        let (vm, socket) = (bind(), Arc::new(bind()));
+        let to = target(vm.local_addr().unwrap().port());
+        let client = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        assert!(begin(&socket, client(1), &to, &clients, &peers).is_some());
+        assert!(peers.sit().is_none());
+        assert!(begin(&socket, client(2), &to, &clients, &peers).is_some());
+        assert!(clients.find(client(1), &to).is_none() && clients.find(client(2), &to).is_some());
+        seats.pop();
+        assert!(peers.sit().is_some());
+    }
+
+    /// A client that goes on sending reaches the machine's new address.
+    #[test]
+    fn a_client_of_udp_follows_the_lease() {
+        let path = std::env::temp_dir().join(format!("vioswitchctl-relay-{}", std::process::id()));
+        let lease =
+            |address| std::fs::write(&path, format!("1 52:54:00:00:00:01 {address} vm1 *\n"));
+        lease("127.0.0.2").unwrap();
+        let socket = Arc::new(UdpSocket::bind("127.0.0.1:0").unwrap());
+        let to = Target { vm: "vm1".into(), port: 9, leases: path.as_path().into() };
+        let (clients, peers) = (Clients::default(), Peers::default());
+        let client = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        begin(&socket, client, &to, &clients, &peers).expect("a socket");
+        lease("127.0.0.3").unwrap();
+        assert!(clients.find(client, &to).is_some());
+        clients.lock().get_mut(&client).unwrap().looked -= LOOK;
+        assert!(clients.find(client, &to).is_none());
+        let vm = begin(&socket, client, &to, &clients, &peers).expect("a socket");
+        assert_eq!(vm.peer_addr().unwrap().to_string(), "127.0.0.3:9");
+        std::fs::remove_file(&path).unwrap();
     }
 }

@@ -6,7 +6,10 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
+
+use super::programs;
 
 /// First pause before a program starts again; each further end doubles the pause.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -18,6 +21,8 @@ const HEALTHY: Duration = Duration::from_secs(30);
 const MAX_LOG: u64 = 1 << 20;
 /// Longest line that is kept, in bytes.
 const MAX_LINE: u64 = 1024;
+/// Longest wait for the last lines of a program that has ended: its children may hold the pipe.
+const LAST_LINES: Duration = Duration::from_millis(200);
 /// Last lines of a program that are kept for its failure.
 const KEPT_LINES: usize = 4;
 
@@ -43,15 +48,23 @@ impl Log {
         let _ = file.write_all(format!("{name}: {line}\n").as_bytes());
     }
 
-    /// Copies lines of a program to the log until the program closes the pipe.
-    fn follow(&self, name: &str, pipe: impl Read + Send + 'static, lines: &Lines) {
+    /// Copies lines of a program to the log until the program closes the pipe. Without a thread the
+    /// lines are lost.
+    fn follow(
+        &self,
+        name: &str,
+        pipe: impl Read + Send + 'static,
+        lines: &Lines,
+    ) -> io::Result<JoinHandle<()>> {
         let (log, name, lines) = (self.clone(), name.to_owned(), lines.clone());
-        std::thread::spawn(move || {
+        Builder::new().spawn(move || {
             let mut pipe = BufReader::new(pipe);
             let mut line = Vec::new();
             while (&mut pipe).take(MAX_LINE).read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
                 let text = String::from_utf8_lossy(&line).into_owned();
                 let text: String = text.chars().filter(|c| !c.is_control()).collect();
+                // The relays of forwards are this program.
+                let text = text.strip_prefix("vioswitchctl: ").unwrap_or(&text).to_owned();
                 line.clear();
                 // pasta reports that there is no syslog, beside each line.
                 if text.starts_with("Failed to send") || text.is_empty() {
@@ -64,7 +77,7 @@ impl Log {
                     lines.pop_front();
                 }
             }
-        });
+        })
     }
 }
 
@@ -81,6 +94,8 @@ pub(super) struct Service {
     /// Number of starts after an end.
     pub(super) restarts: u64,
     lines: Lines,
+    /// Thread that reads the program's lines.
+    reader: Option<JoinHandle<()>>,
 }
 
 impl Service {
@@ -95,6 +110,7 @@ impl Service {
             again: None,
             restarts: 0,
             lines: Lines::default(),
+            reader: None,
         }
     }
 
@@ -105,13 +121,16 @@ impl Service {
         let output = if with_output { Stdio::piped() } else { Stdio::null() };
         let child = Command::new(program)
             .args(arguments)
+            .env("PATH", programs::paths())
             .stdin(Stdio::null())
             .stdout(output)
             .stderr(Stdio::piped())
             .spawn();
         let mut child = child.map_err(|error| format!("cannot start {program}: {error}"))?;
         if let Some(pipe) = child.stderr.take() {
-            self.log.follow(&self.name, pipe, &self.lines);
+            let reader = self.log.follow(&self.name, pipe, &self.lines);
+            let lost = |error| self.log.line(&self.name, &format!("lines are lost: {error}"));
+            self.reader = reader.map_err(lost).ok();
         }
         let output = child.stdout.take();
         (self.begun, self.again) = (Instant::now(), None);
@@ -136,6 +155,7 @@ impl Service {
         if let Some(status) = ended {
             self.log.line(&self.name, &format!("ended: {}", status));
             self.child = None;
+            self.read_last_lines();
             if self.begun.elapsed() >= HEALTHY {
                 self.pause = FIRST_PAUSE;
             }
@@ -143,7 +163,24 @@ impl Service {
         }
     }
 
-    fn put_off(&mut self) {
+    /// Waits until the lines of a program that has ended are read.
+    fn read_last_lines(&mut self) {
+        let end = Instant::now() + LAST_LINES;
+        let is_reading = || self.reader.as_ref().is_some_and(|reader| !reader.is_finished());
+        while is_reading() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Ends the program, and starts the program with other words.
+    pub(super) fn replace(&mut self, words: Vec<String>, patience: Duration) {
+        self.words = words;
+        self.stop(patience);
+        self.again = Some(Instant::now());
+    }
+
+    /// Plans the next start.
+    pub(super) fn put_off(&mut self) {
         self.again = Some(Instant::now() + self.pause);
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
     }
@@ -175,5 +212,6 @@ impl Service {
         }
         let _ = child.kill();
         let _ = child.wait();
+        self.read_last_lines();
     }
 }

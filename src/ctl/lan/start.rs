@@ -11,43 +11,46 @@ use serde_json::Value;
 
 use super::keeper::{Keeper, report};
 use super::place::Place;
-use super::programs::{NEEDED, Wanted, has_own_server};
+use super::programs::{NEEDED, Wanted, has_own_dns, paths};
 use super::protocol::{KeeperCall, NetworkState, ask};
 use super::{StartOptions, ipv4};
 use crate::failure::Failure;
+use crate::network::host::Net;
+use crate::output::say;
 
 /// Address of the network without `--nat`.
 const DEFAULT_NAT: &str = "10.78.0.1/24";
 /// Longest wait for a keeper that another command starts.
 const OTHER: Duration = Duration::from_secs(20);
-const STEP: Duration = Duration::from_millis(50);
+const STEP: Duration = Duration::from_millis(100);
 /// Line of a keeper that finds another keeper.
 const TAKEN: &str = "taken";
-/// Directories of programs that an ordinary user's PATH may lack.
-const MORE_PATHS: &str = "/usr/sbin:/sbin:/usr/local/sbin";
 
 /// Returns the state of the network, which runs afterwards.
 pub(super) fn ensure(place: &Place, options: &StartOptions) -> Result<NetworkState, Failure> {
     if let Some(answer) = ask(place, &KeeperCall::Status)? {
         return check(answer, options);
     }
-    let is_new = prepare(place)?;
-    match spawn(place, options)?.as_str() {
-        "ready" => {}
-        TAKEN => {
-            let end = Instant::now() + OTHER;
-            while Instant::now() < end {
+    examine(options)?;
+    let end = Instant::now() + OTHER;
+    loop {
+        let is_new = place.make()?;
+        match spawn(place, options)?.as_str() {
+            "ready" => break,
+            // Another keeper starts, or ends.
+            TAKEN if Instant::now() < end => {
+                std::thread::sleep(STEP);
                 if let Some(answer) = ask(place, &KeeperCall::Status)? {
                     return check(answer, options);
                 }
-                std::thread::sleep(STEP);
             }
-        }
-        line => {
-            if is_new {
-                place.remove()?;
+            TAKEN => break,
+            line => {
+                if is_new && let Some(_lock) = place.lock()? {
+                    place.remove()?;
+                }
+                return Err(told(line));
             }
-            return Err(told(line));
         }
     }
     let silent = || Failure::refused(format!("the network ended; see {}", place.log().display()));
@@ -67,21 +70,31 @@ fn check(answer: NetworkState, options: &StartOptions) -> Result<NetworkState, F
     }
 }
 
-/// Checks what the network needs, and makes the directory. Returns true if the directory is new.
-fn prepare(place: &Place) -> Result<bool, Failure> {
+/// Checks what the network needs of the host.
+fn examine(options: &StartOptions) -> Result<(), Failure> {
     if is_root() {
         let text = "lan is for ordinary users, as pasta refuses root: runuser -u USER -- \
                     vioswitchctl lan; root has vioswitchctl network";
         return Err(Failure::refused(text.to_owned()));
     }
     let missing = NEEDED.iter().filter(|(program, _)| !is_there(program));
-    let mut packages: Vec<&str> = missing.map(|(_, package)| *package).collect();
+    let (programs, mut packages): (Vec<&str>, Vec<&str>) = missing.copied().unzip();
     packages.dedup();
     if !packages.is_empty() {
-        let packages = packages.join(" ");
-        return Err(Failure::refused(format!("programs are missing: apt install {packages}")));
+        let (programs, packages) = (programs.join(", "), packages.join(" "));
+        let text = format!("programs are missing ({programs}): apt install {packages}");
+        return Err(Failure::refused(text));
     }
-    place.make()
+    judge(options)
+}
+
+/// Refuses a network that the host has already: virtual machines could not reach the host's.
+fn judge(options: &StartOptions) -> Result<(), Failure> {
+    let nat = options.nat.map_or_else(|| ipv4(DEFAULT_NAT), Ok).map_err(Failure::usage)?;
+    let judged = Net::look().map_or(Ok(Vec::new()), |net| net.judge_address(nat, ""));
+    let notes = judged.map_err(|failure| failure.told_as(|text| format!("{text}, by --nat")))?;
+    notes.iter().for_each(|note| say(note));
+    Ok(())
 }
 
 /// True for the root of the host; the root of a user namespace is an ordinary user.
@@ -89,11 +102,6 @@ fn is_root() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     let is_whole = map.split_whitespace().eq(["0", "0", "4294967295"]);
     rustix::process::geteuid().is_root() && is_whole
-}
-
-fn paths() -> String {
-    let own = std::env::var("PATH").unwrap_or_default();
-    if own.is_empty() { MORE_PATHS.to_owned() } else { format!("{own}:{MORE_PATHS}") }
 }
 
 fn is_there(program: &str) -> bool {
@@ -104,9 +112,9 @@ fn is_there(program: &str) -> bool {
 fn spawn(place: &Place, options: &StartOptions) -> Result<String, Failure> {
     let cannot = |error| Failure::refused(format!("cannot start the network's keeper: {error}"));
     let log = File::options().create(true).append(true).open(place.log());
-    let log = log.map_err(|error| Failure::file("open", &place.log(), &error))?;
+    let log = log.map_err(|error| Failure::users_file("open", &place.log(), &error))?;
     let mut command = Command::new(std::env::current_exe().map_err(cannot)?);
-    command.args(["lan", "serve"]).env("PATH", paths()).current_dir("/");
+    command.args(["lan", "serve"]).current_dir("/");
     if let Some(nat) = options.nat {
         command.args(["--nat", &nat.to_string()]);
     }
@@ -142,39 +150,44 @@ pub(super) fn serve(place: Place, options: &StartOptions) -> Result<(), Failure>
             println!("{TAKEN}");
             Ok(())
         }
-        Some(lock) => keep(place, options, lock),
+        Some(lock) => keep(place, options, lock, report),
     }
 }
 
 /// Keeps the network until a signal ends this process.
 pub(super) fn foreground(place: Place, options: &StartOptions) -> Result<(), Failure> {
-    prepare(&place)?;
+    examine(options)?;
+    place.make()?;
     let taken = || Failure::refused("the network runs already; see vioswitchctl lan status".into());
     let lock = place.lock()?.ok_or_else(taken)?;
-    keep(place, options, lock)
+    keep(place, options, lock, |_| {})
 }
 
-fn keep(place: Place, options: &StartOptions, lock: File) -> Result<(), Failure> {
+fn keep(
+    place: Place,
+    options: &StartOptions,
+    lock: File,
+    tell: fn(Result<(), &Failure>),
+) -> Result<(), Failure> {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let nat = options.nat.map_or_else(|| ipv4(DEFAULT_NAT), Ok).map_err(Failure::usage)?;
-    let resolv_conf = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
-    let has_own_dns = has_own_server(&resolv_conf);
+    let has_own_dns = has_own_dns();
     let wanted = Wanted { nat, host_loopback: options.host_loopback, has_own_dns };
     let path = place.keeper();
     let started = Keeper::start(place.clone(), wanted, lock).and_then(|keeper| {
         // The lock is held: a socket there has no listener.
         let _ = fs::remove_file(&path);
         let bound = UnixListener::bind(&path);
-        let listener = bound.map_err(|error| Failure::file("listen at", &path, &error))?;
+        let listener = bound.map_err(|error| Failure::users_file("listen at", &path, &error))?;
         Ok((keeper, listener))
     });
     match started {
         Ok((keeper, listener)) => {
-            report(&Ok(()));
-            keeper.run(&listener)
+            tell(Ok(()));
+            keeper.run(listener)
         }
         Err(failure) => {
-            report(&Err(&failure));
+            tell(Err(&failure));
             Err(failure)
         }
     }

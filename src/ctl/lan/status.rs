@@ -3,11 +3,12 @@
 use std::fs;
 
 use api::config::Kind;
+use api::wire::Port;
 use serde_json::json;
 
 use super::leases::{self, Lease};
 use super::place::Place;
-use super::protocol::NetworkState;
+use super::protocol::{ForwardState, NetworkState};
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::look;
@@ -16,10 +17,16 @@ use crate::show;
 
 /// Returns the state of the network, with the ports of the switch and the leases.
 pub(super) fn look(place: &Place, answer: NetworkState) -> Result<Output, Failure> {
-    let ports = look::of_kind(&mut Client::connect(&place.control())?, Some(Kind::Port))?;
+    let ports = match ports(place) {
+        Ok(ports) => Some(ports),
+        // The switch restarts; the keeper knows the rest.
+        Err(failure) if failure.is_absence() => None,
+        Err(failure) => return Err(failure),
+    };
+    let has_switch = ports.is_some();
     let leases = leases::read(&place.leases());
     let (mut rows, mut machines) = (Vec::new(), Vec::new());
-    for port in ports {
+    for port in ports.unwrap_or_default() {
         let name = port.name.as_str();
         let lease = leases.iter().find(|lease| lease.name == name);
         let address = lease.map(|lease| lease.address.to_string());
@@ -40,24 +47,30 @@ pub(super) fn look(place: &Place, answer: NetworkState) -> Result<Output, Failur
         }));
     }
     let title = ["VM", "ADDRESS", "MAC", "STATE", "SENT", "RECEIVED"];
-    let mut text = network(place, &answer);
-    text += &show::table(&title, rows);
+    let mut text = network(place, &answer, has_switch);
+    if has_switch {
+        text += &show::table(&title, rows);
+    }
     if !answer.forwards.is_empty() {
-        let state = |running| if running { "running" } else { "restarting" }.to_owned();
-        let rows = answer.forwards.iter().map(|one| vec![one.forward.clone(), state(one.running)]);
+        let state = |one: &ForwardState| match (one.running, &one.last_line) {
+            (true, _) => "running".to_owned(),
+            (false, None) => "restarting".to_owned(),
+            (false, Some(reason)) => format!("restarting: {reason}"),
+        };
+        let rows = answer.forwards.iter().map(|one| vec![one.forward.clone(), state(one)]);
         text += &show::table(&["FORWARD", "STATE"], rows.collect());
     }
     let value = json!({
         "control": place.control(), "log": place.log(), "nat": answer.nat,
         "host_loopback": answer.host_loopback, "outside": answer.outside,
         "namespace": answer.namespace, "services": answer.services,
-        "forwards": answer.forwards, "vms": machines,
+        "forwards": answer.forwards, "vms": has_switch.then_some(machines),
     });
     Ok((value, text))
 }
 
 /// Returns the lines about the network as a whole.
-fn network(place: &Place, answer: &NetworkState) -> String {
+fn network(place: &Place, answer: &NetworkState, has_switch: bool) -> String {
     let pasta = answer.services.iter().find(|service| service.name == "pasta");
     let said = pasta.and_then(|pasta| pasta.last_line.clone());
     let outside = match (answer.outside, said) {
@@ -66,6 +79,9 @@ fn network(place: &Place, answer: &NetworkState) -> String {
         (false, Some(said)) => format!("not connected: pasta: {said}"),
     };
     let mut pairs = vec![("network", answer.nat.clone()), ("outside", outside)];
+    if !has_switch {
+        pairs.push(("switch", format!("restarting; see {}", place.log().display())));
+    }
     for service in answer.services.iter().filter(|service| service.restarts > 0) {
         pairs.push((service.name.as_str(), format!("restarted {} times", service.restarts)));
     }
@@ -80,10 +96,18 @@ fn mac_of(place: &Place, name: &str, lease: Option<&Lease>) -> Option<String> {
     noted.or_else(|| lease.map(|lease| lease.mac.clone()))
 }
 
-/// Returns the ports with a front-end; none if the switch does not answer.
-pub(super) fn attached(place: &Place) -> Vec<String> {
+/// Returns the ports of virtual machines. A failure says nothing about other switches.
+fn ports(place: &Place) -> Result<Vec<Port>, Failure> {
     let client = Client::connect(&place.control());
-    let ports = client.and_then(|mut client| look::of_kind(&mut client, Some(Kind::Port)));
-    let used = ports.unwrap_or_default().into_iter().filter(|port| port.front_end.is_some());
-    used.map(|port| port.name).collect()
+    let silent = |failure: Failure| match failure.is_absence() {
+        true => failure.told_as(|_| "the switch does not answer".to_owned()),
+        false => failure,
+    };
+    client.and_then(|mut client| look::of_kind(&mut client, Some(Kind::Port))).map_err(silent)
+}
+
+/// Returns the ports with a front-end.
+pub(super) fn attached(place: &Place) -> Result<Vec<String>, Failure> {
+    let used = ports(place)?.into_iter().filter(|port| port.front_end.is_some());
+    Ok(used.map(|port| port.name).collect())
 }

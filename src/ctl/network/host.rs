@@ -114,20 +114,30 @@ impl Net {
         }
         let mut notes = Vec::new();
         for wanted in &plan.addresses {
-            for link in self.links.iter().filter(|link| link.ifname != interface) {
-                if let Some(theirs) = Net::addresses(link).find(|theirs| theirs.overlaps(*wanted)) {
-                    let name = text(&link.ifname);
-                    return Err(Failure::refused(format!(
-                        "{wanted} overlaps {theirs} of interface {name}: choose another network"
-                    )));
-                }
+            notes.append(&mut self.judge_address(*wanted, &interface)?);
+        }
+        Ok(notes)
+    }
+
+    /// Returns notes on the problems of a network with this address at an interface, or why the
+    /// host cannot have the network.
+    pub(crate) fn judge_address(
+        &self,
+        wanted: Cidr,
+        interface: &str,
+    ) -> Result<Vec<String>, Failure> {
+        for link in self.links.iter().filter(|link| link.ifname != interface) {
+            if let Some(theirs) = Net::addresses(link).find(|theirs| theirs.overlaps(wanted)) {
+                let name = text(&link.ifname);
+                return Err(Failure::refused(format!(
+                    "{wanted} overlaps {theirs} of interface {name}: choose another network"
+                )));
             }
-            self.judge_routes(*wanted, &interface, &mut notes)?;
-            if !wanted.is_private() {
-                notes.push(format!(
-                    "{wanted} is not a private network: guests cannot reach its owner"
-                ));
-            }
+        }
+        let mut notes = Vec::new();
+        self.judge_routes(wanted, interface, &mut notes)?;
+        if !wanted.is_private() {
+            notes.push(format!("{wanted} is not a private network: guests cannot reach its owner"));
         }
         Ok(notes)
     }

@@ -10,7 +10,7 @@ mod apply;
 mod bridge;
 mod dnsmasq;
 mod files;
-mod host;
+pub(crate) mod host;
 mod networkd;
 mod plan;
 mod store;

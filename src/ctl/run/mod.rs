@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use api::config::Kind;
 use api::wire::GetPort;
+use base::words::quote;
 use clap::Args;
 
 use crate::attach::wanted::VmPort;
@@ -19,6 +20,7 @@ use crate::failure::Failure;
 use crate::output::say;
 use crate::qemu::{self, Version};
 use crate::requests::{delete, new_port};
+use crate::values::DEFAULT_CONTROL;
 use child::Signals;
 
 /// Longest time that this program waits for a restarting switch to delete the port.
@@ -75,10 +77,10 @@ impl Run {
         // The program catches signals before the port exists, because a signal would leave the port
         // behind.
         let signals = Signals::catch()?;
-        let made = self.claim(&mut client, transient)?;
+        let made = self.claim(&mut client, control, transient)?;
         let outcome = self.start(client, signals, version, note);
         if made {
-            self.give_back(control);
+            self.give_back(control, transient);
         }
         outcome
     }
@@ -106,9 +108,9 @@ impl Run {
         self.command.split_first().ok_or_else(missing)
     }
 
-    /// Adds the port, or accepts an existing port without a front-end. Returns true if the port was
-    /// added.
-    fn claim(&self, client: &mut Client, transient: bool) -> Result<bool, Failure> {
+    /// Adds the port, or accepts an existing port without a front-end. Returns true if the port is
+    /// to go with QEMU.
+    fn claim(&self, client: &mut Client, control: &Path, transient: bool) -> Result<bool, Failure> {
         let new =
             |may_exist| new_port(Kind::Port, &self.name, &self.settings, may_exist, transient);
         match client.call(&new(false)?) {
@@ -125,26 +127,45 @@ impl Run {
             let text = format!("port '{name}' has a front-end, pid {}", who.pid);
             return Err(Failure::refused(format!("{text}: each machine needs a port of its own")));
         }
-        // An earlier run may have left the port behind.
+        // An earlier run may have left the port behind. A run that keeps its port takes over such a
+        // port.
+        if !transient && port.origin.as_str() == "kept" {
+            return Ok(true);
+        }
         if ["kept", "transient"].contains(&port.origin.as_str()) {
-            say(&format!("port '{name}' existed before and stays: vioswitchctl port del {name}"));
+            let text =
+                format!("port '{name}' existed before and stays: vioswitchctl port del {name}");
+            say(&(text + &of_switch(control)));
         }
         Ok(false)
     }
 
-    fn give_back(&self, control: &Path) {
+    fn give_back(&self, control: &Path, transient: bool) {
         let end = Instant::now() + RESTART;
         loop {
             let deleted = Client::connect(control)
                 .and_then(|mut client| delete(&mut client, &self.name, None, true));
             let Err(failure) = deleted else { return };
+            // A kept port goes with the switch's directory.
+            if !transient && !control.parent().is_some_and(Path::exists) {
+                return;
+            }
             if !failure.is_absence() || Instant::now() >= end {
                 let name = &self.name;
                 let why = failure.text;
-                return say(&format!("port '{name}' stays: {why}; vioswitchctl port del {name}"));
+                let text = format!("port '{name}' stays: {why}; vioswitchctl port del {name}");
+                return say(&(text + &of_switch(control)));
             }
             std::thread::sleep(STEP);
         }
+    }
+}
+
+/// Returns the option that names the switch to a command, unless the switch is the default switch.
+fn of_switch(control: &Path) -> String {
+    match control == Path::new(DEFAULT_CONTROL) {
+        true => String::new(),
+        false => format!(" --control {}", quote(&control.display().to_string())),
     }
 }
 

@@ -166,6 +166,31 @@ fn a_user_has_one_network_and_nothing_stays() {
         // The keeper itself is about to end.
         assert!(wait_for(LOST, || members(keeper) == 0), "{} left", members(keeper));
         user.done(&["stop"]);
+        let taken = user.fails(&["--nat", "192.0.2.1/24"]);
+        let wanted = "192.0.2.1/24 overlaps 192.0.2.2/24 of interface eth0: choose another \
+                      network, by --nat";
+        assert_eq!(taken, (1, wanted.to_owned()));
+        let (status, told) = user.fails(&["--nat", "169.254.78.9/24"]);
+        assert!(status == 2 && told.contains("outside of 169.254.78.0/24"), "{told}");
+    });
+}
+
+/// In a unit, whose PATH may lack the directories of dnsmasq and nft, and until the directory goes
+/// with the user's last session.
+#[test]
+fn a_unit_keeps_the_network_until_the_directory_goes() {
+    on_host(|| {
+        let user = User::new();
+        let program = user.0.path().join("vioswitchctl").display().to_string();
+        let mut command = user.program(&program);
+        command.args(["lan", "--foreground"]).env("PATH", "/usr/bin:/bin");
+        let mut unit = command.spawn().expect("vioswitchctl");
+        let is_up = || user.ctl(&["status"]).status.success();
+        let is_gone = |unit: &mut std::process::Child| unit.try_wait().expect("wait").is_some();
+        assert!(wait_for(LOST, || is_up() || is_gone(&mut unit)) && is_up(), "{}", user.log());
+        fs::remove_dir_all(user.place()).expect("remove");
+        assert!(wait_for(LOST * 2, || is_gone(&mut unit)));
+        assert!(unit.wait().expect("wait").success() && !user.place().exists());
     });
 }
 
@@ -188,12 +213,19 @@ fn forwards_come_and_go_while_the_network_runs() {
             ),
             ("192.0.2.9:8091:vm1:80", "192.0.2.9 is no address of this host"),
             ("8080-8081:vm2:80", "forward 8080-8081:10.78.0.1:80-81 has these ports"),
+            ("8081-8082:vm2:80", "forward 8080-8081:10.78.0.1:80-81 has these ports"),
+            ("0.0.0.0:8081:vm2:80", "forward 8080-8081:10.78.0.1:80-81 has these ports"),
         ] {
             assert_eq!(user.fails(&["forward", forward]), (1, reason.to_owned()));
         }
         drop(taken);
         // A refused range gives its other ports back.
         TcpListener::bind("127.0.0.1:8089").expect("bind");
+        // An upgrade replaces this program.
+        let own = user.0.path().join("vioswitchctl");
+        fs::remove_file(&own).expect("remove");
+        copy_program(env!("CARGO_BIN_EXE_vioswitchctl"), &own);
+        user.done(&["forward", "8089:10.78.0.1:80"]);
         user.done(&["forward", "del", "8080-8081:10.78.0.1:80"]);
         assert!(TcpStream::connect("127.0.0.1:8080").is_err());
         let (status, told) = user.fails(&["forward", "del", "8080:10.78.0.1:80"]);
@@ -239,7 +271,14 @@ fn a_killed_keeper_leaves_no_process() {
         assert!(wait_for(LOST, || members(keeper) == 0), "{} left", members(keeper));
         assert_eq!(user.fails(&["status"]).0, 3);
         assert!(user.place().join("control.sock").exists());
+        let taken = TcpListener::bind("127.0.0.1:8080").expect("bind");
         user.done(&[]);
+        let forward = || user.status()["forwards"][0].clone();
+        let reason = "127.0.0.1:8080 is taken by another program";
+        let waits = || forward()["running"] == false && forward()["last_line"] == reason;
+        assert!(wait_for(LOST, waits), "{}", forward());
+        drop(taken);
+        assert!(wait_for(LOST, || TcpStream::connect("127.0.0.1:8080").is_ok()), "{}", forward());
         let server = user.listen("10.78.0.1:80");
         assert!(passes(8080, &server));
         // By a signal, as of systemd: names and forwards stay.
@@ -267,8 +306,10 @@ exit 7
         fs::write(&qemu, SCRIPT).expect("write");
         fs::set_permissions(&qemu, fs::Permissions::from_mode(0o755)).expect("mode");
         let qemu = qemu.to_str().expect("UTF-8");
-        let (status, told) = user.fails(&["run", "vm_1", "--", qemu]);
-        assert!(status == 2 && told.contains("no name of a machine"), "{told}");
+        for name in ["vm_1", "30m", "ignore", "host"] {
+            let (status, told) = user.fails(&["run", name, "--", qemu]);
+            assert!(status == 2 && told.contains("no name of a machine"), "{told}");
+        }
         let program = user.0.path().join("vioswitchctl").display().to_string();
         let mut command = user.program(&program);
         let mut run = command.args(["lan", "run", "vm1", "--", qemu]).spawn().expect("run");
@@ -280,14 +321,32 @@ exit 7
         assert!(words.contains(&format!("mac={mac}")), "{words}");
         assert_eq!(user.status()["vms"][0]["mac"], mac);
         // The port comes back with the switch.
-        let pid = user.status()["services"][0]["pid"].as_u64().expect("pid");
-        assert!(sys::kill(pid as u32, libc::SIGKILL));
+        let pid = |service: usize| user.status()["services"][service]["pid"].as_u64();
+        let (switch, elsewhere) = (user.0.path().join("vioswitchd"), user.0.path().join("later"));
+        fs::rename(&switch, &elsewhere).expect("rename");
+        assert!(sys::kill(pid(0).expect("pid") as u32, libc::SIGKILL));
+        assert!(wait_for(LOST, || pid(0).is_none()));
+        let told = user.done(&["status"]);
+        assert!(told.contains("restarting; see") && told.contains("connected"), "{told}");
+        let (status, told) = user.fails(&["stop"]);
+        assert!(status == 1 && told.contains("--force"), "{told}");
+        fs::rename(&elsewhere, &switch).expect("rename");
         let is_back =
             || user.ctl(&["status"]).status.success() && user.status()["vms"][0]["name"] == "vm1";
         assert!(wait_for(LOST, is_back), "{}", user.log());
         File::create(runtime.join("end")).expect("create");
         assert_eq!(run.wait().expect("wait").code(), Some(7));
         assert_eq!(user.status()["vms"], json!([]));
+        // What earlier runs left behind: a port, and another name of the card.
+        let control = user.place().join("control.sock").display().to_string();
+        let mut command = user.program(&program);
+        command.args(["--control", &control, "port", "add", "vm1"]);
+        assert!(command.output().expect("vioswitchctl").status.success());
+        let (old, dnsmasq) = (user.place().join("hosts/old"), pid(1));
+        fs::write(&old, format!("{mac},old\n")).expect("write");
+        assert_eq!(user.ctl(&["run", "vm1", "--", qemu]).status.code(), Some(7));
+        assert_eq!(user.status()["vms"], json!([]));
+        assert!(!old.exists() && wait_for(LOST, || pid(1).is_some() && pid(1) != dnsmasq));
     });
 }
 
@@ -309,7 +368,8 @@ fn a_host_that_cannot_is_told_why() {
         assert!(told.0 == 1 && told.1.ends_with(remedy), "{told:?}");
         let mut command = user.program(&program);
         let told = failure(command.env("PATH", "/nowhere").arg("lan").output().expect("run"));
-        assert!(told.1.starts_with("programs are missing: apt install passt"), "{told:?}");
+        assert!(told.1.starts_with("programs are missing (pasta, "), "{told:?}");
+        assert!(told.1.contains("): apt install passt "), "{told:?}");
         assert!(!user.place().exists());
         // Another user's, where all may write.
         let other = user.0.path().join("other");
