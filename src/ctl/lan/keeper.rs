@@ -1,9 +1,8 @@
 //! The process that keeps a user's network: holds the namespace, runs the programs, and starts
 //! programs again that end.
 //!
-//! Only the main thread starts programs, because the kernel ends a program with the thread that
-//! started the program. So nothing of the network outlives this process, except that a killed
-//! process leaves programs behind that AppArmor or SELinux confines, such as Debian's pasta.
+//! Each program ends when the pipe from this process ends. So nothing of the network outlives this
+//! process.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};

@@ -22,13 +22,12 @@ const SET_UP: &str = include_str!("namespace.sh");
 const MORE_PATHS: &str = "/usr/sbin:/sbin:/usr/local/sbin";
 
 /// Programs, each with the package of Debian that has the program.
-pub(super) const NEEDED: [(&str, &str); 6] = [
+pub(super) const NEEDED: [(&str, &str); 5] = [
     ("pasta", "passt"),
     ("dnsmasq", "dnsmasq-base"),
     ("nft", "nftables"),
     ("ip", "iproute2"),
     ("nsenter", "util-linux"),
-    ("setpriv", "util-linux"),
 ];
 
 /// Interface of the virtual machines' network in the namespace: the switch's TAP.
@@ -64,20 +63,25 @@ pub(super) fn paths() -> String {
     if own.is_empty() { MORE_PATHS.to_owned() } else { format!("{own}:{MORE_PATHS}") }
 }
 
-/// Returns the words that run a command in the namespaces of the process `holder`. The kernel ends
-/// the command when the calling thread ends, as for `bound`.
+/// Script that runs a command until standard input ends without a line. The kernel could end the
+/// command with the caller (PR_SET_PDEATHSIG), but not a command that AppArmor or SELinux confines,
+/// such as Debian's pasta.
+const BOUND: &str = "exec 3<&0; (read -r _ <&3 || kill -KILL $$) >/dev/null 2>&1 & \
+                     exec \"$@\" </dev/null 3<&-";
+
+/// Returns the words that run a command in the namespaces of the process `holder`, as for `bound`.
 pub(super) fn inside(holder: u32, command: Vec<String>) -> Vec<String> {
     let enter = ["nsenter", "--user", "--net", "--preserve-credentials", "--target"];
     let mut words = owned(&enter);
     words.push(holder.to_string());
-    words.extend(bound(command));
-    words
+    words.extend(command);
+    bound(words)
 }
 
-/// Returns the words that run a command which the kernel ends when the calling thread ends. A
-/// command that AppArmor or SELinux confines loses this tie, and outlives a killed caller.
+/// Returns the words that run a command which is killed when standard input ends without a line, as
+/// when the caller is killed.
 pub(super) fn bound(command: Vec<String>) -> Vec<String> {
-    let mut words = owned(&["setpriv", "--pdeathsig", "KILL"]);
+    let mut words = owned(&["sh", "-c", BOUND, "sh"]);
     words.extend(command);
     words
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
@@ -122,7 +122,7 @@ impl Service {
         let child = Command::new(program)
             .args(arguments)
             .env("PATH", programs::paths())
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(output)
             .stderr(Stdio::piped())
             .spawn();
@@ -154,7 +154,7 @@ impl Service {
         let ended = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
         if let Some(status) = ended {
             self.log.line(&self.name, &format!("ended: {}", status));
-            self.child = None;
+            dismiss(self.child.take().and_then(|mut child| child.stdin.take()));
             self.read_last_lines();
             if self.begun.elapsed() >= HEALTHY {
                 self.pause = FIRST_PAUSE;
@@ -203,6 +203,7 @@ impl Service {
     pub(super) fn stop(&mut self, patience: Duration) {
         self.again = None;
         let Some(mut child) = self.child.take() else { return };
+        let stdin = child.stdin.take();
         let end = Instant::now() + patience;
         let pid = rustix::process::Pid::from_child(&child);
         // A program that has just ended needs no signal.
@@ -212,6 +213,13 @@ impl Service {
         }
         let _ = child.kill();
         let _ = child.wait();
+        dismiss(stdin);
         self.read_last_lines();
     }
+}
+
+/// Sends the line after which nothing kills a program that has ended: another process may have its
+/// number.
+fn dismiss(stdin: Option<ChildStdin>) {
+    let _ = stdin.map(|mut stdin| stdin.write_all(b"\n"));
 }
