@@ -6,7 +6,7 @@ use clap::FromArgMatches;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 
-use crate::args::{Options, command};
+use crate::args::{Options, SwitchCommand, command};
 use crate::slips;
 
 /// Outcome of a command line without a command to run.
@@ -29,15 +29,20 @@ pub fn parse(args: &[OsString], control: Option<OsString>) -> Result<Options, Ou
         {
             options.control = path.into();
         }
-        Ok(options)
+        let is_given = matches.value_source("control") == Some(ValueSource::CommandLine);
+        Ok((options, is_given))
     });
-    parsed.map_err(|error| match error.kind() {
+    let (options, is_given) = parsed.map_err(|error| match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Outcome::Print(error.to_string()),
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             Outcome::Usage(slips::no_command(args))
         }
         _ => Outcome::Usage(slips::line(&error, args)),
-    })
+    })?;
+    match is_given && matches!(options.command, SwitchCommand::Lan(_)) {
+        true => Err(Outcome::Usage("lan has a switch of its own: leave out --control".to_owned())),
+        false => Ok(options),
+    }
 }
 
 /// True if a failure is to be printed as JSON; the command line may be invalid.

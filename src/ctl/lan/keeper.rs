@@ -208,7 +208,7 @@ impl Keeper {
 
     /// Makes the programs ask the name servers that the host asks at present.
     fn ask_present_servers(&mut self) {
-        let has_own_dns = programs::has_own_dns();
+        let has_own_dns = programs::has_own_dns().unwrap_or(self.wanted.has_own_dns);
         if has_own_dns != self.wanted.has_own_dns {
             self.wanted.has_own_dns = has_own_dns;
             self.replace_dnsmasq();

@@ -161,16 +161,18 @@ pub(super) fn dnsmasq(wanted: &Wanted, place: &Place) -> Vec<String> {
     words
 }
 
-/// True if the host asks a name server of its own at present.
-pub(super) fn has_own_dns() -> bool {
+/// Returns true if the host asks a name server of its own at present; `None` if the host has no
+/// name server, as while a program writes the file.
+pub(super) fn has_own_dns() -> Option<bool> {
     has_own_server(&fs::read_to_string("/etc/resolv.conf").unwrap_or_default())
 }
 
-/// True if the file of the host's name servers names a server on the host itself.
-fn has_own_server(resolv_conf: &str) -> bool {
+/// Returns true if the file of the host's name servers names a server on the host itself.
+fn has_own_server(resolv_conf: &str) -> Option<bool> {
     let servers = resolv_conf.lines().filter_map(|line| line.trim().strip_prefix("nameserver"));
-    let addresses = servers.filter_map(|rest| rest.trim().parse::<IpAddr>().ok());
-    { addresses }.any(|address| address.is_loopback())
+    let addresses = servers.map(|rest| rest.trim().parse::<IpAddr>());
+    let are_own = addresses.map(|address| address.is_ok_and(|address| address.is_loopback()));
+    are_own.reduce(|one, other| one || other)
 }
 
 #[cfg(test)]
@@ -193,11 +195,11 @@ mod tests {
         assert!(dnsmasq(&without, &place).join(" ").contains("--resolv-file=/etc/resolv.conf"));
         assert!(!pasta(7, &without).join(" ").contains("--dns-forward"));
         for (text, has_own) in [
-            ("# x\nnameserver 127.0.0.53\noptions edns0\n", true),
-            ("nameserver 192.0.2.53\nnameserver ::1\n", true),
-            ("nameserver 192.0.2.53\n", false),
-            ("nameserver fe80::1%eth0\n", false),
-            ("", false),
+            ("# x\nnameserver 127.0.0.53\noptions edns0\n", Some(true)),
+            ("nameserver 192.0.2.53\nnameserver ::1\n", Some(true)),
+            ("nameserver 192.0.2.53\n", Some(false)),
+            ("nameserver fe80::1%eth0\n", Some(false)),
+            ("", None),
         ] {
             assert_eq!(has_own_server(text), has_own, "{text}");
         }

@@ -171,7 +171,7 @@ fn keep(
 ) -> Result<(), Failure> {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let nat = options.nat.map_or_else(|| ipv4(DEFAULT_NAT), Ok).map_err(Failure::usage)?;
-    let has_own_dns = has_own_dns();
+    let has_own_dns = has_own_dns().unwrap_or(false);
     let wanted = Wanted { nat, host_loopback: options.host_loopback, has_own_dns };
     let path = place.keeper();
     let started = Keeper::start(place.clone(), wanted, lock).and_then(|keeper| {

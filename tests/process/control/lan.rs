@@ -157,6 +157,8 @@ fn a_user_has_one_network_and_nothing_stays() {
         let user = User::new();
         let none = "you have no network here: vioswitchctl lan";
         assert_eq!(user.fails(&["status"]), (3, none.to_owned()));
+        let (status, told) = user.fails(&["status", "--control", "/run/other.sock"]);
+        assert!(status == 2 && told.contains("leave out --control"), "{told}");
         let told = user.done(&[]);
         assert!(told.contains("10.78.0.1/24") && told.contains("connected"), "{told}");
         let (keeper, before) = (user.keeper(), user.status());
