@@ -183,7 +183,7 @@ impl Filters {
             for (kind, name) in self.book.missing(port) {
                 log::error!("port {}: all packets are dropped: no {kind} '{name}'", port.name);
             }
-            let compiled = match self.build(&rules) {
+            let compiled = match self.build(&rules, &before) {
                 Ok(filter) => {
                     if let Some((of, known)) = known {
                         add_refused(&of, &known, &mut self.refused);
@@ -204,7 +204,13 @@ impl Filters {
                 add_refused(&of, &compiled, &mut self.refused);
             }
         }
-        self.refused.retain(|(filter, _), _| self.book.has_filter(filter));
+        self.refused.retain(|(filter, place), _| {
+            let rules = self.book.rules_of_filter(filter);
+            rules.is_some_and(|rules| match place {
+                RulePlace::Number(number) => usize::from(*number) <= rules,
+                RulePlace::Default(_) => true,
+            })
+        });
         self.compiled.iter().map(|(name, (_, filter))| (name.clone(), Arc::clone(filter))).collect()
     }
 
@@ -234,9 +240,15 @@ impl Filters {
     }
 
     /// Makes a port's filter. Ports with equal rules share the compiled rules.
-    fn build(&mut self, rules: &PortRules) -> Result<Arc<PortFilter>, TooLarge> {
+    /// `before` are filters of ports that follow.
+    fn build(
+        &mut self,
+        rules: &PortRules,
+        before: &HashMap<String, (PortRules, Arc<PortFilter>)>,
+    ) -> Result<Arc<PortFilter>, TooLarge> {
         self.generation += 1;
-        let rules = match self.compiled.values().find(|(of, _)| of == rules) {
+        let known = self.compiled.values().chain(before.values());
+        let rules = match known.into_iter().find(|(of, _)| of == rules) {
             Some((_, filter)) => filter.rules.for_another_port(self.generation),
             None => rules.compile(self.generation)?,
         };
@@ -246,7 +258,7 @@ impl Filters {
     /// Returns a filter that lets nothing pass but neighbour discovery.
     fn closed(&mut self) -> (PortRules, Arc<PortFilter>) {
         let rules = PortRules::closed();
-        match self.build(&rules) {
+        match self.build(&rules, &HashMap::new()) {
             Ok(filter) => (rules, filter),
             Err(error) => unreachable!("no rules are too many: {error}"),
         }

@@ -69,9 +69,9 @@ impl Rulebook {
         self.rules_of(settings.filters())
     }
 
-    /// True if a filter of this name exists.
-    pub fn has_filter(&self, name: &str) -> bool {
-        self.filters.contains_key(name)
+    /// Returns the number of a filter's rules; `None` if no filter has this name.
+    pub fn rules_of_filter(&self, name: &str) -> Option<usize> {
+        self.filters.get(name).map(|filter| filter.rules.len())
     }
 
     /// Returns the filters and groups that an entry names and that do not exist.

@@ -40,7 +40,7 @@ pub const MAX_CONNECTIONS_PER_PORT: u32 = 65_536;
 /// off a quiet one.
 pub const RESERVED_CONNECTIONS_PER_PORT: u32 = 256;
 
-/// Half-open connections of one port, and as many that end: the newest ones; beyond, the oldest is
+/// Half-open connections of one port, and as many that end: the newest ones; beyond, the oldest are
 /// forgotten. A flood of SYN has to send as many within a round trip to push out an honest one.
 pub const MAX_HALF_OPEN_PER_PORT: usize = 16_384;
 

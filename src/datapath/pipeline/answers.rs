@@ -76,13 +76,6 @@ impl Answers {
         Some((self.burst.take()?, count))
     }
 
-    /// Forgets the answers.
-    #[cold]
-    pub(crate) fn clear(&mut self) {
-        self.frames.clear();
-        self.burst.iter_mut().for_each(|burst| burst.clear());
-    }
-
     /// Empties the burst of answers that were delivered, and keeps the burst for the next answers.
     pub(crate) fn put_back(&mut self, mut burst: Box<Burst>) {
         burst.clear();

@@ -237,7 +237,7 @@ impl Pipeline {
         if ports.is_observed() {
             guard.outcomes.begin();
         }
-        guard.filters.begin_burst();
+        debug_assert!(!guard.filters.is_due(), "each burst is settled");
         self.classify(ports, source, &mut guard);
         self.stage(ports, source, &mut guard);
         let mut next = self.deliver_or_wait(ports, source, &mut guard, stats);
@@ -330,7 +330,8 @@ impl Pipeline {
         }
     }
 
-    /// Returns a delivery for copies that never wait in a ring: copies of floods and mirrors.
+    /// Returns a delivery for copies that never wait in a ring: copies of floods and mirrors,
+    /// and answers.
     fn delivery<'a>(
         &'a mut self,
         (ports, from): (&'a PortTable, PortId),

@@ -50,8 +50,8 @@ enum Try {
     Last,
     /// The only attempt of a flooded copy.
     Flood,
-    /// The only attempt of a copy that waits for no lock holder, and whose loss has this reason.
-    AtOnce(DropReason),
+    /// The only attempt of a copy that waits for no lock holder; a reason replaces that of a loss.
+    AtOnce(Option<DropReason>),
 }
 
 /// Fate of the frames of a run that were not delivered.
@@ -195,7 +195,7 @@ impl Delivery<'_> {
 
     /// Delivers the frames left of a run, and waits for the lock of the ring if necessary. If the
     /// ring went out of service after it was chosen, another receive ring of the guest gets the
-    /// frames of the run, except mirrored copies.
+    /// frames of the run, except copies that are tried once.
     fn last_try(&mut self, port: &Port, guest: &GuestPort, burst: &Burst, run: &mut Run, how: Try) {
         let mut to = Egress { port, guest, index: usize::from(run.queue) };
         let may_stay = how == Try::Last && self.backpressure.is_end(run);
@@ -357,7 +357,7 @@ impl Delivery<'_> {
             Rest::Nothing | Rest::Waits => return true,
             Rest::Left(_) if how == Try::First => return false,
             Rest::Left(reason) | Rest::Drop(reason) => match how {
-                Try::AtOnce(lost) => lost,
+                Try::AtOnce(Some(lost)) => lost,
                 _ => reason,
             },
         };
@@ -447,7 +447,9 @@ impl Delivery<'_> {
             let fitting = copies.for_port(burst, (port, transit), now, &mut kept, self.outcomes);
             let way = (from, ports, port, false);
             let fitting = filters.that_pass(burst, fitting, way, tick, &mut passing, self.outcomes);
-            filters.settle(ports, burst, burst.bytes(), tick);
+            if filters.is_due() {
+                filters.settle(ports, burst, burst.bytes(), tick);
+            }
             *settled += frames.len() - fitting.len();
             self.tag(burst, port, fitting);
             self.copy_to(port, burst, fitting, (run, settled), Try::Flood);
@@ -491,13 +493,13 @@ impl Delivery<'_> {
 
     /// Delivers copies of frames to a port without a change of tags: to the port of a mirror, or
     /// answers to their port. Returns the number of copies. Copies that the port cannot take at
-    /// once are dropped for `lost`.
+    /// once are dropped; `lost` replaces the reason of such drops.
     #[cold]
     pub(crate) fn copy_as_is(
         &mut self,
         burst: &Burst,
         frames: &[u8],
-        (port, lost): (&Port, DropReason),
+        (port, lost): (&Port, Option<DropReason>),
         run: &mut Run,
     ) -> usize {
         let (from, now) = (self.backpressure.from, self.backpressure.now);

@@ -5,8 +5,8 @@
 //! delivered bytes, as for port security ([`super::guard`]).
 //!
 //! A burst may be given back to its ring, in part, and taken again. Its frames are then judged
-//! again, with equal results: each packet that a connection lets pass may be repeated. Rules count
-//! a frame once ([`super::tallies`]).
+//! again: a connection lets pass what it let pass before, but for packets behind the one that
+//! ended it. Rules count a frame once ([`super::tallies`]).
 
 use super::answers::Answers;
 use super::plan::Plan;
@@ -32,7 +32,7 @@ pub struct Filters {
     /// Frames of the present burst that are like the frame before, as bits of their indices: a
     /// remembered answer that covers the frame before covers these too.
     alike: u64,
-    /// Packets of the present burst that the sender's filter has read, by the frames' indices.
+    /// Packets of the present burst that a filter has read, by the frames' indices.
     packets: Packets,
     /// Frames whose connections' places one filter has prefetched, as bits of their indices.
     fetched: u64,
@@ -195,10 +195,6 @@ impl Filters {
     #[inline(never)]
     pub(crate) fn settle(&mut self, ports: &PortTable, burst: &Burst, bytes: u64, now: Tick) {
         self.tallies.settle(ports, (burst, bytes), now);
-        self.end_burst();
-    }
-
-    fn end_burst(&mut self) {
         (self.alike, self.packets.known, self.is_due) = (0, 0, false);
     }
 
@@ -206,16 +202,6 @@ impl Filters {
     #[inline(always)]
     pub(crate) fn is_due(&self) -> bool {
         self.is_due
-    }
-
-    /// Begins a burst. Forgets the decisions about an earlier burst, which a panic may have left.
-    #[inline(always)]
-    pub(crate) fn begin_burst(&mut self) {
-        if self.is_due {
-            self.end_burst();
-            self.tallies.clear();
-            self.answers.clear();
-        }
     }
 
     fn begin(&mut self, judge: &Judge<'_>) {

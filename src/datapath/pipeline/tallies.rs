@@ -36,8 +36,8 @@ pub(crate) struct Tallies {
 impl Default for Tallies {
     fn default() -> Tallies {
         // The filters of the sender and of a receiver decide about each frame.
-        let (tallies, logged) = (Vec::with_capacity(2 * BURST_FRAMES), Vec::new());
-        Tallies { tallies, logged }
+        let most = 2 * BURST_FRAMES;
+        Tallies { tallies: Vec::with_capacity(most), logged: Vec::with_capacity(most) }
     }
 }
 
@@ -71,17 +71,12 @@ impl Tallies {
         }
         for Logged { port, frame, packet } in self.logged.drain(..) {
             let log = filter(port).map(|filter| &filter.log);
-            if let Some(log) = log.filter(|_| kept >> frame & 1 != 0) {
+            // A packet that begins a connection is known when it is judged again.
+            let is_due = packet.passed || kept >> frame & 1 != 0;
+            if let Some(log) = log.filter(|_| is_due) {
                 log.note(packet, now);
             }
         }
-    }
-
-    /// Forgets the decisions about a burst that a panic ended.
-    #[cold]
-    pub(crate) fn clear(&mut self) {
-        self.tallies.clear();
-        self.logged.clear();
     }
 }
 

@@ -4,7 +4,7 @@ use super::{BurstContext, Pipeline};
 use crate::capture::outcomes::Outcomes;
 use crate::port::{Port, PortTable};
 use base::limits::BURST_FRAMES;
-use base::stats::{DropReason, WorkerStats};
+use base::stats::WorkerStats;
 
 impl Pipeline {
     /// Ends the work of filters for a delivered burst: counts the frames at their rules, and
@@ -42,8 +42,8 @@ impl Pipeline {
         let mut outcomes = Outcomes::default();
         let mut delivery = self.delivery((ports, to.id), (room, wait_until), &mut outcomes, stats);
         if count > 0 {
-            let way = (to, DropReason::NoBuffer);
-            let copies = delivery.copy_as_is(&answers, &list[..count], way, plan.spare_run());
+            let run = plan.spare_run();
+            let copies = delivery.copy_as_is(&answers, &list[..count], (to, None), run);
             to.stats.copies.add_shared(copies as u64);
         }
         filters.answers.put_back(answers);

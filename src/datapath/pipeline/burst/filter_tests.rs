@@ -244,5 +244,7 @@ fn frames_that_go_back_to_their_ring_are_counted_once_at_their_rules() {
                 assert_eq!(counted, [frames, 60 * frames, flows.into()], "port {port}");
             }
         }
+        let (logged, lost) = filters[0].log.take();
+        assert_eq!((logged.len(), lost), (flows.into(), 0), "the first packet of each connection");
     }
 }

@@ -179,7 +179,7 @@ impl Pipeline {
         let mut delivery =
             self.delivery((ports, from.id), (room, wait_until), &mut outcomes, stats);
         let copies = {
-            let to = (&ports[watch.to], DropReason::Mirror);
+            let to = (&ports[watch.to], Some(DropReason::Mirror));
             delivery.copy_as_is(burst, places, to, plan.spare_run())
         };
         if let Some(excerpt) = &mut excerpts {

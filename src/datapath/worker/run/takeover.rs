@@ -1,6 +1,7 @@
 //! Takeover: a thread begins or ends to relieve a worker; see [`crate::stalls`].
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::Worker;
 use crate::pipeline::signals::SignalHolder;
@@ -77,6 +78,8 @@ impl Worker {
     pub(super) fn recover(&mut self) {
         self.pipeline.signals.slot.active();
         self.own.sleep_state.awake();
+        // The panic may have left notes that were taken.
+        self.handle.noted.store(true, Ordering::Relaxed);
         self.begin_work(SignalHolder::Anyone);
     }
 
