@@ -13,45 +13,18 @@
 
 mod field;
 pub(super) mod lines;
+mod table;
+mod too_large;
 
 use std::sync::Arc;
 
 use super::named::{Filter, Groups, default_of};
+pub use super::rule::RuleNumber;
 use super::{Direction, Verdict};
 use crate::sync::{AtomicU64, Ordering};
-use base::limits::MAX_FILTER_LINES;
-use field::{Field, Map, Pages, Ranges};
-
-/// The reason why rules cannot be compiled.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum TooLarge {
-    /// The filters of a port have too many rules.
-    #[error("too many rules: {0} lines for one direction, at most {MAX_FILTER_LINES}")]
-    Lines(usize),
-    /// The rules have too many different addresses.
-    #[error("too many addresses in too many rules: use fewer rules with groups")]
-    Words,
-}
-
-/// The fields of a packet that rules match.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Fields {
-    /// The packet is of IPv6.
-    pub v6: bool,
-    /// IP protocol number.
-    pub protocol: u8,
-    /// Source address as a number.
-    pub from: u128,
-    /// Destination address as a number.
-    pub to: u128,
-    /// Source port; 0 without ports.
-    pub from_port: u16,
-    /// Destination port; type and code of an ICMP message; otherwise 0.
-    pub to_port: u16,
-}
-
-/// Number of a rule among the rules of a port; the defaults follow behind the rules.
-pub type RuleNumber = u16;
+pub use table::Fields;
+use table::Table;
+pub use too_large::TooLarge;
 
 /// The decision about a packet that belongs to no connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -121,26 +94,6 @@ struct Rules {
     origins: Vec<Origin>,
     /// Names of the filters, in order.
     names: Vec<String>,
-}
-
-/// The rules of one direction.
-#[derive(Debug)]
-struct Table {
-    v4: Ends<u32>,
-    v6: Ends<u128>,
-    from_port: Field<Pages>,
-    to_port: Field<Pages>,
-    /// Rule of each line.
-    rules: Vec<RuleNumber>,
-    default: RuleNumber,
-}
-
-/// The fields of a version of IP.
-#[derive(Debug)]
-struct Ends<Address> {
-    from: Field<Ranges<Address>>,
-    to: Field<Ranges<Address>>,
-    protocols: Field<Pages>,
 }
 
 impl Compiled {
@@ -239,42 +192,4 @@ impl Compiled {
     pub fn origins(&self) -> &[Origin] {
         &self.rules.origins
     }
-}
-
-impl Table {
-    /// Returns the first line that matches.
-    #[inline]
-    fn first_match(&self, fields: &Fields) -> Option<usize> {
-        let [from, to, protocol] = if fields.v6 {
-            self.v6.maps(fields.from, fields.to, fields.protocol)
-        } else {
-            self.v4.maps(fields.from as u32, fields.to as u32, fields.protocol)
-        };
-        let ports = [self.from_port.of(fields.from_port), self.to_port.of(fields.to_port)];
-        let [from_port, to_port] = ports;
-        first_common([from, to, protocol, from_port, to_port])
-    }
-}
-
-impl<Address: Copy + Ord> Ends<Address> {
-    #[inline(always)]
-    fn maps(&self, from: Address, to: Address, protocol: u8) -> [Map<'_>; 3] {
-        [self.from.of(from), self.to.of(to), self.protocols.of(protocol.into())]
-    }
-}
-
-/// Returns the first bit that is set in all bitmaps.
-#[inline(always)]
-fn first_common(maps: [Map<'_>; 5]) -> Option<usize> {
-    let mut words = maps.iter().fold(u64::MAX, |all, map| all & map.summary);
-    while words != 0 {
-        let at = words.trailing_zeros() as usize;
-        let word = |map: &Map<'_>| map.words.get(at).copied().unwrap_or(0);
-        let lines = maps.iter().fold(u64::MAX, |all, map| all & word(map));
-        if lines != 0 {
-            return Some(at * 64 + lines.trailing_zeros() as usize);
-        }
-        words &= words - 1;
-    }
-    None
 }

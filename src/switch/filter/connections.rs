@@ -16,6 +16,7 @@
 //! Networking 6(2), 1998). A connection that is half-open, or has ended, makes room for a new
 //! connection of its own port: the oldest first.
 
+mod config;
 mod dump;
 mod hash;
 mod key;
@@ -32,9 +33,9 @@ use super::super::fdb::Tick;
 use super::super::sync::{Mutex, MutexGuard, spin_loop};
 use base::limits::{
     CONNECTION_LOCK_ATTEMPTS, CONNECTION_SHARDS, CONNECTION_SLOTS, CONNECTIONS_EVICTED,
-    HALF_OPEN_LOOKS, MAX_CONNECTIONS, MAX_CONNECTIONS_PER_PORT, RESERVED_CONNECTIONS_PER_PORT,
-    STREAM_AFTER_SECONDS,
+    HALF_OPEN_LOOKS, STREAM_AFTER_SECONDS,
 };
+pub use config::ConnectionsConfig;
 #[cfg(test)]
 pub use dump::resum;
 pub use dump::{Damaged, FORMAT_VERSION, Orphans};
@@ -51,34 +52,6 @@ use word::Word;
 /// Exchanges that a packet tries for its connection's word. If an exchange fails, another packet
 /// has changed the word; after the last failure the state of that packet stays.
 const EXCHANGES: usize = 4;
-
-/// Configuration of a table. Has no `Debug`, since the key is secret.
-#[derive(Clone, Copy)]
-pub struct ConnectionsConfig {
-    /// Connections of all ports; a full table still takes reserved ones.
-    pub max_entries: u32,
-    /// Connections of one port.
-    pub max_per_port: u32,
-    /// Connections that a port may have although the table is full.
-    pub reserved_per_port: u32,
-    /// Number of ports; port numbers are below it.
-    pub ports: usize,
-    /// Secret key of the hash: random per table in service, fixed in tests.
-    pub key: [u64; 4],
-}
-
-impl ConnectionsConfig {
-    /// Makes a configuration with the switch's limits.
-    pub fn limited(ports: usize, key: [u64; 4]) -> ConnectionsConfig {
-        ConnectionsConfig {
-            max_entries: MAX_CONNECTIONS,
-            max_per_port: MAX_CONNECTIONS_PER_PORT,
-            reserved_per_port: RESERVED_CONNECTIONS_PER_PORT,
-            ports,
-            key,
-        }
-    }
-}
 
 /// The answer to a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -391,7 +364,8 @@ impl Connections {
 
     /// Notes that the rules of `generation` permit a connection, by `rule`.
     pub fn renew(&self, known: &Known, rule: u16, generation: u32) {
-        self.slots.renew(known, rule, generation);
+        let before = (known.rule, known.generation);
+        self.slots.renew(known.slot, before, (rule, generation));
     }
 
     /// Removes a connection, unless its slot has got another one. Returns true if it was there.

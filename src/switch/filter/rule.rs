@@ -29,6 +29,9 @@ pub const ICMP: u8 = 1;
 /// IP protocol number of SCTP.
 pub(super) const SCTP: u8 = 132;
 
+/// Number of a rule among the rules of a port; the defaults follow behind the rules.
+pub type RuleNumber = u16;
+
 /// A rule of a filter.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FilterRule {

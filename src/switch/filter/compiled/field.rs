@@ -7,8 +7,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::rc::Rc;
 
-use super::TooLarge;
-use super::lines::Set;
+use super::too_large::TooLarge;
 use base::limits::MAX_FILTER_WORDS;
 
 /// Bits of a port below its page.
@@ -17,6 +16,10 @@ const PAGE: usize = 1 << PAGE_BITS;
 
 /// A range of values, both ends included.
 pub(in crate::filter) type Range = (u128, u128);
+
+/// A set of values of a field. Lines with equal addresses share a set: a group may have thousands
+/// of addresses, and be in each rule.
+pub(super) type Set = Rc<[Range]>;
 
 /// The lines that match a value.
 #[derive(Clone, Copy)]

@@ -6,28 +6,24 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use super::field::{Range, addresses, numbers, union};
-use super::{RuleNumber, Table, TooLarge};
+use super::field::{Range, Set, union};
+use super::too_large::TooLarge;
 use crate::filter::Direction;
 use crate::filter::named::{Filter, Groups, Reach};
-use crate::filter::rule::{Address, End, FilterRule, Ports, Protocol};
+use crate::filter::rule::{Address, End, FilterRule, Ports, Protocol, RuleNumber};
 use base::limits::MAX_FILTER_LINES;
 
 const ALL_NUMBERS: Range = (0, u16::MAX as u128);
 
-/// A set of values of a field. Lines with equal addresses share a set: a group may have thousands
-/// of addresses, and be in each rule.
-pub(super) type Set = Rc<[Range]>;
-
 /// A line. Sets by version of IP have the ranges of IPv4 first.
 #[derive(Debug)]
 pub(in crate::filter) struct Line {
-    rule: RuleNumber,
-    from: [Set; 2],
-    to: [Set; 2],
-    protocols: [Set; 2],
-    from_port: Set,
-    to_port: Set,
+    pub(super) rule: RuleNumber,
+    pub(super) from: [Set; 2],
+    pub(super) to: [Set; 2],
+    pub(super) protocols: [Set; 2],
+    pub(super) from_port: Set,
+    pub(super) to_port: Set,
 }
 
 impl Line {
@@ -149,29 +145,6 @@ fn ports(list: &[Ports]) -> Set {
     match list {
         [] => [ALL_NUMBERS].into(),
         list => list.iter().map(range).collect(),
-    }
-}
-
-impl Table {
-    /// Makes the table of a direction's lines.
-    pub(super) fn build(lines: &[Line], default: RuleNumber) -> Result<Table, TooLarge> {
-        let all = |set: fn(&Line) -> &Set| lines.iter().map(set).collect::<Vec<_>>();
-        Ok(Table {
-            v4: super::Ends {
-                from: addresses(&all(|line| &line.from[0]), u32::MAX)?,
-                to: addresses(&all(|line| &line.to[0]), u32::MAX)?,
-                protocols: numbers(&all(|line| &line.protocols[0]))?,
-            },
-            v6: super::Ends {
-                from: addresses(&all(|line| &line.from[1]), u128::MAX)?,
-                to: addresses(&all(|line| &line.to[1]), u128::MAX)?,
-                protocols: numbers(&all(|line| &line.protocols[1]))?,
-            },
-            from_port: numbers(&all(|line| &line.from_port))?,
-            to_port: numbers(&all(|line| &line.to_port))?,
-            rules: lines.iter().map(|line| line.rule).collect(),
-            default,
-        })
     }
 }
 

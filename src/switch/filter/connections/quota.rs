@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use std::sync::{OnceLock, TryLockError};
 
 use super::super::super::sync::{AtomicU32, Mutex, Ordering, spin_loop};
-use super::{ConnectionsConfig, SlotRef};
+use super::config::ConnectionsConfig;
+use super::slots::SlotRef;
 use base::limits::{CONNECTION_LOCK_ATTEMPTS, CONNECTIONS_EVICTED, MAX_HALF_OPEN_PER_PORT};
 
 const _: () = assert!(CONNECTIONS_EVICTED < MAX_HALF_OPEN_PER_PORT);

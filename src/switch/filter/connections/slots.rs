@@ -6,7 +6,6 @@
 
 use super::super::super::fdb::Tick;
 use super::super::super::sync::{AtomicU64, Ordering, fence};
-use super::Known;
 use super::key::{KEY_WORDS, Key};
 use super::state::State;
 use super::word::Word;
@@ -258,14 +257,12 @@ impl Slots {
         word.version()
     }
 
-    /// Changes the rule of an entry, unless its slot has got another owner.
-    pub(super) fn renew(&self, known: &Known, rule: u16, generation: u32) {
-        let slot = known.slot.slot();
-        let owner = self.at(Slots::body(slot) + KEY_WORDS);
+    /// Changes rule and generation of an entry, unless its slot has got another owner.
+    pub(super) fn renew(&self, slot: SlotRef, from: (u16, u32), (rule, generation): (u16, u32)) {
+        let owner = self.at(Slots::body(slot.slot()) + KEY_WORDS);
         let bits = owner.load(Ordering::Relaxed);
         let before = Owner::from_bits(bits);
-        let is_same = (before.rule, before.generation) == (known.rule, known.generation);
-        if is_same && known.slot.is(self.word(slot)) {
+        if (before.rule, before.generation) == from && slot.is(self.word(slot.slot())) {
             let after = Owner { rule, generation, ..before }.to_bits();
             // If the exchange fails, another packet has asked the rules and has written its answer.
             let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
