@@ -10,6 +10,8 @@
 //! each word of a bitmap that is not zero, so most words are not read. The cost is a binary search
 //! for each address, four loads for each port, and the words that the summaries leave: at most
 //! [`MAX_FILTER_LINES`] / 64.
+//!
+//! [`MAX_FILTER_LINES`]: base::limits::MAX_FILTER_LINES
 
 mod field;
 pub(super) mod lines;
