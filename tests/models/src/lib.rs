@@ -48,6 +48,7 @@ pub mod limits {
     pub const CONNECTION_SHARDS: usize = 1;
     pub const CONNECTION_SLOTS: u32 = 1;
     pub const CONNECTION_SWEEP_BUCKETS: usize = 1;
+    pub const CONNECTIONS_EVICTED: usize = 1;
     pub const HALF_OPEN_LOOKS: usize = 2;
     pub const MAX_HALF_OPEN_PER_PORT: usize = 2;
     pub const MAX_CONNECTIONS: u32 = 8;
