@@ -1,9 +1,9 @@
 # The network of an ordinary user, for scripts/demo --rootless: what docs/rootless.md has somebody
 # type is typed here, with two guests.
 #
-# Sourced, after guest.sh and stages.sh. Callers set: run (a directory of the user's own), guest,
-# accel, bin (directory of the programs), as_user (what makes a command the user's) and
-# IPERF_SECONDS.
+# Sourced, after guest.sh, stages.sh and shown.sh. Callers set: run (a directory of the user's
+# own), guest, accel, bin (directory of the programs), as_user (what makes a command the user's)
+# and IPERF_SECONDS.
 # shellcheck shell=bash disable=SC2154,SC2034
 
 # The guests' lease comes within a second; a name for IPv6 once dnsmasq has found the address.
@@ -11,7 +11,6 @@ NAME_SECONDS=20
 HTTP_PORT=8080
 
 as_user=()
-said=
 
 user() { "${as_user[@]}" env "XDG_RUNTIME_DIR=$run" "PATH=$bin:$PATH" "$@"; }
 
@@ -21,11 +20,6 @@ typed() {
     printf '%s\n' "${1/$http_port:/$HTTP_PORT:}" >>"$run/typed"
 }
 
-answered() {
-    said=$1
-    [ -z "$said" ] || sed 's/^/    /;s/ *$//' <<<"$said"
-}
-
 # shown COMMAND…: a command of the user that must succeed.
 shown() {
     local text
@@ -33,8 +27,6 @@ shown() {
     text=$(user "$@" 2>&1 </dev/null) || fail "$text"
     answered "$text"
 }
-
-told() { grep -qE -- "$1" <<<"$said" || fail "it does not say \"$1\""; }
 
 # Each line of docs/rootless.md that is typed was typed here.
 page_is_true() {
@@ -90,15 +82,6 @@ boot_named_guests() {
         in_guest "$number" "${DHCP//$'\n'/}"
         note "vm$number, by DHCP" "$(sed -nE 's/.*lease of ([0-9.]+) obtained.*/\1/p' <<<"$answer")"
     done
-}
-
-# in_vm NUMBER COMMAND…: a command typed in a guest that must succeed.
-in_vm() {
-    local number=$1
-    shift
-    typed "vm$number# $*"
-    in_guest "$number" "$@"
-    answered "${answer%$'\n'}"
 }
 
 ping_by_name() {

@@ -22,10 +22,11 @@
 #include <rte_mbuf.h>
 #include <rte_mempool.h>
 
+#include "dpdk_port.h"
+
 enum {
     PORTS = 2,
     BURST = 32,
-    RING = 256,
     ETHER_TYPE = 0x88b5, /* IEEE 802: for local experiments */
     /* Latencies: a bucket for each eighth of a power of two of cycles. */
     STEPS = 8,
@@ -47,27 +48,9 @@ struct port {
 };
 
 static struct port ports[PORTS];
-static struct rte_mempool *pool;
 static uint64_t latencies[BUCKETS];
 static unsigned length;
 static uint16_t trial;
-
-static void fail(const char *what)
-{
-    fprintf(stderr, "dpdk_load: %s\n", what);
-    exit(1);
-}
-
-static void start_port(uint16_t id)
-{
-    struct rte_eth_conf conf = {0};
-    if (rte_eth_dev_configure(id, 1, 1, &conf)
-        || rte_eth_rx_queue_setup(id, 0, RING, SOCKET_ID_ANY, NULL, pool)
-        || rte_eth_tx_queue_setup(id, 0, RING, SOCKET_ID_ANY, NULL)
-        || rte_eth_dev_start(id)
-        || rte_eth_macaddr_get(id, &ports[id].mac))
-        fail("a port does not start");
-}
 
 static unsigned bucket(uint64_t cycles)
 {
@@ -199,7 +182,7 @@ int main(int argc, char **argv)
     if (!pool || rte_eth_dev_count_avail() != PORTS)
         fail("needs memory, and two ports");
     for (uint16_t id = 0; id < PORTS; id++)
-        start_port(id);
+        start_port(id, &ports[id].mac);
     puts("ready");
     fflush(stdout);
     char line[64];

@@ -26,12 +26,13 @@
 #include <rte_mempool.h>
 #include <rte_tcp.h>
 
+#include "dpdk_port.h"
+
 enum {
     PORTS = 2,
     CLIENT = 0,
     SERVER = 1,
     BURST = 64,
-    RING = 256,
     UNDER_WAY = 128,
     SERVICE = 80,
     /* Of a client's address; the rest of a connection's number is in the address. */
@@ -65,7 +66,6 @@ static const struct {
 };
 
 static struct rte_ether_addr macs[PORTS];
-static struct rte_mempool *pool;
 static unsigned length;
 static uint64_t sent, received, foreign, late, connections, lost;
 
@@ -74,22 +74,6 @@ static struct {
     uint32_t number;
     uint64_t began;
 } places[UNDER_WAY];
-
-static void fail(const char *what)
-{
-    fprintf(stderr, "dpdk_tcp: %s\n", what);
-    exit(1);
-}
-
-static void start_port(uint16_t id)
-{
-    struct rte_eth_conf conf = {0};
-    if (rte_eth_dev_configure(id, 1, 1, &conf)
-        || rte_eth_rx_queue_setup(id, 0, RING, SOCKET_ID_ANY, NULL, pool)
-        || rte_eth_tx_queue_setup(id, 0, RING, SOCKET_ID_ANY, NULL)
-        || rte_eth_dev_start(id) || rte_eth_macaddr_get(id, &macs[id]))
-        fail("a port does not start");
-}
 
 /* Writes a frame of a connection; `payload` bytes behind its headers are zeros already. */
 static void write_frame(struct frame *frame, unsigned kind, uint32_t number, uint16_t payload)
@@ -314,7 +298,7 @@ int main(int argc, char **argv)
     if (!pool || rte_eth_dev_count_avail() != PORTS)
         fail("needs memory, and two ports");
     for (uint16_t id = 0; id < PORTS; id++)
-        start_port(id);
+        start_port(id, &macs[id]);
     for (unsigned place = 0; place < UNDER_WAY; place++)
         places[place].number = place - UNDER_WAY;
     if (is_stream)

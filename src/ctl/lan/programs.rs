@@ -48,7 +48,7 @@ const MTU: &str = "65520";
 pub(super) const OUTER_NETWORK: Cidr =
     Cidr { address: IpAddr::V4(Ipv4Addr::new(169, 254, 78, 0)), len: 24 };
 
-/// What the user asked for.
+/// The network as the user wants it: options of `vioswitchctl lan`, and the host's name server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) nat: Cidr,

@@ -1,4 +1,4 @@
-//! What commands and the keeper say to each other: a request and an answer, each a line of JSON.
+//! The protocol between commands and the keeper: a request and an answer, each a line of JSON.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -164,29 +164,21 @@ impl Filters {
         if dropped == 0 { frames } else { &kept[..frames.len() - dropped] }
     }
 
-    /// Returns the number of frames, from the first of `frames` on, that pass by one remembered
-    /// answer.
+    /// Returns the number of frames, from the first of `frames` on, that follow each other in the
+    /// burst and pass by one remembered answer. `frames` are ascending indices.
     #[inline(always)]
     fn stretch(&mut self, burst: &Burst, frames: &[u8], judge: &Judge<'_>) -> usize {
-        let all = burst.frames();
-        let rest = frames.iter().filter_map(|&index| all.get(usize::from(index)));
-        let rest = rest.map(|frame| (&frame.snapshot, frame.len));
-        let Some(&first) = frames.first() else { return 0 };
-        // The sender's filter has compared these frames.
-        let alike = (self.alike >> first >> 1).trailing_ones() as usize;
-        let last = alike.min(frames.len() - 1);
-        let are_known = last > 0 && usize::from(frames[last]) == usize::from(first) + last;
-        let compared = if are_known { 1 } else { frames.len() };
-        let connections = judge.gate.connections;
-        let answer = self.memo.stretch(connections, rest.take(compared));
-        let Some((rule, count)) = answer else { return 0 };
-        let count = if are_known { 1 + last } else { count };
+        let (Some(&first), together) = (frames.first(), together(frames)) else { return 0 };
         let first = usize::from(first);
-        let frames = match usize::from(frames[count - 1]) == first + count - 1 {
-            true => bits(first, count),
-            false => frames[..count].iter().fold(0, |bits, index| bits | 1 << index),
-        };
-        self.tallies.add(judge.gate.port, rule, frames);
+        // The sender's filter has compared these frames.
+        let known = together.min(1 + (self.alike >> first >> 1).trailing_ones() as usize);
+        let compared = if known > 1 { 1 } else { together };
+        let Some(compared) = burst.frames().get(first..first + compared) else { return 0 };
+        let compared = compared.iter().map(|frame| (&frame.snapshot, frame.len));
+        let answer = self.memo.stretch(judge.gate.connections, compared);
+        let Some((rule, count)) = answer else { return 0 };
+        let count = count.max(known);
+        self.tallies.add(judge.gate.port, rule, bits(first, count));
         count
     }
 
@@ -218,7 +210,7 @@ impl Filters {
         index: usize,
         sender: &PortPolicy,
     ) -> Result<Parsed, Unusable> {
-        let mut parsed = read(burst, index).map_err(|_| Unusable::Unread)?;
+        let mut parsed = parse(burst, index).map_err(|_| Unusable::Unread)?;
         if let Parsed::Packet(packet) = &mut parsed {
             if sender.vlans != Membership::Opaque {
                 // The tag may differ at the receiver, the VLAN does not.
@@ -230,8 +222,8 @@ impl Filters {
         Ok(parsed)
     }
 
-    /// Reads the next frames behind frame `at` of a list, and prefetches the places of their
-    /// connections: the frames behind a frame that begins a connection often do the same.
+    /// Reads the next of `frames`, and prefetches the places of their connections: the frames
+    /// behind a frame that begins a connection often begin connections too.
     fn look_ahead(
         &mut self,
         burst: &mut Burst,
@@ -254,7 +246,7 @@ impl Filters {
         }
     }
 
-    /// True if a frame passes that the memo does not cover.
+    /// Judges a frame that the memo does not cover. True if the frame passes.
     #[inline(never)]
     fn judge(&mut self, burst: &mut Burst, index: usize, judge: &Judge<'_>) -> bool {
         let Judge { gate, direction, from, may_answer, sender, now } = judge;
@@ -323,8 +315,18 @@ impl Packets {
     }
 }
 
+/// Returns the number of ascending indices, from the first on, without a gap.
+#[inline(always)]
+fn together(frames: &[u8]) -> usize {
+    match frames {
+        [first, .., last] if usize::from(last - first) == frames.len() - 1 => frames.len(),
+        [first, ..] => (*first..).zip(frames).take_while(|(index, frame)| index == *frame).count(),
+        [] => 0,
+    }
+}
+
 /// Reads the packet of frame `index`: its snapshot, or its headers if these are longer.
-fn read(burst: &mut Burst, index: usize) -> Result<Parsed, Unread> {
+fn parse(burst: &mut Burst, index: usize) -> Result<Parsed, Unread> {
     let frame = &burst.frames()[index];
     let (len, sum_at) = (frame.len as usize, sum_at(burst, frame));
     let none = Headers { bytes: &[], whole: &[], len, sum_at, is_cut: false };

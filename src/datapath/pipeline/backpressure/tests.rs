@@ -178,16 +178,23 @@ fn a_paused_ring_waits_for_no_receiver() {
     assert!(matches!(lab.turn(), Next::At(_)));
 }
 
-/// Frames wait for a receiver that takes nothing only as long as the receiver has earned.
-#[test]
-fn frames_wait_for_a_millisecond_at_most() {
-    let mut lab = Lab::new();
-    let (start, most) = (lab.cycle, clock::cycles_in(BACKPRESSURE_NANOS));
-    while matches!(lab.turn(), Next::Receiver(_)) {
+/// Runs turns as long as frames wait, and checks that they wait for `most` cycles.
+fn waits_for(lab: &mut Lab, most: u64, is_waiting: impl Fn(&mut Lab) -> bool) {
+    let start = lab.cycle;
+    while is_waiting(lab) {
         lab.cycle += most / 100;
     }
     let waited = lab.cycle - start;
     assert!((most * 98 / 100..=most * 103 / 100).contains(&waited), "{waited} of {most}");
+}
+
+/// Frames wait for a receiver that takes nothing only as long as the receiver has earned.
+#[test]
+fn frames_wait_for_a_millisecond_at_most() {
+    let mut lab = Lab::new();
+    waits_for(&mut lab, clock::cycles_in(BACKPRESSURE_NANOS), |lab| {
+        matches!(lab.turn(), Next::Receiver(_))
+    });
     assert_eq!(no_buffer(&lab), 64);
 }
 
@@ -196,12 +203,9 @@ fn frames_wait_for_a_millisecond_at_most() {
 #[test]
 fn frames_wait_for_the_lock_of_their_receiver() {
     let mut lab = Lab::new();
-    let (start, most) = (lab.cycle, clock::cycles_in(LOCK_WAIT_NANOS));
-    while lab.turn_beside_a_holder() == Next::Locked {
-        lab.cycle += most / 100;
-    }
-    let waited = lab.cycle - start;
-    assert!((most * 98 / 100..=most * 103 / 100).contains(&waited), "{waited} of {most}");
+    waits_for(&mut lab, clock::cycles_in(LOCK_WAIT_NANOS), |lab| {
+        lab.turn_beside_a_holder() == Next::Locked
+    });
     assert_eq!(lab.ports[1].stats.drops.get(DropReason::RingBusy), 64);
 }
 
@@ -209,14 +213,11 @@ fn frames_wait_for_the_lock_of_their_receiver() {
 #[test]
 fn frames_in_front_of_others_wait_an_eighth_as_long() {
     let mut lab = Lab::new();
-    let (start, most) =
-        (lab.cycle, clock::cycles_in(BACKPRESSURE_NANOS) / BACKPRESSURE_MIXED_PRICE);
-    lab.ports[0].as_guest().unwrap().tx[0].lock().side.gate.last.note(None, start);
-    while matches!(lab.turn(), Next::Receiver(_)) {
-        lab.cycle += most / 100;
-    }
-    let waited = lab.cycle - start;
-    assert!((most * 98 / 100..=most * 103 / 100).contains(&waited), "{waited} of {most}");
+    let (cycle, most) = (lab.cycle, clock::cycles_in(BACKPRESSURE_NANOS));
+    lab.ports[0].as_guest().unwrap().tx[0].lock().side.gate.last.note(None, cycle);
+    waits_for(&mut lab, most / BACKPRESSURE_MIXED_PRICE, |lab| {
+        matches!(lab.turn(), Next::Receiver(_))
+    });
     assert_eq!(no_buffer(&lab), 64);
 }
 
