@@ -39,6 +39,7 @@ pub mod testns;
 pub mod threads;
 pub mod unix_socket;
 pub mod usage;
+pub mod vduse;
 pub mod waker;
 pub mod wakeup;
 pub mod watched_dir;

@@ -8,13 +8,15 @@
 //! Rule: a worker never calls this module. The kernel handles a request inside `send`, under the
 //! lock of the whole network configuration (RTNL), which another process may hold for a while.
 
+pub(crate) mod vdpa;
+
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use super::poll::{Interest, is_ready_by};
 use base::frame::MacAddr;
@@ -331,9 +333,19 @@ impl Request {
 }
 
 /// Sends a request and calls `each` with type and body of every message of the answer.
-fn exchange(request: &Request, mut each: impl FnMut(u16, &[u8])) -> Result<(), NetlinkError> {
+fn exchange(request: &Request, each: impl FnMut(u16, &[u8])) -> Result<(), NetlinkError> {
+    exchange_over(None, request, each)
+}
+
+/// Sends a request over a netlink protocol, NETLINK_ROUTE for `None`, and calls `each` with type
+/// and body of every message of the answer.
+fn exchange_over(
+    protocol: Option<Protocol>,
+    request: &Request,
+    mut each: impl FnMut(u16, &[u8]),
+) -> Result<(), NetlinkError> {
     let deadline = Instant::now() + Duration::from_millis(NETLINK_TIMEOUT_MILLIS);
-    let socket = send(&request.bytes())?;
+    let socket = send(protocol, &request.bytes())?;
     let mut buffer = vec![0; BUFFER_LEN];
     let mut budget = NETLINK_MAX_MESSAGES;
     loop {
@@ -370,8 +382,8 @@ fn outcome(body: &[u8]) -> Result<(), NetlinkError> {
 }
 
 /// Sends `message` to the kernel; returns the socket that the answer comes to.
-fn send(message: &[u8]) -> Result<OwnedFd, NetlinkError> {
-    let socket = socket()?;
+fn send(protocol: Option<Protocol>, message: &[u8]) -> Result<OwnedFd, NetlinkError> {
+    let socket = socket_of(protocol)?;
     // A message without an address goes to the kernel.
     rustix::net::send(&socket, message, SendFlags::empty()).map_err(io::Error::from)?;
     Ok(socket)
@@ -379,9 +391,13 @@ fn send(message: &[u8]) -> Result<OwnedFd, NetlinkError> {
 
 /// Makes a netlink socket in no multicast group.
 pub(super) fn socket() -> io::Result<OwnedFd> {
+    socket_of(None)
+}
+
+fn socket_of(protocol: Option<Protocol>) -> io::Result<OwnedFd> {
     let (family, flags) = (AddressFamily::NETLINK, SocketFlags::CLOEXEC);
     // No protocol means number 0, NETLINK_ROUTE.
-    Ok(rustix::net::socket_with(family, SocketType::RAW, flags, None)?)
+    Ok(rustix::net::socket_with(family, SocketType::RAW, flags, protocol)?)
 }
 
 /// Returns the next datagram from the kernel.

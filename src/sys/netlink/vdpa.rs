@@ -1,0 +1,149 @@
+//! The requests that connect a VDUSE device with the kernel's driver, and set up the interface that
+//! the driver makes (generic netlink family `vdpa`, `linux/vdpa.h`; rtnetlink(7)).
+//!
+//! The kernel handles a request for a device inside `send`, and the driver sends messages to the
+//! device meanwhile: another thread must answer these.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use rustix::net::netlink::GENERIC;
+
+use super::{
+    IFINFO_LEN, Link, NetlinkError, Request, attributes, exchange, exchange_over, ifinfo,
+    parse_link, text, u16_at,
+};
+use base::frame::MacAddr;
+
+// Constants of linux/vdpa.h.
+const VDPA_CMD_DEV_NEW: u8 = 3;
+const VDPA_CMD_DEV_DEL: u8 = 4;
+const VDPA_ATTR_MGMTDEV_DEV_NAME: u16 = 2;
+const VDPA_ATTR_DEV_NAME: u16 = 4;
+// Constants of linux/genetlink.h and linux/if_link.h that libc lacks.
+const CTRL_CMD_GETFAMILY: u8 = 3;
+const CTRL_ATTR_FAMILY_ID: u16 = 1;
+const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+const IFLA_PARENT_DEV_BUS_NAME: u16 = 57;
+/// Length of `struct genlmsghdr`: command, version, two reserved bytes.
+const GENL_LEN: usize = 4;
+
+/// The network namespace of an interface.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Namespace<'a> {
+    /// The namespace of a process.
+    Process(u32),
+    /// An open namespace.
+    Open(BorrowedFd<'a>),
+}
+
+/// Connects a VDUSE device with the kernel's driver.
+pub(crate) fn add(name: &str) -> Result<(), NetlinkError> {
+    let mut request = request(VDPA_CMD_DEV_NEW, name)?;
+    request.attribute(VDPA_ATTR_MGMTDEV_DEV_NAME, b"vduse\0");
+    exchange_over(Some(GENERIC), &request, |_, _| ())
+}
+
+/// Separates a VDUSE device from the driver, which removes its interface.
+pub(crate) fn delete(name: &str) -> Result<(), NetlinkError> {
+    exchange_over(Some(GENERIC), &request(VDPA_CMD_DEV_DEL, name)?, |_, _| ())
+}
+
+/// Returns a request about a device.
+fn request(command: u8, name: &str) -> Result<Request, NetlinkError> {
+    let mut request = Request::new(family()?, 0, &[command, 1, 0, 0]);
+    request.attribute(VDPA_ATTR_DEV_NAME, &[name.as_bytes(), b"\0"].concat());
+    Ok(request)
+}
+
+/// Returns the kernel's number of the family `vdpa`; `Refused` with ENOENT without the module.
+fn family() -> Result<u16, NetlinkError> {
+    let kind = libc::GENL_ID_CTRL as u16;
+    let mut request = Request::new(kind, 0, &[CTRL_CMD_GETFAMILY, 1, 0, 0]);
+    request.attribute(CTRL_ATTR_FAMILY_NAME, b"vdpa\0");
+    let mut id = None;
+    exchange_over(Some(GENERIC), &request, |_, body| id = id.or(family_in(body)))?;
+    id.ok_or(NetlinkError::Malformed)
+}
+
+fn family_in(body: &[u8]) -> Option<u16> {
+    let mut all = attributes(body.get(GENL_LEN..)?);
+    all.find(|(kind, _)| *kind == CTRL_ATTR_FAMILY_ID).and_then(|(_, value)| u16_at(value, 0))
+}
+
+/// Returns the interface of a virtio device with this address in the present network namespace. An
+/// interface on top of another interface may have the same address, and no virtio device.
+pub(crate) fn interface_of(mac: MacAddr) -> Result<Option<Link>, NetlinkError> {
+    let request = Request::new(libc::RTM_GETLINK, libc::NLM_F_DUMP as u16, &ifinfo(0, 0, 0));
+    let mut found = None;
+    exchange(&request, |kind, body| {
+        if kind == libc::RTM_NEWLINK && is_of_virtio(body) {
+            found = found.take().or(parse_link(body).filter(|link| link.mac == mac));
+        }
+    })?;
+    Ok(found)
+}
+
+fn is_of_virtio(body: &[u8]) -> bool {
+    let mut all = attributes(body.get(IFINFO_LEN..).unwrap_or_default());
+    all.any(|(kind, value)| kind == IFLA_PARENT_DEV_BUS_NAME && text(value) == "virtio")
+}
+
+/// Moves an interface to a network namespace, names it, and brings it up.
+pub(crate) fn place(
+    index: u32,
+    name: &str,
+    namespace: Option<Namespace<'_>>,
+) -> Result<(), NetlinkError> {
+    let up = libc::IFF_UP as u32;
+    let mut request = Request::new(libc::RTM_SETLINK, 0, &ifinfo(index, up, up));
+    request.attribute(libc::IFLA_IFNAME, &[name.as_bytes(), b"\0"].concat());
+    match namespace {
+        Some(Namespace::Process(pid)) => {
+            request.attribute(libc::IFLA_NET_NS_PID, &pid.to_ne_bytes());
+        }
+        Some(Namespace::Open(file)) => {
+            request.attribute(libc::IFLA_NET_NS_FD, &file.as_raw_fd().to_ne_bytes());
+        }
+        None => {}
+    }
+    exchange(&request, |_, _| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::link_by_name;
+    use crate::tap::{self, Missing};
+    use crate::testns;
+    use base::frame::Offloads;
+
+    #[test]
+    fn a_device_that_is_not_there_is_refused_with_or_without_the_module() {
+        for done in [add("nosuch"), delete("nosuch")] {
+            assert!(matches!(done, Err(NetlinkError::Refused(_) | NetlinkError::Permission)));
+        }
+    }
+
+    #[test]
+    fn garbage_has_no_family_and_is_of_no_virtio_device() {
+        let bytes: Vec<u8> = (0..=255).collect();
+        for len in 0..bytes.len() {
+            let _ = (family_in(&bytes[..len]), is_of_virtio(&bytes[..len]));
+        }
+        let body = [&[0; GENL_LEN][..], &[6, 0, 1, 0, 0x19, 0, 0, 0]].concat();
+        assert_eq!(family_in(&body), Some(u16::from_ne_bytes([0x19, 0])));
+    }
+
+    #[test]
+    fn an_interface_gets_its_name_and_is_brought_up() {
+        testns::run(|| {
+            let tap = tap::open("v0", 1, Offloads::NONE, Missing::Create).unwrap();
+            assert!(interface_of(tap.link.mac).unwrap().is_none(), "a TAP is no virtio device");
+            place(tap.link.index, "container0", None).unwrap();
+            let link = link_by_name("container0").unwrap().unwrap();
+            assert_eq!((link.index, link.up), (tap.link.index, true));
+            let gone = place(tap.link.index, "x", Some(Namespace::Process(u32::MAX >> 1)));
+            assert!(matches!(gone, Err(NetlinkError::Refused(_))), "{gone:?}");
+        });
+    }
+}
