@@ -126,3 +126,8 @@ fn rings() {
 fn streams() {
     replay("streams", targets::streams::run, 4000);
 }
+
+#[test]
+fn vduse_messages() {
+    replay("vduse", targets::vduse::run, 4000);
+}

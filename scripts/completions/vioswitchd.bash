@@ -23,7 +23,7 @@ _vioswitchd() {
 
     case "${cmd}" in
         vioswitchd)
-            opts="-h -V --config --port --tap --xdp --stream --mirror --filter --group --socket-path --fd --state-dir --strict --check --print-capabilities --workers --cpus --poll --latency --age --control --control-group --control-admin-group --capture-group --metrics --log-level --uplink-to-uplink --mac-flap-damping --multicast-snooping --sandbox --plug --help --version"
+            opts="-h -V --config --port --tap --xdp --stream --vduse --mirror --filter --group --socket-path --fd --state-dir --strict --check --print-capabilities --workers --cpus --poll --latency --age --control --control-group --control-admin-group --capture-group --metrics --log-level --uplink-to-uplink --mac-flap-damping --multicast-snooping --sandbox --plug --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -46,6 +46,10 @@ _vioswitchd() {
                     return 0
                     ;;
                 --stream)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --vduse)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -3,6 +3,7 @@ complete -c vioswitchd -l port -d 'Add a port for a virtual machine; repeatable'
 complete -c vioswitchd -l tap -d 'Add a TAP interface as an uplink; repeatable' -r
 complete -c vioswitchd -l xdp -d 'Add an interface of the host as an uplink that bypasses the host\'s network stack (AF_XDP); repeatable' -r
 complete -c vioswitchd -l stream -d 'Add a port for a process that speaks QEMU\'s -netdev stream over a Unix socket, such as passt; repeatable' -r
+complete -c vioswitchd -l vduse -d 'Add an interface of the host or a container, whose rings the switch serves like a virtual machine\'s (VDUSE); repeatable' -r
 complete -c vioswitchd -l mirror -d 'Add a mirror, which copies frames of one port to another; repeatable' -r
 complete -c vioswitchd -l filter -d 'Add a filter: rules about the packets of ports that name the filter in filter=; repeatable' -r
 complete -c vioswitchd -l group -d 'Add a group: addresses that rules of filters name as group:NAME; repeatable' -r

@@ -20,6 +20,7 @@ mod retry;
 mod sandbox;
 #[cfg(test)]
 mod tests;
+mod vduse;
 mod workers;
 mod xdp;
 
@@ -39,6 +40,7 @@ pub use plug::*;
 pub use rates::*;
 pub use retry::*;
 pub use sandbox::*;
+pub use vduse::*;
 pub use workers::*;
 pub use xdp::*;
 
@@ -554,8 +556,7 @@ pub const MAX_TAP_QUEUES: u16 = 64;
 /// one copy for each port; the largest known hosts run a few hundred VMs.
 pub const MAX_PORTS: usize = 1024;
 
-/// TAP uplinks: each uplink gets one more copy of every flooded frame; one uplink for each network
-/// segment is useful.
+/// TAP uplinks: each uplink gets one more copy of every flooded frame.
 pub const MAX_TAPS: usize = 64;
 
 /// Ports on streams: each frame for a stream is a system call of the sender's worker, so a flood
@@ -585,8 +586,7 @@ pub const DEFAULT_WORKERS: usize = 1;
 /// second (docs/performance.md), and a host with many CPUs has guests to run.
 pub const AUTO_WORKERS: usize = 4;
 
-/// Worker threads at most; the switch warns about more workers than CPUs. Each worker has some MiB
-/// of private memory.
+/// Worker threads at most. Each worker has some MiB of private memory.
 pub const MAX_WORKERS: usize = 256;
 
 /// Queues or pairs of a port unless configured.

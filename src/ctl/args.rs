@@ -65,6 +65,9 @@ pub(crate) enum SwitchCommand {
     /// Show and change streams: ports for processes that speak QEMU's -netdev stream
     #[command(subcommand)]
     Stream(PortCommand),
+    /// Show and change VDUSE devices: interfaces of the host or of containers
+    #[command(subcommand)]
+    Vduse(PortCommand),
     /// Show and change mirrors, which copy frames of one port to another
     #[command(subcommand)]
     Mirror(MirrorCommand),

@@ -180,6 +180,7 @@ fn ask(
         SwitchCommand::Tap(command) => port(client, Some(Kind::Tap), command)?,
         SwitchCommand::Xdp(command) => port(client, Some(Kind::Xdp), command)?,
         SwitchCommand::Stream(command) => port(client, Some(Kind::Stream), command)?,
+        SwitchCommand::Vduse(command) => port(client, Some(Kind::Vduse), command)?,
     };
     let status = status(&output);
     Ok((Some(output), status))

@@ -83,7 +83,7 @@ fn the_page_is_made_from_the_command_line() {
 }
 
 /// Groups with the commands of `port`, each for ports of one kind.
-const AS_PORT: [&str; 3] = ["tap", "xdp", "stream"];
+const AS_PORT: [&str; 4] = ["tap", "xdp", "stream", "vduse"];
 
 /// Calls `visit` with each command that has no subcommand, and the command's name; with the
 /// commands of `port` and of [`AS_PORT`] once.

@@ -97,6 +97,7 @@ pub fn status(status: &Status) -> String {
         ("taps", status.taps.to_string()),
         ("xdps", status.xdps.to_string()),
         ("streams", status.streams.to_string()),
+        ("vduses", status.vduses.to_string()),
         ("addresses", status.addresses.to_string()),
         ("changes", kept),
     ];

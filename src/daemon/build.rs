@@ -53,6 +53,7 @@ pub fn port(id: PortId, settings: &Settings) -> Port {
             let xdp = DevicePort::xdp(ifname, settings.queues, settings.mode.of_xdp());
             (Port::device(id, name, xdp), Offloads::NONE)
         }
+        Kind::Vduse => (Port::vduse(id, name, ifname), settings.offload.receive),
         Kind::Stream => (Port::device(id, name, DevicePort::stream()), Offloads::NONE),
         // The port has twice the configured pairs: some front-ends read the number of rings as
         // pairs.
@@ -62,7 +63,10 @@ pub fn port(id: PortId, settings: &Settings) -> Port {
     };
     let port = port.with(PortConfig {
         socket: settings.socket.clone(),
-        send: if settings.kind == Kind::Port { settings.offload.send } else { offload },
+        send: match settings.kind {
+            Kind::Port | Kind::Vduse => settings.offload.send,
+            _ => offload,
+        },
         offload,
         platform: settings.platform,
         preallocated: settings.memory == Memory::Prealloc,

@@ -50,7 +50,7 @@ pub(super) fn found_at(endpoint: &Endpoint) -> Vec<String> {
         Endpoint::Server { path, group, .. } => server(path, *group),
         // The front-end makes the socket, and may make its directory too.
         Endpoint::Client { path } => relative(path).into_iter().collect(),
-        Endpoint::Fd(_) => Vec::new(),
+        Endpoint::Fd(_) | Endpoint::Vduse(_) => Vec::new(),
     }
 }
 

@@ -32,7 +32,8 @@ macro_rules! codes {
 
 codes! {
     PortLeftOut "port-left-out" "a port or stream has no socket",
-    TapLeftOut "tap-left-out" "a TAP or XDP uplink has no interface since the start",
+    TapLeftOut "tap-left-out"
+        "a TAP, XDP uplink or VDUSE device has no interface since the start",
     PortBeingRemoved "port-being-removed"
         "a port was deleted, and the removal has not ended yet",
     Metrics "metrics" "metrics are not served by HTTP",
@@ -49,7 +50,7 @@ codes! {
 impl Code {
     /// Returns the code of a port that is left out.
     pub(crate) fn of(port: &Port) -> Code {
-        if port.as_uplink().is_some() { Code::TapLeftOut } else { Code::PortLeftOut }
+        if port.interface().is_some() { Code::TapLeftOut } else { Code::PortLeftOut }
     }
 
     /// True if the subject of the degradation is a port of any kind.

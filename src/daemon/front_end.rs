@@ -10,6 +10,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::handover::Received;
 use super::running_port::RunningPort;
+use super::vduse;
 use api::config::Endpoint;
 use base::limits::{DROPPED_PAUSE, FIRST_WORD, HELD_PAUSE};
 use datapath::events::{What, reason};
@@ -24,6 +25,7 @@ use sys::eventfd::is_readable;
 use sys::poll::{self, Interest, Wake};
 use sys::threads::run_again_after_panic;
 use sys::unix_socket;
+use sys::vduse::Device;
 
 /// The means of a port's thread, which serves front-ends.
 pub(crate) struct PortThread {
@@ -46,6 +48,8 @@ pub(crate) enum Acceptor {
     Connector(Connector),
     /// One inherited connection; when the connection ends the port stays empty.
     Connection(Guarded<UnixStream>, FrontEnd),
+    /// The kernel's driver of a VDUSE device.
+    Vduse(Device),
 }
 
 /// The file of a listening socket that this process made.
@@ -74,6 +78,7 @@ impl Acceptor {
                 }
             }
             Endpoint::Client { path } => Connector::new(path).map(Acceptor::Connector),
+            Endpoint::Vduse(wanted) => Ok(vduse::open(wanted).map(Acceptor::Vduse)?),
             Endpoint::Fd(number) => Ok(match inherit(*number)? {
                 Inherited::Listener(listener) => Acceptor::Listener(listener),
                 Inherited::Connection(socket, peer) => Acceptor::Connection(socket, peer),
@@ -86,8 +91,8 @@ impl Acceptor {
         match self {
             Acceptor::Listener(listener) => listener.accept(stop),
             Acceptor::Connector(connector) => connector.connect(stop),
-            // The only connection was served already.
-            Acceptor::Connection(..) => Opened::Stopped,
+            // The only connection was served already; no front-end connects to a device.
+            Acceptor::Connection(..) | Acceptor::Vduse(_) => Opened::Stopped,
         }
     }
 
@@ -102,8 +107,12 @@ impl Acceptor {
     pub(crate) fn serve(self, thread: &PortThread) {
         let PortThread { running, stop, .. } = thread;
         let name = running.port().name.clone();
+        let acceptor = match self {
+            Acceptor::Vduse(device) => return vduse::serve(device, thread),
+            other => other,
+        };
         let stopped = || is_readable(stop.as_raw_fd());
-        let mut acceptor = Some(self);
+        let mut acceptor = Some(acceptor);
         run_again_after_panic(&format!("port {name}: its thread"), stopped, || {
             // The inherited connection is taken out before its session begins: a second run finds
             // no connection.
@@ -136,7 +145,7 @@ impl Acceptor {
 
 /// Pauses if the last front-end was dropped for the harm that it did to others: the front-end would
 /// come back at once and do the harm again.
-fn rest(port: &Port, stop: &EventFd) -> Wake {
+pub(crate) fn rest(port: &Port, stop: &EventFd) -> Wake {
     if !port.as_guest().is_some_and(GuestPort::was_harmful) {
         return Wake::TimedOut;
     }

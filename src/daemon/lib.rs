@@ -58,6 +58,7 @@ mod state_store;
 mod stream;
 mod upgrade;
 mod uplink;
+mod vduse;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -134,7 +135,7 @@ impl StartError {
 
     /// Returns the error about a port of any kind.
     fn of(port: &Port, error: PortError) -> StartError {
-        let kind = if port.as_uplink().is_some() { port.kind_name() } else { "port" };
+        let kind = if port.interface().is_some() { port.kind_name() } else { "port" };
         StartError::Port(kind, port.name.clone(), error)
     }
 }

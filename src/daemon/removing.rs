@@ -150,6 +150,7 @@ impl Daemon {
     pub(super) fn stop_port(&mut self, name: &str) -> Option<Arc<RunningPort>> {
         let is = |serving: &Serving| serving.running().name() == name;
         let mut serving = self.serving.swap_remove(self.serving.iter().position(is)?);
+        serving.running().port().life.deleted.store(true, Ordering::Release);
         serving.stop();
         for mac in std::mem::take(&mut serving.addresses) {
             serving.running().port().take_address(mac, &self.context.fdb);

@@ -16,7 +16,7 @@ use super::state;
 use api::config::{Difference, Kind, Settings};
 use base::limits::REMOVE_STEP;
 use datapath::events::Events;
-use datapath::port::{Port, Ports};
+use datapath::port::{GuestPort, Port, Ports};
 use datapath::worker::Workers;
 use sys::netlink::NetlinkError;
 use sys::threads::lock;
@@ -115,6 +115,8 @@ impl RunningPort {
         state.next = waits.then(|| wanted.clone());
         drop(state);
         self.ports.renew();
+        // The session tells the driver whether the link is up.
+        port.as_guest().filter(|guest| guest.is_vduse()).into_iter().for_each(GuestPort::wake);
         if moves && let Some(snooping) = self.ports.present().snooping() {
             snooping.forget(port.id);
         }

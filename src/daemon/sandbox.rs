@@ -11,7 +11,7 @@ use super::Daemon;
 use api::config::{Config, Control, Endpoint, Kind, Latency, MetricsSocket, Texts};
 use sys::fs::directory_of;
 use sys::sandbox::{self, Allowed, State, Use};
-use sys::{group, tap, wakeup};
+use sys::{group, tap, vduse, wakeup};
 
 /// No group has this name, so that each source of groups is asked for it.
 const NO_GROUP: &str = "no group has this name";
@@ -47,7 +47,7 @@ impl Daemon {
         let endpoints = || entries().filter_map(|one| one.endpoint());
         let mut allowed = Allowed {
             paths: Vec::new(),
-            taps: changes || has(Kind::Tap),
+            taps: changes || has(Kind::Tap) || has(Kind::Vduse),
             xdps: changes || has(Kind::Xdp),
             groups: changes
                 || endpoints().any(|one| matches!(one, Endpoint::Server { group: Some(_), .. })),
@@ -74,6 +74,8 @@ impl Daemon {
         sandbox::READ.iter().for_each(|path| add(Path::new(path), Use::Read));
         if allowed.taps {
             allowed.paths.push((tap::CLONE_DEVICE.into(), Use::Device));
+            allowed.paths.push((vduse::DIRECTORY.into(), Use::Device));
+            allowed.paths.push((vduse::interface::NAMESPACES.into(), Use::Read));
         }
         allowed
     }

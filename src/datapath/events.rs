@@ -122,6 +122,9 @@ events! {
     Attached { pid: i32, uid: u32, features: u64 }
         = "attached" "f191339ffd2445cda92c3e29c93b5f8e" Info,
         "front-end attached (pid {pid} uid {uid}), features {features:#x}";
+    /// The kernel's driver of a VDUSE device is ready, with these virtio features.
+    DriverReady { features: u64 } = "attached" "f191339ffd2445cda92c3e29c93b5f8e" Info,
+        "driver ready, features {features:#x}";
     /// A process is connected to the stream of a port.
     Connected { pid: i32, uid: u32 } = "attached" "f191339ffd2445cda92c3e29c93b5f8e" Info,
         "connected (pid {pid} uid {uid})";

@@ -2,6 +2,7 @@
 //!
 //! | module | room for |
 //! |---|---|
+//! | [`vduse`] | the session with the kernel's driver behind a VDUSE device |
 //! | [`vhost_user`] | one front-end's session |
 //! | [`worker`] | threads of the data path: when each ring is worked, and by which |
 //! | [`pipeline`] | one burst, top to bottom: take, classify, plan, deliver, complete |
@@ -25,5 +26,6 @@ pub mod pipeline;
 pub mod port;
 pub mod ring;
 pub mod stalls;
+pub mod vduse;
 pub mod vhost_user;
 pub mod worker;

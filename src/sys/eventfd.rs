@@ -6,7 +6,9 @@
 //! `guard::eventfd` writes.
 
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+
+use vmm_sys_util::eventfd::EventFd;
 
 /// Returns true if `fd` is an eventfd, by its name in `/proc/self/fd`. Anonymous inodes differ in
 /// no other way, so without /proc no descriptor is accepted: see [`can_identify`].
@@ -18,8 +20,16 @@ pub fn is_eventfd(fd: RawFd) -> io::Result<bool> {
 /// Returns true if [`is_eventfd`] works, that is, if /proc is mounted. The daemon checks at start,
 /// when a failure gives a clear message.
 pub fn can_identify() -> bool {
-    vmm_sys_util::eventfd::EventFd::new(libc::EFD_CLOEXEC)
+    EventFd::new(libc::EFD_CLOEXEC)
         .is_ok_and(|eventfd| is_eventfd(eventfd.as_raw_fd()).unwrap_or(false))
+}
+
+/// Returns a new eventfd whose counter is one, so that its reader gets an event at once.
+pub fn written() -> io::Result<OwnedFd> {
+    let eventfd = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
+    eventfd.write(1)?;
+    // SAFETY: the eventfd gives up its descriptor, which is open.
+    Ok(unsafe { OwnedFd::from_raw_fd(eventfd.into_raw_fd()) })
 }
 
 /// Returns true if the eventfd's counter is not zero.
@@ -53,7 +63,6 @@ fn poll(fd: RawFd, events: libc::c_short) -> libc::c_short {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vmm_sys_util::eventfd::EventFd;
 
     #[test]
     fn only_eventfds_are_eventfds() {

@@ -147,7 +147,10 @@ pub enum VduseError {
     )]
     NoModule(String),
     /// The process may not use the file.
-    #[error("cannot open {0}: not permitted: root, or a process with CAP_NET_ADMIN and the file")]
+    #[error(
+        "cannot open {0}: not permitted: run the switch as root, and start it again if the module \
+         vduse came later"
+    )]
     Permission(String),
     /// Another process serves the device.
     #[error("{DIRECTORY}/{0} is in use by another process: choose another name")]
@@ -168,7 +171,10 @@ pub enum VduseError {
     #[error("vdpa device {0} has no interface: modprobe virtio_vdpa virtio_net")]
     NoInterface(String),
     /// There is no network namespace of this name.
-    #[error("there is no network namespace {0:?}: {1}")]
+    #[error(
+        "cannot open /run/netns/{0}: {1}; a switch that was started before the first namespace has \
+         to be started again"
+    )]
     NoNamespace(String, #[source] io::Error),
     /// The interface cannot be named, moved or brought up.
     #[error("cannot set up interface {0}: {1}")]
@@ -509,7 +515,7 @@ mod tests {
             0x4008_8116,
             0x4004_8117,
         ];
-        assert_eq!(numbers.map(|number| number as u64), kernels);
+        assert_eq!(numbers, kernels);
     }
 
     #[test]

@@ -50,6 +50,12 @@ fn networks_of_two_hosts_share_a_vxlan_interface() {
 
 #[test]
 #[ignore = "full"]
+fn vduse_devices_give_the_host_and_a_container_interfaces() {
+    passes("vduse.sh", 13);
+}
+
+#[test]
+#[ignore = "full"]
 fn apparmor_rules_of_the_package_open_the_sockets_of_ports_alone() {
     passes("apparmor.sh", 8);
 }

@@ -23,6 +23,10 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("api/diagnosis", &[]),
     ("api/config", &[]),
     (
+        "datapath/vduse",
+        &["datapath/vhost_user", "datapath/port", "datapath/memory", "datapath/events"],
+    ),
+    (
         "datapath/vhost_user",
         &[
             "datapath/worker",
@@ -108,6 +112,7 @@ const UNSAFE: &[&str] = &[
     "sys/tap",                    // ioctls and frames of a TAP
     "sys/testns.rs",              // namespaces of unit tests
     "sys/unix_socket.rs",         // socket options
+    "sys/vduse.rs",               // ioctls of a VDUSE device
     "sys/xdp",                    // memory and rings that are shared with the kernel, bpf(2)
     "datapath/guard/eventfd",     // the signal that frees a blocked writer
     "datapath/guard/sigbus",      // the handler of SIGBUS, its table

@@ -23,7 +23,7 @@ base::words! {
     }
 }
 
-/// The part of the switch in which an address belongs to one entry alone.
+/// The part of the switch, or of the host, in which a value belongs to one entry alone.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Segment {
     /// The whole switch: a value that is no address.
@@ -32,6 +32,8 @@ pub enum Segment {
     Vlan(Arc<str>, VlanId),
     /// A trunk without untagged frames, named by its port. No other port is in the segment.
     Trunk(Arc<str>),
+    /// A network namespace, in which an interface's name belongs to one port.
+    Namespace(Arc<str>),
 }
 
 /// A value of an entry that no other entry may have.
@@ -39,8 +41,8 @@ pub enum Segment {
 pub enum Claimed {
     /// The place of a socket: [`place`].
     Socket(PathBuf),
-    /// An interface.
-    Interface(String),
+    /// An interface, in its network namespace.
+    Interface(Segment, String),
     /// A static address, in the segment of the port.
     Address(Segment, MacAddr),
 }
@@ -49,7 +51,7 @@ impl fmt::Display for Claimed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Claimed::Socket(place) => write!(f, "{} {}", Shared::Socket, place.display()),
-            Claimed::Interface(name) => write!(f, "{} {name}", Shared::Interface),
+            Claimed::Interface(_, name) => write!(f, "{} {name}", Shared::Interface),
             Claimed::Address(_, mac) => write!(f, "{} {mac}", Shared::Mac),
         }
     }

@@ -5,11 +5,12 @@ use std::path::{Path, PathBuf};
 
 use log::LevelFilter;
 
-use super::claims::{Claimed, place};
+use super::claims::{Claimed, Shared, place};
 use super::keys::Settings;
 use super::kind::Kind;
 use super::latency::Latency;
 use super::raw::Complaint;
+use super::types::Offload;
 use super::value::MetricsSocket;
 use base::frame::MacAddr;
 use base::words::counted;
@@ -75,11 +76,10 @@ impl Config {
     }
 }
 
-/// Returns numbers of ports, TAPs, XDP uplinks and streams in words; XDP uplinks and streams only
-/// if there are any.
-pub fn summary([ports, taps, xdps, streams]: [usize; 4]) -> String {
+/// Returns numbers of ports by kind in words; only ports and TAPs if there are none.
+pub fn summary([ports, taps, xdps, streams, vduses]: [usize; 5]) -> String {
     let mut all = vec![counted(ports, "port"), counted(taps, "tap")];
-    let others = [(xdps, "xdp uplink"), (streams, "stream")];
+    let others = [(xdps, "xdp uplink"), (streams, "stream"), (vduses, "vduse device")];
     all.extend(others.iter().filter(|(n, _)| *n > 0).map(|(n, noun)| counted(*n, noun)));
     all.join(", ")
 }
@@ -138,7 +138,9 @@ impl Entry {
         let segment = self.settings.segment();
         let address = |mac: &MacAddr| Claimed::Address(segment.clone(), *mac);
         let socket = self.place.iter().cloned().map(Claimed::Socket);
-        let interface = self.settings.ifname.iter().cloned().map(Claimed::Interface);
+        let namespace = self.settings.scope(Shared::Interface);
+        let interface = |name: &String| Claimed::Interface(namespace.clone(), name.clone());
+        let interface = self.settings.ifname.iter().map(interface);
         socket.chain(interface).chain(self.settings.mac.iter().map(address)).collect()
     }
 }
@@ -177,6 +179,27 @@ pub enum Endpoint {
     /// A socket that the parent process left open, connected or listening. The descriptor was a
     /// socket when the configuration was checked.
     Fd(RawFd),
+    /// A VDUSE device, whose driver is the kernel's.
+    Vduse(Box<VduseDevice>),
+}
+
+/// The properties of a VDUSE device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VduseDevice {
+    /// Name of the device, and of the port.
+    pub name: String,
+    /// Name of the interface.
+    pub ifname: String,
+    /// Network namespace of the interface, by name or the number of a process.
+    pub netns: Option<String>,
+    /// Descriptors of each ring.
+    pub ring_size: u16,
+    /// Offloads that the driver is offered.
+    pub offload: Offload,
+    /// Address of the interface; none for an address by chance.
+    pub mac: Option<MacAddr>,
+    /// MTU of the interface; none for the driver's default.
+    pub mtu: Option<u16>,
 }
 
 impl Endpoint {
@@ -184,7 +207,7 @@ impl Endpoint {
     pub fn path(&self) -> Option<&Path> {
         match self {
             Endpoint::Server { path, .. } | Endpoint::Client { path } => Some(path),
-            Endpoint::Fd(_) => None,
+            Endpoint::Fd(_) | Endpoint::Vduse(_) => None,
         }
     }
 }

@@ -18,8 +18,8 @@ use super::raw::Setting;
 use super::types::{
     ADDRESSES, ADMIN, ALLOW_SERVER, ALLOWED_IPS, ALLOWED_MACS, BRIDGE, BURST, ETHERTYPES,
     FILTER_NAMES, GROUP, GUARD, INHERITED, INTERFACE, IO, LABEL, MAC, MEMORY, MODE, MTU, NAME,
-    NATIVE, OFFLOAD, ON_OFF, PASS, PEER, PERMISSIONS, QUEUES, RATE, RULE, SNAPLEN, SOCKET, SPAN,
-    STORM, SWITCHED, TRUNK, VERDICT, VLAN, WAY, WORKER,
+    NATIVE, NETNS, OFFLOAD, ON_OFF, PASS, PEER, PERMISSIONS, QUEUES, RATE, RING_SIZE, RULE,
+    SNAPLEN, SOCKET, SPAN, STORM, SWITCHED, TRUNK, VERDICT, VLAN, WAY, WORKER,
 };
 use super::types::{
     Admin, AllowedMac, Ethertype, FilterNames, Guard, Memory, Mode, Offload, Server, Slot,
@@ -134,7 +134,9 @@ impl Key {
     pub fn effect(&self, kind: Kind) -> Effect {
         match (kind, self.effect) {
             (Kind::Template, _) => Effect::NewPorts,
-            (Kind::Tap | Kind::Xdp | Kind::Stream, Effect::Reconnect) => Effect::Reopen,
+            (Kind::Tap | Kind::Xdp | Kind::Stream | Kind::Vduse, Effect::Reconnect) => {
+                Effect::Reopen
+            }
             (_, effect) => effect,
         }
     }
@@ -185,16 +187,19 @@ const MIRRORS: &[Kind] = &[Kind::Mirror];
 const FILTERS: &[Kind] = &[Kind::Filter];
 const GROUPS: &[Kind] = &[Kind::Group];
 const SOCKETS: &[Kind] = &[Kind::Port, Kind::Stream];
-const GUARDED: &[Kind] = &[Kind::Port, Kind::Stream, Kind::Template];
+const GUARDED: &[Kind] = &[Kind::Port, Kind::Stream, Kind::Vduse, Kind::Template];
+const STATIONS: &[Kind] = &[Kind::Port, Kind::Stream, Kind::Vduse];
 const TAPS: &[Kind] = &[Kind::Tap];
-const INTERFACES: &[Kind] = &[Kind::Tap, Kind::Xdp];
+const VDUSES: &[Kind] = &[Kind::Vduse];
+const INTERFACES: &[Kind] = &[Kind::Tap, Kind::Xdp, Kind::Vduse];
 const MODES: &[Kind] = &[Kind::Port, Kind::Xdp, Kind::Stream];
 const VMS: &[Kind] = &[Kind::Port, Kind::Template];
-const OFFLOADED: &[Kind] = &[Kind::Port, Kind::Tap, Kind::Template];
+const RINGS: &[Kind] = &[Kind::Port, Kind::Vduse, Kind::Template];
+const OFFLOADED: &[Kind] = &[Kind::Port, Kind::Tap, Kind::Vduse, Kind::Template];
 const QUEUED: &[Kind] = &[Kind::Port, Kind::Tap, Kind::Xdp, Kind::Template];
-const ALL: &[Kind] = &[Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Template];
+const ALL: &[Kind] = &[Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Vduse, Kind::Template];
 const TAGGED: &[Kind] =
-    &[Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Mirror, Kind::Template];
+    &[Kind::Port, Kind::Tap, Kind::Xdp, Kind::Stream, Kind::Vduse, Kind::Mirror, Kind::Template];
 
 macro_rules! port_keys {
     (|$kind:ident| $($name:literal $field:ident: $slot:ty = $default:expr, $type:ident, $kinds:expr,
@@ -256,7 +261,12 @@ port_keys! { |kind|
     "fd" fd: Option<RawFd> = None, INHERITED, &[], Reopen, "3",
         "The number of an inherited socket.";
     "ifname" ifname: Option<String> = None, INTERFACE, INTERFACES, Reopen, "\"vioswitch0\"",
-        "Name of the interface, at most 15 bytes; the switch creates a TAP that does not exist.";
+        "Name of the interface, at most 15 bytes; the switch creates a TAP that does not exist, \
+         and the interface of a VDUSE device.";
+    "netns" netns: Option<String> = None, NETNS, VDUSES, Reopen, "\"web\"",
+        "Network namespace for the interface: a name in /run/netns, or the number of a process.";
+    "ring-size" ring_size: u16 = limits::DEFAULT_RING_SIZE, RING_SIZE, VDUSES, Reopen, "256",
+        "Descriptors of each ring.";
     "queues" queues: u16 = limits::DEFAULT_QUEUES, QUEUES, QUEUED, Reconnect, "1",
         "Queue pairs offered to a VM, or queues of the interface; an XDP uplink uses the first \
          queues.";
@@ -320,11 +330,11 @@ port_keys! { |kind|
     "guard" guard: Guard = Guard::Off, GUARD, GUARDED, Now, "\"off\"",
         "`on`: drop frames whose sender's addresses are not the port's, and frames of servers; \
          `log`: only count these frames.";
-    "allowed-macs" allowed_macs: Vec<AllowedMac> = Vec::new(), ALLOWED_MACS, SOCKETS, Now,
+    "allowed-macs" allowed_macs: Vec<AllowedMac> = Vec::new(), ALLOWED_MACS, STATIONS, Now,
         "[\"own\"]",
         "For `guard`: a source address of the port. `own` stands for the addresses of `mac` and is \
          the default if the port has `mac`; `vrrp` stands for addresses of virtual routers.";
-    "allowed-ips" allowed_ips: Vec<Prefix> = Vec::new(), ALLOWED_IPS, SOCKETS, Now,
+    "allowed-ips" allowed_ips: Vec<Prefix> = Vec::new(), ALLOWED_IPS, STATIONS, Now,
         "[\"10.0.0.5\", \"fd00::/64\"]",
         "For `guard`: an IP address or prefix of the port. Without the key all addresses are \
          allowed.";
@@ -360,7 +370,7 @@ port_keys! { |kind|
     "snaplen" snaplen: Option<u32> = None, SNAPLEN, MIRRORS, Now, "128",
         "Number of bytes of each frame that are copied, without a request for offloads; without \
          the key whole frames.";
-    "worker" worker: Option<u16> = None, WORKER, VMS, Now, "\"auto\"",
+    "worker" worker: Option<u16> = None, WORKER, RINGS, Now, "\"auto\"",
         "Number of the worker that serves the port's rings, or `auto`: by load.";
     "memory" memory: Memory = Memory::Any, MEMORY, VMS, Reconnect, "\"any\"",
         "`prealloc`: refuse a VM without QEMU's prealloc=on.";

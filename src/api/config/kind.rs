@@ -83,6 +83,12 @@ kinds! {
             "Add a port for a process that speaks QEMU's -netdev stream over a Unix socket, such \
              as\npasst; repeatable\n\n{keys}",
         }
+        /// VDUSE device: an interface of the host or a container.
+        Vduse {
+            "vduse", limits::MAX_VDUSES, "vduse devices", "NAME,ifname=IFNAME[,KEY=VALUE]...",
+            "Add an interface of the host or a container, whose rings the switch serves like a \
+             virtual\nmachine's (VDUSE); repeatable\n\n{keys}",
+        }
     }
     others {
         /// Mirror: frames of one port are copied to another port.

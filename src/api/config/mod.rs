@@ -15,7 +15,9 @@
 pub use amount::limit_word;
 pub use args::{CliAction, first_line, split_commas};
 pub use claims::{Claimed, Places, Segment, place};
-pub use configuration::{Config, Control, Endpoint, Entry, Machine, Origin, UsageError, summary};
+pub use configuration::{
+    Config, Control, Endpoint, Entry, Machine, Origin, UsageError, VduseDevice, summary,
+};
 pub use kept::{Kept, Keys, Override, Unread, line_text, table_text};
 pub use keys::{Effect, KEYS, Key, Settings};
 pub use kind::Kind;

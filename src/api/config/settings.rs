@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::claims::Segment;
-use super::configuration::Endpoint;
+use super::claims::{Segment, Shared};
+use super::configuration::{Endpoint, VduseDevice};
 use super::keys::{Effect, KEYS, Key, Settings};
 use super::kind::Kind;
 use super::raw::shell_word;
@@ -44,6 +44,9 @@ impl Settings {
         if let Some(number) = self.fd {
             return Some(Endpoint::Fd(number));
         }
+        if self.kind == Kind::Vduse {
+            return Some(Endpoint::Vduse(Box::new(self.vduse())));
+        }
         let path = self.socket.clone()?;
         Some(match self.mode {
             Mode::Server => {
@@ -51,6 +54,29 @@ impl Settings {
             }
             Mode::Client | Mode::Xdp(_) => Endpoint::Client { path },
         })
+    }
+
+    fn vduse(&self) -> VduseDevice {
+        VduseDevice {
+            name: self.name.clone(),
+            ifname: self.ifname.clone().unwrap_or_default(),
+            netns: self.netns.clone(),
+            ring_size: self.ring_size,
+            offload: self.offload,
+            mac: self.mac.first().copied(),
+            mtu: self.mtu,
+        }
+    }
+
+    /// Returns the scope in which a value of this kind belongs to the port alone: for an interface
+    /// its network namespace.
+    pub(super) fn scope(&self, what: Shared) -> Segment {
+        let namespace = || self.netns.as_deref().map(|name| Segment::Namespace(name.into()));
+        match what {
+            Shared::Mac => self.segment(),
+            Shared::Interface => namespace().unwrap_or(Segment::Everywhere),
+            Shared::Name | Shared::Socket => Segment::Everywhere,
+        }
     }
 
     /// Returns the port's policy of forwarding.
@@ -380,6 +406,17 @@ mod tests {
             assert_eq!(again(&settings, settings.words()), settings);
             assert_eq!(again(&settings, settings.given()), settings);
         }
+    }
+
+    #[test]
+    fn a_vduse_device_is_written_down_whole() {
+        let keys = [("name", "a"), ("ifname", "eth0"), ("netns", "web"), ("ring-size", "512")];
+        let settings = read("vduse", &keys);
+        assert_eq!(again(&settings, settings.words()), settings);
+        assert_eq!(again(&settings, settings.given()), settings);
+        let Some(Endpoint::Vduse(device)) = settings.endpoint() else { panic!("no device") };
+        assert_eq!((device.netns.as_deref(), device.ring_size), (Some("web"), 512));
+        assert_eq!(settings.scope(Shared::Interface), Segment::Namespace("web".into()));
     }
 
     #[test]

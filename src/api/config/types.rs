@@ -183,6 +183,11 @@ fn queues(kind: Kind) -> (u64, u64) {
     (1, most.into())
 }
 
+fn ring_sizes() -> (u64, u64) {
+    let [least, most] = limits::RING_SIZES;
+    (least.into(), most.into())
+}
+
 fn mtu(kind: Kind) -> (u64, u64) {
     let most = match kind {
         Kind::Tap => limits::MAX_TAP_MTU,
@@ -425,6 +430,7 @@ types! {
     SOCKET PathBuf: "PATH", socket_path, |path| path.to_string_lossy().into_owned(),
         claims: Some(Shared::Socket);
     INTERFACE String: "IFNAME", interface_name, String::clone, claims: Some(Shared::Interface);
+    NETNS String: "NAME|PID", port_name, String::clone;
     MAC MacAddr: "MAC", station_address, MacAddr::to_string, claims: Some(Shared::Mac);
     PERMISSIONS u32: "MODE", permissions, |mode| format!("{mode:04o}");
     GROUP u32: "GROUP", group, u32::to_string, is_number: true;
@@ -464,6 +470,8 @@ pub(super) const OFFLOAD: Type<Offload> =
 
 pub(super) const QUEUES: Type<u16> = numbers(|k| range(queues(k)), |s, k| read_in(s, queues(k)));
 pub(super) const MTU: Type<u16> = numbers(|k| range(mtu(k)), |s, k| read_in(s, mtu(k)));
+pub(super) const RING_SIZE: Type<u16> =
+    numbers(|_| range(ring_sizes()), |s, _| read_in(s, ring_sizes()));
 pub(super) const SNAPLEN: Type<u32> = numbers(|_| range(SNAPLENS), |s, _| read_in(s, SNAPLENS));
 pub(super) const ADDRESSES: Type<u32> =
     shown(numbers(|_| range(ADDRESS_CAPS), |s, _| read_in(s, ADDRESS_CAPS)));

@@ -140,8 +140,8 @@ pub(super) fn entry(section: &Section) -> (Checked, Vec<Complaint>) {
     for key in kind.keys().filter(|key| key.is_required() && !given.contains(key.name)) {
         complaints.push(Complaint::new(&section.at, missing(key, section)));
     }
-    for claim in claims.iter_mut().filter(|claim| claim.what == Shared::Mac) {
-        claim.segment = settings.segment();
+    for claim in &mut claims {
+        claim.segment = settings.scope(claim.what);
     }
     let trunk = ["trunk", "native"].into_iter().find(|key| given.contains(key));
     for setting in section.settings.iter().filter(|setting| setting.key == "vlan") {

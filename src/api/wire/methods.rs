@@ -60,10 +60,10 @@ methods! {
     /// configured. sandbox: null without a sandbox.
     GetStatus {} -> Status {
         version: String, pid: u32, uptime: u64, workers: usize, ports: usize, taps: usize,
-        xdps: usize, streams: usize, addresses: usize, events: u64, degraded: Vec<String>,
-        degradations: Vec<Degradation>, unconfirmed: Option<Unconfirmed>, plug: Option<Plug>,
-        config: Option<String>, state_dir: Option<String>, clients: Clients, latency: String,
-        tap_writes: Vec<TapWrites>, sandbox: Option<Sandbox>,
+        xdps: usize, streams: usize, vduses: usize, addresses: usize, events: u64,
+        degraded: Vec<String>, degradations: Vec<Degradation>, unconfirmed: Option<Unconfirmed>,
+        plug: Option<Plug>, config: Option<String>, state_dir: Option<String>, clients: Clients,
+        latency: String, tap_writes: Vec<TapWrites>, sandbox: Option<Sandbox>,
     }
     /// All ports by their numbers, some in each reply: call the method with "more".
     [more] ListPorts {} -> Ports { ports: Vec<Port> }

@@ -81,6 +81,7 @@ impl VmPort {
         if entry.kind != Kind::Port.word() {
             let what = match entry.kind.as_str() {
                 "stream" => "a stream: QEMU's -netdev stream takes its socket",
+                "vduse" => "a VDUSE device: the kernel's driver is behind it",
                 "xdp" => "an XDP uplink: no virtual machine's port",
                 _ => "a TAP: no virtual machine's port",
             };

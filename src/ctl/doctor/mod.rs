@@ -69,7 +69,7 @@ fn judge(facts: &Facts) -> Vec<Finding> {
             of_uplink::judge(port, facts, &mut findings);
         } else if port.is_uplink() {
             of_uplink::judge_xdp(port, facts, &mut findings);
-        } else if port.shown().kind == "stream" {
+        } else if matches!(port.shown().kind.as_str(), "stream" | "vduse") {
             of_guest::judge_stream(port, facts, &mut findings);
         } else {
             of_guest::judge(port, facts, &mut findings);

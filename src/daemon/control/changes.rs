@@ -262,7 +262,7 @@ fn reply(number: Option<PortId>, settings: &Settings) -> Added {
 fn named(kind: Option<String>) -> Result<Kind, Fault> {
     let word = kind.unwrap_or_else(|| Kind::Port.word().to_owned());
     Kind::of_word(&word).ok_or_else(|| {
-        let text = "kind must be vm, tap, xdp, stream, mirror, filter or group".to_owned();
+        let text = "kind must be vm, tap, xdp, stream, vduse, mirror, filter or group".to_owned();
         wrong("kind", text, &word)
     })
 }

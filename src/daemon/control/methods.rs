@@ -319,6 +319,7 @@ impl Switch {
             taps: count(Kind::Tap),
             xdps: count(Kind::Xdp),
             streams: count(Kind::Stream),
+            vduses: count(Kind::Vduse),
             addresses: fdb.len(),
             events: self.view.events.last(),
             degraded: show::degraded(&all),

@@ -44,7 +44,7 @@ pub fn port(port: &Port, fdb: &Fdb, samples: &Samples) -> wire::Port {
         kind: port.kind_name().to_owned(),
         state: state(port),
         front_end: port.front_end().map(|who| wire::FrontEnd { pid: who.pid, uid: who.uid }),
-        interface: port.as_uplink().map(|(_, ifname)| ifname.to_owned()),
+        interface: port.interface().map(str::to_owned),
         io: writes.as_ref().map(|now| now.io.to_owned()),
         io_refused: writes.and_then(|now| now.why),
         queues: queues(port),
@@ -139,10 +139,10 @@ pub fn state(port: &Port) -> State {
     }
 }
 
-/// Returns the number of configured queue pairs: a guest's port has rings for twice as many.
+/// Returns the number of configured queue pairs: a VM's port has rings for twice as many.
 fn queues(port: &Port) -> usize {
     match &port.endpoint {
-        Endpoint::Guest(guest) => guest.tx.len() / 2,
+        Endpoint::Guest(guest) => guest.tx.len().div_ceil(2),
         Endpoint::Device(device) => device.queues().len(),
     }
 }

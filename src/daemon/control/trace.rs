@@ -408,7 +408,7 @@ fn idle(port: &Port) -> Option<Ruling> {
         State::Attached => return None,
         State::Disabled => return Some(Ruling::drops(port.id, DropReason::AdminDown)),
         State::Removing => ("it is being removed", gone),
-        State::LeftOut if port.as_uplink().is_some() => ("it has no interface", gone),
+        State::LeftOut if port.interface().is_some() => ("it has no interface", gone),
         State::LeftOut => ("it has no socket", gone),
         State::Down => ("its interface is down", device(DropReason::TapDown, DropReason::XdpDown)),
         State::Gone => ("its interface is gone", gone),

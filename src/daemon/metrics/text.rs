@@ -317,7 +317,7 @@ fn switch(view: &View, health: &Health) -> String {
     let started = [(String::new(), format!("{:.3}", view.started_micros as f64 / 1e6))];
     say("process_start_time_seconds", "When the process started, in seconds since 1970.", &started);
     let table = view.ports.present();
-    let kinds = ["vm", "tap", "xdp", "stream"].map(|kind| {
+    let kinds = ["vm", "tap", "xdp", "stream", "vduse"].map(|kind| {
         let count = table.iter().filter(|port| port.kind_name() == kind).count();
         (format!("{{kind=\"{kind}\"}}"), count.to_string())
     });

@@ -2,12 +2,12 @@
 //!
 //! Checked before mapping: the descriptor is a file on tmpfs (memfd included) or hugetlbfs, never a
 //! disk file, whose pages could fault for as long as the disk likes; the range lies inside the
-//! file; all arithmetic is checked. The result is an [`Extent`], which knows how many bytes will be
-//! mapped. Limits count the mapped bytes, not the bytes asked for: hugetlbfs rounds two bytes over
-//! the border of two 1 GiB pages up to 2 GiB. The descriptor is closed once the file is mapped: 509
-//! regions of one port would otherwise leave no descriptors for other ports. (`vm-memory` keeps the
-//! descriptor open and is therefore not used here.) `guard::sigbus` handles a file that is
-//! truncated later.
+//! file; all arithmetic is checked. Memory of a VDUSE device is the kernel's own, and not examined.
+//! The result is an [`Extent`], which knows how many bytes will be mapped. Limits count the mapped
+//! bytes, not the bytes asked for: hugetlbfs rounds two bytes over the border of two 1 GiB pages up
+//! to 2 GiB. The descriptor is closed once the file is mapped: 509 regions of one port would
+//! otherwise leave no descriptors for other ports. (`vm-memory` keeps the descriptor open and is
+//! therefore not used here.) `guard::sigbus` handles a file that is truncated later.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,6 +20,9 @@ use base::limits::MAX_PORT_MAPPED_BYTES;
 use base::words::counted;
 use sys::fs::{self, FileFacts, FileKind};
 use sys::pages::Pages;
+
+/// Bytes of a page of VDUSE's files.
+const PAGE: u64 = 4096;
 
 /// Why a file cannot serve as guest memory.
 #[derive(Debug, thiserror::Error)]
@@ -108,6 +111,19 @@ impl Extent {
         let whole = usize::try_from(last - first).map_err(|_| MapError::BadRange)?;
         let (delta, len) = ((offset - first) as usize, len as usize);
         Ok(Extent { file, first, whole, delta, len, facts })
+    }
+
+    /// Returns `len` bytes of a file of the kernel's VDUSE module from `offset`. The file has no
+    /// size: the kernel, which is trusted, says which range is memory.
+    pub(crate) fn of_vduse(file: OwnedFd, offset: u64, len: u64) -> Result<Extent, MapError> {
+        if len > MAX_PORT_MAPPED_BYTES {
+            return Err(MapError::TooLarge(len));
+        }
+        let end = offset.checked_add(len).filter(|_| len > 0 && offset.is_multiple_of(PAGE));
+        let whole = end.and_then(|_| len.checked_next_multiple_of(PAGE));
+        let whole = whole.ok_or(MapError::BadRange)? as usize;
+        let facts = FileFacts { page: PAGE, ..FileFacts::default() };
+        Ok(Extent { file, first: offset, whole, delta: 0, len: len as usize, facts })
     }
 
     /// Returns the extent if all of its pages are allocated, and [`MapError::Sparse`] otherwise.

@@ -277,7 +277,8 @@ impl Delivery<'_> {
         let start = self.stalls.begin_run(self.sender(), to.port.id);
         let session = state.vring.session;
         let rest = self.fill(to, run, state, burst, how);
-        if let Some(stall) = start.and_then(|start| self.stalls.end_run(start)) {
+        let stall = start.and_then(|start| self.stalls.end_run(start));
+        if let Some(stall) = stall.filter(|_| !to.guest.is_vduse()) {
             to.queue().charge(Some(session), stall.cycles, clock::cycles());
         }
         rest
@@ -341,7 +342,9 @@ impl Delivery<'_> {
     #[cold]
     fn give_up(&mut self, to: Egress<'_>, state: &mut RxState, done: &Delivered) -> Rest {
         let Some(error) = done.broken else {
-            state.memory.charge(done.slow, clock::cycles());
+            if !to.guest.is_vduse() {
+                state.memory.charge(done.slow, clock::cycles());
+            }
             self.stalls.note_delay(done.slow);
             return Rest::Drop(DropReason::SlowMemory);
         };

@@ -46,6 +46,8 @@ pub struct GuestPort {
     pub(crate) signal_cost: Arc<SignalCost>,
     /// Faults of the memory that the front-end shares.
     pub memory_faults: MemoryFaults,
+    /// Name of the interface of the kernel's driver behind a VDUSE device; none for a VM.
+    pub(crate) interface: Option<String>,
     session: SessionState,
 }
 
@@ -102,6 +104,7 @@ impl GuestPort {
             steering: OnceLock::new(),
             signal_cost: Arc::default(),
             memory_faults: MemoryFaults::default(),
+            interface: None,
             session: SessionState::default(),
         }
     }
@@ -109,6 +112,11 @@ impl GuestPort {
     /// Takes over the signal cost of the port that this port replaces.
     pub(crate) fn succeed(&mut self, before: &GuestPort) {
         self.signal_cost = Arc::clone(&before.signal_cost);
+    }
+
+    /// True if the kernel's driver is behind the port, and no VM.
+    pub fn is_vduse(&self) -> bool {
+        self.interface.is_some()
     }
 
     /// Records the process that is connected to the port's socket, or none.
@@ -252,6 +260,11 @@ impl GuestPort {
         let question = self.session.inspection.ask(waker);
         session.wake();
         Some(question)
+    }
+
+    /// Has the session, if there is one, look at the port's settings.
+    pub fn wake(&self) {
+        self.session_waker().iter().for_each(|session| session.wake());
     }
 
     /// Returns the session's answer to a question, if there is an answer.

@@ -12,6 +12,8 @@ pub struct Life {
     pub left_out: AtomicBool,
     /// The port is being removed.
     pub removing: AtomicBool,
+    /// The port is being deleted, while the switch goes on.
+    pub deleted: AtomicBool,
     /// Coarse second before which another peer may have been behind the port, or the port may have
     /// been in another bridge or VLAN.
     pub(crate) since: AtomicU32,
@@ -24,6 +26,7 @@ impl Default for Life {
         Life {
             left_out: AtomicBool::new(false),
             removing: AtomicBool::new(false),
+            deleted: AtomicBool::new(false),
             since: AtomicU32::new(clock::coarse_seconds() + 1),
             lineage: Lineage::default(),
         }

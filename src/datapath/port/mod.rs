@@ -147,6 +147,13 @@ impl Port {
         Port::new(id, name, Endpoint::Guest(GuestPort::new(pairs)))
     }
 
+    /// Creates a port for the kernel's driver behind a VDUSE device, with interface `ifname`.
+    pub fn vduse(id: PortId, name: &str, ifname: &str) -> Port {
+        let mut guest = GuestPort::new(1);
+        guest.interface = Some(ifname.to_owned());
+        Port::new(id, name, Endpoint::Guest(guest))
+    }
+
     /// Creates a port for an interface of the host or a stream.
     pub fn device(id: PortId, name: &str, device: DevicePort) -> Port {
         Port::new(id, name, Endpoint::Device(device))
@@ -252,12 +259,21 @@ impl Port {
     /// Returns the name of the endpoint's kind, for clients.
     pub fn kind_name(&self) -> &'static str {
         match &self.endpoint {
+            Endpoint::Guest(guest) if guest.is_vduse() => "vduse",
             Endpoint::Guest(_) => "vm",
             Endpoint::Device(device) => match device.backend {
                 Backend::Tap(_) => "tap",
                 Backend::Xdp(..) => "xdp",
                 Backend::Stream => "stream",
             },
+        }
+    }
+
+    /// Returns the name of the interface behind this port, if the port has an interface.
+    pub fn interface(&self) -> Option<&str> {
+        match &self.endpoint {
+            Endpoint::Device(device) => device.ifname(),
+            Endpoint::Guest(guest) => guest.interface.as_deref(),
         }
     }
 

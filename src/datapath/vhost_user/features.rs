@@ -12,8 +12,8 @@ use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CSUM, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_GUEST_CSUM,
     VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
     VIRTIO_NET_F_GUEST_USO4, VIRTIO_NET_F_GUEST_USO6, VIRTIO_NET_F_HOST_ECN,
-    VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_HOST_USO, VIRTIO_NET_F_MQ,
-    VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_MTU,
+    VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_HOST_USO, VIRTIO_NET_F_MAC,
+    VIRTIO_NET_F_MQ, VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_MTU, VIRTIO_NET_F_STATUS,
 };
 use virtio_bindings::virtio_ring::{
     VIRTIO_RING_F_EVENT_IDX as VIRTIO_F_EVENT_IDX,
@@ -70,13 +70,13 @@ macro_rules! named {
     ($($name:ident)*) => { [$((bit($name), stringify!($name)),)*] };
 }
 
-const NAMES: [(u64, &str); 22] = named! {
+const NAMES: [(u64, &str); 24] = named! {
     VIRTIO_NET_F_CSUM VIRTIO_NET_F_GUEST_CSUM VIRTIO_NET_F_MTU VIRTIO_NET_F_GUEST_TSO4
     VIRTIO_NET_F_GUEST_TSO6 VIRTIO_NET_F_GUEST_ECN VIRTIO_NET_F_HOST_TSO4 VIRTIO_NET_F_HOST_TSO6
     VIRTIO_NET_F_HOST_ECN VIRTIO_NET_F_MRG_RXBUF VIRTIO_NET_F_CTRL_VQ VIRTIO_NET_F_GUEST_ANNOUNCE
     VIRTIO_NET_F_MQ VIRTIO_F_ANY_LAYOUT VIRTIO_F_INDIRECT_DESC VIRTIO_F_EVENT_IDX
     VIRTIO_F_VERSION_1 VIRTIO_F_ACCESS_PLATFORM VIRTIO_F_IN_ORDER VIRTIO_NET_F_GUEST_USO4
-    VIRTIO_NET_F_GUEST_USO6 VIRTIO_NET_F_HOST_USO
+    VIRTIO_NET_F_GUEST_USO6 VIRTIO_NET_F_HOST_USO VIRTIO_NET_F_MAC VIRTIO_NET_F_STATUS
 };
 
 /// Returns the names of the virtio features in `bits`.
@@ -121,6 +121,23 @@ pub fn offer(send: Offloads, receive: Offloads, platform: bool) -> Offer {
         features | sends | receives
     });
     Offer { features, protocol }
+}
+
+/// Returns the features offered to the kernel's driver behind a VDUSE device. The driver refuses a
+/// device without ACCESS_PLATFORM, by which the driver's addresses are those of the bounce area.
+/// The kernel refuses a device with CTRL_VQ, and with CTRL_VQ several pairs.
+pub fn of_vduse(send: Offloads, receive: Offloads, mtu: bool) -> u64 {
+    let without = bit(VIRTIO_NET_F_MQ)
+        | bit(VIRTIO_NET_F_GUEST_ANNOUNCE)
+        | bit(VIRTIO_NET_F_CTRL_VQ)
+        | bit(VIRTIO_NET_F_MTU)
+        | LOG_ALL
+        | PROTOCOL_FEATURES;
+    let with = ACCESS_PLATFORM
+        | bit(VIRTIO_NET_F_MAC)
+        | bit(VIRTIO_NET_F_STATUS)
+        | if mtu { bit(VIRTIO_NET_F_MTU) } else { 0 };
+    offer(send, receive, false).features & !without | with
 }
 
 /// Returns the offloads that frames of a driver with these acknowledged features may ask for.
@@ -197,6 +214,17 @@ mod tests {
         assert_eq!(names(1 << 15 | 1 << 63), ["VIRTIO_NET_F_MRG_RXBUF", "bit 63"]);
         assert_eq!(protocol_names(all.protocol).len(), all.protocol.count_ones() as usize);
         assert_eq!(protocol_names(1 << 1), ["VHOST_USER_PROTOCOL_F_LOG_SHMFD"]);
+    }
+
+    #[test]
+    fn the_kernel_accepts_what_a_vduse_device_offers() {
+        for mtu in [false, true] {
+            let offer = of_vduse(Offloads::ALL, Offloads::ALL, mtu);
+            let (needs, refuses) = (1 << 32 | 1 << 33, 1 << 17 | 1 << 22 | 1 << 26 | 1 << 30);
+            assert_eq!((offer & needs, offer & refuses), (needs, 0), "{offer:#x}");
+            assert_eq!(offer >> 3 & 1 != 0, mtu);
+            assert_eq!((may_ask(offer), takes(offer)), (Offloads::ALL, Offloads::ALL));
+        }
     }
 
     /// CSUM, HOST_TSO4, HOST_TSO6, HOST_ECN and HOST_USO, and no offload of received frames.

@@ -76,6 +76,11 @@ impl GuestMemory {
         std::mem::replace(&mut self.table, Arc::new(table))
     }
 
+    /// Replaces the table by one without regions, and returns the old table.
+    pub(crate) fn forget(&mut self) -> Arc<MemTable> {
+        std::mem::replace(&mut self.table, Arc::new(MemTable::empty(&self.truncated)))
+    }
+
     /// Maps a dirty log.
     pub(crate) fn map_log(
         &self,
@@ -107,6 +112,21 @@ impl GuestMemory {
         let mapped: Result<Vec<Region>, Refusal> =
             checked.into_iter().map(|(spec, extent)| self.map(spec, extent)).collect();
         Ok((MemTable::new(mapped?, &self.truncated)?, on_disk))
+    }
+
+    /// Maps the memory of a VDUSE device.
+    pub(crate) fn map_vduse(
+        &self,
+        ranges: Vec<(RegionSpec, OwnedFd)>,
+    ) -> Result<MemTable, Refusal> {
+        let extent = |(spec, file): (RegionSpec, OwnedFd)| {
+            Ok((spec, Extent::of_vduse(file, spec.offset, spec.len)?))
+        };
+        let all: Vec<_> = ranges.into_iter().map(extent).collect::<Result<_, MapError>>()?;
+        MemTable::check_sizes(all.iter().map(|(_, extent)| extent.size()))?;
+        let mapped: Result<Vec<Region>, Refusal> =
+            all.into_iter().map(|(spec, extent)| self.map(spec, extent)).collect();
+        Ok(MemTable::new(mapped?, &self.truncated)?)
     }
 
     /// Returns the table with a further region; none if the table has the region already.

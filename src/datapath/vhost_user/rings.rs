@@ -12,6 +12,7 @@
 
 pub mod facts;
 mod memory;
+mod vduse;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -231,6 +232,10 @@ impl<'a> Rings<'a> {
     /// descriptor during the change must not be lost.
     pub(crate) fn set_call(&mut self, index: u32, file: Option<OwnedFd>) -> Result<(), Refusal> {
         let call = self.call_fd(file)?;
+        self.use_call(index, call)
+    }
+
+    fn use_call(&mut self, index: u32, call: Option<Arc<CallFd>>) -> Result<(), Refusal> {
         let old = std::mem::replace(&mut self.ring(index)?.call, call.clone());
         self.retire(old);
         if let Some(queue) = self.guest.queue(index as usize) {

@@ -435,16 +435,21 @@ impl<'a> Session<'a> {
 
 impl Drop for Session<'_> {
     fn drop(&mut self) {
-        self.rings.stop_all();
-        // Before the addresses are flushed: a worker with an announcement of this session learns
-        // and then checks whether the session is over, so the worker or this thread flushes.
-        if let Some(guest) = self.port.as_guest() {
-            guest.detach();
-        }
-        self.context.fdb.flush_port(self.port.id);
-        self.context.workers.forget_memberships(self.port.id);
-        self.port.mtu.agree(None);
+        end(self.context, self.port, &mut self.rings);
     }
+}
+
+/// Ends a session: stops the rings and removes the port's addresses.
+pub(crate) fn end(context: &Context, port: &Port, rings: &mut Rings<'_>) {
+    rings.stop_all();
+    // Before the addresses are flushed: a worker with an announcement of this session learns and
+    // then checks whether the session is over, so the worker or this thread flushes.
+    if let Some(guest) = port.as_guest() {
+        guest.detach();
+    }
+    context.fdb.flush_port(port.id);
+    context.workers.forget_memberships(port.id);
+    port.mtu.agree(None);
 }
 
 fn check_offered(what: &'static str, bits: u64, offered: u64) -> Result<(), SessionError> {

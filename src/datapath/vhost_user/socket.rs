@@ -32,6 +32,7 @@ use private_dir::{PrivateDir, SocketFile, by_handle};
 use sys::fs::directory_of;
 use sys::holder::Holder;
 use sys::poll::{Interest, Wake, pause, wait};
+use sys::vduse::VduseError;
 use sys::{descriptor, group, sandbox, unix_socket};
 
 mod connector;
@@ -72,6 +73,9 @@ pub enum SocketError {
     /// listens or is connected.
     #[error("descriptor {0} is not an inherited Unix stream socket")]
     NotInherited(RawFd),
+    /// The VDUSE device that takes the socket's place cannot be had.
+    #[error(transparent)]
+    Vduse(#[from] VduseError),
     /// A call on the open socket failed.
     #[error("socket error: {0}")]
     Socket(#[from] io::Error),

@@ -14,7 +14,7 @@ use crate::netlink::vdpa::{self, Namespace};
 use base::frame::MacAddr;
 
 /// Directory of the named network namespaces (ip-netns(8)).
-const NAMESPACES: &str = "/run/netns";
+pub const NAMESPACES: &str = "/run/netns";
 
 /// The interface that a device is to have.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,7 +68,8 @@ fn namespace(word: &str) -> Result<Opened, VduseError> {
         return Ok(Opened::Process(pid));
     }
     let path: PathBuf = Path::new(NAMESPACES).join(word);
-    let file = File::open(&path).map_err(|error| VduseError::NoNamespace(word.to_owned(), error))?;
+    let file =
+        File::open(&path).map_err(|error| VduseError::NoNamespace(word.to_owned(), error))?;
     Ok(Opened::Named(file))
 }
 

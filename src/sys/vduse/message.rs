@@ -115,7 +115,10 @@ mod tests {
         let asked = Message { id: 0x0102_0304, request: Request::RingState(1) };
         let bytes = asked.answer(Answer::RingState(1, 0x506));
         assert_eq!(word(&bytes, 0), Some(0x0102_0304));
-        assert_eq!((word(&bytes, 4), word(&bytes, 24), word(&bytes, 28)), (Some(0), Some(1), Some(0x506)));
+        assert_eq!(
+            (word(&bytes, 4), word(&bytes, 24), word(&bytes, 28)),
+            (Some(0), Some(1), Some(0x506))
+        );
         assert_eq!(word(&asked.answer(Answer::Failed), 4), Some(1));
         assert_eq!(word(&asked.answer(Answer::Done), 4), Some(0));
     }

@@ -154,9 +154,13 @@ fn check(config: &Config) {
             }
             Some(Endpoint::Client { path }) => assert!(sockets.insert(path)),
             Some(Endpoint::Fd(_)) => {}
+            Some(Endpoint::Vduse(device)) => {
+                let scope = device.netns.clone().unwrap_or_default();
+                assert!(interfaces.insert((scope, device.ifname.clone())));
+            }
             None => {
                 let ifname = port.ifname.as_ref().expect("an interface");
-                assert!(uplink && interfaces.insert(ifname));
+                assert!(uplink && interfaces.insert((String::new(), ifname.clone())));
                 assert!((1..=limits::MAX_IFNAME_LEN).contains(&ifname.len()));
             }
         }

@@ -16,3 +16,4 @@ pub mod packet;
 pub mod protocol;
 pub mod rings;
 pub mod streams;
+pub mod vduse;

@@ -105,7 +105,7 @@ fn settings_of_a_stream_change_while_it_serves() {
         "{line}"
     );
     for (words, part) in [
-        (&["net", "offload=on"][..], "'offload' is a key of port, tap, template, not of stream"),
+        (&["net", "offload=on"][..], "'offload' is a key of port, tap, vduse, template"),
         (&["net", "queues=2"], "'queues' is a key of port, tap, xdp, template, not of stream"),
         (&["other", "mode=client", "socket-mode=0600"], "does not go with mode=client"),
         (&["other", &format!("socket={}", path.display())], "already used by net"),

@@ -215,7 +215,7 @@ fn bad_entries_on_the_command_line() {
         ("a b,socket=/s", "name 'a b' must be 1 to 64"),
         ("-a,socket=/s", "name '-a' must be 1 to 64"),
         (",socket=/s", "name '' must be 1 to 64"),
-        ("a,socket=/s,ifname=x", "'ifname' is a key of tap, xdp, not of port; vioswitchd --help"),
+        ("a,socket=/s,ifname=x", "'ifname' is a key of tap, xdp, vduse, not of port; vioswitchd"),
         ("a,socket=/s,", "ends in a comma: leave it out, or write it twice if the value ends"),
         ("a,", "ends in a comma: leave it out"),
     ];
@@ -312,7 +312,7 @@ fn streams_are_told_what_to_write() {
         ("socket=/a", "--stream socket=/a: the name comes first"),
         ("n,socket=/a,mode=connect", "mode must be server or client, not 'connect'"),
         ("n,socket=/a,mode=client,socket-mode=0600", "socket-mode does not go with mode=client"),
-        ("n,socket=/a,offload=off", "'offload' is a key of port, tap, template, not of stream; "),
+        ("n,socket=/a,offload=off", "'offload' is a key of port, tap, vduse, template, not of"),
         ("n,socket=/a,mtu=67", "mtu must be a number from 68 to 65535, not '67'"),
         ("n,socket=/a/", "names a directory, not a socket"),
         ("n,socket=/a,sockt=/b", "unknown key 'sockt', did you mean socket=/b? "),

@@ -24,6 +24,7 @@ fn example(key: &Key, kind: Kind) -> String {
         Kind::Tap => ("uplink", ":02\""),
         Kind::Xdp => ("fast", ":04\""),
         Kind::Stream => ("net", ":03\""),
+        Kind::Vduse => ("host", ":05\""),
         Kind::Mirror if key.name == "name" => ("watch", ":01\""),
         Kind::Filter if key.name == "name" => ("web", ":01\""),
         Kind::Group if key.name == "name" => ("dns", ":01\""),
@@ -33,6 +34,7 @@ fn example(key: &Key, kind: Kind) -> String {
     let example = key.example.replace("vm1", name).replace(":01\"", address);
     match kind {
         Kind::Xdp => example.replace("vioswitch0", "eth1").replace("server", "auto"),
+        Kind::Vduse => example.replace("vioswitch0", "eth0"),
         _ => example,
     }
 }
@@ -80,6 +82,7 @@ fn in_tables(kind: Kind) -> &'static str {
         Kind::Port => "VM",
         Kind::Tap => "TAP",
         Kind::Xdp => "XDP",
+        Kind::Vduse => "VDUSE",
         other => other.name(),
     }
 }

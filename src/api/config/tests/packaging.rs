@@ -38,7 +38,7 @@ fn the_example_is_taken_and_its_remarks_are_the_defaults() {
     assert!(plain.ports.is_empty());
     let mut expected =
         start_as_installed(&switched_on(EXAMPLE, &["name", "socket", "ifname", "from", "to"]));
-    assert_eq!(expected.summary(), "1 port, 1 tap, 1 xdp uplink, 1 stream");
+    assert_eq!(expected.summary(), "1 port, 1 tap, 1 xdp uplink, 1 stream, 1 vduse device");
     // This machine may have no such group.
     let here = EXAMPLE.replace("\"kvm\"", "\"root\"").replace("\"adm\"", "\"root\"");
     // A port is an access port or a trunk.

@@ -1,4 +1,5 @@
-//! Call descriptors: the eventfds by which a front-end is notified.
+//! Call descriptors: the eventfds by which a front-end is notified, and the interrupts by which the
+//! kernel's own driver is notified.
 //!
 //! A write to a call descriptor may block for ever, because the front-end can clear `O_NONBLOCK` at
 //! any moment and fill the counter. A write may also cost milliseconds of processor time. So a
@@ -16,6 +17,7 @@ use super::SignalCost;
 use sys::clock;
 use sys::descriptor::set_nonblocking;
 use sys::eventfd::has_room;
+use sys::vduse::Device;
 
 /// Outcome of sending a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,13 +38,23 @@ pub enum SignalResult {
     Failed(i32),
 }
 
-/// An eventfd that notifies a guest or its front-end. Closed on drop. Threads that may signal late
-/// hold the `CallFd` in an `Arc`, so that the descriptor's number is not reused meanwhile.
+/// An eventfd that notifies a guest or its front-end, or the interrupt of a ring. Closed on drop.
+/// Threads that may signal late hold the `CallFd` in an `Arc`, so that the descriptor's number is
+/// not reused meanwhile.
 #[derive(Debug)]
 pub struct CallFd {
-    pub(super) fd: OwnedFd,
+    way: Way,
     pub(super) cost: Arc<SignalCost>,
     owner: u64,
+}
+
+/// The way in which a driver is notified.
+#[derive(Debug)]
+enum Way {
+    /// By an eventfd of the front-end.
+    Eventfd(OwnedFd),
+    /// By an interrupt of this ring of a VDUSE device.
+    Interrupt(Arc<Device>, u32),
 }
 
 impl CallFd {
@@ -53,7 +65,18 @@ impl CallFd {
         // Fails only on descriptors that are no eventfds. If a front-end clears the flag again, the
         // watch handles the blocked write.
         let _ = set_nonblocking(fd.as_fd());
-        CallFd { fd, cost, owner }
+        CallFd { way: Way::Eventfd(fd), cost, owner }
+    }
+
+    /// Notifies by the interrupt of ring `ring` of `device`. An interrupt never blocks: the kernel
+    /// queues the interrupt.
+    pub(crate) fn interrupt(
+        device: Arc<Device>,
+        ring: u32,
+        cost: Arc<SignalCost>,
+        owner: u64,
+    ) -> CallFd {
+        CallFd { way: Way::Interrupt(device, ring), cost, owner }
     }
 
     /// True if notifications of the port have to wait, because earlier ones were slow or expensive.
@@ -86,13 +109,29 @@ impl CallFd {
 
     /// Returns the descriptor's number, for messages.
     pub(crate) fn number(&self) -> RawFd {
-        self.fd.as_raw_fd()
+        match &self.way {
+            Way::Eventfd(fd) => fd.as_raw_fd(),
+            Way::Interrupt(device, _) => device.as_raw_fd(),
+        }
+    }
+
+    /// Returns the eventfd, for tests that change its flags.
+    #[cfg(test)]
+    pub(super) fn eventfd(&self) -> &OwnedFd {
+        match &self.way {
+            Way::Eventfd(fd) => fd,
+            Way::Interrupt(..) => panic!("an interrupt"),
+        }
     }
 
     /// Writes once. Only a watched thread may call this: the write may block for ever.
     pub(super) fn write(&self) -> SignalResult {
+        let fd = match &self.way {
+            Way::Eventfd(fd) => fd,
+            Way::Interrupt(device, ring) => return interrupt(device, *ring),
+        };
         // One system call: rustix does not repeat an interrupted call.
-        match rustix::io::write(&self.fd, &1u64.to_ne_bytes()) {
+        match rustix::io::write(fd, &1u64.to_ne_bytes()) {
             Ok(_) => SignalResult::Sent,
             Err(Errno::AGAIN) => SignalResult::Full,
             // A write that finds room never returns EINTR, so this write blocked.
@@ -103,10 +142,20 @@ impl CallFd {
 
     /// Returns the outcome that a write would have now; `None` for [`SignalResult::Sent`].
     pub(super) fn look(&self) -> Option<SignalResult> {
+        let Way::Eventfd(fd) = &self.way else { return None };
         if has_room(self.number()) {
             return None;
         }
-        let blocking = fcntl_getfl(&self.fd).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK));
+        let blocking = fcntl_getfl(fd).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK));
         Some(if blocking { SignalResult::Blocked } else { SignalResult::Full })
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn interrupt(device: &Device, ring: u32) -> SignalResult {
+    match device.interrupt(ring) {
+        Ok(()) => SignalResult::Sent,
+        Err(error) => SignalResult::Failed(error.raw_os_error().unwrap_or(0)),
     }
 }

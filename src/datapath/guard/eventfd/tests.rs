@@ -26,7 +26,7 @@ const FULL: u64 = u64::MAX - 1;
 fn hostile() -> (EventFd, CallFd) {
     let eventfd = EventFd::new(0).unwrap();
     let call = CallFd::new(from_eventfd(eventfd.try_clone().unwrap()), Arc::default(), 0);
-    fcntl_setfl(&call.fd, OFlags::RDWR).unwrap();
+    fcntl_setfl(call.eventfd(), OFlags::RDWR).unwrap();
     eventfd.write(FULL).unwrap();
     (eventfd, call)
 }
@@ -188,7 +188,7 @@ fn a_thread_with_all_signals_blocked_is_freed_too() {
 fn a_call_descriptor_is_made_non_blocking_and_reports_full() {
     let eventfd = EventFd::new(0).unwrap();
     let call = CallFd::new(from_eventfd(eventfd.try_clone().unwrap()), Arc::default(), 0);
-    assert!(fcntl_getfl(&call.fd).unwrap().contains(OFlags::NONBLOCK));
+    assert!(fcntl_getfl(call.eventfd()).unwrap().contains(OFlags::NONBLOCK));
     assert_eq!(call.write(), SignalResult::Sent);
     assert_eq!(call.write(), SignalResult::Sent);
     assert_eq!(drain(call.number()), Some(2));
@@ -204,7 +204,7 @@ fn a_full_blocking_descriptor_is_seen_without_writing() {
     let eventfd = EventFd::new(0).unwrap();
     let call = CallFd::new(from_eventfd(eventfd.try_clone().unwrap()), Arc::default(), 0);
     eventfd.write(u64::MAX - 1).unwrap();
-    fcntl_setfl(&call.fd, OFlags::RDWR).unwrap();
+    fcntl_setfl(call.eventfd(), OFlags::RDWR).unwrap();
     assert_eq!(call.look(), Some(SignalResult::Blocked));
 }
 

@@ -43,7 +43,8 @@ pub fn region((gpa, mapping): (u64, &Mapping)) -> RegionFacts {
         FileKind::Huge => "hugetlb",
         FileKind::Shmem if named => "file",
         FileKind::Shmem => "anonymous",
-        FileKind::Other => "unknown",
+        // Files on disks are not mapped.
+        FileKind::Other => "vduse",
     };
     RegionFacts { gpa, len: mapping.len() as u64, backing, page }
 }
