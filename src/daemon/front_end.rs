@@ -4,13 +4,13 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::EventFd;
 
 use super::handover::Received;
 use super::running_port::RunningPort;
-use super::vduse;
+use super::vduse::{self, OpenDevice};
 use api::config::Endpoint;
 use base::limits::{DROPPED_PAUSE, FIRST_WORD, HELD_PAUSE};
 use datapath::events::{What, reason};
@@ -25,7 +25,6 @@ use sys::eventfd::is_readable;
 use sys::poll::{self, Interest, Wake};
 use sys::threads::run_again_after_panic;
 use sys::unix_socket;
-use sys::vduse::Device;
 
 /// The means of a port's thread, which serves front-ends.
 pub(crate) struct PortThread {
@@ -49,7 +48,7 @@ pub(crate) enum Acceptor {
     /// One inherited connection; when the connection ends the port stays empty.
     Connection(Guarded<UnixStream>, FrontEnd),
     /// The kernel's driver of a VDUSE device.
-    Vduse(Device),
+    Vduse(OpenDevice),
 }
 
 /// The file of a listening socket that this process made.
@@ -145,13 +144,20 @@ impl Acceptor {
 
 /// Pauses if the last front-end was dropped for the harm that it did to others: the front-end would
 /// come back at once and do the harm again.
-pub(crate) fn rest(port: &Port, stop: &EventFd) -> Wake {
-    if !port.as_guest().is_some_and(GuestPort::was_harmful) {
-        return Wake::TimedOut;
-    }
-    port.tell(What::Closed { seconds: DROPPED_PAUSE.as_secs() });
+fn rest(port: &Port, stop: &EventFd) -> Wake {
+    let Some(pause) = pause_after_harm(port) else { return Wake::TimedOut };
     // If the wait fails there is no pause: a port without a pause is better than no port.
-    poll::pause(stop, Instant::now() + DROPPED_PAUSE).unwrap_or(Wake::TimedOut)
+    poll::pause(stop, Instant::now() + pause).unwrap_or(Wake::TimedOut)
+}
+
+/// Reports the pause after a front-end that was dropped for the harm that it did to others, and
+/// returns its length; none after any other front-end.
+pub(super) fn pause_after_harm(port: &Port) -> Option<Duration> {
+    let harmful = port.as_guest().is_some_and(GuestPort::was_harmful);
+    harmful.then(|| {
+        port.tell(What::Closed { seconds: DROPPED_PAUSE.as_secs() });
+        DROPPED_PAUSE
+    })
 }
 
 /// Waits while more files of this thread wait to be closed than the limit permits.
@@ -193,13 +199,24 @@ fn converse(
     };
     let known = |who| port.as_guest().into_iter().for_each(|guest| guest.set_front_end(who));
     known(Some(peer));
-    let ended = catch_unwind(AssertUnwindSafe(talk));
+    let ended = contained(port, talk, What::Detached, |why| What::DetachedBy { why });
     known(None);
-    let (end, detached) = match ended {
-        Ok(Ok(end)) => (Some(end), What::Detached),
+    ended
+}
+
+/// Serves one session by `talk`, contains an error or panic that ends the session, and reports the
+/// end: `over`, or what `failed` returns for the reason.
+pub(super) fn contained<E: std::fmt::Display>(
+    port: &Port,
+    talk: impl FnOnce() -> Result<End, E>,
+    over: What,
+    failed: impl FnOnce(String) -> What,
+) -> Option<End> {
+    let (end, detached) = match catch_unwind(AssertUnwindSafe(talk)) {
+        Ok(Ok(end)) => (Some(end), over),
         Ok(Err(error)) => {
             port.stats.session_errors.add_shared(1);
-            (None, What::DetachedBy { why: reason(error) })
+            (None, failed(reason(error)))
         }
         Err(_) => {
             port.stats.panics.add_shared(1);

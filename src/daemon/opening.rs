@@ -10,7 +10,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::check::found_at;
 use super::diff::Step;
@@ -18,12 +18,13 @@ use super::front_end::Acceptor;
 use super::handover::Received;
 use super::ports::NewPort;
 use super::{Daemon, PortError};
-use api::config::{Entry, Origin, place};
-use base::limits::SOCKET_OPEN_TIMEOUT;
+use api::config::{Entry, Kind, Origin, Settings, place};
+use base::limits::{SOCKET_OPEN_TIMEOUT, VDUSE_OPEN_TIMEOUT};
 use datapath::vhost_user::socket::SocketError;
 use switch::PortId;
 use sys::blocking::{Blocking, NotBegun};
 use sys::threads::lock;
+use sys::vduse;
 use sys::waker::Waker;
 
 /// Decides once whether a port may still be added. The thread that opened the port's socket
@@ -55,10 +56,26 @@ impl PortError {
     /// Returns the error for a thread that did not open the socket at `path`.
     pub(crate) fn unanswered(path: PathBuf, why: NotBegun) -> PortError {
         match why {
+            NotBegun::Busy if path.starts_with(vduse::DIRECTORY) => PortError::Slow(path),
             NotBegun::Busy => PortError::Silent(path),
             NotBegun::Full => PortError::ManySilent(path),
             NotBegun::Thread(error) => PortError::Io(error),
         }
+    }
+}
+
+/// Returns the path whose opening may wait: that of a socket, or of a VDUSE device, for which the
+/// kernel makes an interface.
+pub(super) fn place_to_open(settings: &Settings) -> Option<PathBuf> {
+    let device = || Path::new(vduse::DIRECTORY).join(&settings.name);
+    settings.socket.clone().or_else(|| (settings.kind == Kind::Vduse).then(device))
+}
+
+/// Returns the time for opening what a path of [`place_to_open`] leads to.
+pub(super) fn time_to_open(path: &Path) -> Duration {
+    match path.starts_with(vduse::DIRECTORY) {
+        true => VDUSE_OPEN_TIMEOUT,
+        false => SOCKET_OPEN_TIMEOUT,
     }
 }
 
@@ -67,7 +84,7 @@ impl PortError {
 pub fn add(daemon: &Mutex<Daemon>, new: &NewPort, permit: &Permit) -> Result<PortId, PortError> {
     let origin = lock(daemon).origin_of(new);
     let entry = new.entry(origin);
-    let path = entry.settings.socket.clone().unwrap_or_default();
+    let path = place_to_open(&entry.settings).unwrap_or_default();
     // A socket that is opened in vain would be reported as a socket in use.
     lock(daemon).check_new(&entry)?;
     let mut socket = open(&entry)?;
@@ -75,7 +92,7 @@ pub fn add(daemon: &Mutex<Daemon>, new: &NewPort, permit: &Permit) -> Result<Por
     let mut daemon = lock(daemon);
     match permit.take() {
         true => daemon.add_opened(entry, &mut socket),
-        false => Err(PortError::Silent(path)),
+        false => Err(PortError::unanswered(path, NotBegun::Busy)),
     }
 }
 
@@ -99,7 +116,7 @@ impl Opens {
         path: &Path,
         work: impl FnOnce() -> T + Clone + Send + 'static,
     ) -> Result<T, PortError> {
-        let end = Instant::now() + SOCKET_OPEN_TIMEOUT;
+        let end = Instant::now() + time_to_open(path);
         let done = self.threads.run(path, &self.waker, end, work);
         done.map_err(|why| PortError::unanswered(path.to_owned(), why))
     }
@@ -128,8 +145,8 @@ impl Opens {
     /// Opens the socket of a new port, if the port has a socket.
     pub(super) fn open(&self, entry: &Entry) -> Result<Option<Acceptor>, PortError> {
         let own = entry.clone();
-        match &entry.settings.socket {
-            Some(path) => Ok(self.run(path, move || open(&own))??),
+        match place_to_open(&entry.settings) {
+            Some(path) => Ok(self.run(&path, move || open(&own))??),
             None => Ok(open(entry)?),
         }
     }

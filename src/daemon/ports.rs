@@ -79,6 +79,9 @@ pub enum PortError {
     /// The file system of the socket's path does not answer.
     #[error("socket {0:?}: its file system does not answer")]
     Silent(PathBuf),
+    /// The kernel has made no interface for the VDUSE device in time.
+    #[error("{0:?}: the kernel has made no interface in time: try again")]
+    Slow(PathBuf),
     /// The daemon waits for as many silent file systems as the limit permits.
     #[error("socket {0:?} is not opened: {SOCKET_OPENS} file systems do not answer")]
     ManySilent(PathBuf),

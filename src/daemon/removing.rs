@@ -152,6 +152,7 @@ impl Daemon {
         let mut serving = self.serving.swap_remove(self.serving.iter().position(is)?);
         serving.running().port().life.deleted.store(true, Ordering::Release);
         serving.stop();
+        serving.remove_left();
         for mac in std::mem::take(&mut serving.addresses) {
             serving.running().port().take_address(mac, &self.context.fdb);
         }

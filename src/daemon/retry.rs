@@ -230,7 +230,7 @@ impl Retrier {
         let mut daemon = lock(&self.daemon);
         if daemon.is_removing(running) {
             drop(daemon);
-            drop(opened);
+            opened.discard(&port);
             self.let_go(&port, file);
             let is = |one: &Degradation| one.subject.as_deref() == Some(port.name.as_str());
             // The port may be removed now.

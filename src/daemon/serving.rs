@@ -16,14 +16,15 @@ use super::front_end::{Acceptor, PortThread, SocketFile};
 use super::handover::{Handover, Received};
 use super::running_port::RunningPort;
 use super::uplink::{self, UplinkError};
-use super::{Daemon, PortError, build, start_helper, stream};
+use super::{Daemon, PortError, build, start_helper, stream, vduse};
 use api::config::{self, Entry};
 use base::frame::MacAddr;
 use base::limits::SESSION_STACK_BYTES;
-use datapath::port::{Endpoint, Port};
+use datapath::port::{Endpoint, GuestPort, Port};
 use datapath::vhost_user::socket::{Place, SocketError};
 use datapath::worker::Workers;
 use switch::Fdb;
+use sys::vduse::VduseError;
 
 /// Socket or interface of a port.
 pub enum Opened {
@@ -54,8 +55,24 @@ impl Opened {
             return Ok(Opened::Interface(attached?));
         };
         let open = |received: &mut Received| Acceptor::open(port.id.into(), endpoint, received);
-        let in_use = |error: &SocketError| matches!(error, SocketError::InUse(..));
-        Ok(Opened::Socket(received.open(Instant::now(), open, in_use)?))
+        // The kernel closes the device of a process that was killed after the process has ended.
+        let (end, in_use): (_, fn(&SocketError) -> bool) = match endpoint {
+            config::Endpoint::Vduse(_) => {
+                (end, |error| matches!(error, SocketError::Vduse(VduseError::InUse(_))))
+            }
+            _ => (Instant::now(), |error| matches!(error, SocketError::InUse(..))),
+        };
+        Ok(Opened::Socket(received.open(end, open, in_use)?))
+    }
+
+    /// Drops what was opened for a port that is gone or about to go. The device of a port that is
+    /// deleted goes too.
+    pub(crate) fn discard(self, port: &Port) {
+        if let Opened::Socket(Acceptor::Vduse(device)) = self
+            && port.life.deleted.load(Ordering::Acquire)
+        {
+            device.discard();
+        }
     }
 
     /// Returns the socket.
@@ -172,6 +189,20 @@ impl Serving {
                 thread.thread().unpark();
             }
             None => {}
+        }
+    }
+
+    /// Starts a thread that removes the device of a deleted port if nothing serves the port: an
+    /// earlier process may have left the device.
+    pub(super) fn remove_left(&mut self) {
+        let port = self.running.port();
+        if self.thread.is_some() || !port.as_guest().is_some_and(GuestPort::is_vduse) {
+            return;
+        }
+        let name = port.name.clone();
+        match start_session(format!("port-{}", port.id), move |_| vduse::remove_left(&name)) {
+            Ok(thread) => self.thread = Some(thread),
+            Err(error) => log::error!("port {}: its device is not removed: {error}", port.name),
         }
     }
 

@@ -9,7 +9,7 @@
 //! The kernel is trusted: the checks of hostile memory protect from a fault only.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,10 +25,12 @@ use crate::vhost_user::refusal::Refusal;
 use crate::vhost_user::rings::Rings;
 use crate::vhost_user::session::{self, Context, End};
 use base::frame::offload::Offloads;
-use base::limits::{FIRST_INTERRUPT_PAUSE, LAST_INTERRUPT_PAUSE, MAX_MEM_SLOTS};
+use base::limits::{
+    BOUNCE_BYTES, FIRST_INTERRUPT_PAUSE, LAST_INTERRUPT_PAUSE, MAX_MEM_SLOTS, START_RETRY,
+};
 use sys::eventfd::{is_readable, written};
 use sys::poll::{Interest, Wake, wait_for_any};
-use sys::vduse::{Answer, DRIVER_OK, Device, Message, RINGS, Request, RingPlace};
+use sys::vduse::{Answer, DRIVER_OK, Message, RINGS, Request, RingPlace, Served};
 
 /// Why a session ended early.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +57,7 @@ pub enum SessionError {
 pub struct Session<'a> {
     context: &'a Context,
     port: &'a Port,
-    device: &'a Arc<Device>,
+    device: Arc<dyn Served>,
     stop: &'a EventFd,
     waker: Arc<SessionWaker>,
     features: u64,
@@ -65,6 +67,8 @@ pub struct Session<'a> {
     link: Option<bool>,
     /// Time and pause of the next attempt to interrupt the driver.
     interrupt: Option<(Instant, Duration)>,
+    /// Time of the next attempt to start the rings of a driver that is ready.
+    restart: Option<Instant>,
 }
 
 impl<'a> Session<'a> {
@@ -74,7 +78,7 @@ impl<'a> Session<'a> {
         context: &'a Context,
         port: &'a Port,
         account: &Arc<Account>,
-        device: &'a Arc<Device>,
+        device: Arc<dyn Served>,
         stop: &'a EventFd,
     ) -> Result<Session<'a>, SessionError> {
         let guest = port.as_guest().ok_or(SessionError::NoGuest)?;
@@ -92,23 +96,24 @@ impl<'a> Session<'a> {
             rings: Rings::new(context, port, guest),
             link: None,
             interrupt: None,
+            restart: None,
         })
     }
 
     /// Serves the driver until the daemon stops, or an error ends the session.
     pub fn serve(&mut self) -> Result<End, SessionError> {
-        if self.device.ring(0)?.is_some() {
-            self.start()?;
+        if self.is_driver_ready()? {
+            self.start_or_retry();
         }
         self.tell_link();
         loop {
-            let (stops, due) =
-                ([self.stop, self.waker.eventfd()], self.interrupt.map(|(at, _)| at));
+            let stops = [self.stop, self.waker.eventfd()];
+            let due = self.interrupt.map(|(at, _)| at).into_iter().chain(self.restart).min();
             match wait_for_any(self.device.as_fd(), Interest::Read, stops, due)? {
                 Wake::Stop if is_readable(self.stop.as_raw_fd()) => return Ok(End::Stopped),
                 Wake::Stop if self.waker.take() => return Err(SessionError::Dropped),
                 Wake::Stop => self.look(),
-                Wake::TimedOut => self.interrupt_again(),
+                Wake::TimedOut => self.try_again(),
                 Wake::Ready => {
                     if let Some(message) = self.device.receive()? {
                         self.handle(message)?;
@@ -130,6 +135,45 @@ impl<'a> Session<'a> {
         });
     }
 
+    /// True if the driver has set all rings up.
+    fn is_driver_ready(&self) -> io::Result<bool> {
+        for index in 0..RINGS {
+            if self.device.ring(index)?.is_none() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Does what is due.
+    fn try_again(&mut self) {
+        let now = Instant::now();
+        if self.restart.is_some_and(|at| at <= now) {
+            self.start_or_retry();
+        }
+        if self.interrupt.is_some_and(|(at, _)| at <= now) {
+            self.interrupt_again();
+        }
+    }
+
+    /// Starts the rings of a driver that is ready. After an error the driver stays without a
+    /// network until a later attempt.
+    fn start_or_retry(&mut self) {
+        let started = self.start();
+        self.restart = started.is_err().then(|| Instant::now() + START_RETRY);
+        if let Err(error) = started {
+            // No ring may run on a part of the memory.
+            self.reset_rings();
+            self.log_refused(&"the driver's start", &error);
+        }
+    }
+
+    fn log_refused(&self, refused: &dyn std::fmt::Display, error: &SessionError) {
+        if self.port.reports.log.allow() {
+            log::error!("port {}: {refused} failed: {error}", self.port.name);
+        }
+    }
+
     /// Carries out a message and answers it. A message that fails leaves the driver without a
     /// network, and the session waits for the next message.
     fn handle(&mut self, message: Message) -> io::Result<()> {
@@ -141,7 +185,12 @@ impl<'a> Session<'a> {
                 Ok(Answer::Done)
             }
             Request::Status(_) if self.rings.any_started() => Ok(Answer::Done),
-            Request::Status(_) => self.start().map(|()| Answer::Done),
+            // The kernel lets no interrupt through for a driver whose start was refused: a later
+            // attempt would be in vain.
+            Request::Status(_) => {
+                self.start_or_retry();
+                Ok(Answer::Done)
+            }
             Request::Memory(..) => self.renew_memory().map(|()| Answer::Done),
             Request::Unknown(kind) => {
                 log::debug!("port {}: unknown VDUSE request {kind}", self.port.name);
@@ -149,15 +198,13 @@ impl<'a> Session<'a> {
             }
         };
         let answer = done.unwrap_or_else(|error| {
-            if self.port.reports.log.allow() {
-                log::error!("port {}: {:?} refused: {error}", self.port.name, message.request);
-            }
+            self.log_refused(&format_args!("{:?}", message.request), &error);
             Answer::Failed
         });
         self.device.answer(message, answer)
     }
 
-    /// Starts the rings that the driver has set up.
+    /// Starts the rings that the driver has set up. After an error some of them may run.
     fn start(&mut self) -> Result<(), SessionError> {
         self.features = self.device.features()?;
         let served = features::of_vduse(Offloads::ALL, Offloads::ALL, true);
@@ -168,11 +215,8 @@ impl<'a> Session<'a> {
         let table = self.map()?;
         self.memory.replace(table);
         for index in 0..RINGS {
-            if let Some(place) = self.device.ring(index)?
-                && let Err(error) = self.start_ring(index, place)
-            {
-                self.reset();
-                return Err(error.into());
+            if let Some(place) = self.device.ring(index)? {
+                self.start_ring(index, place)?;
             }
         }
         let attached = What::DriverReady { features: self.features };
@@ -187,7 +231,7 @@ impl<'a> Session<'a> {
         self.rings.set_num(index, size)?;
         let addr = VringAddr { index, flags: 0, descriptor, used, available, log: 0 };
         self.rings.set_addr(addr, &self.memory.table)?;
-        self.rings.set_interrupt(index, self.device)?;
+        self.rings.set_interrupt(index, &self.device)?;
         // Readable from the start: a kick of the driver may have gone to the eventfd of an earlier
         // process.
         let kick = written()?;
@@ -196,8 +240,13 @@ impl<'a> Session<'a> {
         self.rings.refresh(index, self.features, &self.memory.table, &None)
     }
 
-    /// Stops all rings and releases the memory.
+    /// Stops all rings, releases the memory, and waits for the driver.
     fn reset(&mut self) {
+        self.restart = None;
+        self.reset_rings();
+    }
+
+    fn reset_rings(&mut self) {
         for index in (0..RINGS).rev() {
             // Fails only for a ring that the port does not have.
             let _ = self.rings.stop(index);
@@ -219,6 +268,9 @@ impl<'a> Session<'a> {
             let len = memory.last.saturating_sub(gpa).saturating_add(1);
             ranges.push((RegionSpec { gpa, len, uva: gpa, offset }, memory.file));
             from = memory.last.checked_add(1).filter(|next| *next > gpa);
+        }
+        if let Some(area) = bounce_area(ranges.first())? {
+            ranges.insert(0, area);
         }
         self.memory.map_vduse(ranges)
     }
@@ -261,8 +313,23 @@ impl<'a> Session<'a> {
     }
 }
 
+/// Returns the bounce area at address 0 if the first range lies behind the area. The kernel tells
+/// the area only once the driver has sent a frame or posted a buffer, and sends no message then.
+/// All ranges lie in one file, at their addresses.
+fn bounce_area(first: Option<&(RegionSpec, OwnedFd)>) -> io::Result<Option<(RegionSpec, OwnedFd)>> {
+    let behind = first.filter(|(spec, _)| spec.gpa > 0 && spec.offset == spec.gpa);
+    let area = behind.map(|(spec, file)| {
+        let len = spec.gpa.min(BOUNCE_BYTES);
+        Ok((RegionSpec { gpa: 0, len, uva: 0, offset: 0 }, file.try_clone()?))
+    });
+    area.transpose()
+}
+
 impl Drop for Session<'_> {
     fn drop(&mut self) {
         session::end(self.context, self.port, &mut self.rings);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,8 +8,10 @@
 //! The kernel copies the packets of the driver into a bounce area, and out of it. The bounce area
 //! and the rings are memory that this process maps ([`Device::memory`]).
 
+mod answer;
 pub mod interface;
 mod message;
+mod served;
 
 use std::fs::File;
 use std::io;
@@ -18,13 +20,12 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
-use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::ioctl::{ioctl, ioctl_with_mut_ref, ioctl_with_ref};
 
 use super::netlink::NetlinkError;
-use super::poll::wait_for_one_of;
 use base::frame::MacAddr;
 pub use message::{Answer, Message, REQUEST_BYTES, Request};
+pub use served::Served;
 
 /// Directory of the devices.
 pub const DIRECTORY: &str = "/dev/vduse";
@@ -47,6 +48,9 @@ const CONFIG_BYTES: usize = 12;
 const CONFIG_STATUS: u32 = 6;
 /// Alignment of the rings that the driver allocates.
 const RING_ALIGN: u32 = 4096;
+/// The state of a device whose message was not answered within the kernel's `msg_timeout`: each
+/// call on the device fails with EPERM for ever.
+const GIVEN_UP: &str = "the kernel has given the device up: nobody answered for 30 s";
 /// `VDUSE_ACCESS_RW`
 const READ_WRITE: u8 = 3;
 
@@ -167,8 +171,20 @@ pub enum VduseError {
     /// The device cannot be connected with the kernel's driver.
     #[error("cannot add vdpa device {0}: {1}")]
     Add(String, #[source] NetlinkError),
+    /// The name is that of a device of another kind.
+    #[error("vdpa device {0} is no network device: choose another name")]
+    Foreign(String),
+    /// The device cannot be separated from the kernel's driver.
+    #[error("cannot remove vdpa device {0}: {1}")]
+    Remove(String, #[source] NetlinkError),
+    /// The kernel has given the device up.
+    #[error("{DIRECTORY}/{0}: {GIVEN_UP}")]
+    Broken(String),
     /// The driver made no interface.
-    #[error("vdpa device {0} has no interface: modprobe virtio_vdpa virtio_net")]
+    #[error(
+        "vdpa device {0} has no interface: modprobe -a virtio_vdpa virtio_net (a vhost_vdpa that \
+         was loaded before takes the device: modprobe -r vhost_vdpa)"
+    )]
     NoInterface(String),
     /// There is no network namespace of this name.
     #[error(
@@ -243,14 +259,42 @@ impl AsFd for Device {
 
 impl Device {
     /// Makes a device, or opens the device that an earlier process has left; returns true if the
-    /// device is new.
+    /// device is new. Replaces a device that the kernel has given up.
     pub fn open(properties: &Properties) -> Result<(Device, bool), VduseError> {
-        let Properties { name, ring_size, .. } = properties;
+        let name = &properties.name;
         if name == RESERVED {
             return Err(VduseError::Reserved);
         }
         let control = control()?;
-        let created = create(&control, properties)?;
+        let mut created = create(&control, properties)?;
+        let mut taken = Device::take(properties);
+        if !created && matches!(taken, Err(VduseError::Broken(_))) {
+            log::warn!("{DIRECTORY}/{name}: {GIVEN_UP}; the device and its interface are replaced");
+            // The kernel waits for no answer of such a device.
+            interface::detach(name)?;
+            destroy(&control, name)?;
+            created = create(&control, properties)?;
+            taken = Device::take(properties);
+        }
+        if created && taken.is_err() {
+            // The error counts that keeps the device from being served.
+            let _ = destroy(&control, name);
+        }
+        Ok((taken?, created))
+    }
+
+    /// Opens the device that an earlier process has left, if there is one, to remove the device.
+    pub fn left(name: &str) -> Result<Option<Device>, VduseError> {
+        match open_file(format!("{DIRECTORY}/{name}")) {
+            Ok(file) => Ok(Some(Device { file, name: name.to_owned() })),
+            Err(Errno::NOENT) => Ok(None),
+            Err(Errno::BUSY) => Err(VduseError::InUse(name.to_owned())),
+            Err(error) => Err(VduseError::Io("open the device", error.into())),
+        }
+    }
+
+    /// Opens a device, and sets its rings up.
+    fn take(Properties { name, ring_size, .. }: &Properties) -> Result<Device, VduseError> {
         let path = format!("{DIRECTORY}/{name}");
         let device = match open_file(&path) {
             Ok(file) => Device { file, name: name.clone() },
@@ -262,9 +306,12 @@ impl Device {
             let setup = RingSetup { index, max_size: *ring_size, reserved: [0; 13] };
             // SAFETY: the kernel reads one `struct vduse_vq_config`, which lives across the call.
             let done = unsafe { ioctl_with_ref(&device, ioctls::VQ_SETUP(), &setup) };
-            outcome(done).map_err(|error| VduseError::Io("set up a ring", error))?;
+            outcome(done).map_err(|error| match error.raw_os_error() {
+                Some(libc::EPERM) => VduseError::Broken(name.clone()),
+                _ => VduseError::Io("set up a ring", error),
+            })?;
         }
-        Ok((device, created))
+        Ok(device)
     }
 
     /// Returns the name of the device.
@@ -272,61 +319,49 @@ impl Device {
         &self.name
     }
 
-    /// Returns the next message of the kernel; none if there is no message.
-    pub fn receive(&self) -> io::Result<Option<Message>> {
+    /// True if the kernel has given the device up.
+    pub fn is_broken(&self) -> bool {
+        self.features().is_err_and(|error| error.raw_os_error() == Some(libc::EPERM))
+    }
+
+    /// Removes the device, which must be connected with no driver.
+    pub fn destroy(self) -> Result<(), VduseError> {
+        let name = self.name.clone();
+        drop(self);
+        destroy(&control()?, &name)
+    }
+}
+
+impl Served for Device {
+    fn receive(&self) -> io::Result<Option<Message>> {
         let mut bytes = [0; REQUEST_BYTES];
         match rustix::io::read(&self.file, &mut bytes) {
             Ok(len) => match Message::parse(&bytes[..len]) {
                 Some(message) => Ok(Some(message)),
                 None => Err(io::ErrorKind::InvalidData.into()),
             },
+            // The file is readable for ever then, without a message.
+            Err(Errno::AGAIN | Errno::INTR) if self.is_broken() => Err(io::Error::other(GIVEN_UP)),
             Err(Errno::AGAIN | Errno::INTR) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Answers a message.
-    pub fn answer(&self, message: Message, answer: Answer) -> io::Result<()> {
-        rustix::io::write(&self.file, &message.answer(answer))?;
-        Ok(())
+    fn answer(&self, message: Message, answer: Answer) -> io::Result<()> {
+        match rustix::io::write(&self.file, &message.answer(answer)) {
+            Ok(_) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 
-    /// Does `work`, for which the kernel needs answers of this process, on another thread, and
-    /// answers meanwhile. No ring may be served.
-    pub fn answer_during<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
-        let done = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
-        std::thread::scope(|scope| {
-            let working = std::thread::Builder::new().name("vdpa".into());
-            let working = working.spawn_scoped(scope, || {
-                // Written on a panic too: nobody else ends the loop.
-                let _told = Told(&done);
-                work()
-            })?;
-            while !working.is_finished() {
-                wait_for_one_of(&self.file, &done, -1)?;
-                if let Some(message) = self.receive()? {
-                    let answer = match message.request {
-                        Request::RingState(ring) => Answer::RingState(ring, 0),
-                        Request::Unknown(_) => Answer::Failed,
-                        Request::Status(_) | Request::Memory(..) => Answer::Done,
-                    };
-                    self.answer(message, answer)?;
-                }
-            }
-            working.join().map_err(|_| io::Error::other("a thread panicked"))
-        })
-    }
-
-    /// Returns the features that the driver acknowledged.
-    pub fn features(&self) -> io::Result<u64> {
+    fn features(&self) -> io::Result<u64> {
         let mut features = 0u64;
         // SAFETY: the kernel writes a `u64`, which lives across the call.
         let done = unsafe { ioctl_with_mut_ref(self, ioctls::DEV_GET_FEATURES(), &mut features) };
         outcome(done).map(|_| features)
     }
 
-    /// Returns the place of a ring; none if the driver has not set the ring up.
-    pub fn ring(&self, index: u32) -> io::Result<Option<RingPlace>> {
+    fn ring(&self, index: u32) -> io::Result<Option<RingPlace>> {
         let mut info = RingInfo { index, ..RingInfo::default() };
         // SAFETY: the kernel reads and writes one `struct vduse_vq_info`, which lives across the
         // call.
@@ -335,8 +370,7 @@ impl Device {
         Ok((info.ready != 0).then_some(RingPlace { size, descriptors, available, used }))
     }
 
-    /// Returns the first memory at or behind an address; none if there is no more memory.
-    pub fn memory(&self, from: u64) -> io::Result<Option<Memory>> {
+    fn memory(&self, from: u64) -> io::Result<Option<Memory>> {
         let mut entry = IotlbEntry { start: from, last: u64::MAX, ..IotlbEntry::default() };
         // SAFETY: the kernel reads and writes one `struct vduse_iotlb_entry`, which lives across
         // the call.
@@ -356,23 +390,19 @@ impl Device {
         Ok(Some(Memory { start, last, offset, file }))
     }
 
-    /// Has the kernel write `kick` when the driver kicks a ring.
-    pub fn set_kick(&self, index: u32, kick: BorrowedFd<'_>) -> io::Result<()> {
+    fn set_kick(&self, index: u32, kick: BorrowedFd<'_>) -> io::Result<()> {
         let kick = RingEventfd { index, fd: kick.as_raw_fd() };
         // SAFETY: the kernel reads one `struct vduse_vq_eventfd`, which lives across the call, and
         // takes a reference of its own to the eventfd.
         outcome(unsafe { ioctl_with_ref(self, ioctls::VQ_SETUP_KICKFD(), &kick) }).map(drop)
     }
 
-    /// Interrupts the driver: a ring has used buffers. Fails with EINVAL until the kernel knows
-    /// that the driver is ready.
-    pub fn interrupt(&self, index: u32) -> io::Result<()> {
+    fn interrupt(&self, index: u32) -> io::Result<()> {
         // SAFETY: the kernel reads a `u32`, which lives across the call.
         outcome(unsafe { ioctl_with_ref(self, ioctls::VQ_INJECT_IRQ(), &index) }).map(drop)
     }
 
-    /// Sets the link status of the interface, and tells the driver.
-    pub fn set_link(&self, up: bool) -> io::Result<()> {
+    fn set_link(&self, up: bool) -> io::Result<()> {
         let status = LinkStatus { offset: CONFIG_STATUS, len: 2, status: up.into() };
         // SAFETY: the kernel reads the structure and the `len` bytes behind it, which live across
         // the call.
@@ -380,25 +410,13 @@ impl Device {
         // SAFETY: the call has no argument.
         outcome(unsafe { ioctl(self, ioctls::DEV_INJECT_CONFIG_IRQ()) }).map(drop)
     }
-
-    /// Removes the device, which must be connected with no driver.
-    pub fn destroy(self) -> Result<(), VduseError> {
-        let name = padded(&self.name);
-        drop(self);
-        // SAFETY: the kernel reads `VDUSE_NAME_MAX` bytes, which live across the call.
-        let done = unsafe { ioctl_with_ref(&control()?, ioctls::DESTROY_DEV(), &name) };
-        outcome(done).map(drop).map_err(|error| VduseError::Io("remove the device", error))
-    }
 }
 
-/// Writes an eventfd on drop.
-struct Told<'a>(&'a EventFd);
-
-impl Drop for Told<'_> {
-    fn drop(&mut self) {
-        // Fails only if the counter is full, and a full eventfd is readable.
-        let _ = self.0.write(1);
-    }
+/// Removes a device that no process has open, and that is connected with no driver.
+fn destroy(control: &File, name: &str) -> Result<(), VduseError> {
+    // SAFETY: the kernel reads `VDUSE_NAME_MAX` bytes, which live across the call.
+    let done = unsafe { ioctl_with_ref(control, ioctls::DESTROY_DEV(), &padded(name)) };
+    outcome(done).map(drop).map_err(|error| VduseError::Io("remove the device", error))
 }
 
 /// Opens the file that makes and removes devices.

@@ -311,11 +311,22 @@ impl Settings {
         };
         let all = KEYS.iter().map(|key| {
             let (from, to) = (of(&mine, key), of(&others, key));
-            let same_kind = self.kind == other.kind;
-            let effect = if same_kind { key.effect(other.kind) } else { Effect::Reopen };
+            let is_anew = self.kind != other.kind || self.is_of_the_device(other, key.name);
+            let effect = if is_anew { Effect::Reopen } else { key.effect(other.kind) };
             Difference { key: key.name, from, to, effect }
         });
         all.filter(|difference| difference.from != difference.to).collect()
+    }
+
+    /// True if the value of a key is in the configuration of a VDUSE device, which cannot change,
+    /// and differs from the value of `other`. The first address is that of the interface.
+    fn is_of_the_device(&self, other: &Settings, key: &str) -> bool {
+        self.kind == Kind::Vduse
+            && match key {
+                "mac" => self.mac.first() != other.mac.first(),
+                "mtu" => self.mtu != other.mtu,
+                _ => false,
+            }
     }
 }
 
@@ -458,6 +469,26 @@ mod tests {
             ]
         );
         assert!(plain.differences(&plain).is_empty());
+    }
+
+    #[test]
+    fn a_vduse_device_is_made_anew_for_another_address_or_mtu() {
+        let (one, two) = (("mac", "52:54:00:00:00:01"), ("mac", "52:54:00:00:00:02"));
+        let known = [("name", "a"), ("ifname", "sw0")];
+        let read = |more: &[(&str, &str)]| read("vduse", &[&known[..], more].concat());
+        let effect = |from: &Settings, to: &Settings| from.differences(to)[0].effect;
+        let plain = read(&[one]);
+        assert_eq!(effect(&plain, &read(&[two])), Effect::Reopen);
+        assert_eq!(effect(&plain, &read(&[one, ("mtu", "9000")])), Effect::Reopen);
+        assert_eq!(effect(&plain, &read(&[one, two])), Effect::Now);
+        assert_eq!(effect(&plain, &read(&[one, ("flood", "off")])), Effect::Now);
+    }
+
+    #[test]
+    fn the_ring_of_a_vduse_device_has_a_power_of_two_of_descriptors() {
+        let given = given(&[("name", "a"), ("ifname", "sw0"), ("ring-size", "300")]);
+        let error = Settings::parse(Kind::Vduse, given).unwrap_err().to_string();
+        assert!(error.contains("ring-size must be a power of two from 64 to 1024"), "{error}");
     }
 
     #[test]

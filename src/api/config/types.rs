@@ -188,6 +188,16 @@ fn ring_sizes() -> (u64, u64) {
     (least.into(), most.into())
 }
 
+fn ring_size(setting: &Setting) -> Result<u16, String> {
+    match read_in(setting, ring_sizes())? {
+        size if u16::is_power_of_two(size) => Ok(size),
+        size => {
+            let range = range(ring_sizes());
+            Err(format!("{} must be a power of two from {range}, not {size}", setting.key))
+        }
+    }
+}
+
 fn mtu(kind: Kind) -> (u64, u64) {
     let most = match kind {
         Kind::Tap => limits::MAX_TAP_MTU,
@@ -471,7 +481,7 @@ pub(super) const OFFLOAD: Type<Offload> =
 pub(super) const QUEUES: Type<u16> = numbers(|k| range(queues(k)), |s, k| read_in(s, queues(k)));
 pub(super) const MTU: Type<u16> = numbers(|k| range(mtu(k)), |s, k| read_in(s, mtu(k)));
 pub(super) const RING_SIZE: Type<u16> =
-    numbers(|_| range(ring_sizes()), |s, _| read_in(s, ring_sizes()));
+    numbers(|_| format!("{}, a power of two", range(ring_sizes())), |s, _| ring_size(s));
 pub(super) const SNAPLEN: Type<u32> = numbers(|_| range(SNAPLENS), |s, _| read_in(s, SNAPLENS));
 pub(super) const ADDRESSES: Type<u32> =
     shown(numbers(|_| range(ADDRESS_CAPS), |s, _| read_in(s, ADDRESS_CAPS)));

@@ -15,6 +15,7 @@ const PACKAGED: [&str; 2] = ["/usr/lib/systemd/", "/lib/systemd/"];
 /// would cut the host off.
 const MAKE_TAPS: &str = include_str!("../../../scripts/systemd/make-taps.conf");
 const XDP: &str = include_str!("../../../scripts/systemd/xdp.conf");
+const VDUSE: &str = include_str!("../../../scripts/systemd/vduse.conf");
 /// Option for the number of the journal's last lines that are shown.
 const LINES: &str = "--lines=5";
 
@@ -76,7 +77,7 @@ fn settings(text: &str) -> Vec<(&str, &str)> {
 /// values of the documented drop-ins.
 fn changed<'t>(drop_in: &'t str, installed: &str) -> Vec<&'t str> {
     let (own, installed) = (settings(drop_in), settings(installed));
-    let documented = [settings(MAKE_TAPS), settings(XDP)].concat();
+    let documented = [settings(MAKE_TAPS), settings(XDP), settings(VDUSE)].concat();
     let mut keys = Vec::new();
     for pair in own {
         let known = installed.iter().any(|(key, _)| *key == pair.0);

@@ -8,8 +8,8 @@ use std::time::Instant;
 
 use super::methods::Switch;
 use super::parts::{Part, found};
+use crate::opening::{place_to_open, time_to_open};
 use crate::{NewPort, Permit, PortError, add};
-use api::config::Settings;
 use api::wire::{Fault, WasReset};
 use base::limits::{CONTROL_WAIT_STEP, SOCKET_OPEN_TIMEOUT};
 use switch::PortId;
@@ -36,9 +36,10 @@ pub(crate) struct AddWait {
 }
 
 impl AddWait {
-    /// Begins to add a port whose settings have a socket's path.
+    /// Begins to add a port that has a socket or a VDUSE device.
     pub(super) fn new(wanted: AddRequest, switch: &Switch) -> AddWait {
-        let end = Instant::now() + SOCKET_OPEN_TIMEOUT;
+        let path = place_to_open(wanted.new.settings());
+        let end = Instant::now() + path.map_or(SOCKET_OPEN_TIMEOUT, |path| time_to_open(&path));
         let begun = Err(NotBegun::Busy);
         let mut wait = AddWait { wanted, end, permit: Permit::until(end), begun };
         wait.begin(switch);
@@ -47,7 +48,7 @@ impl AddWait {
 
     fn begin(&mut self, switch: &Switch) {
         let new = self.wanted.new.clone();
-        let Some(path) = new.settings().socket.clone() else { return };
+        let Some(path) = place_to_open(new.settings()) else { return };
         let (daemon, permit) = (switch.shared_daemon(), self.permit.clone());
         let work = move || add(&daemon, &new, &permit);
         self.begun = switch.view.opens.begin(&path, &switch.wakeup, work);
@@ -74,9 +75,9 @@ impl AddWait {
             return Ok(Part::Later(Some(now + CONTROL_WAIT_STEP)));
         }
         let begun = std::mem::replace(&mut self.begun, Err(NotBegun::Busy));
-        let Settings { name, socket, .. } = self.wanted.new.settings();
+        let settings = self.wanted.new.settings();
         let why = begun.err().unwrap_or(NotBegun::Busy);
-        let error = PortError::unanswered(socket.clone().unwrap_or_default(), why);
-        Err(switch.fault(name, &error))
+        let path = place_to_open(settings).unwrap_or_default();
+        Err(switch.fault(&settings.name, &PortError::unanswered(path, why)))
     }
 }

@@ -4,6 +4,7 @@ use super::adding::{AddRequest, AddWait};
 use super::connection::Caller;
 use super::methods::{Answer, Switch};
 use super::parameters::{Values, settings, wrong};
+use crate::opening::place_to_open;
 use crate::{NewPort, PortError};
 use api::config::{self, Difference, Entry, InvalidSetting, Kind, Settings};
 use api::wire::{self, Added, Change, Changed, Delete, Fault, WasReset, clip};
@@ -29,7 +30,7 @@ impl Switch {
         self.check_worker(&wanted, &values)?;
         self.check_filters(&wanted)?;
         self.tell("adds", &name, caller);
-        let (mirror, has_socket) = (wanted.mirror(), wanted.socket.is_some());
+        let (mirror, waits) = (wanted.mirror(), place_to_open(&wanted).is_some());
         let is_port = wanted.kind.is_port();
         let new = match transient {
             Some(true) => NewPort::Transient(wanted),
@@ -49,7 +50,7 @@ impl Switch {
         // An existing port is answered without a look at a path.
         let mut added = self.daemon().check_name(&name);
         if added.is_ok() {
-            if has_socket {
+            if waits {
                 let mut wait = AddWait::new(wanted, self);
                 return Ok(Answer::parts(move |switch| wait.part(switch)));
             }
@@ -168,10 +169,10 @@ impl Switch {
     fn restore(&self, name: &str) -> Result<Answer, Fault> {
         let entry = self.daemon().desired().configured(name).cloned();
         let entry = entry.ok_or_else(|| self.fault(name, &PortError::NoSuchPort))?;
-        let (is_port, has_socket) =
-            (entry.settings.kind.is_port(), entry.settings.socket.is_some());
+        let is_port = entry.settings.kind.is_port();
+        let waits = place_to_open(&entry.settings).is_some();
         let new = NewPort::Configured(Box::new(entry));
-        if has_socket {
+        if waits {
             let wanted = AddRequest { new, may_exist: false, any_socket: false };
             let mut wait = AddWait::new(wanted, self);
             return Ok(Answer::parts(move |switch| wait.part(switch)));

@@ -21,9 +21,6 @@ use base::words::counted;
 use sys::fs::{self, FileFacts, FileKind};
 use sys::pages::Pages;
 
-/// Bytes of a page of VDUSE's files.
-const PAGE: u64 = 4096;
-
 /// Why a file cannot serve as guest memory.
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {
@@ -119,10 +116,11 @@ impl Extent {
         if len > MAX_PORT_MAPPED_BYTES {
             return Err(MapError::TooLarge(len));
         }
-        let end = offset.checked_add(len).filter(|_| len > 0 && offset.is_multiple_of(PAGE));
-        let whole = end.and_then(|_| len.checked_next_multiple_of(PAGE));
+        let page = fs::page_size();
+        let end = offset.checked_add(len).filter(|_| len > 0 && offset.is_multiple_of(page));
+        let whole = end.and_then(|_| len.checked_next_multiple_of(page));
         let whole = whole.ok_or(MapError::BadRange)? as usize;
-        let facts = FileFacts { page: PAGE, ..FileFacts::default() };
+        let facts = FileFacts { page, ..FileFacts::default() };
         Ok(Extent { file, first: offset, whole, delta: 0, len: len as usize, facts })
     }
 

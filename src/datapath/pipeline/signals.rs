@@ -346,7 +346,7 @@ impl Signals {
         }
         let sent = self.pending[..=at].iter().filter(|(port, ..)| port == id);
         if sent.map(|(.., spent)| spent).sum::<u64>() > self.slot.long() {
-            call.cost().watch(now);
+            call.watch_cost(now);
         }
     }
 

@@ -5,25 +5,30 @@
 //! device meanwhile: another thread must answer these.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::path::Path;
 
 use rustix::net::netlink::GENERIC;
 
 use super::{
     IFINFO_LEN, Link, NetlinkError, Request, attributes, exchange, exchange_over, ifinfo,
-    parse_link, text, u16_at,
+    parse_link, text, u16_at, u32_at,
 };
-use base::frame::MacAddr;
 
 // Constants of linux/vdpa.h.
 const VDPA_CMD_DEV_NEW: u8 = 3;
 const VDPA_CMD_DEV_DEL: u8 = 4;
+const VDPA_CMD_DEV_GET: u8 = 5;
 const VDPA_ATTR_MGMTDEV_DEV_NAME: u16 = 2;
 const VDPA_ATTR_DEV_NAME: u16 = 4;
+const VDPA_ATTR_DEV_ID: u16 = 5;
 // Constants of linux/genetlink.h and linux/if_link.h that libc lacks.
 const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;
 const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+const IFLA_PARENT_DEV_NAME: u16 = 56;
 const IFLA_PARENT_DEV_BUS_NAME: u16 = 57;
+/// Directory of the connected devices, each with its virtio device.
+const DEVICES: &str = "/sys/bus/vdpa/devices";
 /// Length of `struct genlmsghdr`: command, version, two reserved bytes.
 const GENL_LEN: usize = 4;
 
@@ -70,22 +75,39 @@ fn family_in(body: &[u8]) -> Option<u16> {
     all.find(|(kind, _)| *kind == CTRL_ATTR_FAMILY_ID).and_then(|(_, value)| u16_at(value, 0))
 }
 
-/// Returns the interface of a virtio device with this address in the present network namespace. An
-/// interface on top of another interface may have the same address, and no virtio device.
-pub(crate) fn interface_of(mac: MacAddr) -> Result<Option<Link>, NetlinkError> {
+/// Returns virtio's number of the kind of a connected device.
+pub(crate) fn kind_of(device: &str) -> Result<Option<u32>, NetlinkError> {
+    let mut kind = None;
+    exchange_over(Some(GENERIC), &request(VDPA_CMD_DEV_GET, device)?, |_, body| {
+        kind = kind.or(number_in(body, VDPA_ATTR_DEV_ID));
+    })?;
+    Ok(kind)
+}
+
+fn number_in(body: &[u8], wanted: u16) -> Option<u32> {
+    let mut all = attributes(body.get(GENL_LEN..)?);
+    all.find(|(kind, _)| *kind == wanted).and_then(|(_, value)| u32_at(value, 0))
+}
+
+/// Returns the interface of a connected device, if it is in the present network namespace.
+pub(crate) fn interface_of(device: &str) -> Result<Option<Link>, NetlinkError> {
     let request = Request::new(libc::RTM_GETLINK, libc::NLM_F_DUMP as u16, &ifinfo(0, 0, 0));
-    let mut found = None;
+    let (directory, mut found) = (Path::new(DEVICES).join(device), None);
     exchange(&request, |kind, body| {
-        if kind == libc::RTM_NEWLINK && is_of_virtio(body) {
-            found = found.take().or(parse_link(body).filter(|link| link.mac == mac));
+        let is_of_device = || virtio_device(body).is_some_and(|name| directory.join(name).exists());
+        if kind == libc::RTM_NEWLINK && is_of_device() {
+            found = found.take().or(parse_link(body));
         }
     })?;
     Ok(found)
 }
 
-fn is_of_virtio(body: &[u8]) -> bool {
-    let mut all = attributes(body.get(IFINFO_LEN..).unwrap_or_default());
-    all.any(|(kind, value)| kind == IFLA_PARENT_DEV_BUS_NAME && text(value) == "virtio")
+/// Returns the name of an interface's virtio device, if the interface has one.
+fn virtio_device(body: &[u8]) -> Option<String> {
+    let all = || attributes(body.get(IFINFO_LEN..).unwrap_or_default());
+    let find = |wanted| all().find(|(kind, _)| *kind == wanted).map(|(_, value)| text(value));
+    find(IFLA_PARENT_DEV_NAME)
+        .filter(|_| find(IFLA_PARENT_DEV_BUS_NAME).as_deref() == Some("virtio"))
 }
 
 /// Moves an interface to a network namespace, names it, and brings it up.
@@ -128,7 +150,8 @@ mod tests {
     fn garbage_has_no_family_and_is_of_no_virtio_device() {
         let bytes: Vec<u8> = (0..=255).collect();
         for len in 0..bytes.len() {
-            let _ = (family_in(&bytes[..len]), is_of_virtio(&bytes[..len]));
+            let _ = (family_in(&bytes[..len]), virtio_device(&bytes[..len]));
+            let _ = number_in(&bytes[..len], VDPA_ATTR_DEV_ID);
         }
         let body = [&[0; GENL_LEN][..], &[6, 0, 1, 0, 0x19, 0, 0, 0]].concat();
         assert_eq!(family_in(&body), Some(u16::from_ne_bytes([0x19, 0])));
@@ -138,7 +161,7 @@ mod tests {
     fn an_interface_gets_its_name_and_is_brought_up() {
         testns::run(|| {
             let tap = tap::open("v0", 1, Offloads::NONE, Missing::Create).unwrap();
-            assert!(interface_of(tap.link.mac).unwrap().is_none(), "a TAP is no virtio device");
+            assert!(interface_of("v0").unwrap().is_none(), "a TAP is no virtio device");
             place(tap.link.index, "container0", None).unwrap();
             let link = link_by_name("container0").unwrap().unwrap();
             assert_eq!((link.index, link.up), (tap.link.index, true));

@@ -8,10 +8,9 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use super::VduseError;
+use super::{NET_DEVICE, VduseError};
 use crate::netlink::NetlinkError;
 use crate::netlink::vdpa::{self, Namespace};
-use base::frame::MacAddr;
 
 /// Directory of the named network namespaces (ip-netns(8)).
 pub const NAMESPACES: &str = "/run/netns";
@@ -27,33 +26,47 @@ pub struct Wanted {
 }
 
 /// Connects a device with the driver, and sets its interface up. Does nothing to a device that is
-/// connected already: its interface may have been moved or renamed since.
-pub fn attach(device: &str, mac: MacAddr, wanted: &Wanted) -> Result<(), VduseError> {
-    let open = wanted.netns.as_deref().map(namespace).transpose()?;
+/// connected already, and returns false: its interface may have been moved or renamed since, and
+/// its network namespace may have no name any more.
+pub fn attach(device: &str, wanted: &Wanted) -> Result<bool, VduseError> {
+    let namespace = wanted.netns.as_deref().map(namespace).transpose();
     match vdpa::add(device) {
         Ok(()) => {}
-        Err(NetlinkError::Refused(libc::EEXIST)) => return Ok(()),
+        Err(NetlinkError::Refused(libc::EEXIST)) if is_finished(device)? => return Ok(false),
+        Err(NetlinkError::Refused(libc::EEXIST)) => {}
         Err(error) => return Err(VduseError::Add(device.to_owned(), error)),
     }
     let set_up = || {
+        let namespace = namespace?;
         let failed = |error| VduseError::Interface(wanted.ifname.clone(), error);
-        let found = vdpa::interface_of(mac).map_err(failed)?;
+        let found = vdpa::interface_of(device).map_err(failed)?;
         let link = found.ok_or_else(|| VduseError::NoInterface(device.to_owned()))?;
-        let namespace = open.as_ref().map(|one| match one {
+        let namespace = namespace.as_ref().map(|one| match one {
             Opened::Process(pid) => Namespace::Process(*pid),
             Opened::Named(file) => Namespace::Open(file.as_fd()),
         });
         vdpa::place(link.index, &wanted.ifname, namespace).map_err(failed)
     };
     // The next attempt would take a half-made interface for a finished one.
-    set_up().inspect_err(|_| drop(vdpa::delete(device)))
+    set_up().map(|()| true).inspect_err(|_| drop(vdpa::delete(device)))
+}
+
+/// True if the interface of a connected device was set up. A process that was killed may have left
+/// an interface that was never up, without its name and place. Returns an error for another kind of
+/// device.
+fn is_finished(device: &str) -> Result<bool, VduseError> {
+    let failed = |error| VduseError::Add(device.to_owned(), error);
+    if vdpa::kind_of(device).map_err(failed)? != Some(NET_DEVICE) {
+        return Err(VduseError::Foreign(device.to_owned()));
+    }
+    Ok(vdpa::interface_of(device).map_err(failed)?.is_none_or(|link| link.qdisc != "noop"))
 }
 
 /// Separates a device from the driver. A device that is not connected is no error.
 pub fn detach(device: &str) -> Result<(), VduseError> {
     match vdpa::delete(device) {
         Ok(()) | Err(NetlinkError::Refused(libc::ENODEV)) => Ok(()),
-        Err(error) => Err(VduseError::Add(device.to_owned(), error)),
+        Err(error) => Err(VduseError::Remove(device.to_owned(), error)),
     }
 }
 

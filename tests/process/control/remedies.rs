@@ -171,6 +171,10 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("not {mtu}, and keeps it: ip link set", "parsed only: a TAP of another's namespace"),
     ("and noqueue cannot be set: {error}", "parsed only: an old kernel's"),
     ("which ip -details link show names", "parsed only: AF_XDP is not everywhere"),
+    // A kernel with VDUSE.
+    ("there is no {CONTROL}: modprobe -a vduse", "scripts/lib/selftests/vduse.sh"),
+    ("has no interface: modprobe -a virtio_vdpa", "parsed only: a kernel with VDUSE"),
+    ("mac or mtu: vioswitchctl vduse del {name}", "scripts/lib/selftests/vduse.sh"),
     // The table of drops, each of whose commands is parsed and run at a switch above.
     ("vioswitchctl doctor NAME", "docs/counters.md"),
     ("vioswitchctl why NAME NAME", "docs/counters.md"),

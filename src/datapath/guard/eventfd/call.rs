@@ -17,7 +17,7 @@ use super::SignalCost;
 use sys::clock;
 use sys::descriptor::set_nonblocking;
 use sys::eventfd::has_room;
-use sys::vduse::Device;
+use sys::vduse::Served;
 
 /// Outcome of sending a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,18 +43,18 @@ pub enum SignalResult {
 /// not reused meanwhile.
 #[derive(Debug)]
 pub struct CallFd {
-    way: Way,
+    target: SignalTarget,
     pub(super) cost: Arc<SignalCost>,
     owner: u64,
 }
 
-/// The way in which a driver is notified.
+/// What notifies a driver.
 #[derive(Debug)]
-enum Way {
+enum SignalTarget {
     /// By an eventfd of the front-end.
     Eventfd(OwnedFd),
     /// By an interrupt of this ring of a VDUSE device.
-    Interrupt(Arc<Device>, u32),
+    Interrupt(Arc<dyn Served>, u32),
 }
 
 impl CallFd {
@@ -65,18 +65,18 @@ impl CallFd {
         // Fails only on descriptors that are no eventfds. If a front-end clears the flag again, the
         // watch handles the blocked write.
         let _ = set_nonblocking(fd.as_fd());
-        CallFd { way: Way::Eventfd(fd), cost, owner }
+        CallFd { target: SignalTarget::Eventfd(fd), cost, owner }
     }
 
     /// Notifies by the interrupt of ring `ring` of `device`. An interrupt never blocks: the kernel
     /// queues the interrupt.
     pub(crate) fn interrupt(
-        device: Arc<Device>,
+        device: Arc<dyn Served>,
         ring: u32,
         cost: Arc<SignalCost>,
         owner: u64,
     ) -> CallFd {
-        CallFd { way: Way::Interrupt(device, ring), cost, owner }
+        CallFd { target: SignalTarget::Interrupt(device, ring), cost, owner }
     }
 
     /// True if notifications of the port have to wait, because earlier ones were slow or expensive.
@@ -96,6 +96,19 @@ impl CallFd {
         &self.cost
     }
 
+    /// False for an interrupt: the kernel, which is trusted, queues each of them.
+    pub(super) fn is_measured(&self) -> bool {
+        matches!(self.target, SignalTarget::Eventfd(_))
+    }
+
+    /// Measures the port's next writes, for a second from cycle `now`: earlier writes lasted long.
+    #[cold]
+    pub(crate) fn watch_cost(&self, now: u64) {
+        if self.is_measured() {
+            self.cost.watch(now);
+        }
+    }
+
     /// Returns how near the port is to being dropped, in cycles; `None` while its writes are not
     /// measured.
     pub(crate) fn suspicion(&self) -> Option<u64> {
@@ -109,26 +122,26 @@ impl CallFd {
 
     /// Returns the descriptor's number, for messages.
     pub(crate) fn number(&self) -> RawFd {
-        match &self.way {
-            Way::Eventfd(fd) => fd.as_raw_fd(),
-            Way::Interrupt(device, _) => device.as_raw_fd(),
+        match &self.target {
+            SignalTarget::Eventfd(fd) => fd.as_raw_fd(),
+            SignalTarget::Interrupt(device, _) => device.as_fd().as_raw_fd(),
         }
     }
 
     /// Returns the eventfd, for tests that change its flags.
     #[cfg(test)]
     pub(super) fn eventfd(&self) -> &OwnedFd {
-        match &self.way {
-            Way::Eventfd(fd) => fd,
-            Way::Interrupt(..) => panic!("an interrupt"),
+        match &self.target {
+            SignalTarget::Eventfd(fd) => fd,
+            SignalTarget::Interrupt(..) => panic!("an interrupt"),
         }
     }
 
     /// Writes once. Only a watched thread may call this: the write may block for ever.
     pub(super) fn write(&self) -> SignalResult {
-        let fd = match &self.way {
-            Way::Eventfd(fd) => fd,
-            Way::Interrupt(device, ring) => return interrupt(device, *ring),
+        let fd = match &self.target {
+            SignalTarget::Eventfd(fd) => fd,
+            SignalTarget::Interrupt(device, ring) => return interrupt(&**device, *ring),
         };
         // One system call: rustix does not repeat an interrupted call.
         match rustix::io::write(fd, &1u64.to_ne_bytes()) {
@@ -142,7 +155,7 @@ impl CallFd {
 
     /// Returns the outcome that a write would have now; `None` for [`SignalResult::Sent`].
     pub(super) fn look(&self) -> Option<SignalResult> {
-        let Way::Eventfd(fd) = &self.way else { return None };
+        let SignalTarget::Eventfd(fd) = &self.target else { return None };
         if has_room(self.number()) {
             return None;
         }
@@ -153,7 +166,7 @@ impl CallFd {
 
 #[cold]
 #[inline(never)]
-fn interrupt(device: &Device, ring: u32) -> SignalResult {
+fn interrupt(device: &dyn Served, ring: u32) -> SignalResult {
     match device.interrupt(ring) {
         Ok(()) => SignalResult::Sent,
         Err(error) => SignalResult::Failed(error.raw_os_error().unwrap_or(0)),

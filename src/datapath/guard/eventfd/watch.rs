@@ -172,7 +172,7 @@ impl BlockedWriterWatch {
     /// front-end is dropped before a worker is delayed.
     pub(crate) fn signal_once(&self, call: &CallFd) -> SignalResult {
         let slot = self.register();
-        call.cost.watch(clock::cycles());
+        call.watch_cost(clock::cycles());
         let mut result = slot.signal(call);
         for _ in 1..SLOW_WRITES {
             let slow = slot.last_cost().micros.is_some_and(|micros| micros > SIGNAL_MICROS);
@@ -266,7 +266,7 @@ impl SignalSlot {
     /// Writes once and records the cost; see [`SignalCost`](super::SignalCost).
     #[inline]
     fn write(&self, call: &CallFd) -> SignalResult {
-        let used = call.cost.is_watched().then(cpu_micros);
+        let used = (call.cost.is_watched() && call.is_measured()).then(cpu_micros);
         let began = clock::cycles();
         let result = call.write();
         let now = clock::cycles();
@@ -279,7 +279,7 @@ impl SignalSlot {
                 _ => SignalResult::ManyWaiters,
             },
             None if cycles > self.long => {
-                call.cost.watch(now);
+                call.watch_cost(now);
                 result
             }
             _ => result,

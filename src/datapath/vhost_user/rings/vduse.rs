@@ -6,21 +6,21 @@ use super::super::refusal::Refusal;
 use super::Rings;
 use crate::guard::CallFd;
 use crate::ring::SplitRing;
-use sys::vduse::Device;
+use sys::vduse::Served;
 
 impl Rings<'_> {
     /// Signals a ring by interrupts of a VDUSE device.
     pub(crate) fn set_interrupt(
         &mut self,
         index: u32,
-        device: &Arc<Device>,
+        device: &Arc<dyn Served>,
     ) -> Result<(), Refusal> {
         let cost = Arc::clone(&self.guest.signal_cost);
         let call = CallFd::interrupt(Arc::clone(device), index, cost, self.session);
         self.use_call(index, Some(Arc::new(call)))
     }
 
-    /// Returns the next index of a ring, which goes on.
+    /// Returns the index of the available entry that a ring takes next. The ring keeps running.
     pub(crate) fn base(&self, index: u32) -> u16 {
         let queue = self.guest.queue(index as usize);
         let running = queue
