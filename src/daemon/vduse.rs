@@ -81,8 +81,9 @@ pub(crate) fn open(wanted: &config::VduseDevice) -> Result<OpenDevice, VduseErro
     let opened = OpenDevice { device: Some(device), wanted: wanted.clone(), is_new };
     if !attached.map_err(|error| VduseError::Io("serve the device", error))?? {
         log::info!(
-            "port {name}: took the interface of an earlier process over as it is; for other ifname, \
-             netns, offload, ring-size, mac or mtu: vioswitchctl vduse del {name}, and add it again"
+            "port {name}: took the interface of an earlier process over as it is; for other \
+             ifname, netns, offload, ring-size, mac or mtu: vioswitchctl vduse del {name}, and \
+             add it again"
         );
     }
     Ok(opened)

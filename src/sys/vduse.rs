@@ -25,7 +25,7 @@ use vmm_sys_util::ioctl::{ioctl, ioctl_with_mut_ref, ioctl_with_ref};
 use super::netlink::NetlinkError;
 use base::frame::MacAddr;
 pub use message::{Answer, Message, REQUEST_BYTES, Request};
-pub use served::Served;
+pub use served::{Memory, RingPlace, Served};
 
 /// Directory of the devices.
 pub const DIRECTORY: &str = "/dev/vduse";
@@ -210,32 +210,6 @@ pub struct Properties {
     pub mtu: u16,
     /// Number of descriptors in each ring.
     pub ring_size: u16,
-}
-
-/// The addresses of a ring that the driver has set up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RingPlace {
-    /// Number of descriptors.
-    pub size: u32,
-    /// Address of the descriptors.
-    pub descriptors: u64,
-    /// Address of the available ring.
-    pub available: u64,
-    /// Address of the used ring.
-    pub used: u64,
-}
-
-/// Memory of the device: from the first to the last address, at an offset of a file.
-#[derive(Debug)]
-pub struct Memory {
-    /// First address.
-    pub start: u64,
-    /// Last address.
-    pub last: u64,
-    /// Offset of the first address in the file.
-    pub offset: u64,
-    /// File to map.
-    pub file: OwnedFd,
 }
 
 /// A device that this process serves.

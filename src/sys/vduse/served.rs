@@ -2,9 +2,35 @@
 
 use std::fmt::Debug;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::{Answer, Memory, Message, RingPlace};
+use super::message::{Answer, Message};
+
+/// The addresses of a ring that the driver has set up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RingPlace {
+    /// Number of descriptors.
+    pub size: u32,
+    /// Address of the descriptors.
+    pub descriptors: u64,
+    /// Address of the available ring.
+    pub available: u64,
+    /// Address of the used ring.
+    pub used: u64,
+}
+
+/// Memory of the device: from the first to the last address, at an offset of a file.
+#[derive(Debug)]
+pub struct Memory {
+    /// First address.
+    pub start: u64,
+    /// Last address.
+    pub last: u64,
+    /// Offset of the first address in the file.
+    pub offset: u64,
+    /// File to map.
+    pub file: OwnedFd,
+}
 
 /// A device that a session serves: [`Device`](super::Device), or a test in the kernel's place. The
 /// descriptor is readable while there are messages.
