@@ -2,22 +2,21 @@
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use vmm_sys_util::eventfd::EventFd;
 
 use super::handover::Received;
-use super::running_port::RunningPort;
+use super::port_thread::{PortThread, contained, pause_after_harm};
 use super::vduse::{self, OpenDevice};
 use api::config::Endpoint;
-use base::limits::{DROPPED_PAUSE, FIRST_WORD, HELD_PAUSE};
-use datapath::events::{What, reason};
+use base::limits::{FIRST_WORD, HELD_PAUSE};
+use datapath::events::What;
 use datapath::guard::disposal::{self, Guarded};
-use datapath::port::{FrontEnd, GuestPort, Port};
+use datapath::port::{FrontEnd, Port};
 use datapath::vhost_user::codec::{Connection, WireError};
-use datapath::vhost_user::session::{Account, Context, End, Session};
+use datapath::vhost_user::session::{End, Session};
 use datapath::vhost_user::socket::{
     Access, Connector, Inherited, Listener, Opened, Place, SocketError, inherit,
 };
@@ -25,18 +24,6 @@ use sys::eventfd::is_readable;
 use sys::poll::{self, Interest, Wake};
 use sys::threads::run_again_after_panic;
 use sys::unix_socket;
-
-/// The means of a port's thread, which serves front-ends.
-pub(crate) struct PortThread {
-    /// The port.
-    pub(crate) running: Arc<RunningPort>,
-    /// Account that the guests' memory is charged to.
-    pub(crate) account: Arc<Account>,
-    /// Context of every session.
-    pub(crate) context: Context,
-    /// Written when the thread is to end.
-    pub(crate) stop: Arc<EventFd>,
-}
 
 /// The source of a port's front-ends.
 #[derive(Debug)]
@@ -150,16 +137,6 @@ fn rest(port: &Port, stop: &EventFd) -> Wake {
     poll::pause(stop, Instant::now() + pause).unwrap_or(Wake::TimedOut)
 }
 
-/// Reports the pause after a front-end that was dropped for the harm that it did to others, and
-/// returns its length; none after any other front-end.
-pub(super) fn pause_after_harm(port: &Port) -> Option<Duration> {
-    let harmful = port.as_guest().is_some_and(GuestPort::was_harmful);
-    harmful.then(|| {
-        port.tell(What::Closed { seconds: DROPPED_PAUSE.as_secs() });
-        DROPPED_PAUSE
-    })
-}
-
 /// Waits while more files of this thread wait to be closed than the limit permits.
 pub(crate) fn wait_for_closing(stop: &EventFd) -> Wake {
     while disposal::is_held_up() {
@@ -202,27 +179,4 @@ fn converse(
     let ended = contained(port, talk, What::Detached, |why| What::DetachedBy { why });
     known(None);
     ended
-}
-
-/// Serves one session by `talk`, contains an error or panic that ends the session, and reports the
-/// end: `over`, or what `failed` returns for the reason.
-pub(super) fn contained<E: std::fmt::Display>(
-    port: &Port,
-    talk: impl FnOnce() -> Result<End, E>,
-    over: What,
-    failed: impl FnOnce(String) -> What,
-) -> Option<End> {
-    let (end, detached) = match catch_unwind(AssertUnwindSafe(talk)) {
-        Ok(Ok(end)) => (Some(end), over),
-        Ok(Err(error)) => {
-            port.stats.session_errors.add_shared(1);
-            (None, failed(reason(error)))
-        }
-        Err(_) => {
-            port.stats.panics.add_shared(1);
-            (None, What::DetachedByPanic { why: "its session panicked and was contained" })
-        }
-    };
-    port.tell(detached);
-    end
 }

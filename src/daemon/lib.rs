@@ -42,6 +42,7 @@ mod opening;
 mod paced;
 mod plan;
 mod plug;
+mod port_thread;
 pub mod ports;
 pub mod program;
 mod reconcile;

@@ -12,8 +12,9 @@ use std::time::Instant;
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::front_end::{Acceptor, PortThread, SocketFile};
+use super::front_end::{Acceptor, SocketFile};
 use super::handover::{Handover, Received};
+use super::port_thread::PortThread;
 use super::running_port::RunningPort;
 use super::uplink::{self, UplinkError};
 use super::{Daemon, PortError, build, start_helper, stream, vduse};

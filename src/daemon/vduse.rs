@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::front_end::{PortThread, contained, pause_after_harm};
+use super::port_thread::{PortThread, contained, pause_after_harm};
 use api::config;
 use base::frame::MacAddr;
 use base::limits::{ACCEPT_RETRY_MAX, CLOSE_TIMEOUT_MILLIS, REMOVE_ATTEMPTS, REMOVE_PAUSE};

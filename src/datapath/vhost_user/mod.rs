@@ -17,6 +17,7 @@
 //! go.
 
 pub mod codec;
+mod context;
 pub mod descriptors;
 pub mod features;
 pub mod guest_memory;

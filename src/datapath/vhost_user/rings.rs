@@ -18,11 +18,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::context::Context;
 use super::descriptors;
 use super::features;
 use super::message::VringAddr;
 use super::refusal::Refusal;
-use super::session::Context;
 use crate::guard::{BlockedWriterWatch, SignalResult};
 use crate::memory::{DirtyLog, MemTable};
 use crate::port::{Discard, Eviction, GuestPort, Port, Queue, QueueRef, Tx, TxState, Vring};

@@ -14,6 +14,7 @@ use vhost::vhost_user::message::{
 };
 
 use super::codec::{Connection, Incoming, WireError};
+pub use super::context::Context;
 use super::descriptors;
 use super::features::{self, Offer};
 use super::guest_memory::GuestMemory;
@@ -22,28 +23,14 @@ use super::refusal::Refusal;
 use super::rings::Rings;
 use super::setup::Setup;
 use crate::events::What;
-use crate::guard::BlockedWriterWatch;
 use crate::guard::disposal;
 pub use crate::memory::{Account, Exhausted, Ledger};
 use crate::memory::{DirtyLog, MemTable};
 use crate::pipeline::Announcement;
 use crate::port::{GuestPort, Port, PortConfig, SessionFacts};
-use crate::worker::Workers;
 use base::frame::MacAddr;
 use base::limits::{MAX_CARRIED_MTU, MAX_MEM_SLOTS, MIN_MTU};
 use base::words::counted;
-use switch::Fdb;
-
-/// The parts of the process that every session uses.
-#[derive(Clone)]
-pub struct Context {
-    /// The forwarding table.
-    pub fdb: Arc<Fdb>,
-    /// The data path.
-    pub workers: Arc<Workers>,
-    /// Frees a session whose write to a call descriptor blocks.
-    pub watch: Arc<BlockedWriterWatch>,
-}
 
 /// Why a session ended early.
 #[derive(Debug, thiserror::Error)]

@@ -11,10 +11,23 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
-use super::{Access, Identity, SocketError, failed};
+use super::error::{SocketError, failed};
 use base::limits::MAX_SOCKET_PATH;
 use sys::fs::open_path;
 use sys::group;
+
+/// Who may connect to a listening socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Access {
+    /// Permission bits; connecting needs write permission, unix(7).
+    pub mode: u32,
+    /// Group of the socket; `None` leaves the process's own group.
+    pub group: Option<u32>,
+}
+
+/// Device and inode of a socket's file. No other file has this identity while the socket is open:
+/// the socket keeps the inode, even without a name.
+pub type Identity = (u64, u64);
 
 /// Returns a path to the file that `handle` has open, wherever the file's own path leads by now.
 pub(super) fn by_handle(handle: &File) -> PathBuf {
