@@ -15,7 +15,7 @@ pub const VDUSE_OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Attempts to remove the device of a deleted port, and the pause between them.
 pub const REMOVE_ATTEMPTS: u32 = 10;
-/// See [`REMOVE_ATTEMPTS`].
+/// Pause between attempts to remove a device.
 pub const REMOVE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Tuning: pause after a failed answer while the kernel connects a device or separates it.
