@@ -16,6 +16,8 @@ const PACKAGED: [&str; 2] = ["/usr/lib/systemd/", "/lib/systemd/"];
 const MAKE_TAPS: &str = include_str!("../../../scripts/systemd/make-taps.conf");
 const XDP: &str = include_str!("../../../scripts/systemd/xdp.conf");
 const VDUSE: &str = include_str!("../../../scripts/systemd/vduse.conf");
+/// The setting of [`VDUSE`] that no other drop-in has.
+const VDUSE_DEVICES: (&str, &str) = ("DeviceAllow", "char-vduse rw");
 /// Option for the number of the journal's last lines that are shown.
 const LINES: &str = "--lines=5";
 
@@ -77,7 +79,11 @@ fn settings(text: &str) -> Vec<(&str, &str)> {
 /// values of the documented drop-ins.
 fn changed<'t>(drop_in: &'t str, installed: &str) -> Vec<&'t str> {
     let (own, installed) = (settings(drop_in), settings(installed));
-    let documented = [settings(MAKE_TAPS), settings(XDP), settings(VDUSE)].concat();
+    let mut documented = [settings(MAKE_TAPS), settings(XDP)].concat();
+    // Only VDUSE devices are a reason for root.
+    if own.contains(&VDUSE_DEVICES) {
+        documented.extend(settings(VDUSE));
+    }
     let mut keys = Vec::new();
     for pair in own {
         let known = installed.iter().any(|(key, _)| *key == pair.0);
@@ -123,6 +129,7 @@ mod tests {
         for (drop_in, keys) in [
             (MAKE_TAPS, &[][..]),
             (XDP, &[]),
+            (VDUSE, &[]),
             (by_hand, &[]),
             ("", &[]),
             // The settings are the site's own business, or equal the installed unit's.

@@ -239,7 +239,8 @@ fn the_json_of_each_command_has_its_keys() {
     let status = lab.json(&["status"]);
     let keys = ["version", "pid", "uptime", "workers", "ports", "taps", "addresses", "degraded"];
     let more = ["streams", "events", "plug", "config", "state_dir", "clients", "unconfirmed"];
-    let more = [&more[..], &["degradations", "latency", "tap_writes", "xdps", "sandbox"]].concat();
+    let more = [&more[..], &["degradations", "latency", "tap_writes", "xdps", "vduses", "sandbox"]]
+        .concat();
     same_keys(&status, &[&keys[..], &more].concat(), &[]);
     assert_eq!((&status["pid"], &status["ports"]), (&json!(lab.d.pid()), &json!(2)));
     let keys = ["connected", "accepted", "refused", "malformed", "too_long", "too_slow", "unread"];

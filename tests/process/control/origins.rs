@@ -119,7 +119,7 @@ fn the_kind_of_an_answer_is_a_kind_of_a_request() {
     assert!(lab.done(&["config", "show"]).contains("[[port]]\nname = \"p0\""));
     let set = serde_json::json!({"kind": "port", "name": "p0"});
     let refused = lab.client().call("Set", set);
-    let wanted = "kind must be vm, tap, xdp, stream, mirror, filter or group";
+    let wanted = "kind must be vm, tap, xdp, stream, vduse, mirror, filter or group";
     assert_eq!(refused["parameters"]["wanted"], wanted, "{refused}");
     lab.d.stop();
 }
