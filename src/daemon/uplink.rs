@@ -410,17 +410,7 @@ mod tests {
     #[test]
     fn the_reattach_thread_goes_on_after_a_panic() {
         let port = Arc::new(Port::device(0, "up", DevicePort::tap("no-such-link0", 2)));
-        let config = FdbConfig {
-            max_entries: 64,
-            max_per_port: 64,
-            reserved_per_port: 1,
-            max_per_segment: u32::MAX,
-            reserved_per_segment: 0,
-            age_seconds: 300,
-            damping: true,
-            ports: 1,
-            key: [1, 2],
-        };
+        let config = FdbConfig::limited(1, 300, [1, 2]);
         let shared = Shared {
             ports: Arc::new(Ports::new([Arc::clone(&port)].into_iter().collect())),
             fdb: Arc::new(Fdb::new(config)),

@@ -191,17 +191,7 @@ fn beside_a_session(kernel: &Arc<Kernel>, test: impl FnOnce()) -> Result<End, Se
     let config =
         PortConfig { send: Offloads::ALL, offload: Offloads::ALL, ..PortConfig::default() };
     let port = Arc::new(Port::vduse(0, "web", "eth0").with(config));
-    let fdb = Arc::new(Fdb::new(FdbConfig {
-        max_entries: 64,
-        max_per_port: 64,
-        reserved_per_port: 1,
-        max_per_segment: u32::MAX,
-        reserved_per_segment: 0,
-        age_seconds: 300,
-        damping: true,
-        ports: 1,
-        key: [1, 2],
-    }));
+    let fdb = Arc::new(Fdb::new(FdbConfig::limited(1, 300, [1, 2])));
     let watch = Arc::new(BlockedWriterWatch::start().unwrap());
     let shared = Shared {
         ports: Arc::new(Ports::new([Arc::clone(&port)].into_iter().collect())),

@@ -48,12 +48,12 @@ pub struct CallFd {
     owner: u64,
 }
 
-/// What notifies a driver.
+/// The way by which the switch notifies a driver.
 #[derive(Debug)]
 enum SignalTarget {
-    /// By an eventfd of the front-end.
+    /// The switch writes an eventfd of the front-end.
     Eventfd(OwnedFd),
-    /// By an interrupt of this ring of a VDUSE device.
+    /// The switch interrupts the driver for this ring of a VDUSE device.
     Interrupt(Arc<dyn Served>, u32),
 }
 
