@@ -27,7 +27,7 @@ names_the_module() {
 }
 
 start_daemon() {
-    vioswitchd --control="$CONTROL" --state-dir=/run/vioswitch/state "$@" 2>>"$LOG" &
+    vioswitchd --control="$CONTROL" --state-dir=/run/vioswitch/state 2>>"$LOG" &
     local tries=0
     until ctl status >/tmp/said 2>&1; do
         tries=$((tries + 1))
@@ -38,7 +38,7 @@ start_daemon() {
 
 # kill_daemon SIGNAL
 kill_daemon() {
-    kill "-$1" $(pidof vioswitchd)
+    kill "-$1" "$(pidof vioswitchd)"
     while pidof vioswitchd >/dev/null; do sleep 0.1; done
 }
 
