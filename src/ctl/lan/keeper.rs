@@ -5,7 +5,7 @@
 //! process.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -18,6 +18,7 @@ use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
 use super::forward::PortForward;
+use super::lines::Lines;
 use super::namespaces;
 use super::place::{Place, same_file};
 use super::programs::{self, Wanted, bound, inside};
@@ -27,6 +28,12 @@ use crate::client::Client;
 use crate::failure::Failure;
 use crate::files::Replacement;
 
+/// Longest wait for the namespace, which programs of the host make.
+const NAMESPACE: Duration = Duration::from_secs(10);
+/// Longest wait for relays to open their ports. The keeper answers nobody meanwhile.
+const PORTS: Duration = Duration::from_secs(5);
+/// Longest wait for the last words of a program that was killed: its children may hold the pipe.
+const LAST_WORDS: Duration = Duration::from_millis(200);
 /// Longest wait for the switch after its start.
 const START: Duration = Duration::from_secs(10);
 /// Longest wait for pasta's interface. Machines reach each other without the interface.
@@ -128,9 +135,10 @@ impl Keeper {
         }
         self.check_programs(false)?;
         let kept = fs::read_to_string(self.place.forwards()).unwrap_or_default();
+        let end = Instant::now() + PORTS;
         for forward in kept.lines().filter_map(|line| line.parse().ok()) {
             // A forward whose ports are taken waits for the ports.
-            let (mut service, outcome) = self.launch(&forward);
+            let (mut service, outcome) = self.launch(&forward, end);
             if let Err(reason) = outcome {
                 self.log.line("forward", &reason);
                 service.put_off();
@@ -307,18 +315,19 @@ impl Keeper {
         if let Some(other) = self.forwards.iter().find(|one| one.forward.excludes(&forward)) {
             return Err(format!("forward {} has these ports", other.forward));
         }
-        let (service, outcome) = self.launch(&forward);
+        let (service, outcome) = self.launch(&forward, Instant::now() + PORTS);
         outcome.map(|()| self.forwards.push(Running { forward, service }))
     }
 
-    /// Starts the relay of a forward. Returns the reason if the relay did not get its ports.
-    fn launch(&self, forward: &PortForward) -> (Service, Result<(), String>) {
+    /// Starts the relay of a forward. Returns the reason if the relay did not get its ports until
+    /// `end`.
+    fn launch(&self, forward: &PortForward, end: Instant) -> (Service, Result<(), String>) {
         let (leases, holder) = (self.place.leases(), self.holder.id());
         let own = self.own.display().to_string();
         let mut words = vec![own, "lan".into(), "relay".into(), forward.to_string()];
         words.extend([holder.to_string(), leases.display().to_string()]);
         let mut service = Service::new(&forward.to_string(), bound(words), &self.log);
-        let outcome = begun(&mut service);
+        let outcome = begun(&mut service, end);
         if outcome.is_err() {
             service.stop(Duration::ZERO);
         }
@@ -343,15 +352,18 @@ impl Keeper {
     }
 }
 
-/// Starts a relay, and waits for its word that the ports are open.
-fn begun(relay: &mut Service) -> Result<(), String> {
-    let mut line = String::new();
+/// Starts a relay, and waits until `end` for its word that the ports are open.
+fn begun(relay: &mut Service, end: Instant) -> Result<(), String> {
     let output = relay.start(true)?.ok_or("no output")?;
     // The relay says something at once, or ends.
-    let read = BufReader::new(output.take(1024)).read_line(&mut line);
-    match read.is_ok() && line.trim() == "ready" {
-        true => Ok(()),
-        false => Err("the program that carries the forward ended; see the log".to_owned()),
+    let line = Lines::new(output).next(end);
+    match line.as_deref() {
+        Ok("ready") => Ok(()),
+        Err(error) if error.kind() == ErrorKind::TimedOut => {
+            let seconds = PORTS.as_secs();
+            Err(format!("the program that carries the forward opens no ports within {seconds} s"))
+        }
+        _ => Err("the program that carries the forward ended; see the log".to_owned()),
     }
 }
 
@@ -388,18 +400,25 @@ fn hold(wanted: &Wanted) -> Result<Child, Failure> {
         .spawn();
     let mut child =
         child.map_err(|error| Failure::refused(format!("cannot start {}: {error}", words[0])))?;
-    let (mut first, mut second) = (String::new(), String::new());
-    if let Some(mut output) = child.stdout.take().map(BufReader::new) {
-        let _ = output.read_line(&mut first).and_then(|_| output.read_line(&mut second));
-    }
-    if second.trim() == "ready" {
+    let end = Instant::now() + NAMESPACE;
+    let lines = child.stdout.take().map(Lines::new);
+    let (first, second) = lines.map_or((String::new(), Ok(String::new())), |mut lines| {
+        let first = lines.next(end).unwrap_or_default();
+        (first, lines.next(end))
+    });
+    if second.as_deref().is_ok_and(|line| line == "ready") {
         return Ok(child);
     }
     let _ = child.kill();
-    let mut said = String::new();
-    let _ = child.stderr.take().map(|errors| errors.take(4096).read_to_string(&mut said));
+    let errors = child.stderr.take().map(Lines::new);
+    let said = errors.map(|errors| errors.all(Instant::now() + LAST_WORDS)).unwrap_or_default();
     let _ = child.wait();
-    Err(Failure::refused(match first.trim() {
+    if second.is_err_and(|error| error.kind() == ErrorKind::TimedOut) {
+        let seconds = NAMESPACE.as_secs();
+        let text = format!("the namespace is not ready after {seconds} s: {}", said.trim());
+        return Err(Failure::refused(text.trim_end_matches([':', ' ']).to_owned()));
+    }
+    Err(Failure::refused(match first.as_str() {
         "namespace" => namespaces::why_bare(Path::new("/dev/net/tun"), &said),
         _ => namespaces::why(Path::new("/proc/sys"), &said),
     }))

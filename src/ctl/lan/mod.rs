@@ -8,6 +8,7 @@
 mod forward;
 mod keeper;
 mod leases;
+mod lines;
 mod namespaces;
 mod place;
 mod programs;

@@ -1,16 +1,16 @@
 //! The protocol between commands and the keeper: a request and an answer, each a line of JSON.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use sys::unix_socket;
 
+use super::lines::Lines;
 use super::place::Place;
 use crate::failure::Failure;
 
-/// Longest line, in bytes.
-const MAX_LINE: u64 = 1 << 20;
 /// Time that a client has for its request; the keeper serves one client at a time.
 const REQUEST: Duration = Duration::from_millis(500);
 /// Longest wait for an answer: the keeper may be stopping programs.
@@ -65,15 +65,9 @@ pub(super) struct ForwardState {
 /// Answers the next client; an unreadable request gets no answer.
 pub(super) fn serve(listener: &UnixListener, answer: impl FnOnce(KeeperCall) -> NetworkState) {
     let Ok((mut socket, _)) = listener.accept() else { return };
-    let _ = socket.set_read_timeout(Some(REQUEST));
     let _ = socket.set_write_timeout(Some(REQUEST));
-    let mut line = String::new();
-    let read = BufReader::new(&socket).take(MAX_LINE).read_line(&mut line);
-    let Ok(request) =
-        read.map_err(|_| ()).and_then(|_| serde_json::from_str(&line).map_err(|_| ()))
-    else {
-        return;
-    };
+    let line = Lines::new(&socket).next(Instant::now() + REQUEST).unwrap_or_default();
+    let Ok(request) = serde_json::from_str(&line) else { return };
     let told = serde_json::to_string(&answer(request)).unwrap_or_default();
     let _ = writeln!(socket, "{told}");
 }
@@ -84,22 +78,31 @@ pub(super) fn ask(place: &Place, request: &KeeperCall) -> Result<Option<NetworkS
         return Ok(None);
     }
     place.check()?;
-    let Ok(mut socket) = UnixStream::connect(place.keeper()) else { return Ok(None) };
-    let silent = |error: std::io::Error| {
+    let silent = |error: io::Error| {
         let log = place.log();
         Failure::refused(format!(
             "the network's keeper does not answer ({error}); see {}",
             log.display()
         ))
     };
-    socket.set_read_timeout(Some(PATIENCE)).map_err(silent)?;
-    let line = serde_json::to_string(request).unwrap_or_default();
-    writeln!(socket, "{line}").map_err(silent)?;
-    let mut line = String::new();
-    BufReader::new(&socket).take(MAX_LINE).read_line(&mut line).map_err(silent)?;
-    let answer: NetworkState = serde_json::from_str(&line).map_err(|error| silent(error.into()))?;
+    let socket = match unix_socket::connect(&place.keeper()) {
+        Ok(socket) => UnixStream::from(socket),
+        // Many commands wait for the keeper.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(silent(error)),
+        Err(_) => return Ok(None),
+    };
+    let answer = converse(socket, request).map_err(silent)?;
     match answer.error {
         Some(reason) => Err(Failure::refused(reason)),
         None => Ok(Some(answer)),
     }
+}
+
+/// Sends a request, and waits for the answer.
+fn converse(mut socket: UnixStream, request: &KeeperCall) -> io::Result<NetworkState> {
+    socket.set_nonblocking(false)?;
+    socket.set_write_timeout(Some(PATIENCE))?;
+    writeln!(socket, "{}", serde_json::to_string(request)?)?;
+    let line = Lines::new(socket).next(Instant::now() + PATIENCE)?;
+    Ok(serde_json::from_str(&line)?)
 }

@@ -1,15 +1,16 @@
 //! Starts the keeper, or finds the running keeper.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use super::keeper::{Keeper, report};
+use super::lines::Lines;
 use super::place::Place;
 use super::programs::{NEEDED, Wanted, has_own_dns, paths};
 use super::protocol::{KeeperCall, NetworkState, ask};
@@ -22,6 +23,8 @@ use crate::output::say;
 const DEFAULT_NAT: &str = "10.78.0.1/24";
 /// Longest wait for a keeper that another command starts.
 const OTHER: Duration = Duration::from_secs(20);
+/// Longest wait for a keeper to tell how its start went: longer than all waits of the keeper.
+const KEEPER: Duration = Duration::from_secs(60);
 const STEP: Duration = Duration::from_millis(100);
 /// Line of a keeper that finds another keeper.
 const TAKEN: &str = "taken";
@@ -123,15 +126,30 @@ fn spawn(place: &Place, options: &StartOptions) -> Result<String, Failure> {
     }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
     let mut child = command.spawn().map_err(cannot)?;
-    let mut line = String::new();
-    if let Some(output) = child.stdout.take() {
-        BufReader::new(output.take(1 << 16)).read_line(&mut line).map_err(cannot)?;
+    let output = child.stdout.take().ok_or_else(|| cannot(ErrorKind::BrokenPipe.into()))?;
+    let line = Lines::new(output).next(Instant::now() + KEEPER);
+    let line = line.map_err(|error| unready(place, &error))?;
+    if line != "ready" {
+        await_end(&mut child);
     }
-    if line.trim() != "ready" {
-        // The keeper ends by itself.
-        let _ = child.wait();
+    Ok(line)
+}
+
+/// Waits until a keeper that has failed ends its programs, and itself.
+fn await_end(keeper: &mut Child) {
+    let end = Instant::now() + OTHER;
+    while matches!(keeper.try_wait(), Ok(None)) && Instant::now() < end {
+        std::thread::sleep(STEP / 10);
     }
-    Ok(line.trim().to_owned())
+}
+
+fn unready(place: &Place, error: &io::Error) -> Failure {
+    let (seconds, log) = (KEEPER.as_secs(), place.log());
+    let what = match error.kind() {
+        ErrorKind::TimedOut => format!("the network is not ready after {seconds} s"),
+        _ => format!("the network's keeper does not answer ({error})"),
+    };
+    Failure::refused(format!("{what}; see {}", log.display()))
 }
 
 /// Returns the failure that the keeper reported.
