@@ -8,12 +8,14 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use api::wire::GetStatus;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
@@ -397,6 +399,7 @@ fn hold(wanted: &Wanted) -> Result<Child, Failure> {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
+        .process_group(0)
         .spawn();
     let mut child =
         child.map_err(|error| Failure::refused(format!("cannot start {}: {error}", words[0])))?;
@@ -409,7 +412,8 @@ fn hold(wanted: &Wanted) -> Result<Child, Failure> {
     if second.as_deref().is_ok_and(|line| line == "ready") {
         return Ok(child);
     }
-    let _ = child.kill();
+    // With the program that the process waits for.
+    let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
     let errors = child.stderr.take().map(Lines::new);
     let said = errors.map(|errors| errors.all(Instant::now() + LAST_WORDS)).unwrap_or_default();
     let _ = child.wait();

@@ -175,6 +175,7 @@ fn machine(place: &Place, run: &Run) -> Result<u8, Failure> {
     }
     start::ensure(place, &StartOptions { nat: None, host_loopback: false })?;
     wait_for_switch(place)?;
+    let _lock = place.lock_name(name)?;
     run.run_kept(&place.control(), &|mac| note(place, name, mac))
 }
 

@@ -67,6 +67,11 @@ impl Place {
         self.at("hosts")
     }
 
+    /// Returns the directory of the files that running `lan run` commands have locked.
+    fn running(&self) -> PathBuf {
+        self.at("running")
+    }
+
     /// Returns the file of the forwards, a line each.
     pub(super) fn forwards(&self) -> PathBuf {
         self.at("forwards")
@@ -87,7 +92,7 @@ impl Place {
             Err(error) => return Err(Failure::users_file("make", path, &error)),
         };
         self.check()?;
-        for inner in [self.state(), self.hosts()] {
+        for inner in [self.state(), self.hosts(), self.running()] {
             fs::create_dir_all(&inner)
                 .map_err(|error| Failure::users_file("make", &inner, &error))?;
         }
@@ -125,6 +130,21 @@ impl Place {
         }
     }
 
+    /// Locks the name of a virtual machine until the file is closed. Fails if another command runs
+    /// a machine of this name: both would share a port, and the first to end would delete the port.
+    pub(super) fn lock_name(&self, name: &str) -> Result<File, Failure> {
+        let path = self.running().join(name);
+        let cannot = |error| Failure::users_file("lock", &path, &error);
+        let file = File::options().create(true).append(true).open(&path).map_err(cannot)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(Failure::refused(format!(
+                "'{name}' runs already: each machine needs a name of its own"
+            ))),
+            Err(error) => Err(cannot(error.into())),
+        }
+    }
+
     /// Removes the directory with all that is in the directory. The caller has the lock.
     pub(super) fn remove(&self) -> Result<(), Failure> {
         match fs::remove_dir_all(&self.directory) {
@@ -146,6 +166,20 @@ pub(super) fn same_file(file: io::Result<Metadata>, path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_has_one_machine_at_a_time() {
+        let directory = std::env::temp_dir().join(format!("vioswitchctl-n-{}", std::process::id()));
+        let place = Place { directory };
+        place.make().unwrap();
+        let lock = place.lock_name("vm1").unwrap();
+        let told = place.lock_name("vm1").unwrap_err().text;
+        assert_eq!(told, "'vm1' runs already: each machine needs a name of its own");
+        place.lock_name("vm2").unwrap();
+        drop(lock);
+        place.lock_name("vm1").unwrap();
+        place.remove().unwrap();
+    }
 
     #[test]
     fn the_runtime_directory_of_another_user_does_not_count() {

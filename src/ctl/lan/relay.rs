@@ -22,8 +22,9 @@ use rustix::net::{Shutdown as Ways, shutdown};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::forward::{Listening, PortForward};
-use super::leases;
+use super::leases::Known;
 use crate::failure::Failure;
+use crate::output::say;
 
 /// Most connections, or clients of UDP, of a forward. With two descriptors each, and 200 listening
 /// sockets, the process stays below the usual limit of 1024 descriptors.
@@ -34,6 +35,8 @@ const CONNECT: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_secs(3);
 /// Time without datagrams after which a client of UDP is forgotten.
 const IDLE: Duration = Duration::from_secs(120);
+/// Least time between two lines about connections that fail.
+const COMPLAINT: Duration = Duration::from_secs(10);
 /// Pause after a failed accept, as when the process is out of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Stack of a thread, in bytes; buffers are on the heap.
@@ -57,6 +60,37 @@ struct Target {
     vm: Arc<str>,
     port: u16,
     leases: Arc<Path>,
+    known: Arc<Known>,
+    complaints: Arc<Complaints>,
+}
+
+/// Writes why connections fail to the log, at most a line each `COMPLAINT`: local users choose the
+/// number of connections.
+#[derive(Default)]
+struct Complaints(Mutex<Written>);
+
+/// The last line that was written, and the number of later lines that were not.
+#[derive(Default)]
+struct Written {
+    last: Option<Instant>,
+    left_out: u64,
+}
+
+impl Complaints {
+    /// Returns the line to write, if a line may be written now.
+    fn line(&self, why: &str, now: Instant) -> Option<String> {
+        let mut written = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if written.last.is_some_and(|last| now.duration_since(last) < COMPLAINT) {
+            written.left_out += 1;
+            return None;
+        }
+        let left_out = std::mem::take(&mut written.left_out);
+        written.last = Some(now);
+        Some(match left_out {
+            0 => why.to_owned(),
+            _ => format!("{why} ({left_out} other failures before)"),
+        })
+    }
 }
 
 /// The connections and clients of UDP that one forward has.
@@ -82,7 +116,16 @@ impl Drop for Seat {
 
 impl Target {
     fn address(&self) -> Option<SocketAddr> {
-        leases::address_of(&self.vm, &self.leases).map(|address| (address, self.port).into())
+        let address = self.known.address_of(&self.vm, &self.leases);
+        address.map(|address| (address, self.port).into())
+    }
+
+    /// Writes why a connection, or a client of UDP, does not get through.
+    fn complain(&self, why: &str) {
+        let why = format!("to {}:{}: {why}", self.vm, self.port);
+        if let Some(line) = self.complaints.line(&why, Instant::now()) {
+            say(&line);
+        }
     }
 }
 
@@ -96,9 +139,11 @@ impl Relay {
         let _ = writeln!(io::stdout(), "ready");
         let peers = Peers::default();
         let leases: Arc<Path> = self.leases.as_path().into();
+        let (known, complaints) = (Arc::<Known>::default(), Arc::<Complaints>::default());
         let vm: Arc<str> = self.forward.vm.as_str().into();
         let threads = sockets.into_iter().map(|(socket, port)| {
-            let target = Target { vm: vm.clone(), port, leases: leases.clone() };
+            let (vm, leases, known) = (vm.clone(), leases.clone(), known.clone());
+            let target = Target { vm, port, leases, known, complaints: complaints.clone() };
             let peers = peers.clone();
             spawn(move || match socket {
                 Listening::Tcp(listener) => serve_tcp(&listener, &target, &peers),
@@ -126,24 +171,44 @@ fn enter(holder: u32) -> io::Result<()> {
 
 fn serve_tcp(listener: &TcpListener, target: &Target, peers: &Peers) {
     loop {
-        let Ok((client, _)) = listener.accept() else {
-            std::thread::sleep(PAUSE);
+        let client = match listener.accept() {
+            Ok((client, _)) => client,
+            Err(error) => {
+                target.complain(&format!("cannot accept: {error}"));
+                std::thread::sleep(PAUSE);
+                continue;
+            }
+        };
+        let Some(seat) = peers.sit() else {
+            target.complain(&full());
             continue;
         };
-        let Some(seat) = peers.sit() else { continue };
-        let target = target.clone();
-        // Without a thread the connection ends.
-        let _ = spawn(move || {
-            carry(client, &target);
+        let own = target.clone();
+        let thread = spawn(move || {
+            if let Err(error) = carry(client, &own) {
+                own.complain(&error.to_string());
+            }
             drop(seat);
         });
+        if let Err(error) = thread {
+            target.complain(&format!("cannot make a thread: {error}"));
+        }
     }
 }
 
-/// Carries a connection to its end. Both ways end by themselves, as TCP can be half closed.
-fn carry(client: TcpStream, target: &Target) {
-    let Some(address) = target.address() else { return };
-    let Ok(vm) = TcpStream::connect_timeout(&address, CONNECT) else { return };
+fn full() -> String {
+    format!("the forward has {MAX_PEERS} connections and clients, the most")
+}
+
+fn no_address() -> io::Error {
+    io::Error::new(io::ErrorKind::AddrNotAvailable, "the machine has no address")
+}
+
+/// Carries a connection to its end. Both ways end by themselves, as TCP can be half closed. Fails
+/// if the connection does not begin.
+fn carry(client: TcpStream, target: &Target) -> io::Result<()> {
+    let address = target.address().ok_or_else(no_address)?;
+    let vm = TcpStream::connect_timeout(&address, CONNECT)?;
     for socket in [&client, &vm] {
         // A peer that vanished ends the connection by and by; small answers go at once.
         let _ = set_socket_keepalive(socket, true);
@@ -151,27 +216,29 @@ fn carry(client: TcpStream, target: &Target) {
     }
     let (client, vm) = (Arc::new(client), Arc::new(vm));
     let (client_in, vm_out) = (client.clone(), vm.clone());
-    let Ok(there) = spawn(move || copy(&client_in, &vm_out)) else { return };
+    let there = spawn(move || copy(&client_in, &vm_out))?;
     copy(&vm, &client);
     let _ = there.join();
+    Ok(())
 }
 
-/// Copies bytes until the end of the stream, and passes the end on. An error ends both ways.
+/// Copies bytes until the end of the stream, and passes the end on. A failed read ends both ways,
+/// as the sender is gone. A failed write ends this way alone: what the receiver sent before it left
+/// is still to be read, such as the refusal of a long request.
 fn copy(mut from: &TcpStream, mut to: &TcpStream) {
     let mut buffer = vec![0; CHUNK];
     loop {
-        let copied = from.read(&mut buffer).and_then(|count| {
-            to.write_all(&buffer[..count])?;
-            Ok(count)
-        });
-        match copied {
+        let count = match from.read(&mut buffer) {
             Ok(0) => return drop(to.shutdown(Shutdown::Write)),
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(_) => {
                 let _ = from.shutdown(Shutdown::Both);
                 return drop(to.shutdown(Shutdown::Both));
             }
+        };
+        if to.write_all(&buffer[..count]).is_err() {
+            return drop(from.shutdown(Shutdown::Read));
         }
     }
 }
@@ -266,23 +333,36 @@ fn begin(
     clients: &Clients,
     peers: &Peers,
 ) -> Option<Arc<UdpSocket>> {
-    let address = target.address()?;
-    let seat = clients.sit(peers)?;
+    let made = connect(client, target, clients, peers);
+    let vm = made.map_err(|error| target.complain(&error.to_string())).ok()?;
+    let (answers, to, all) = (vm.clone(), socket.clone(), clients.clone());
+    if let Err(error) = spawn(move || return_answers(&answers, &to, client, &all)) {
+        target.complain(&format!("cannot make a thread: {error}"));
+        clients.lock().remove(&client);
+    }
+    Some(vm)
+}
+
+/// Makes the socket for a client, and notes the client.
+fn connect(
+    client: SocketAddr,
+    target: &Target,
+    clients: &Clients,
+    peers: &Peers,
+) -> io::Result<Arc<UdpSocket>> {
+    let address = target.address().ok_or_else(no_address)?;
+    let seat = clients.sit(peers).ok_or_else(|| io::Error::other(full()))?;
     let any: SocketAddr = match address {
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
         SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
     };
-    let vm = Arc::new(UdpSocket::bind(any).ok()?);
-    vm.connect(address).ok()?;
-    vm.set_read_timeout(Some(IDLE)).ok()?;
+    let vm = Arc::new(UdpSocket::bind(any)?);
+    vm.connect(address)?;
+    vm.set_read_timeout(Some(IDLE))?;
     let now = Instant::now();
     let known = Client { vm: vm.clone(), address, looked: now, last: now, _seat: seat };
     clients.lock().insert(client, known);
-    let (answers, to, all) = (vm.clone(), socket.clone(), clients.clone());
-    if spawn(move || return_answers(&answers, &to, client, &all)).is_err() {
-        clients.lock().remove(&client);
-    }
-    Some(vm)
+    Ok(vm)
 }
 
 fn return_answers(vm: &Arc<UdpSocket>, socket: &UdpSocket, client: SocketAddr, all: &Clients) {
@@ -311,10 +391,54 @@ fn return_answers(vm: &Arc<UdpSocket>, socket: &UdpSocket, client: SocketAddr, a
 
 #[cfg(test)]
 mod tests {
+    use rustix::event::{PollFd, PollFlags, poll};
+
     use super::*;
 
     fn target(port: u16) -> Target {
-        Target { vm: "127.0.0.1".into(), port, leases: Path::new("/").into() }
+        of("127.0.0.1", port, Path::new("/"))
+    }
+
+    fn of(vm: &str, port: u16, leases: &Path) -> Target {
+        let (known, complaints) = (Arc::default(), Arc::default());
+        Target { vm: vm.into(), port, leases: leases.into(), known, complaints }
+    }
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (one, listener.accept().unwrap().0)
+    }
+
+    /// A server refuses a request and leaves without reading the request; the client gets the
+    /// refusal.
+    #[test]
+    fn the_last_answer_of_a_server_that_left_arrives() {
+        let (mut asker, client) = pair();
+        let (vm, mut server) = pair();
+        (&vm).write_all(b"request").unwrap();
+        server.peek(&mut [0]).unwrap();
+        server.write_all(b"refused").unwrap();
+        // The kernel resets a connection whose bytes nobody has read.
+        drop(server);
+        asker.write_all(b"more").unwrap();
+        asker.set_read_timeout(Some(CONNECT)).unwrap();
+        let mut reset = [PollFd::new(&vm, PollFlags::empty())];
+        assert!(poll(&mut reset, None).is_ok() && !reset[0].revents().is_empty());
+        copy(&client, &vm);
+        copy(&vm, &client);
+        let mut got = String::new();
+        asker.read_to_string(&mut got).unwrap();
+        assert_eq!(got, "refused");
+    }
+
+    #[test]
+    fn failures_are_written_now_and_then() {
+        let (complaints, now) = (Complaints::default(), Instant::now());
+        assert_eq!(complaints.line("one", now).as_deref(), Some("one"));
+        assert_eq!(complaints.line("two", now + COMPLAINT / 2), None);
+        let told = complaints.line("three", now + COMPLAINT);
+        assert_eq!(told.as_deref(), Some("three (1 other failures before)"));
     }
 
     /// The client closes its side first, and still gets all that the server sends.
@@ -386,7 +510,7 @@ mod tests {
             |address| std::fs::write(&path, format!("1 52:54:00:00:00:01 {address} vm1 *\n"));
         lease("127.0.0.2").unwrap();
         let socket = Arc::new(UdpSocket::bind("127.0.0.1:0").unwrap());
-        let to = Target { vm: "vm1".into(), port: 9, leases: path.as_path().into() };
+        let to = of("vm1", 9, &path);
         let (clients, peers) = (Clients::default(), Peers::default());
         let client = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
         begin(&socket, client, &to, &clients, &peers).expect("a socket");

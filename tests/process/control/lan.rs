@@ -305,6 +305,7 @@ fn a_killed_keeper_leaves_no_process() {
 fn a_machine_has_a_name_and_a_port() {
     const SCRIPT: &str = "#!/bin/sh
 [ \"$1\" = --version ] && exec echo 'QEMU emulator version 8.2.0'
+[ \"$1\" = once ] && exit 9
 echo \"$*\" >\"$XDG_RUNTIME_DIR/words\"
 while [ ! -e \"$XDG_RUNTIME_DIR/end\" ]; do sleep 0.05; done
 exit 7
@@ -329,6 +330,9 @@ exit 7
         let words = words();
         assert!(words.contains(&format!("mac={mac}")), "{words}");
         assert_eq!(user.status()["vms"][0]["mac"], mac);
+        // The switch knows no front-end yet, and has the port.
+        let (status, told) = user.fails(&["run", "vm1", "--", qemu, "once"]);
+        assert!(status == 1 && told.starts_with("'vm1' runs already: "), "{status}: {told}");
         // The port comes back with the switch.
         let pid = |service: usize| user.status()["services"][service]["pid"].as_u64();
         let (switch, elsewhere) = (user.0.path().join("vioswitchd"), user.0.path().join("later"));
@@ -356,6 +360,23 @@ exit 7
         assert_eq!(user.ctl(&["run", "vm1", "--", qemu]).status.code(), Some(7));
         assert_eq!(user.status()["vms"], json!([]));
         assert!(!old.exists() && wait_for(LOST, || pid(1).is_some() && pid(1) != dnsmasq));
+    });
+}
+
+/// A program that hangs costs a limited wait, and does not stay.
+#[test]
+fn a_namespace_that_is_not_ready_is_given_up() {
+    on_host(|| {
+        let user = User::new();
+        let nft = user.0.path().join("bin/nft");
+        let pid = user.0.path().join("runtime/pid");
+        fs::write(&nft, format!("#!/bin/sh\necho $$ >{}\nexec sleep 600\n", pid.display()))
+            .expect("write");
+        fs::set_permissions(&nft, fs::Permissions::from_mode(0o755)).expect("mode");
+        let (status, told) = user.fails(&[]);
+        assert_eq!((status, told.as_str()), (1, "the namespace is not ready after 10 s"));
+        let pid = fs::read_to_string(pid).expect("pid").trim().parse().expect("a number");
+        assert!(wait_for(LOST, || stat(pid).is_none()) && !user.place().exists());
     });
 }
 
