@@ -256,15 +256,16 @@ impl Connections {
         pushed.is_ok()
     }
 
-    /// Removes the listed connections of a port as [`Connections::evict`] does. The words are in
-    /// memory that was not used for long: all are read before one is needed.
+    /// Removes the listed connections of a port as [`Connections::evict`] does, but not those that
+    /// a forged RST may have ended: a forger could fill the list. The words are in memory that was
+    /// not used for long: all are read before one is needed.
     #[cold]
     fn evict_all(&self, port: u16, listed: [SlotRef; CONNECTIONS_EVICTED]) {
         let words = listed.map(|slot| self.slots.word(slot.slot()));
         let ports =
             std::array::from_fn::<_, CONNECTIONS_EVICTED, _>(|n| self.port_of(listed[n], words[n]));
         for ((slot, word), of) in listed.iter().zip(words).zip(ports) {
-            if of == Some(port) {
+            if of == Some(port) && !word.may_go_on() {
                 self.remove(port, slot.slot(), word);
             }
         }

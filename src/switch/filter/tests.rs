@@ -1,6 +1,7 @@
 //! What the tests of filters share: frames from their parts, and a port with rules.
 
 mod answers;
+mod attacks;
 mod compiled;
 mod connections;
 mod findings;

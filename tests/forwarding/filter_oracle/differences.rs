@@ -89,6 +89,14 @@ impl Case<'_> {
         past[..at].iter().all(|(first, flags)| *first || (flags & SYN != 0) != has_syn)
     }
 
+    /// True if the last SYN is of the packet's sender, and has no answer.
+    fn has_asked_last(&self) -> bool {
+        let past = self.past();
+        let last = past.iter().rev().find(|(_, flags)| flags & SYN != 0);
+        let sender = self.segment().map(|(first, _)| first);
+        last.is_some_and(|(first, flags)| flags & ACK == 0 && Some(*first) == sender)
+    }
+
     /// True if an end has sent a FIN twice, and the other none.
     fn has_repeated_fin(&self) -> bool {
         let past = self.past();
@@ -182,6 +190,11 @@ pub const LIST: &[Entry] = &[
         direction: Laxer,
         why: "an ACK behind a reset, which may be forged, opens the connection again",
         of: |case| !case.has(SYN) && case.goes_on_behind_a_reset(),
+    },
+    Entry {
+        direction: Laxer,
+        why: "an ACK of the end that sent a SYN, which may be forged, opens the connection",
+        of: |case| !case.has(SYN) && case.has(ACK) && case.has_asked_last(),
     },
     Entry {
         direction: Laxer,

@@ -6,6 +6,8 @@
 //! * Sequence numbers and checksums are not examined. In the place of a sequence number, an ACK
 //!   from the end that seemed to send a RST proves that the RST was forged: a real sender of a RST
 //!   sends nothing more. The connection is open again then.
+//! * An ACK of the end that sent the SYN opens the connection, as an ACK without a connection does:
+//!   behind a forged RST and a forged SYN the real connection goes on. Linux drops the ACK.
 //! * A FIN that the same end repeats changes nothing, nor does a RST: a burst that goes back to its
 //!   ring repeats both. Linux forgets a connection that ends by a RST before any answer; here only
 //!   the RST belongs to such a connection.
@@ -291,7 +293,9 @@ impl State {
             // The FIN again.
             (Segment::Fin, FinWait | CloseWait) if first == ending.by_first => Step::To(self),
             (Segment::Fin, FinWait | CloseWait | LastAck) => Step::To(LastAck),
-            (Segment::Ack, SynSent | SynSent2) if first => Step::Invalid,
+            // The SYN was forged: see the head of the file.
+            (Segment::Ack, SynSent) if first => Step::To(Established),
+            (Segment::Ack, SynSent2) if first => Step::Invalid,
             (Segment::Ack, SynSent | SynSent2) => Step::Ignored,
             (Segment::Ack, SynReceived) if first => Step::To(Established),
             (Segment::Ack, FinWait) => Step::To(CloseWait),

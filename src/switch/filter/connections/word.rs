@@ -103,6 +103,12 @@ impl Word {
         self.state() == State::Closed && !self.is_replied()
     }
 
+    /// True if a RST has ended an open connection: the RST may be forged.
+    #[inline(always)]
+    pub(super) fn may_go_on(self) -> bool {
+        self.state() == State::Closed && self.ending().was_open
+    }
+
     /// True if the connection has timed out.
     #[inline(always)]
     pub(super) fn is_expired(self, now: Tick) -> bool {

@@ -80,7 +80,9 @@ fn segments_out_of_place_change_nothing() {
     let cases: &[Case<'_>] = &[
         (&[(false, Syn), (false, Syn)], Some(SynSent)),
         (&[(false, Syn), (false, SynAck)], None),
-        (&[(false, Syn), (false, Ack)], None),
+        // The SYN may be forged, and the connection older.
+        (&[(false, Syn), (false, Ack)], Some(Established)),
+        (&[(false, Syn), (true, Syn), (false, Ack)], None),
         (&[(false, Syn), (false, Fin)], None),
         (&[(false, Syn), (true, Fin)], None),
         // A half-open connection of an earlier life: its end will be answered by a reset.

@@ -141,7 +141,8 @@ fn tcp_step(phase: Phase, flags: u8, first: bool) -> Does {
             Talk => unreachable!("a datagram"),
         },
         _ => match phase {
-            Asked | BothAsked if first => Does::Wrong,
+            Asked if first => Does::To(Open),
+            BothAsked if first => Does::Wrong,
             Asked | BothAsked => Does::Nothing,
             Answered if first => Does::To(Open),
             Closing(fins, _, by) => Does::To(Closing(fins, true, by)),
