@@ -107,6 +107,19 @@ fn filters() {
     replay("filters", targets::filters::run, 8000);
 }
 
+/// Random inputs seldom are fragments of one packet, or errors about a packet that passed.
+#[test]
+fn the_corpus_has_fragments_errors_and_tags() {
+    let reached = &targets::filters::REACHED;
+    reached.set(0);
+    for path in corpus("filters") {
+        run(targets::filters::run, &path.display().to_string(), &fs::read(&path).expect("input"));
+    }
+    let kinds = targets::filters::KINDS.iter().enumerate();
+    let missing: Vec<_> = kinds.filter(|(at, _)| reached.get() >> at & 1 == 0).collect();
+    assert!(missing.is_empty(), "no input has {missing:?}");
+}
+
 #[test]
 fn frames() {
     replay("frames", targets::frames::run, 8000);

@@ -3,6 +3,8 @@
 //! packet the addresses and ports are those of etherparse; what a worker remembers passes by the
 //! gate too; any bytes as a table of connections are refused, or are a table that reads the same.
 
+use std::cell::Cell;
+
 use base::frame::ethernet::Snapshot;
 use base::frame::fold::{PI, fold};
 use base::limits::{MAX_HEADERS_LEN, MAX_REJECT_LEN, SNAPSHOT_LEN};
@@ -10,7 +12,7 @@ use etherparse::{NetHeaders, PacketHeaders, TransportHeader};
 use switch::Tick;
 use switch::filter::memo::{Epoch, FlowMemo};
 use switch::filter::named::Groups;
-use switch::filter::packet::{self, Parsed, Unread};
+use switch::filter::packet::{self, Content, Parsed, Part, Unread};
 use switch::filter::{
     Compiled, Connections, ConnectionsConfig, Direction, Filter, FilterRule, Fragments, Gate,
     Verdict, reject,
@@ -24,6 +26,23 @@ const WORDS: &str = "in|out|accept|drop|reject|tcp|udp|icmp|icmp6:1|icmp:8/0|47|
                      10.0.0.0/8|fd00::1|10.0.0.1-10.0.0.3|group:g|80|1-9|,|log|stateless|x|é| |\n";
 
 const NOW: Tick = Tick::from_bits(8000);
+
+/// Frames that `tests/fuzz_corpus.rs` asks of the corpus, each a bit of [`REACHED`].
+pub const KINDS: [&str; 8] = [
+    "a tag",
+    "two tags",
+    "a first fragment that passes",
+    "a later fragment that passes",
+    "a later fragment of IPv6 that passes",
+    "a later fragment that is refused",
+    "an error that passes by the packet that it quotes",
+    "an error of ICMPv6 that passes so",
+];
+
+thread_local! {
+    /// The kinds of frames that the inputs of this thread have had, a bit for each.
+    pub static REACHED: Cell<u32> = const { Cell::new(0) };
+}
 
 /// The target.
 pub fn run(data: &[u8]) {
@@ -142,7 +161,9 @@ fn frames(input: &mut Input<'_>) {
         assert!(part == whole || part == Err(Unread::Short), "{part:?} {whole:?}");
         let Ok(parsed) = whole else { continue };
         for direction in Direction::ALL {
-            port.gate().judge(&parsed, direction, NOW);
+            let is_known = port.gate().preview(&parsed, direction, NOW).is_known;
+            let answer = port.gate().judge(&parsed, direction, NOW);
+            reach(&parsed, is_known, answer.refused.is_none());
         }
         if let Parsed::Packet(packet) = parsed {
             let mut out = [0; MAX_REJECT_LEN];
@@ -155,6 +176,26 @@ fn frames(input: &mut Input<'_>) {
             }
         }
     }
+}
+
+/// Notes what kinds a frame is of.
+fn reach(parsed: &Parsed, is_known: bool, passes: bool) {
+    let Parsed::Packet(packet) = parsed else { return };
+    let is_first = matches!(packet.part, Part::First { .. });
+    let is_later = matches!(packet.part, Part::Later { .. });
+    let quotes = is_known && passes && matches!(packet.content, Content::Error(..));
+    let kinds = [
+        packet.vlan != 0,
+        packet.l3 == 22,
+        is_first && passes,
+        is_later && passes,
+        is_later && passes && packet.v6,
+        is_later && !passes,
+        quotes && !packet.v6,
+        quotes && packet.v6,
+    ];
+    let bits = (0..).zip(kinds).map(|(at, is)| u32::from(is) << at).sum::<u32>();
+    REACHED.set(REACHED.get() | bits);
 }
 
 /// Etherparse reads the same of a sound packet.
