@@ -8,8 +8,9 @@
 //! `notifications` those whose call descriptors are expensive to write to, `memory` and `punches`
 //! guests whose memory faults, `workers` those that another worker serves, `groups` one that
 //! reports groups, `devices` TAPs and streams, `clients` those of the control socket, `captures`
-//! those of them that capture, `connections` guests that begin connections without end, `rules` an
-//! operator who changes a filter.
+//! those of them that capture, `connections` guests that begin connections without end, `forgeries`
+//! guests that forge packets of other guests' connections, `rules` an operator who changes a
+//! filter.
 //!
 //! One test at a time: they measure.
 
@@ -18,6 +19,7 @@ mod clients;
 mod connections;
 mod devices;
 mod floods;
+mod forgeries;
 mod frontends;
 mod groups;
 mod limited;

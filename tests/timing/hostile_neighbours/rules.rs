@@ -117,7 +117,7 @@ impl Drop for End<'_> {
 }
 
 /// Reads an answer up to its last byte, which is zero.
-fn answer(socket: &mut UnixStream) -> String {
+pub(super) fn answer(socket: &mut UnixStream) -> String {
     let (mut answer, mut part) = (Vec::new(), [0; 4096]);
     while answer.last() != Some(&0) {
         let count = socket.read(&mut part).expect("an answer");
