@@ -319,8 +319,8 @@ impl WorkerStats {
         self.counters().for_each(|(name, counter)| visit(name, counter.get()));
     }
 
-    /// Adds the counters to the counters of `other` and sets them to zero. Other threads may write
-    /// both sets only by [`Counter::add_shared`].
+    /// Adds the counters of `self` to the counters of `other`, and resets the counters of `self` to
+    /// zero. Other threads may write either only by [`Counter::add_shared`], or counts are lost.
     pub fn move_to(&self, other: &WorkerStats) {
         for ((_, counter), (_, sum)) in self.counters().zip(other.counters()) {
             sum.add_shared(counter.0.swap(0, Ordering::Relaxed));

@@ -48,7 +48,8 @@ pub fn port(id: PortId, settings: &Settings) -> Port {
                 DevicePort::tap(ifname, settings.queues).writing_by(settings.io, settings.coalesce);
             (Port::device(id, name, tap), settings.offload.receive)
         }
-        // A frame that XDP receives has not passed the host's network stack, and is whole.
+        // AF_XDP carries no request for an offload. The switch finishes checksums and segments of
+        // frames to the port, and takes each frame from the port as finished.
         Kind::Xdp => {
             let xdp = DevicePort::xdp(ifname, settings.queues, settings.mode.of_xdp());
             (Port::device(id, name, xdp), Offloads::NONE)

@@ -113,7 +113,7 @@ pub struct Desired {
 
 impl Desired {
     /// Returns the ports that a configuration wants, with the ports and changes that clients of
-    /// earlier processes made.
+    /// earlier processes made (`kept`). `keeps`: this process saves the changes of its clients.
     pub(crate) fn new(config: &Config, kept: Kept, keeps: bool) -> Desired {
         let Kept { added, overrides, unread } = kept;
         let entry = |settings: Settings| Entry::new(settings, Origin::Kept);

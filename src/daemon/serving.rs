@@ -310,7 +310,8 @@ impl Daemon {
     }
 
     /// Starts the thread that attaches an uplink's interface again whenever the interface is lost,
-    /// and follows its MTU.
+    /// and follows the interface's MTU. `created`: the switch created the interface, so the thread
+    /// creates a lost interface again.
     fn keep_uplink(&mut self, port: &Arc<Port>, created: bool) -> Result<Thread, PortError> {
         self.monitor_links()?;
         let stopping = Arc::new(AtomicBool::new(false));

@@ -21,7 +21,8 @@ pub struct Oddity {
 }
 
 impl Settings {
-    /// Returns the port's oddities. `has_snooping`: the switch follows multicast groups.
+    /// Returns the combinations of the port's keys that are permitted, but give a key no effect or
+    /// leave the port unreachable. `has_snooping`: vioswitchd runs with `--multicast-snooping`.
     pub fn oddities(&self, has_snooping: bool) -> Vec<Oddity> {
         let mut found = Oddities { settings: self, found: Vec::new() };
         found.of_guard();

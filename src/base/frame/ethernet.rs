@@ -94,8 +94,8 @@ impl TagBytes {
     /// The tag bytes of no frame.
     pub const UNKNOWN: TagBytes = TagBytes(u64::MAX);
 
-    /// Returns the tag bytes of the frame that begins with `snapshot` and has `len` bytes, which is
-    /// at least 14.
+    /// Returns the tag bytes of the frame that begins with `snapshot`. `len` is the length of the
+    /// whole frame in bytes; the caller ensures that `len` is at least 14.
     #[inline(always)]
     pub fn of(snapshot: &Snapshot, len: u32) -> TagBytes {
         // `u64_at` puts the first byte lowest, whatever the machine's byte order.

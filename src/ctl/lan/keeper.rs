@@ -216,7 +216,8 @@ impl Keeper {
         self.services.iter_mut().chain(self.forwards.iter_mut().map(|one| &mut one.service))
     }
 
-    /// Makes the programs ask the name servers that the host asks at present.
+    /// Restarts dnsmasq and pasta if /etc/resolv.conf now names a server on the host itself and did
+    /// not before, or the reverse. Changes nothing while the file names no server.
     fn ask_present_servers(&mut self) {
         let has_own_dns = programs::has_own_dns().unwrap_or(self.wanted.has_own_dns);
         if has_own_dns != self.wanted.has_own_dns {

@@ -127,8 +127,9 @@ impl Told<'_> {
         }
     }
 
-    /// Returns the decision of a port's filters about a frame from the port, or to the port; none
-    /// if the port has no filter, or the filters do not examine the frame.
+    /// Returns the decision that a port's filters would make about a frame from the port, or to the
+    /// port; changes no connection. Returns `None` if the port has no filter, or if no rule
+    /// decides, as about ARP and neighbour discovery.
     fn filtered(&self, port: &Port, way: Way<'_>, direction: Direction) -> Option<Ruling> {
         let filter = self.ports.policy(port.id).filter.as_ref()?;
         let drops = |what: &str| {
@@ -149,6 +150,10 @@ impl Told<'_> {
         let now = Tick::new(seconds, nanos);
         let Preview { refused, rule, is_known } =
             filter.at(port.id).preview(&packet, direction, now);
+        // The first fragment's rule decides about later fragments.
+        if refused == Some(Cause::Fragment) {
+            return Some(drops("has passed no first fragment of the packet"));
+        }
         let title = filter.rules.title(rule?);
         Some(match refused {
             None if is_known => Ruling::passes(port.id, Note::FilterKnows).with("rule", title),

@@ -115,7 +115,8 @@ impl std::fmt::Debug for Guard {
     }
 }
 
-/// Guards the mapping of `len` bytes at `addr`; `flag` becomes true at the mapping's first SIGBUS.
+/// Guards the mapping of `len` bytes at `addr`: a SIGBUS in the mapping, as after the front-end
+/// truncates the mapped file, does not end the process. The first SIGBUS sets `flag`.
 ///
 /// `addr` and `len` are those of the whole mapping, so multiples of the huge page size on
 /// hugetlbfs: the handler replaces the whole mapping, and the kernel replaces whole huge pages
@@ -138,7 +139,7 @@ pub fn guard(addr: usize, len: usize, flag: Arc<AtomicBool>) -> Result<Guard, Gu
     slot.start.store(addr, Ordering::Relaxed);
     slot.len.store(len, Ordering::Relaxed);
     slot.flag.store(Arc::as_ptr(&flag).cast_mut(), Ordering::Relaxed);
-    // Publishes the three stores above. A thread that faults in this range got the address from the
+    // Publishes the four stores above. A thread that faults in this range got the address from the
     // caller after this store, so the handler sees the slot.
     slot.live.store(true, Ordering::SeqCst);
     Ok(Guard { number, slot, _flag: flag })

@@ -154,7 +154,8 @@ impl<'a> Session<'a> {
         if head.code == FrontendReq::SET_BACKEND_REQ_FD.into()
             && self.has_protocol(Protocol::BACKEND_REQ)
         {
-            // A channel for requests of the back-end. Without an IOMMU the back-end sends none.
+            // The descriptor is the channel for requests of the back-end. The switch supports no
+            // IOMMU, so the switch sends no request.
             disposal::close(message.files.drain(..).flatten().collect());
             return self.acknowledge(head, true);
         }

@@ -246,6 +246,7 @@ impl Gate<'_> {
             let rule = match known.generation.cmp(&self.rules.generation()) {
                 Ordering::Less => self.ask_again(&key, &known),
                 Ordering::Equal => Some(known.rule),
+                // Another worker has newer rules already, and these permit the connection.
                 Ordering::Greater => return Answer::PASS,
             };
             if let Some(rule) = rule {
@@ -253,7 +254,7 @@ impl Gate<'_> {
             }
         }
         let ruling = self.rules.rule_for(direction, &packet.fields());
-        // An error that quotes no known connection passes by a `stateless` rule alone.
+        // Without a known connection only a `stateless` rule lets an ICMP error pass.
         let is_error = matches!(packet.content, Content::Error(..));
         match ruling.verdict == Verdict::Accept && is_error && !ruling.stateless {
             true => Answer::of(ruling, Some(Cause::State)),

@@ -116,7 +116,8 @@ fn upper(frame: &Headers<'_>, at: usize) -> Result<Upper, Refused> {
     }
 }
 
-/// Checks an ICMPv6 message of the packet at `packet`; true if its sender may have no address yet.
+/// Checks an ICMPv6 message of the packet at `packet`. Returns true if the source address of the
+/// packet may be unspecified.
 #[inline(never)]
 fn icmp(frame: &Sent<'_>, packet: usize, upper: &Upper, from: Ipv6Addr) -> Result<bool, Refused> {
     let at = upper.at;
@@ -158,7 +159,8 @@ fn icmp(frame: &Sent<'_>, packet: usize, upper: &Upper, from: Ipv6Addr) -> Resul
             return Err(frame.rules.ips.refuse_v6(target, Rule::Nd));
         }
     }
-    // RFC 4861 sections 4.1 and 4.3: without an IP address it gives no link-layer address.
+    // RFC 4861 sections 4.1 and 4.3: a solicitation from the unspecified address carries no option
+    // with a link-layer address.
     Ok(!named && matches!(kind, ROUTER_SOLICITATION | NEIGHBOUR_SOLICITATION))
 }
 

@@ -32,7 +32,7 @@ struct Info {
     number: libc::c_int,
 }
 
-/// Installs the handler.
+/// Installs the handler of SIGSYS, which counts a forbidden call and makes the call return EPERM.
 pub fn install() -> io::Result<()> {
     let handler: extern "C" fn(libc::c_int, *const Info, *mut libc::ucontext_t) = on_sigsys;
     // SAFETY: all-zero bytes are a valid `sigaction` with an empty mask.

@@ -4,6 +4,8 @@
 use std::fs;
 
 use base::limits::{MAX_FILTER_BYTES, MAX_FILTER_RULES};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use serde_json::Value;
 use testkit::proc::Dir;
 use testkit::vm::{Vm, VmConfig};
@@ -166,6 +168,28 @@ fn a_trace_names_the_rule_that_decides() {
         let (status, line) = lab.fails(&[&["trace", "p0", "to=p1", "ip=10.0.0.1"], more].concat());
         assert!(status == 2 && line.contains(words), "{more:?}: {status} {line}");
     }
+    lab.d.stop();
+}
+
+/// A later fragment whose first fragment has not passed.
+#[test]
+fn a_trace_drops_a_fragment_without_its_first() {
+    let lab = Lab::new(2, &[]);
+    let vms = connect(&lab);
+    lab.done(&["filter", "add", "web", "rules=in accept udp"]);
+    lab.done(&["port", "set", "p1", "filter=web"]);
+    let traced = |frame: &[u8]| {
+        lab.done(&["trace", "p0", &format!("frame={}", BASE64_STANDARD.encode(frame))])
+    };
+    let mut frame = datagram(&vms[0], &vms[1], [1, 2], [4000, 53]);
+    let told = traced(&frame);
+    assert!(told.ends_with("it reaches 'p1'\n"), "{told}");
+    // The fragment begins at byte 8 of its packet; the checksum of the header has one less.
+    frame[21] = 1;
+    frame[25] -= 1;
+    let told = traced(&frame);
+    let words = "the filter of 'p1' has passed no first fragment of the packet, and";
+    assert!(told.contains(words) && !told.contains("it reaches"), "{told}");
     lab.d.stop();
 }
 

@@ -117,9 +117,9 @@ impl Sample {
         snapshot
     }
 
-    /// Returns which ports of the segment the frame reaches, with the group if the frame is for a
-    /// group; none if the frame is neither for a limited group nor a message about groups, and so
-    /// reaches all ports of the segment.
+    /// Returns the ports of the segment that the frame reaches by multicast snooping, and the group
+    /// if snooping limits the frame's group to its members. Returns `None` if the frame is neither
+    /// for such a group nor a message of IGMP or MLD: the frame reaches all ports of the segment.
     pub(crate) fn reach(
         &self,
         snooping: &Snooping,
