@@ -1,7 +1,7 @@
 //! Real clients between two guests with filters that let in what they name and answers: SSH, HTTP,
-//! DNS, pings, and large packets to a network behind a router that has a smaller MTU, whose errors
-//! must come back. The data connections of passive FTP are refused. A hundred streams go on through
-//! restarts of the daemon, and wait no more often for a retransmission than without filters.
+//! DNS, pings, NFS, and large packets to a network behind a router that has a smaller MTU, whose
+//! errors must come back. The data connections of passive FTP are refused. A hundred streams go on
+//! through restarts of the daemon, and wait no more often for a retransmission than without filters.
 //!
 //! Needs curl, dropbear and dnsmasq, and systemd for the restarts.
 
@@ -23,7 +23,7 @@ const FILTERS: &str = r#"
 name = "server"
 default-in = "drop"
 rules = [
-  "in accept tcp to port 21,22,80,5201",
+  "in accept tcp to port 21,22,80,2049,5201",
   "in accept udp to port 53",
   "in accept icmp:8,icmp6:128",
 ]
@@ -91,6 +91,35 @@ fn ftp(server: &mut Vm, client: &mut Vm) {
     assert!(status != 0 && said.contains("cmd PASV"), "{status} {said}");
 }
 
+/// The commands of a server of NFS 4. Version 3 would need `rpcbind`. No `mountd` answers the
+/// kernel, so that the export is written into the kernel's tables: options 9234 are insecure,
+/// async, no_subtree_check and fsid=0.
+const NFSD: &str = r#"mkdir -p /srv /var/lib/nfs/v4recovery && mount -t tmpfs srv /srv && \
+head -c 3000000 /dev/urandom >/srv/file && mount -t nfsd nfsd /proc/fs/nfsd && cd /proc/fs/nfsd && \
+echo '-3 +4.2' >versions && echo 'tcp 2049' >portlist && echo 2 >threads && \
+echo Y >v4_end_grace && cd /proc/net/rpc && \
+echo "nfsd CLIENT 4000000000 all" >auth.unix.ip/channel && \
+echo 'all /srv 4000000000 9234 65534 65534 0' >nfsd.export/channel && \
+printf 'all 1 \\x00000000 4000000000 /srv\n' >nfsd.fh/channel"#;
+
+/// The client reads and writes files of the server. From version 4.1 on the server calls the client
+/// back through the client's connection.
+fn nfs(server: &mut Vm, client: &mut Vm) {
+    for vm in [&mut *server, &mut *client] {
+        vm.ok_within("for name in $(cat /mod/nfs); do insmod /mod/$name.ko || exit 1; done", LONG);
+    }
+    let [own, peer] = [client.spec.ip4(), server.spec.ip4()];
+    server.ok_within(&NFSD.replace("\\\n", "").replace("CLIENT", &own), LONG);
+    let options = format!("vers=4.2,sec=sys,addr={peer},clientaddr={own}");
+    let mount = format!("mkdir -p /mnt && mount -t nfs4 -o {options} {peer}:/ /mnt");
+    client.ok_within(&mount, LONG);
+    let sum = server.ok("sha256sum </srv/file");
+    assert_eq!(client.ok_within("sha256sum </mnt/file", LONG), sum, "read");
+    let write = "head -c 2000000 /dev/urandom >/tmp/more && cp /tmp/more /mnt/more && \
+                 umount /mnt && sha256sum </tmp/more";
+    assert_eq!(client.ok_within(write, LONG), server.ok("sha256sum </srv/more"), "written");
+}
+
 /// Counts of ICMP errors about packets that were too large.
 fn too_large(vm: &mut Vm) -> [u64; 2] {
     let words = ["InDestUnreachs", "Icmp6InPktTooBigs"];
@@ -148,7 +177,7 @@ fn clients(name: &str, qemu: Result<Qemu, String>) {
     let ports = [at("vm1", "server"), at("vm2", "client"), tap()].concat();
     lab.start_daemon(&[&ports[..], &[format!("--config={}", config.display())]].concat());
     lab.configure_tap();
-    let qemu = qemu.with_programs(&lab, &PROGRAMS);
+    let qemu = qemu.with_programs(&lab, &PROGRAMS).with_nfs(&lab);
     let [mut server, mut client] = vms(&lab, &qemu, |name| lab.path(&format!("{name}.sock")));
     for address in [server.spec.ip4(), server.spec.ip6()] {
         pings(&mut client, &address);
@@ -160,6 +189,8 @@ fn clients(name: &str, qemu: Result<Qemu, String>) {
     progress("SSH");
     ftp(&mut server, &mut client);
     progress("FTP");
+    nfs(&mut server, &mut client);
+    progress("NFS");
     path_mtu(&lab, &mut client);
     progress("path MTU");
     drop((server, client));

@@ -103,6 +103,14 @@ impl Qemu {
         Qemu { initrd, ..self }
     }
 
+    /// The same with a guest that has its kernel's modules for NFS besides.
+    pub fn with_nfs(self, lab: &Lab) -> Qemu {
+        let (modules, initrd) = (self.kernel.with_file_name("nfs.gz"), lab.path("nfs.gz"));
+        let (modules, result, old) = (modules.display(), initrd.display(), self.initrd.display());
+        lab.sh(&format!("cat {old} {modules} >{result}"));
+        Qemu { initrd, ..self }
+    }
+
     /// A machine with this network card behind the socket at `path` and with no memory that it
     /// shares, which boots the guest; it dies with the test.
     pub fn unshared(&self, path: &Path, netdev: &str, nic: &str) -> Command {
