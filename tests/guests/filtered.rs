@@ -1,7 +1,8 @@
 //! Real clients between two guests with filters that let in what they name and answers: SSH, HTTP,
 //! DNS, pings, NFS, and large packets to a network behind a router that has a smaller MTU, whose
 //! errors must come back. The data connections of passive FTP are refused. A hundred streams go on
-//! through restarts of the daemon, and wait no more often for a retransmission than without filters.
+//! through restarts of the daemon, and wait no more often for a
+//! retransmission than without filters.
 //!
 //! Needs curl, dropbear and dnsmasq, and systemd for the restarts.
 
