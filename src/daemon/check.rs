@@ -48,6 +48,11 @@ pub fn check(config: &Config) -> Vec<String> {
 pub(super) fn found_at(endpoint: &Endpoint) -> Vec<String> {
     match endpoint {
         Endpoint::Server { path, group, .. } => server(path, *group),
+        Endpoint::Datagrams { path, server: Some((_, group)) } => server(path, *group),
+        // The switch's own socket appears beside the peer's.
+        Endpoint::Datagrams { path, server: None } => {
+            relative(path).into_iter().chain(directory(path)).collect()
+        }
         // The front-end makes the socket, and may make its directory too.
         Endpoint::Client { path } => relative(path).into_iter().collect(),
         Endpoint::Fd(_) | Endpoint::Vduse(_) => Vec::new(),

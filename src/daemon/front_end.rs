@@ -18,7 +18,7 @@ use datapath::port::{FrontEnd, Port};
 use datapath::vhost_user::codec::{Connection, WireError};
 use datapath::vhost_user::session::{End, Session};
 use datapath::vhost_user::socket::{
-    Access, Connector, Inherited, Listener, Opened, Place, SocketError, inherit,
+    Access, Connector, Datagrams, Inherited, Listener, Opened, Place, SocketError, inherit,
 };
 use sys::eventfd::is_readable;
 use sys::poll::{self, Interest, Wake};
@@ -32,6 +32,8 @@ pub(crate) enum Acceptor {
     Listener(Listener),
     /// The daemon connects to front-ends.
     Connector(Connector),
+    /// Peers of a stream that send datagrams.
+    Datagrams(Datagrams),
     /// One inherited connection; when the connection ends the port stays empty.
     Connection(Guarded<UnixStream>, FrontEnd),
     /// The kernel's driver of a VDUSE device.
@@ -64,6 +66,13 @@ impl Acceptor {
                 }
             }
             Endpoint::Client { path } => Connector::new(path).map(Acceptor::Connector),
+            Endpoint::Datagrams { path, server: Some((mode, group)) } => {
+                let access = Access { mode: *mode, group: *group };
+                Datagrams::bind(path, access).map(Acceptor::Datagrams)
+            }
+            Endpoint::Datagrams { path, server: None } => {
+                Datagrams::to(path).map(Acceptor::Datagrams)
+            }
             Endpoint::Vduse(wanted) => Ok(vduse::open(wanted).map(Acceptor::Vduse)?),
             Endpoint::Fd(number) => Ok(match inherit(*number)? {
                 Inherited::Listener(listener) => Acceptor::Listener(listener),
@@ -77,15 +86,26 @@ impl Acceptor {
         match self {
             Acceptor::Listener(listener) => listener.accept(stop),
             Acceptor::Connector(connector) => connector.connect(stop),
-            // The only connection was served already; no front-end connects to a device.
-            Acceptor::Connection(..) | Acceptor::Vduse(_) => Opened::Stopped,
+            // The only connection was served already; no front-end connects to a device, or to a
+            // socket for datagrams.
+            Acceptor::Connection(..) | Acceptor::Vduse(_) | Acceptor::Datagrams(_) => {
+                Opened::Stopped
+            }
         }
     }
 
     /// Returns the socket's file, if this process made the file.
     pub(crate) fn file(&self) -> Option<SocketFile> {
-        let Acceptor::Listener(listener) = self else { return None };
-        Some(SocketFile { place: listener.made()?.clone(), stays: !listener.removes_file() })
+        match self {
+            Acceptor::Listener(listener) => Some(SocketFile {
+                place: listener.made()?.clone(),
+                stays: !listener.removes_file(),
+            }),
+            Acceptor::Datagrams(source) => {
+                Some(SocketFile { place: source.file()?.clone(), stays: false })
+            }
+            _ => None,
+        }
     }
 
     /// Serves front-ends on behalf of a port until the thread is stopped. A panic outside a session

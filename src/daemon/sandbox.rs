@@ -49,11 +49,8 @@ impl Daemon {
             paths: Vec::new(),
             taps: changes || has(Kind::Tap) || has(Kind::Vduse),
             xdps: changes || has(Kind::Xdp),
-            groups: changes
-                || endpoints().any(|one| matches!(one, Endpoint::Server { group: Some(_), .. })),
-            connects: changes
-                || config.plug.is_some()
-                || endpoints().any(|one| matches!(one, Endpoint::Client { .. })),
+            groups: changes || endpoints().any(|one| one.group().is_some()),
+            connects: changes || config.plug.is_some() || endpoints().any(|one| one.connects()),
             tcp: match config.metrics {
                 Some(MetricsSocket::Ip(address)) => Some(address.port()),
                 _ => None,
@@ -61,7 +58,7 @@ impl Daemon {
         };
         let mut add = |path: &Path, purpose| allowed.paths.push((path.to_owned(), purpose));
         for endpoint in endpoints() {
-            if let Endpoint::Server { path, .. } = endpoint {
+            if let Endpoint::Server { path, .. } | Endpoint::Datagrams { path, .. } = endpoint {
                 add(directory_of(&path), Use::Sockets);
             }
         }

@@ -18,9 +18,10 @@ use base::limits::{ACCEPT_RETRY_MAX, CLOSE_TIMEOUT_MILLIS, DROPPED_PAUSE};
 use datapath::events::{What, reason};
 use datapath::guard::disposal::Guarded;
 use datapath::port::device::Device;
-use datapath::port::device::stream::{Connection, End};
+use datapath::port::device::datagrams::DatagramLink;
+use datapath::port::device::stream::{Connection, End, Link};
 use datapath::port::{DevicePort, FrontEnd, Port};
-use datapath::vhost_user::socket::Opened;
+use datapath::vhost_user::socket::{Met, Opened};
 use datapath::worker::{Token, Workers};
 use sys::eventfd::is_readable;
 use sys::poll::{self, Wake};
@@ -37,9 +38,20 @@ pub fn serve(port: &Port, mut acceptor: Acceptor, workers: &Workers, stop: &Even
     let stopped = || is_readable(stop.as_raw_fd());
     run_again_after_panic(&format!("port {}: its thread", port.name), stopped, || {
         // Releases the connection that a panic left.
-        release(device, None);
-        while let Opened::Connection(socket, peer) = acceptor.meet(stop) {
-            let pause = converse(port, device, socket, peer, workers, &stopped);
+        release::<Connection>(device, None);
+        while let Some(peer) = meet(&mut acceptor, stop) {
+            let cost = || Arc::clone(&device.cost);
+            let pause = match peer {
+                Peer::Stream(socket, peer) => {
+                    unix_socket::refuse_descriptors(socket.as_fd());
+                    converse(port, Connection::new(socket, cost()), peer, workers, &stopped)
+                }
+                Peer::Datagrams(met) => {
+                    let Met { socket, peer, first, address } = *met;
+                    let link = DatagramLink::new(socket, Box::new(address), first, cost());
+                    converse(port, link, peer, workers, &stopped)
+                }
+            };
             // If the wait fails there is no pause: a port without a pause is better than no port.
             if let Some(pause) = pause
                 && poll::pause(stop, Instant::now() + pause).is_ok_and(|woken| woken == Wake::Stop)
@@ -53,18 +65,34 @@ pub fn serve(port: &Port, mut acceptor: Acceptor, workers: &Workers, stop: &Even
     });
 }
 
+/// A peer, with the socket that is connected to the peer.
+enum Peer {
+    Stream(Guarded<UnixStream>, FrontEnd),
+    Datagrams(Box<Met>),
+}
+
+/// Waits for the next peer; `None` once `stop` is set.
+fn meet(acceptor: &mut Acceptor, stop: &EventFd) -> Option<Peer> {
+    if let Acceptor::Datagrams(source) = acceptor {
+        return source.meet(stop).map(Box::new).map(Peer::Datagrams);
+    }
+    match acceptor.meet(stop) {
+        Opened::Connection(socket, peer) => Some(Peer::Stream(socket, peer)),
+        Opened::Stopped => None,
+    }
+}
+
 /// Serves one connection, from beginning to end; returns how long the next connection has to wait,
 /// if at all.
-fn converse(
+fn converse<L: Link + 'static>(
     port: &Port,
-    device: &DevicePort,
-    socket: Guarded<UnixStream>,
+    connection: L,
     peer: FrontEnd,
     workers: &Workers,
     stopped: &impl Fn() -> bool,
 ) -> Option<Duration> {
-    unix_socket::refuse_descriptors(socket.as_fd());
-    let connection = Arc::new(Connection::new(socket, Arc::clone(&device.cost)));
+    let device = port.as_stream()?;
+    let connection = Arc::new(connection);
     let (worker, token) = (workers.for_device(port, 0), Token::Device(port.id, 0));
     if let Err(error) = worker.watch_both(connection.as_raw_fd(), token) {
         if port.reports.log.allow() {
@@ -79,8 +107,10 @@ fn converse(
     port.tell(What::Connected { pid: peer.pid, uid: peer.uid });
     // The worker looks for frames that came before it watched the connection.
     worker.look(token);
-    while !device.is_lost() && !stopped() {
-        device.wait_lost(stopped);
+    let mut look = connection.look();
+    while !device.is_lost() && !stopped() && connection.end().is_none() {
+        device.wait_lost_for(look, stopped);
+        look = connection.look();
     }
     worker.unwatch(connection.as_raw_fd());
     let end = connection.end().cloned();
@@ -101,7 +131,7 @@ fn converse(
 }
 
 /// Takes the connection out of service and closes it, as soon as no worker holds it any more.
-fn release(device: &DevicePort, connection: Option<Arc<Connection>>) {
+fn release<L: Link>(device: &DevicePort, connection: Option<Arc<L>>) {
     device.set_peer(None);
     device.give_up();
     let Some(mut connection) = connection else {

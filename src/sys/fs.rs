@@ -24,6 +24,13 @@ pub fn open_path(path: &Path, follows_link: bool) -> io::Result<File> {
     Ok(rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC | link, Mode::empty())?.into())
 }
 
+/// Returns the number that stands for all users without a number in this user namespace.
+pub fn overflow_user() -> u32 {
+    const USUAL: u32 = 65_534;
+    let text = std::fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap_or_default();
+    text.trim().parse().unwrap_or(USUAL)
+}
+
 /// The kind of memory behind a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FileKind {

@@ -1,4 +1,4 @@
-//! Unix stream sockets, one system call at a time.
+//! Unix stream and datagram sockets, one system call at a time.
 //!
 //! The standard library binds and listens in one step, and its connect blocks. A daemon has to set
 //! mode and group between bind(2) and listen(2), and must not hang in connect(2), which waits while
@@ -6,13 +6,13 @@
 
 use std::io;
 use std::mem::size_of;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, Mode};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
@@ -20,13 +20,48 @@ use base::limits::MAX_SOCKET_PATH;
 
 /// Makes a stream socket, close-on-exec and non-blocking.
 pub fn stream_socket() -> io::Result<OwnedFd> {
+    socket(SocketType::STREAM)
+}
+
+/// Makes a datagram socket, close-on-exec and non-blocking.
+pub fn datagram_socket() -> io::Result<OwnedFd> {
+    socket(SocketType::DGRAM)
+}
+
+fn socket(kind: SocketType) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None)?)
+}
+
+/// Has each datagram come with process and user of its sender (unix(7), `SO_PASSCRED`).
+pub fn pass_credentials(socket: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(sockopt::set_socket_passcred(socket, true)?)
+}
+
+/// Connects a datagram socket to the socket at `path`: from now on only that socket can send to
+/// this one. `PermissionDenied` if that socket is connected to another socket.
+pub fn connect_datagrams(socket: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    Ok(rustix::net::connect(socket, &address(path)?)?)
+}
+
+/// Returns true unless the datagram socket at `path` is closed. A new socket asks, because a
+/// datagram socket does not report that its peer has left before the next datagram is sent.
+pub fn receives_datagrams(path: &Path) -> bool {
+    let asked = datagram_socket().and_then(|socket| connect_datagrams(socket.as_fd(), path));
+    let code = asked.err().and_then(|error| error.raw_os_error());
+    !matches!(code, Some(libc::ECONNREFUSED | libc::ENOENT))
 }
 
 /// Binds a socket (bind(2)), which creates the file `path`; `AddrInUse` if the name exists.
 pub fn bind(socket: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     Ok(rustix::net::bind(socket, &address(path)?)?)
+}
+
+/// Binds a socket as [`bind`] does. The file never has more permissions than `mode`: the kernel
+/// gives it those of the socket.
+pub fn bind_with_mode(socket: BorrowedFd<'_>, path: &Path, mode: u32) -> io::Result<()> {
+    rustix::fs::fchmod(socket, Mode::from_raw_mode(mode))?;
+    bind(socket, path)
 }
 
 /// Makes a socket listen (listen(2)).

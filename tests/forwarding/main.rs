@@ -2,6 +2,7 @@
 //! several queue pairs; and all of it against a naive model.
 
 mod coalescing;
+mod datagrams;
 mod differential;
 mod filter_oracle;
 mod filters;

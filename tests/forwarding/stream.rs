@@ -16,9 +16,9 @@ use testkit::traffic::{self, Stream, To};
 use testkit::vm::{Vm, VmConfig, mac_of};
 
 /// The station behind the stream, and another.
-const FAR: u8 = 9;
+pub(super) const FAR: u8 = 9;
 const FAR2: u8 = 10;
-const BROADCAST: [u8; 6] = [0xff; 6];
+pub(super) const BROADCAST: [u8; 6] = [0xff; 6];
 /// How long nothing may come where nothing must.
 const QUIET: Duration = Duration::from_millis(30);
 
@@ -65,21 +65,21 @@ impl Lab {
 }
 
 /// Frame `seq` from one station to another, `len` bytes.
-fn traced(sender: u8, to: u8, seq: usize, len: usize) -> Vec<u8> {
+pub(super) fn traced(sender: u8, to: u8, seq: usize, len: usize) -> Vec<u8> {
     let mut frame = Vec::new();
     let stream = Stream { sender, queue: 0, to: To::Vm(to), flow: 0 };
     traffic::build(&stream, seq as u32, len, &mut frame);
     frame
 }
 
-fn plain(dst: [u8; 6], src: [u8; 6], mark: u8) -> Vec<u8> {
+pub(super) fn plain(dst: [u8; 6], src: [u8; 6], mark: u8) -> Vec<u8> {
     let mut frame = [&dst[..], &src, &[0x88, 0xb5, mark]].concat();
     frame.resize(60 + usize::from(mark), mark);
     frame
 }
 
 /// The guest gets this frame next, beside broadcasts.
-fn reaches(vm: &mut Vm, frame: &[u8]) {
+pub(super) fn reaches(vm: &mut Vm, frame: &[u8]) {
     loop {
         let came = vm.rx[0].take(1, SOON);
         let [(_, got)] = &came[..] else { panic!("{} bytes missed", frame.len()) };
@@ -114,7 +114,7 @@ fn introduce(vm: &mut Vm, peer: &mut Peer) {
     assert_eq!(peer.receive_from(vm.mac(), SOON), Some(hello));
 }
 
-fn lengths() -> Vec<usize> {
+pub(super) fn lengths() -> Vec<usize> {
     let mut lens: Vec<usize> = (14..=200).chain((201..=9_014).step_by(127)).collect();
     lens.extend([1514, 4095, 4096, 4097, 32_768, 65_535]);
     lens

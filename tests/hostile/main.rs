@@ -3,6 +3,7 @@
 //! the system refuses is in tests/hostile_faults.
 
 mod hostile;
+mod hostile_datagrams;
 mod hostile_memory;
 mod hostile_protocol;
 mod hostile_rings;

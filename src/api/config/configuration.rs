@@ -176,6 +176,14 @@ pub enum Endpoint {
         /// Path of the front-end's socket.
         path: PathBuf,
     },
+    /// A datagram socket, for the peer of a stream.
+    Datagrams {
+        /// Path of the socket of the side that listens.
+        path: PathBuf,
+        /// Permission bits and group of the socket, if the switch listens; otherwise the switch
+        /// connects to the peer.
+        server: Option<(u32, Option<u32>)>,
+    },
     /// A socket that the parent process left open, connected or listening. The descriptor was a
     /// socket when the configuration was checked.
     Fd(RawFd),
@@ -206,9 +214,25 @@ impl Endpoint {
     /// Returns the path of the socket, unless the socket was inherited.
     pub fn path(&self) -> Option<&Path> {
         match self {
-            Endpoint::Server { path, .. } | Endpoint::Client { path } => Some(path),
+            Endpoint::Server { path, .. }
+            | Endpoint::Client { path }
+            | Endpoint::Datagrams { path, .. } => Some(path),
             Endpoint::Fd(_) | Endpoint::Vduse(_) => None,
         }
+    }
+
+    /// Returns the group that the switch gives its socket.
+    pub fn group(&self) -> Option<u32> {
+        match self {
+            Endpoint::Server { group, .. }
+            | Endpoint::Datagrams { server: Some((_, group)), .. } => *group,
+            _ => None,
+        }
+    }
+
+    /// Returns true if the switch connects to sockets of others.
+    pub fn connects(&self) -> bool {
+        matches!(self, Endpoint::Client { .. } | Endpoint::Datagrams { .. })
     }
 }
 

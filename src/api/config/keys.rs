@@ -19,11 +19,11 @@ use super::types::{
     ADDRESSES, ADMIN, ALLOW_SERVER, ALLOWED_IPS, ALLOWED_MACS, BRIDGE, BURST, ETHERTYPES,
     FILTER_NAMES, GROUP, GUARD, INHERITED, INTERFACE, IO, LABEL, MAC, MEMORY, MODE, MTU, NAME,
     NATIVE, NETNS, OFFLOAD, ON_OFF, PASS, PEER, PERMISSIONS, QUEUES, RATE, RING_SIZE, RULE,
-    SNAPLEN, SOCKET, SPAN, STORM, SWITCHED, TRUNK, VERDICT, VLAN, WAY, WORKER,
+    SNAPLEN, SOCKET, SOCKET_TYPE, SPAN, STORM, SWITCHED, TRUNK, VERDICT, VLAN, WAY, WORKER,
 };
 use super::types::{
     Admin, AllowedMac, Ethertype, FilterNames, Guard, Memory, Mode, Offload, Server, Slot,
-    formatted, is_list,
+    SocketType, formatted, is_list,
 };
 use base::frame::{MacAddr, Prefix};
 use base::limits;
@@ -187,6 +187,7 @@ const MIRRORS: &[Kind] = &[Kind::Mirror];
 const FILTERS: &[Kind] = &[Kind::Filter];
 const GROUPS: &[Kind] = &[Kind::Group];
 const SOCKETS: &[Kind] = &[Kind::Port, Kind::Stream];
+const STREAMS: &[Kind] = &[Kind::Stream];
 const GUARDED: &[Kind] = &[Kind::Port, Kind::Stream, Kind::Vduse, Kind::Template];
 const STATIONS: &[Kind] = &[Kind::Port, Kind::Stream, Kind::Vduse];
 const TAPS: &[Kind] = &[Kind::Tap];
@@ -253,6 +254,8 @@ port_keys! { |kind|
         "`server`: listen on the socket; `client`: connect to the socket, again after each loss. \
          For XDP: take frames in the interface's driver (`native`), in the kernel (`generic`), or \
          in the driver if the driver can (`auto`).";
+    "type" socket_type: SocketType = SocketType::Stream, SOCKET_TYPE, STREAMS, Reopen, "\"stream\"",
+        "`stream`: each frame follows its length; `dgram`: each frame is a datagram.";
     "socket-mode" socket_mode: u32 = limits::DEFAULT_SOCKET_MODE, PERMISSIONS, SOCKETS, Reopen,
         "\"0660\"",
         "Octal permissions of the socket, for mode=server.";

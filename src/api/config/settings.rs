@@ -7,7 +7,7 @@ use super::configuration::{Endpoint, VduseDevice};
 use super::keys::{Effect, KEYS, Key, Settings};
 use super::kind::Kind;
 use super::raw::shell_word;
-use super::types::{Admin, AllowedMac, Guard, Mode, Server};
+use super::types::{Admin, AllowedMac, Guard, Mode, Server, SocketType};
 use base::frame::MacAddr;
 use switch::filter::Filter;
 use switch::filter::rule::Address;
@@ -48,6 +48,11 @@ impl Settings {
             return Some(Endpoint::Vduse(Box::new(self.vduse())));
         }
         let path = self.socket.clone()?;
+        if self.socket_type == SocketType::Dgram {
+            let server = (self.socket_mode, self.socket_group);
+            let server = (self.mode == Mode::Server).then_some(server);
+            return Some(Endpoint::Datagrams { path, server });
+        }
         Some(match self.mode {
             Mode::Server => {
                 Endpoint::Server { path, mode: self.socket_mode, group: self.socket_group }
@@ -399,6 +404,7 @@ mod tests {
             read("tap", &[name, ("ifname", "t0")]),
             read("stream", &[name, socket]),
             read("stream", &[name, socket, ("mode", "client"), ("mtu", "1500")]),
+            read("stream", &[name, socket, ("type", "dgram")]),
             read(
                 "stream",
                 &[

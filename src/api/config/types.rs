@@ -277,6 +277,20 @@ impl Words for Mode {
     ];
 }
 
+/// Kind of a stream's socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SocketType {
+    /// A stream socket: each frame follows its length.
+    Stream,
+    /// A datagram socket: each frame is a datagram.
+    Dgram,
+}
+
+impl Words for SocketType {
+    const WORDS: &'static [(&'static str, SocketType)] =
+        &[("stream", SocketType::Stream), ("dgram", SocketType::Dgram)];
+}
+
 /// Returns the modes of a kind of ports, with their words.
 fn modes(kind: Kind) -> Vec<(&'static str, Mode)> {
     let has = |(_, mode): &(&str, Mode)| matches!(mode, Mode::Xdp(_)) == (kind == Kind::Xdp);
@@ -466,6 +480,7 @@ types! {
 
 pub(super) const MODE: Type<Mode> =
     text(|kind| forms(&modes(kind)), |setting, kind| one_of(setting, &modes(kind)), word_of);
+pub(super) const SOCKET_TYPE: Type<SocketType> = words();
 pub(super) const MEMORY: Type<Memory> = words();
 pub(super) const IO: Type<Io> = words();
 pub(super) const WAY: Type<Way> = words();

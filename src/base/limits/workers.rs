@@ -228,3 +228,8 @@ pub const SUSPICION: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Front-ends remembered whose memory blocked a worker once.
 pub const MAX_SUSPECTS: usize = 16;
+
+/// Tuning: time between two looks whether the peer of a `type=dgram` stream has left. The kernel
+/// reports a peer that has left only to a sender, and refuses a VM that starts again meanwhile. A
+/// look takes some 10 µs.
+pub const DATAGRAM_PEER_LOOK: std::time::Duration = std::time::Duration::from_millis(250);

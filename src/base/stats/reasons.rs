@@ -210,7 +210,7 @@ drop_reasons! {
     "make the MTUs agree: ip link set IFNAME mtu NUMBER";
 
     StreamFull, "stream_full", "out",
-    "64 KiB wait for the stream's peer",
+    "64 KiB, or a full queue of datagrams, wait for the stream's peer",
     "the process at the other end is slow, or stopped";
 
     StreamGone, "stream_gone", "port, out",

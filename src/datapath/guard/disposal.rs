@@ -124,8 +124,8 @@ fn run(shared: &Mutex<Work>) {
     CLOSERS.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// A Unix stream socket, connected or listening, to which peers may have sent descriptors. On drop,
-/// [`close`] closes a listening socket, and a connected socket that holds unread bytes.
+/// A Unix socket to which peers may have sent descriptors. On drop, [`close`] closes a listening
+/// socket, a datagram socket, and a connected stream socket that holds unread bytes.
 #[derive(Debug)]
 pub struct Guarded<T: Into<OwnedFd> + AsFd>(Option<T>);
 
@@ -158,7 +158,10 @@ impl<T: Into<OwnedFd> + AsFd> Drop for Guarded<T> {
         if !listens {
             unix_socket::shut_down(socket.as_fd());
         }
-        if listens || unix_socket::unread(socket.as_fd()).map_or(true, |bytes| bytes > 0) {
+        // An empty datagram may carry descriptors too.
+        let is_stream = unix_socket::is_unix_stream(socket.as_fd());
+        let is_empty = || unix_socket::unread(socket.as_fd()).is_ok_and(|bytes| bytes == 0);
+        if listens || !is_stream || !is_empty() {
             close(vec![socket.into()]);
         }
     }

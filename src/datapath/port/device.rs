@@ -9,6 +9,7 @@
 //! interface.
 
 mod backend;
+pub mod datagrams;
 mod segments;
 pub mod stream;
 mod together;
@@ -473,9 +474,20 @@ impl DevicePort {
     /// under the lock that `wake` takes: a flag that is set before `wake` is seen here, or ends the
     /// wait.
     pub fn wait_lost(&self, stopped: impl Fn() -> bool) {
+        self.wait_lost_for(None, stopped);
+    }
+
+    /// Waits as [`DevicePort::wait_lost`] does, at most for the given time.
+    pub fn wait_lost_for(&self, time: Option<Duration>, stopped: impl Fn() -> bool) {
         let loss = lock(&self.loss);
-        if loss.lost.is_none() && !stopped() {
-            drop(self.wake.wait(loss).unwrap_or_else(PoisonError::into_inner));
+        if loss.lost.is_some() || stopped() {
+            return;
+        }
+        match time {
+            None => drop(self.wake.wait(loss).unwrap_or_else(PoisonError::into_inner)),
+            Some(time) => {
+                drop(self.wake.wait_timeout(loss, time).unwrap_or_else(PoisonError::into_inner));
+            }
         }
     }
 

@@ -27,6 +27,7 @@ use crate::guard::disposal::Guarded;
 use crate::port::FrontEnd;
 use base::limits::{ACCEPT_RETRY_MAX, ACCEPT_RETRY_MIN, MAX_SOCKET_PATH, SOCKET_BACKLOG};
 pub use connector::{Connector, Trouble};
+pub use datagrams::{Datagrams, HELLO, Met, PeerAddress};
 pub use error::SocketError;
 use error::failed;
 use lock::Lock;
@@ -38,6 +39,7 @@ use sys::poll::{Interest, Wake, pause, wait};
 use sys::{descriptor, group, sandbox, unix_socket};
 
 mod connector;
+mod datagrams;
 mod error;
 mod lock;
 mod private_dir;
@@ -91,26 +93,11 @@ impl Place {
 impl Listener {
     /// Creates a listening socket at `path`, replacing a stale socket.
     pub fn bind(path: &Path, access: Access) -> Result<Listener, SocketError> {
-        check_path(path)?;
-        let directory = Directory::open(path)?;
-        clear_stale(path)?;
         let socket = unix_socket::stream_socket()?;
-        // Dropping `place` removes the directory and the temporary name; the linked name stays.
-        let place = directory.private_dir(path).map_err(failed("make a directory beside", path))?;
-        let bound = unix_socket::bind(socket.as_fd(), &place.socket);
-        bound.map_err(failed("create socket", path))?;
-        let handle = SocketFile::open(&place.socket).map_err(failed("examine socket", path))?;
-        handle.grant(access, path)?;
-        unix_socket::listen(socket.as_fd(), SOCKET_BACKLOG).map_err(failed("listen on", path))?;
-        match fs::hard_link(&place.socket, path) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                return Err(SocketError::InUse(path.to_owned(), None));
-            }
-            Err(error) => return Err(failed("create socket", path)(error)),
-        }
+        let listen = || unix_socket::listen(socket.as_fd(), SOCKET_BACKLOG);
+        let made = bind_socket(socket.as_fd(), path, access, listen)?;
         let mut listener = Listener::new(socket, Some(path));
-        listener.made = Some(Place { path: path.to_owned(), identity: handle.identity });
+        listener.made = Some(made);
         listener.goes = true;
         Ok(listener)
     }
@@ -201,6 +188,32 @@ impl Listener {
             let path = self.path.as_deref().unwrap_or(Path::new("(inherited)"));
             log::warn!("socket {path:?}: a front-end has to wait: {error}");
         }
+    }
+}
+
+/// Gives a socket the name `path`, in place of a stale socket. `prepare` makes the bound socket
+/// ready before the name appears.
+fn bind_socket(
+    socket: BorrowedFd<'_>,
+    path: &Path,
+    access: Access,
+    prepare: impl FnOnce() -> io::Result<()>,
+) -> Result<Place, SocketError> {
+    check_path(path)?;
+    let directory = Directory::open(path)?;
+    clear_stale(path)?;
+    // Dropping `place` removes the directory and the temporary name; the linked name stays.
+    let place = directory.private_dir(path).map_err(failed("make a directory beside", path))?;
+    unix_socket::bind(socket, &place.socket).map_err(failed("create socket", path))?;
+    let handle = SocketFile::open(&place.socket).map_err(failed("examine socket", path))?;
+    handle.grant(access, path)?;
+    prepare().map_err(failed("listen on", path))?;
+    match fs::hard_link(&place.socket, path) {
+        Ok(()) => Ok(Place { path: path.to_owned(), identity: handle.identity }),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            Err(SocketError::InUse(path.to_owned(), None))
+        }
+        Err(error) => Err(failed("create socket", path)(error)),
     }
 }
 

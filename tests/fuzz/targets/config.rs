@@ -153,6 +153,10 @@ fn check(config: &Config) {
                 assert!(sockets.insert(path));
             }
             Some(Endpoint::Client { path }) => assert!(sockets.insert(path)),
+            Some(Endpoint::Datagrams { path, server }) => {
+                assert!(server.is_none_or(|(mode, _)| mode <= 0o777));
+                assert!(sockets.insert(path));
+            }
             Some(Endpoint::Fd(_)) => {}
             Some(Endpoint::Vduse(device)) => {
                 let scope = device.netns.clone().unwrap_or_default();

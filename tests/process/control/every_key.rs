@@ -63,7 +63,7 @@ const TRACED_DOWN: &str = "admin";
 fn ports(kind: Kind) -> [Vec<(&'static str, &'static str)>; 2] {
     let (own, other): (&[Keys], &[Keys]) = match kind {
         Kind::Port => (&[VM, SOCKET, GUARD, LISTS], &[&[("mode", "client")]]),
-        Kind::Stream => (&[SOCKET, GUARD, LISTS], &[&[("mode", "client")]]),
+        Kind::Stream => (&[SOCKET, GUARD, LISTS], &[&[("mode", "client"), ("type", "dgram")]]),
         Kind::Tap => (
             &[TAP, &[("ifname", "ektap0"), ("mac", "02:00:00:00:00:02")]],
             &[&[("ifname", "ektap1")]],

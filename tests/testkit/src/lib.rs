@@ -30,6 +30,7 @@
 
 pub mod bystanders;
 pub mod counters;
+pub mod dgram;
 pub mod end;
 pub mod frontend;
 pub mod host;

@@ -31,6 +31,7 @@ use base::limits::{
     SIGNAL_PAUSE_PARTS, SIGNALS_MEASURED_MILLIS, SLOW_WRITE_LEAK_MILLIS, SLOW_WRITES,
 };
 use sys::clock;
+use sys::usage::cpu_micros;
 
 /// Measurements of the writes to a port's call descriptors. They are shared by all of the port's
 /// rings and connections, as a front-end can replace descriptors and reconnect. Several threads
@@ -117,6 +118,29 @@ impl SignalCost {
         let level = self.level(now).saturating_add(weight * one);
         self.slow_until.store(now.saturating_add(level), Ordering::Relaxed);
         level >= u64::from(SLOW_WRITES) * one
+    }
+
+    /// Does `work`, a call on a peer's socket, which wakes the waiters of the socket. Returns the
+    /// result, and true if the peer is to be dropped.
+    pub(crate) fn measured<T>(&self, work: impl FnOnce() -> T) -> (T, bool) {
+        let watched = self.is_watched();
+        let used = if watched { cpu_micros() } else { 0 };
+        let began = clock::cycles();
+        let done = work();
+        let now = clock::cycles();
+        let took = clock::since(began, now);
+        if watched {
+            return (done, self.record(cpu_micros().saturating_sub(used), took, now));
+        }
+        if took > clock::cycles_in(EXPENSIVE_SIGNAL_MICROS * 1_000) {
+            self.watch(now);
+        }
+        (done, false)
+    }
+
+    /// True if the peer's socket is not to be used now, since its use was lately slow.
+    pub(crate) fn pauses(&self) -> bool {
+        self.is_watched() && self.left(clock::cycles()) > 0
     }
 
     /// Charges the port for a measured write that ended at cycle `now`, while `others` other ports

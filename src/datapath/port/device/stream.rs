@@ -22,19 +22,17 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::time::Duration;
 
 use super::lock;
 use crate::guard::SignalCost;
 use crate::guard::disposal::{self, Guarded};
 use base::frame::stream::{BadLength, Packer, Unpacker};
 use base::frame::{VNET_HDR_LEN, VnetHdr};
-use base::limits::{
-    EXPENSIVE_SIGNAL_MICROS, MAX_FRAME_LEN, STREAM_LOCK_NANOS, STREAM_READS, STREAM_ROUNDS,
-};
+use base::limits::{MAX_FRAME_LEN, STREAM_LOCK_NANOS, STREAM_READS, STREAM_ROUNDS};
 use sys::clock;
 use sys::frame_io::{FrameBatch, FrameIo, Transfer};
 use sys::scm;
-use sys::usage::cpu_micros;
 
 /// Why a connection has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,6 +69,16 @@ impl fmt::Display for End {
             End::Failed(errno) => io::Error::from_raw_os_error(*errno).fmt(f),
         }
     }
+}
+
+/// A link with a peer, which the port's thread watches.
+pub trait Link: FrameIo {
+    /// Returns why the link has ended, if it has.
+    fn end(&self) -> Option<&End>;
+
+    /// Ends the link if the peer has left without notice. Returns the time until the next look;
+    /// `None` if the kernel reports that the peer has left.
+    fn look(&self) -> Option<Duration>;
 }
 
 /// Frames that are left for the writing worker.
@@ -118,11 +126,6 @@ impl Connection {
         }
     }
 
-    /// Returns why the connection has ended, if it has.
-    pub fn end(&self) -> Option<&End> {
-        self.end.get()
-    }
-
     /// Ends the connection. Only the first reason is kept.
     #[cold]
     fn over(&self, why: End) -> Transfer {
@@ -132,25 +135,11 @@ impl Connection {
 
     /// Uses the socket. A peer that makes the use expensive has to wait, or is disconnected.
     fn measured<T>(&self, work: impl FnOnce() -> T) -> T {
-        let watched = self.cost.is_watched();
-        let used = if watched { cpu_micros() } else { 0 };
-        let began = clock::cycles();
-        let done = work();
-        let now = clock::cycles();
-        let took = clock::since(began, now);
-        if watched {
-            if self.cost.record(cpu_micros().saturating_sub(used), took, now) {
-                self.over(End::Waiters);
-            }
-        } else if took > clock::cycles_in(EXPENSIVE_SIGNAL_MICROS * 1_000) {
-            self.cost.watch(now);
+        let (done, is_harmful) = self.cost.measured(work);
+        if is_harmful {
+            self.over(End::Waiters);
         }
         done
-    }
-
-    /// True if the socket is not to be used now, since its use was lately slow.
-    fn pauses(&self) -> bool {
-        self.cost.is_watched() && self.cost.left(clock::cycles()) > 0
     }
 
     /// Returns the right to write, if no worker has it.
@@ -205,7 +194,7 @@ impl Connection {
                 drop(output);
                 break;
             }
-            if self.pauses() {
+            if self.cost.pauses() {
                 return Transfer::WouldBlock;
             }
             std::mem::swap(&mut *output, &mut waiting.frames);
@@ -217,7 +206,7 @@ impl Connection {
     /// Leaves frames of a batch for sending, from the `first`-th frame on, as far as there is room.
     /// Sends them unless another worker writes. Returns the index of the next frame.
     fn send(&self, batch: &mut FrameBatch, first: usize) -> usize {
-        if self.pauses() {
+        if self.cost.pauses() {
             return batch.len();
         }
         let mut waiting = lock(&self.waiting);
@@ -279,6 +268,16 @@ impl Connection {
     }
 }
 
+impl Link for Connection {
+    fn end(&self) -> Option<&End> {
+        self.end.get()
+    }
+
+    fn look(&self) -> Option<Duration> {
+        None
+    }
+}
+
 impl Drop for Connection {
     fn drop(&mut self) {
         let strays = self.strays.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -293,7 +292,7 @@ impl AsRawFd for Connection {
 }
 
 /// Returns the `index`-th frame of a batch without its header.
-fn frame_of(batch: &FrameBatch, index: usize) -> &[u8] {
+pub(super) fn frame_of(batch: &FrameBatch, index: usize) -> &[u8] {
     batch.frame(index).get(VNET_HDR_LEN..).unwrap_or_default()
 }
 
@@ -317,7 +316,7 @@ impl FrameIo for Connection {
         if self.end.get().is_some() {
             return Transfer::Gone;
         }
-        if self.pauses() {
+        if self.cost.pauses() {
             return Transfer::NoBuffers;
         }
         let mut missed = false;

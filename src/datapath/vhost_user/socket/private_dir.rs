@@ -90,6 +90,8 @@ impl Drop for PrivateDir {
 pub(super) struct SocketFile {
     handle: File,
     pub(super) identity: Identity,
+    /// User who owns the file.
+    pub(super) owner: u32,
 }
 
 impl SocketFile {
@@ -101,7 +103,7 @@ impl SocketFile {
             let code = if found.is_symlink() { libc::ELOOP } else { libc::ENOTSOCK };
             return Err(io::Error::from_raw_os_error(code));
         }
-        Ok(SocketFile { handle, identity: (found.dev(), found.ino()) })
+        Ok(SocketFile { handle, identity: (found.dev(), found.ino()), owner: found.uid() })
     }
 
     /// Returns a path to the file, wherever its own path leads by now.

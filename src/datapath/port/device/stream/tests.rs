@@ -261,16 +261,16 @@ fn descriptors_are_refused_where_the_kernel_can() {
 #[test]
 fn a_peer_whose_socket_is_expensive_has_to_wait_and_goes() {
     let (connection, _far) = pair();
-    assert!(!connection.pauses());
+    assert!(!connection.cost.pauses());
     connection.cost.watch(clock::cycles());
     let now = clock::cycles();
     assert!(!connection.cost.record(100_000, clock::cycles_in(100_000_000), now));
-    assert!(connection.pauses());
+    assert!(connection.cost.pauses());
     assert_eq!(write(&connection, &[0; 88]), Transfer::WouldBlock);
     assert_eq!(connection.read(&mut [0; 100]), Transfer::NoBuffers);
     // The cost that was found on one connection counts for the next connection.
     let (near, _far) = UnixStream::pair().unwrap();
-    assert!(Connection::new(near, Arc::clone(&connection.cost)).pauses());
+    assert!(Connection::new(near, Arc::clone(&connection.cost)).cost.pauses());
     connection.over(End::Waiters);
     assert!(connection.end().unwrap().is_harmful());
     assert_eq!(write(&connection, &[0; 88]), Transfer::Gone);
