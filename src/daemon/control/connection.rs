@@ -68,6 +68,92 @@ pub struct Idle {
     pub(crate) until: Option<Instant>,
 }
 
+/// The bytes that a client sent.
+#[derive(Default)]
+struct Input {
+    /// Bytes that came and are not yet read as a message.
+    bytes: Vec<u8>,
+    /// True if the client sends no more bytes.
+    ended: bool,
+    /// The time since which the bytes have had a part of a message.
+    since: Option<Instant>,
+}
+
+impl Input {
+    /// Reads bytes from the socket, up to a bound.
+    fn read(&mut self, socket: &ClientSocket) -> Result<(), Closed> {
+        let mut chunk = [0; CONTROL_READ_BYTES];
+        match socket.read(&mut chunk) {
+            Ok(0) => self.ended = true,
+            Ok(count) => self.bytes.extend_from_slice(&chunk[..count]),
+            Err(ReadError::Io(error)) if is_passing(&error) => {}
+            Err(ReadError::Io(_)) => return Err(Closed::Left),
+            Err(ReadError::Descriptors) => return Err(Closed::Descriptors),
+        }
+        Ok(())
+    }
+
+    fn end_of_message(&self) -> Option<usize> {
+        self.bytes.iter().position(|byte| *byte == 0)
+    }
+
+    /// Takes the first whole message, without its end; none if only a part has come.
+    fn take_message(&mut self) -> Result<Option<Vec<u8>>, Closed> {
+        let end = self.end_of_message();
+        if end.unwrap_or(self.bytes.len()) > CONTROL_MESSAGE_BYTES {
+            return Err(Closed::TooLong);
+        }
+        let Some(end) = end else {
+            if !self.bytes.is_empty() {
+                self.since.get_or_insert_with(Instant::now);
+            }
+            return Ok(None);
+        };
+        let rest = self.bytes.split_off(end + 1);
+        let mut message = std::mem::replace(&mut self.bytes, rest);
+        message.truncate(end);
+        self.since = None;
+        Ok(Some(message))
+    }
+}
+
+/// The bytes that wait to be written to a client.
+#[derive(Default)]
+struct Output {
+    /// Bytes for the client; the socket has taken the bytes before `written`.
+    bytes: Vec<u8>,
+    written: usize,
+}
+
+impl Output {
+    /// Queues an answer.
+    fn push(&mut self, answer: &Value) -> Result<(), Closed> {
+        self.bytes.drain(..std::mem::take(&mut self.written));
+        serde_json::to_writer(&mut self.bytes, answer).map_err(|_| Closed::Left)?;
+        self.bytes.push(0);
+        Ok(())
+    }
+
+    fn unread(&self) -> usize {
+        self.bytes.len() - self.written
+    }
+
+    /// Writes as many bytes as the socket takes.
+    fn flush(&mut self, socket: &ClientSocket) -> Result<(), Closed> {
+        while self.unread() > 0 {
+            match scm::send(socket.as_fd(), &self.bytes[self.written..]) {
+                Ok(count) => self.written += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_passing(&error) => return Ok(()),
+                Err(_) => return Err(Closed::Left),
+            }
+        }
+        // The buffer's memory is released; the next answer allocates memory.
+        *self = Output::default();
+        Ok(())
+    }
+}
+
 /// A client that is connected.
 pub struct Connection {
     socket: ClientSocket,
@@ -77,15 +163,8 @@ pub struct Connection {
     pub(crate) rank: Rank,
     /// Distinguishes the client from other clients that had its place.
     pub(crate) number: u64,
-    /// Bytes that came and are not yet read as a message.
-    input: Vec<u8>,
-    /// True if the client sends no more bytes.
-    ended: bool,
-    /// The time since which the input has had a part of a message.
-    since: Option<Instant>,
-    /// Bytes for the client, which has read the bytes before `written`.
-    output: Vec<u8>,
-    written: usize,
+    input: Input,
+    output: Output,
     /// An answer of several parts, which goes on as the client reads.
     pub(crate) stream: Option<Stream>,
     /// Set while the answer has no next part.
@@ -109,11 +188,8 @@ impl Connection {
             caller,
             rank: Rank::Viewer,
             number,
-            input: Vec::new(),
-            ended: false,
-            since: None,
-            output: Vec::new(),
-            written: 0,
+            input: Input::default(),
+            output: Output::default(),
             stream: None,
             idle: None,
             busy: false,
@@ -128,40 +204,10 @@ impl Connection {
         if self.is_answering() {
             return Ok(None);
         }
-        if self.end_of_message().is_none() && !self.ended {
-            self.read()?;
+        if self.input.end_of_message().is_none() && !self.input.ended {
+            self.input.read(&self.socket)?;
         }
-        let end = self.end_of_message();
-        if end.unwrap_or(self.input.len()) > CONTROL_MESSAGE_BYTES {
-            return Err(Closed::TooLong);
-        }
-        let Some(end) = end else {
-            if !self.input.is_empty() {
-                self.since.get_or_insert_with(Instant::now);
-            }
-            return Ok(None);
-        };
-        let rest = self.input.split_off(end + 1);
-        let mut message = std::mem::replace(&mut self.input, rest);
-        message.truncate(end);
-        self.since = None;
-        Ok(Some(message))
-    }
-
-    fn end_of_message(&self) -> Option<usize> {
-        self.input.iter().position(|byte| *byte == 0)
-    }
-
-    fn read(&mut self) -> Result<(), Closed> {
-        let mut chunk = [0; CONTROL_READ_BYTES];
-        match self.socket.read(&mut chunk) {
-            Ok(0) => self.ended = true,
-            Ok(count) => self.input.extend_from_slice(&chunk[..count]),
-            Err(ReadError::Io(error)) if is_passing(&error) => {}
-            Err(ReadError::Io(_)) => return Err(Closed::Left),
-            Err(ReadError::Descriptors) => return Err(Closed::Descriptors),
-        }
-        Ok(())
+        self.input.take_message()
     }
 
     fn is_answering(&self) -> bool {
@@ -169,56 +215,40 @@ impl Connection {
     }
 
     fn wants_more(&self) -> bool {
-        !self.ended && !self.is_answering()
+        !self.input.ended && !self.is_answering()
     }
 
     /// True if the next part of an answer may be made.
     pub(crate) fn takes_a_part(&self) -> bool {
-        self.stream.is_some() && self.idle.is_none() && self.unread() < CONTROL_STREAM_BYTES
+        self.stream.is_some() && self.idle.is_none() && self.output.unread() < CONTROL_STREAM_BYTES
     }
 
     /// True if the switch can go on with the client before anything happens.
     pub(crate) fn is_ready(&self) -> bool {
-        self.takes_a_part() || (!self.is_answering() && self.end_of_message().is_some())
+        self.takes_a_part() || (!self.is_answering() && self.input.end_of_message().is_some())
     }
 
     /// Returns the time at which a part of a message is waited for no longer.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.since.filter(|_| self.wants_more()).map(|since| since + CONTROL_MESSAGE_TIMEOUT)
+        self.input.since.filter(|_| self.wants_more()).map(|since| since + CONTROL_MESSAGE_TIMEOUT)
     }
 
     /// Queues an answer.
     pub(crate) fn push(&mut self, answer: &Value) -> Result<(), Closed> {
-        self.output.drain(..std::mem::take(&mut self.written));
-        serde_json::to_writer(&mut self.output, answer).map_err(|_| Closed::Left)?;
-        self.output.push(0);
+        self.output.push(answer)?;
         // Bytes that the socket takes need not be kept.
         self.flush()?;
-        if self.unread() > CONTROL_UNREAD_BYTES { Err(Closed::Unread) } else { Ok(()) }
-    }
-
-    fn unread(&self) -> usize {
-        self.output.len() - self.written
+        if self.output.unread() > CONTROL_UNREAD_BYTES { Err(Closed::Unread) } else { Ok(()) }
     }
 
     /// Writes as many bytes as the socket takes.
     pub(crate) fn flush(&mut self) -> Result<(), Closed> {
-        while self.unread() > 0 {
-            match scm::send(self.as_fd(), &self.output[self.written..]) {
-                Ok(count) => self.written += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if is_passing(&error) => return Ok(()),
-                Err(_) => return Err(Closed::Left),
-            }
-        }
-        // The buffer's memory is released; the next answer allocates memory.
-        (self.output, self.written) = (Vec::new(), 0);
-        Ok(())
+        self.output.flush(&self.socket)
     }
 
     /// Returns an error if nothing is left to do for the client.
     pub(crate) fn check(&self) -> Result<(), Closed> {
-        let over = self.ended && !self.is_answering() && self.unread() == 0;
+        let over = self.input.ended && !self.is_answering() && self.output.unread() == 0;
         let gone = self.hung_up && !self.wants_more();
         if over || gone { Err(Closed::Left) } else { Ok(()) }
     }
@@ -229,7 +259,7 @@ impl Connection {
         if self.wants_more() {
             events |= EventSet::IN;
         }
-        if self.unread() > 0 {
+        if self.output.unread() > 0 {
             events |= EventSet::OUT;
         }
         events
