@@ -22,6 +22,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use super::front_end::Acceptor;
@@ -36,6 +37,7 @@ use switch::{Entry as Address, Fdb};
 use sys::inherited::{self, Passed};
 use sys::notify::FdStore;
 use sys::tap::{self, TapQueue};
+use sys::threads::lock;
 use sys::{clock, fs};
 
 /// The name of the state in the store.
@@ -50,6 +52,8 @@ const METRICS: &str = "metrics";
 #[derive(Debug, Default)]
 pub(crate) struct Handover {
     store: Option<FdStore>,
+    /// The service manager's listening socket for clients that ask for metrics.
+    metrics: Mutex<Option<OwnedFd>>,
 }
 
 /// Descriptors and state from the process before, by their new owner.
@@ -99,10 +103,11 @@ impl Handover {
             log::warn!("cannot reach the service manager: {error}");
             None
         });
-        let handover = Handover { store };
+        let mut handover = Handover { store, metrics: Mutex::default() };
         let configured = config.ports.iter().filter_map(|port| port.settings.fd);
         let passed = inherited::passed(&configured.collect::<Vec<_>>());
-        let received = handover.sort(config, passed);
+        let mut received = handover.sort(config, passed);
+        handover.metrics = Mutex::new(received.metrics.take());
         (handover, received)
     }
 
@@ -150,6 +155,11 @@ impl Handover {
         if let Err(error) = discarded.and_then(|()| store.barrier()) {
             log::warn!("the service manager does not release a descriptor: {error}");
         }
+    }
+
+    /// Takes the socket for clients that ask for metrics.
+    pub(crate) fn take_metrics_socket(&self) -> Option<OwnedFd> {
+        lock(&self.metrics).take()
     }
 
     /// Has the service manager keep new listening sockets, whose files then stay when this process
@@ -232,11 +242,6 @@ impl Handover {
 }
 
 impl Received {
-    /// Takes the socket for clients that ask for metrics.
-    pub(crate) fn metrics(&mut self) -> Option<OwnedFd> {
-        self.metrics.take()
-    }
-
     /// Takes the socket of port number `port` that is to appear at `path`.
     pub(crate) fn listener(
         &mut self,

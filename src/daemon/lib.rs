@@ -34,6 +34,7 @@ mod drops;
 mod filters;
 mod front_end;
 mod handover;
+mod helpers;
 mod latency;
 mod link_monitor;
 pub mod metrics;
@@ -61,16 +62,12 @@ mod upgrade;
 mod uplink;
 mod vduse;
 
-use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
-
-use vmm_sys_util::eventfd::EventFd;
 
 use api::config::{self, Config, Entry, Kind, Origin, Texts};
 use api::diagnosis::facts::Odd;
@@ -89,6 +86,8 @@ use desired::Desired;
 pub use diff::{Step, summary};
 use filters::Filters;
 use handover::{Handover, Received};
+pub use helpers::Background;
+use helpers::Helpers;
 pub(crate) use latency::start_latency;
 use missing::Missing;
 pub(crate) use opening::Permit;
@@ -97,7 +96,7 @@ pub(crate) use plug::start_plug;
 pub use ports::{NewPort, PortError};
 pub use reload::{Busy, Confirm, Reloader};
 pub(crate) use removing::Removal;
-use removing::Removing;
+use removing::{Removals, Removing};
 pub(crate) use retry::Services;
 pub use retry::Slot;
 pub(crate) use sampler::Samples;
@@ -107,7 +106,6 @@ pub(crate) use state_store::StateStore;
 use switch::{self, Fdb, FdbConfig, PortId, Rules, Snooping};
 use sys::blocking::Blocking;
 use sys::eventfd;
-use sys::threads::{join_until, run_again_after_panic};
 use sys::waker::Waker;
 use sys::{clock, random};
 
@@ -146,18 +144,12 @@ pub struct Daemon {
     view: View,
     /// Servers of the ports.
     serving: Vec<Serving>,
-    /// Ports that are being removed.
-    removing: Vec<Removing>,
+    removals: Removals,
     context: Context,
     ledger: Arc<Ledger>,
-    /// Numbers of removed ports, each with the serial of the first table without the port; the
-    /// number may be used again once all workers have adopted the table.
-    retired: Vec<(PortId, u64)>,
     handover: Arc<Handover>,
     /// Ports and services that are wanted and not in service.
     missing: Missing,
-    /// The thread that tries again and goes on with removals.
-    retrier: Option<Thread>,
     /// The ports that are wanted.
     desired: Desired,
     /// Keeps the changes of `desired`.
@@ -166,15 +158,8 @@ pub struct Daemon {
     started: Config,
     /// The filters of ports.
     filters: Filters,
-    /// Names of the ports that the thread of a reload makes.
-    coming: BTreeSet<String>,
-    /// The service manager's listening socket for clients that ask for metrics.
-    metrics_socket: Option<OwnedFd>,
-    stopping: Arc<AtomicBool>,
-    /// Ends the thread that follows interfaces; none before the first uplink.
-    link_monitor: Option<Arc<EventFd>>,
-    /// Threads that wait for something other than a front-end; they hold nothing a guest sees.
-    helpers: Vec<JoinHandle<()>>,
+    /// Threads that wait for something other than a front-end.
+    helpers: Helpers,
 }
 
 /// The parts of a switch that can be read while the switch runs.
@@ -252,22 +237,16 @@ impl Daemon {
         let mut daemon = Daemon {
             view,
             serving: Vec::new(),
-            removing: Vec::new(),
+            removals: Removals::default(),
             context,
             ledger: Arc::default(),
-            retired: Vec::new(),
             handover: Arc::new(handover),
             missing: Missing::default(),
-            retrier: None,
             desired,
             store,
             started: config.clone(),
             filters,
-            coming: BTreeSet::new(),
-            metrics_socket: received.metrics(),
-            stopping: Arc::new(AtomicBool::new(false)),
-            link_monitor: None,
-            helpers: Vec::new(),
+            helpers: Helpers::default(),
         };
         daemon.take_over_connections(&mut received);
         daemon.set_mirrors();
@@ -351,27 +330,14 @@ impl Daemon {
         Ok(())
     }
 
-    /// Starts the thread that follows the interfaces of uplinks, unless the thread runs.
-    fn monitor_links(&mut self) -> io::Result<()> {
-        if self.link_monitor.is_none() {
-            let stop = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
-            let stopped = Arc::clone(&stop);
-            self.help("link-monitor", move |view, _| link_monitor::run(&view.ports, &stopped))?;
-            self.link_monitor = Some(stop);
-        }
-        Ok(())
-    }
-
-    /// Starts a thread that does `work` until the daemon stops.
+    /// Starts a thread that does `work` with a view until the daemon stops.
     fn help(
         &mut self,
         name: &str,
         mut work: impl FnMut(&View, &AtomicBool) + Send + 'static,
     ) -> io::Result<()> {
-        let (view, stopping) = (self.view(), Arc::clone(&self.stopping));
-        let work = move || work(&view, &stopping);
-        self.helpers.push(start_helper(name.to_owned(), &self.stopping, work)?);
-        Ok(())
+        let view = self.view();
+        self.helpers.start(name, move |stopping| work(&view, stopping))
     }
 
     /// Keeps the files of the configuration that is in force for good; logs an error.
@@ -429,8 +395,8 @@ impl Daemon {
     }
 
     /// Takes the socket that the service manager made for clients that ask for metrics.
-    pub(crate) fn take_metrics_socket(&mut self) -> Option<OwnedFd> {
-        self.metrics_socket.take()
+    pub(crate) fn take_metrics_socket(&self) -> Option<OwnedFd> {
+        self.handover.take_metrics_socket()
     }
 
     /// Returns the events of the switch, to read and to report.
@@ -462,16 +428,12 @@ impl Daemon {
     /// Stops the switch; returns the addresses that the table had before the ports forgot them.
     fn halt(&mut self) -> Vec<switch::Entry> {
         let end = Instant::now() + STOP_TIMEOUT;
-        self.stopping.store(true, Ordering::Release);
+        self.helpers.begin_stop();
         self.context.workers.stop(Instant::now() + STOP_TIMEOUT / 2);
         let addresses = self.context.fdb.entries(clock::coarse_seconds());
         self.serving.iter().for_each(Serving::stop);
-        // A write fails only if the counter is full, and a full eventfd is readable.
-        self.link_monitor.iter().for_each(|stop| drop(stop.write(1)));
-        for helper in &self.helpers {
-            helper.thread().unpark();
-        }
-        let removing = self.removing.drain(..).map(Removing::into_serving);
+        self.helpers.wake();
+        let removing = self.removals.ports.drain(..).map(Removing::into_serving);
         let mut all: Vec<Serving> = self.serving.drain(..).chain(removing).collect();
         while Instant::now() < end {
             all.retain_mut(|serving| !serving.has_ended());
@@ -480,7 +442,7 @@ impl Daemon {
             }
             std::thread::sleep(REMOVE_STEP);
         }
-        join_until(&mut self.helpers, end);
+        self.helpers.join(end);
         all.iter().for_each(Serving::remove_file);
         addresses
     }
@@ -518,49 +480,6 @@ fn start_workers(
         started_micros: clock::wall_nanos() / 1_000,
     };
     Ok((view, Context { fdb, workers, watch }))
-}
-
-/// A thread beside the threads of ports, which ends before they do.
-pub struct Background {
-    thread: JoinHandle<()>,
-    stopping: Arc<AtomicBool>,
-    patience: Duration,
-}
-
-impl Background {
-    fn start(
-        name: &str,
-        patience: Duration,
-        mut work: impl FnMut(&AtomicBool) + Send + 'static,
-    ) -> io::Result<Background> {
-        let stopping = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stopping);
-        let thread = start_helper(name.to_owned(), &stopping, move || work(&stopped))?;
-        Ok(Background { thread, stopping, patience })
-    }
-
-    fn thread(&self) -> &Thread {
-        self.thread.thread()
-    }
-
-    /// Ends the thread, and waits for its end no longer than `patience`.
-    pub(crate) fn stop(self) {
-        self.stopping.store(true, Ordering::Release);
-        self.thread().unpark();
-        join_until(&mut vec![self.thread], Instant::now() + self.patience);
-    }
-}
-
-/// Starts a thread that goes on after a panic, until `stopping`.
-fn start_helper(
-    name: String,
-    stopping: &Arc<AtomicBool>,
-    work: impl FnMut() + Send + 'static,
-) -> io::Result<JoinHandle<()>> {
-    let (what, stopping) = (format!("thread {name}"), Arc::clone(stopping));
-    let stopped = move || stopping.load(Ordering::Acquire);
-    let builder = std::thread::Builder::new().name(name);
-    builder.spawn(move || run_again_after_panic(&what, stopped, work))
 }
 
 /// Removes each address, if addresses age, in the second in which the address has been idle for too

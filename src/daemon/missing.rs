@@ -5,6 +5,7 @@
 //! subject leaves the list when it comes into service, and a port also when it is deleted or made
 //! anew with other settings. Time is an argument; [`super::retry`] makes the attempts that are due.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::degraded::{Code, Degradation};
@@ -14,6 +15,8 @@ use base::limits::{RETRY_MAX, RETRY_MIN};
 #[derive(Debug, Default)]
 pub struct Missing {
     all: Vec<Lack>,
+    /// Names of the ports that the thread of a reload makes; no attempt is made for them.
+    pub(super) coming: BTreeSet<String>,
 }
 
 /// A port or service that is not in service.

@@ -9,7 +9,6 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::desired::{Clash, Desired, NoEffect, NotAssigned};
@@ -429,7 +428,7 @@ impl Daemon {
 
     /// Returns a number for a new port of this name.
     pub(super) fn free_number(&mut self, name: &str) -> Result<PortId, PortError> {
-        if self.stopping.load(Ordering::Acquire) {
+        if self.helpers.are_stopping() {
             return Err(PortError::Ending);
         }
         self.reclaim();
@@ -439,8 +438,7 @@ impl Daemon {
                 false => PortError::Exists,
             });
         }
-        let unused = |id| self.retired.iter().all(|(retired, _)| *retired != id);
-        Ok(self.view.ports.free(unused)?)
+        Ok(self.view.ports.free(|id| self.removals.is_free(id))?)
     }
 
     /// Takes a port without a thread out of the table.

@@ -46,7 +46,7 @@ impl Daemon {
             let (entry, addresses) = (serving.entry(), &serving.addresses);
             (entry.settings.name.as_str(), Running { entry, addresses })
         });
-        let stopping = self.removing.iter().filter(|removing| removing.holds_its_claims());
+        let stopping = self.removals.ports.iter().filter(|removing| removing.holds_its_claims());
         let stopping = stopping.map(|removing| removing.entry()).collect();
         plan(&self.desired, &Actual { running: running.collect(), stopping })
     }
@@ -114,7 +114,7 @@ impl Daemon {
             .map_err(Into::into)
             .and_then(|()| {
                 // A reload that may go back changes the configuration.
-                if self.coming.is_empty() && !self.store.is_unconfirmed() {
+                if self.missing.coming.is_empty() && !self.store.is_unconfirmed() {
                     self.desired.forget_the_configured();
                 }
                 match self.filters.faults(&before, &self.desired).into_iter().next() {
@@ -140,7 +140,7 @@ impl Daemon {
     pub(super) fn want(&mut self, desired: Desired) -> Reconciled {
         self.desired = desired;
         let reconciled = self.reconcile();
-        self.coming = self.not_running().map(|entry| entry.settings.name.clone()).collect();
+        self.missing.coming = self.not_running().map(|entry| entry.settings.name.clone()).collect();
         reconciled
     }
 
@@ -157,12 +157,12 @@ impl Daemon {
     pub(super) fn next_to_create(&mut self) -> Next {
         self.advance_all();
         let wanted = &self.desired;
-        self.coming.retain(|name| wanted.get(name).is_some());
+        self.missing.coming.retain(|name| wanted.get(name).is_some());
         let all = self.to_create();
         let now: Vec<Entry> =
-            all.filter(|entry| self.coming.contains(&entry.settings.name)).collect();
+            all.filter(|entry| self.missing.coming.contains(&entry.settings.name)).collect();
         let mut rest = self.not_running();
-        match rest.any(|entry| self.coming.contains(&entry.settings.name)) {
+        match rest.any(|entry| self.missing.coming.contains(&entry.settings.name)) {
             true if now.is_empty() => Next::Wait,
             true => Next::Create(now),
             false => Next::Done,
@@ -179,7 +179,7 @@ impl Daemon {
         anyway: bool,
     ) -> Result<(), PortError> {
         let name = &entry.settings.name;
-        let wanted = self.coming.contains(name) && self.desired.get(name) == Some(entry);
+        let wanted = self.missing.coming.contains(name) && self.desired.get(name) == Some(entry);
         let is_to_be_made = wanted && self.serving(name).is_err() && self.is_clear(entry).is_ok();
         let created = match is_to_be_made {
             true => opened.and_then(|socket| self.create(entry, socket).map(drop)),
@@ -191,7 +191,7 @@ impl Daemon {
         // A port whose error ends the reload stays in the list until the reload has gone back, so
         // that the thread `retry` does not make the port meanwhile.
         if created.is_ok() || anyway {
-            self.coming.remove(name);
+            self.missing.coming.remove(name);
         }
         created
     }
@@ -199,7 +199,7 @@ impl Daemon {
     /// Makes ports of entries that have waited and that no other thread makes. The ports are left
     /// out at first, and the thread `retry` opens their sockets and interfaces, as after a start.
     pub(super) fn create_waiting(&mut self) {
-        let coming = &self.coming;
+        let coming = &self.missing.coming;
         let waited = |entry: &Entry| !coming.contains(&entry.settings.name);
         let all: Vec<Entry> = self.to_create().filter(waited).collect();
         for entry in all {

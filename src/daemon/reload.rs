@@ -156,7 +156,7 @@ impl Reloader {
         let started = thread.spawn(move || {
             if catch_unwind(AssertUnwindSafe(|| this.work(confirm))).is_err() {
                 let why = "the reload panicked half way; see the log".to_owned();
-                this.daemon().coming.clear();
+                this.daemon().missing.coming.clear();
                 let mut state = this.state();
                 (state.busy, state.done, state.waits) = (false, Some(Err(vec![why])), None);
             }
@@ -354,7 +354,7 @@ impl Reloader {
             }
         }
         if errors.is_empty() || anyway {
-            self.daemon().coming.clear();
+            self.daemon().missing.coming.clear();
         }
         errors
     }

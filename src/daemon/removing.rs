@@ -77,6 +77,23 @@ impl Removing {
     }
 }
 
+/// The removals that are under way.
+#[derive(Default)]
+pub(super) struct Removals {
+    /// Ports that are being removed.
+    pub(super) ports: Vec<Removing>,
+    /// Numbers of removed ports, each with the serial of the first table without the port; the
+    /// number may be used again once all workers have adopted the table.
+    retired: Vec<(PortId, u64)>,
+}
+
+impl Removals {
+    /// True if a port may have this number: no removed port's number waits for the workers.
+    pub(super) fn is_free(&self, id: PortId) -> bool {
+        self.retired.iter().all(|(retired, _)| *retired != id)
+    }
+}
+
 /// The removal of one port, for the caller who waits: [`Daemon::go_on`] returns its progress.
 #[must_use = "the next looks tell whether the port is gone"]
 pub struct Removal {
@@ -108,7 +125,7 @@ impl Daemon {
     /// removal. If the port is being removed already, returns that removal.
     pub fn begin_removal(&mut self, name: &str) -> Result<Removal, PortError> {
         if self.desired.get(name).is_none() {
-            let removing = self.removing.iter().find(|removing| removing.name() == name);
+            let removing = self.removals.ports.iter().find(|removing| removing.name() == name);
             let removing = removing.ok_or(PortError::NoSuchPort)?;
             let limit = if removing.is_late() { Duration::ZERO } else { REMOVE_TIMEOUT };
             return Ok(Removal::of(Some(Arc::clone(removing.serving.running())), limit));
@@ -160,7 +177,7 @@ impl Daemon {
             self.missing.forget_port(name);
         }
         let running = Arc::clone(serving.running());
-        self.removing.push(Removing {
+        self.removals.ports.push(Removing {
             serving,
             begun: Instant::now(),
             since: clock::wall_nanos() / 1_000,
@@ -168,7 +185,7 @@ impl Daemon {
             published: None,
         });
         // The thread `retry` goes on with the removal when the caller does not.
-        self.retrier.iter().for_each(std::thread::Thread::unpark);
+        self.helpers.wake_retrier();
         Some(running)
     }
 
@@ -177,7 +194,7 @@ impl Daemon {
     /// limit.
     pub fn go_on(&mut self, removal: &mut Removal) -> Result<bool, PortError> {
         let at = removal.running.as_ref().and_then(|running| {
-            self.removing.iter().position(|one| Arc::ptr_eq(one.serving.running(), running))
+            self.removals.ports.iter().position(|one| Arc::ptr_eq(one.serving.running(), running))
         });
         let gone = at.is_none_or(|at| self.advance(at));
         if !gone && Instant::now() < removal.end {
@@ -192,25 +209,25 @@ impl Daemon {
     /// Goes on with all removals, and puts entries into service that waited for a port to be gone.
     pub(super) fn go_on_removing(&mut self) {
         self.advance_all();
-        for removing in &mut self.removing {
+        for removing in &mut self.removals.ports {
             if removing.is_late() && !std::mem::replace(&mut removing.told, true) {
                 let why = "its removal continues: its thread has not ended yet".to_owned();
                 let port = removing.serving.running().port();
                 port.reports.events.tell_surely(&port.name, What::Degraded { why });
             }
         }
-        if !self.stopping.load(Ordering::Acquire) {
+        if !self.helpers.are_stopping() {
             self.reconcile();
             self.create_waiting();
         }
-        if !self.retired.is_empty() {
+        if !self.removals.retired.is_empty() {
             self.reclaim();
         }
     }
 
     pub(super) fn advance_all(&mut self) {
         let mut at = 0;
-        while at < self.removing.len() {
+        while at < self.removals.ports.len() {
             if !self.advance(at) {
                 at += 1;
             }
@@ -220,29 +237,29 @@ impl Daemon {
     /// Goes on with one removal as far as possible without waiting. True if the port is gone; the
     /// last removal then takes its place in the list.
     fn advance(&mut self, at: usize) -> bool {
-        let published = match self.removing[at].published {
+        let published = match self.removals.ports[at].published {
             Some(published) => published,
             None => {
-                let tried = self.missing.is_tried(self.removing[at].name());
-                if tried || !self.removing[at].serving.has_ended() {
+                let tried = self.missing.is_tried(self.removals.ports[at].name());
+                if tried || !self.removals.ports[at].serving.has_ended() {
                     return false;
                 }
                 let serial = self.take_away(at);
-                *self.removing[at].published.insert((serial, Instant::now() + REMOVE_TIMEOUT))
+                *self.removals.ports[at].published.insert((serial, Instant::now() + REMOVE_TIMEOUT))
             }
         };
         let (serial, end) = published;
         let gone = self.context.workers.have_adopted(serial) || Instant::now() >= end;
         if gone {
             self.reclaim();
-            self.removing.swap_remove(at);
+            self.removals.ports.swap_remove(at);
         }
         gone
     }
 
     /// Publishes a table without a port whose thread has ended; returns the table's serial.
     fn take_away(&mut self, at: usize) -> u64 {
-        let serving = &self.removing[at].serving;
+        let serving = &self.removals.ports[at].serving;
         let port = serving.running().port();
         if let Some(file) = serving.file() {
             self.handover.discard_socket(file);
@@ -265,31 +282,33 @@ impl Daemon {
     }
 
     fn blocks(&self, entry: &Entry) -> Option<&Removing> {
-        let mut removing = self.removing.iter().filter(|removing| removing.holds_its_claims());
+        let mut removing =
+            self.removals.ports.iter().filter(|removing| removing.holds_its_claims());
         removing.find(|removing| waits_for(entry, removing.entry()))
     }
 
     /// True while a port of this name is being removed.
     pub(super) fn is_being_removed(&self, name: &str) -> bool {
-        let mut removing = self.removing.iter().filter(|removing| removing.holds_its_claims());
+        let mut removing =
+            self.removals.ports.iter().filter(|removing| removing.holds_its_claims());
         removing.any(|removing| removing.name() == name)
     }
 
     /// Returns the users of the ports that are being removed and brought their own sockets.
     pub(super) fn unplugged(&self) -> impl Iterator<Item = u32> {
-        self.removing.iter().filter_map(|removing| removing.entry().origin.plugged_by())
+        self.removals.ports.iter().filter_map(|removing| removing.entry().origin.plugged_by())
     }
 
     /// Returns the origin of a port, also of a port that is being removed.
     pub(crate) fn origin(&self, name: &str) -> Origin {
-        let removing = self.removing.iter().find(|removing| removing.name() == name);
+        let removing = self.removals.ports.iter().find(|removing| removing.name() == name);
         removing.map_or_else(|| self.desired.origin(name), |removing| removing.entry().origin)
     }
 
     /// Returns degradations for removals that are late, and for entries that wait for a port to be
     /// gone.
     pub(super) fn held_up(&self) -> impl Iterator<Item = Degradation> {
-        let late = self.removing.iter().filter(|removing| removing.is_late());
+        let late = self.removals.ports.iter().filter(|removing| removing.is_late());
         let late = late.map(|removing| Degradation {
             code: Code::PortBeingRemoved,
             subject: Some(removing.name().to_owned()),
@@ -315,14 +334,14 @@ impl Daemon {
     /// again once all workers have adopted the table.
     pub(super) fn withdraw(&mut self, id: PortId) -> u64 {
         let serial = self.view.ports.remove(id);
-        self.retired.push((id, serial));
+        self.removals.retired.push((id, serial));
         serial
     }
 
     /// Forgets addresses and memberships of numbers that no worker uses any more.
     pub(super) fn reclaim(&mut self) {
         let Context { fdb, workers, .. } = &self.context;
-        self.retired.retain(|&(id, serial)| {
+        self.removals.retired.retain(|&(id, serial)| {
             let unused = workers.have_adopted(serial);
             if unused {
                 fdb.close_port(id);

@@ -89,7 +89,7 @@ impl Services {
         let daemon = Arc::clone(&self.daemon);
         let run = move |stopping: &AtomicBool| retrier.run(stopping);
         let thread = Background::start("retry", RETRY_STOP_TIMEOUT, run)?;
-        lock(&daemon).retrier = Some(thread.thread().clone());
+        lock(&daemon).helpers.set_retrier(thread.thread().clone());
         Ok(thread)
     }
 }
@@ -103,7 +103,7 @@ enum Attempt {
 impl Daemon {
     /// Returns the attempt that is due, if there is one.
     fn begin_attempt(&mut self) -> Option<Attempt> {
-        if self.stopping.load(Ordering::Acquire) {
+        if self.helpers.are_stopping() {
             return None;
         }
         let (code, subject) = self.missing.begin(Instant::now())?;
@@ -179,7 +179,7 @@ impl Retrier {
     fn tick(&self) -> Duration {
         let daemon = lock(&self.daemon);
         match daemon.missing.iter().next() {
-            _ if !daemon.removing.is_empty() || daemon.not_running().next().is_some() => {
+            _ if !daemon.removals.ports.is_empty() || daemon.not_running().next().is_some() => {
                 REMOVE_TICK
             }
             Some(_) => RETRY_TICK,

@@ -14,10 +14,11 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::front_end::{Acceptor, SocketFile};
 use super::handover::{Handover, Received};
+use super::helpers::start_helper;
 use super::port_thread::PortThread;
 use super::running_port::RunningPort;
 use super::uplink::{self, UplinkError};
-use super::{Daemon, PortError, build, start_helper, stream, vduse};
+use super::{Daemon, PortError, build, stream, vduse};
 use api::config::{self, Entry};
 use base::frame::MacAddr;
 use base::limits::SESSION_STACK_BYTES;
@@ -256,7 +257,7 @@ impl Daemon {
     /// True if a port for which nothing could be opened is gone, or about to go.
     pub(super) fn is_removing(&self, running: &Arc<RunningPort>) -> bool {
         let stays = self.serving.iter().any(|serving| Arc::ptr_eq(&serving.running, running));
-        self.stopping.load(Ordering::Acquire) || !stays
+        self.helpers.are_stopping() || !stays
     }
 
     /// Starts the thread of a port for which nothing could be opened at first.
@@ -313,7 +314,7 @@ impl Daemon {
     /// and follows the interface's MTU. `created`: the switch created the interface, so the thread
     /// creates a lost interface again.
     fn keep_uplink(&mut self, port: &Arc<Port>, created: bool) -> Result<Thread, PortError> {
-        self.monitor_links()?;
+        self.helpers.monitor_links(&self.view.ports)?;
         let stopping = Arc::new(AtomicBool::new(false));
         let keep = {
             let (port, workers) = (Arc::clone(port), Arc::clone(&self.context.workers));

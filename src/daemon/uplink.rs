@@ -388,7 +388,7 @@ mod tests {
     use std::sync::atomic::AtomicU32;
 
     use super::*;
-    use crate::start_helper;
+    use crate::helpers::start_helper;
     use datapath::guard::BlockedWriterWatch;
     use datapath::port::Ports;
     use datapath::port::device::fake::attach_lost;
