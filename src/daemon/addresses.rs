@@ -4,8 +4,8 @@
 //! changes the setting.
 
 use super::Daemon;
+use super::PortError;
 use super::desired::Desired;
-use super::ports::PortError;
 use base::frame::MacAddr;
 
 impl Daemon {

@@ -1,9 +1,8 @@
 //! Lists the degradations of the switch: each has a code, for programs, and a text.
 //!
-//! A port, a service or a change that fails does not end the switch. [`Daemon::degradations`]
-//! returns all degradations; the control socket, the metrics and the service manager report them.
+//! A port, a service or a change that fails does not end the switch. `Daemon::degradations` returns
+//! all degradations; the control socket, the metrics and the service manager report them.
 
-use super::Daemon;
 use datapath::port::Port;
 use sys::clock;
 
@@ -77,49 +76,6 @@ impl Degradation {
     pub(crate) fn new(code: Code, subject: Option<&str>, text: String) -> Degradation {
         let since = clock::wall_nanos() / 1_000;
         Degradation { code, subject: subject.map(str::to_owned), text, since }
-    }
-}
-
-impl Daemon {
-    /// Returns the degradations of the switch; empty if the switch is as configured. The list is at
-    /// most a little longer than the number of ports. A subject that comes into service leaves the
-    /// list.
-    pub(crate) fn degradations(&self) -> Vec<Degradation> {
-        let there = self.store.degraded().chain(self.missing.iter()).cloned();
-        there.chain(self.held_up()).collect()
-    }
-}
-
-/// The number of port names in a line about several ports, and of texts about other subjects.
-const SHOWN: usize = 5;
-
-impl Daemon {
-    /// Returns the degradations in a line, for the service manager; none if the switch is as
-    /// configured.
-    pub(crate) fn shortfall(&self) -> Option<String> {
-        let all = self.degradations();
-        let mut parts = Vec::new();
-        for (code, kind) in [
-            (Code::PortLeftOut, "ports left out"),
-            (Code::TapLeftOut, "taps left out"),
-            (Code::PortBeingRemoved, "ports being removed"),
-        ] {
-            let of = all.iter().filter(|one| one.code == code);
-            let names: Vec<&str> = of.filter_map(|one| one.subject.as_deref()).collect();
-            if !names.is_empty() {
-                let (count, some) = (names.len(), names[..names.len().min(SHOWN)].join(", "));
-                let more = if count > SHOWN { ", ..." } else { "" };
-                parts.push(format!("{kind}: {count} ({some}{more})"));
-            }
-        }
-        let others = all.into_iter().filter(|one| !one.code.is_port()).map(|one| one.text);
-        parts.extend(others.take(SHOWN));
-        (!parts.is_empty()).then(|| format!("degraded, {}", parts.join("; ")))
-    }
-
-    /// Returns the status line of the service manager.
-    pub(crate) fn status_line(&self) -> String {
-        self.shortfall().unwrap_or_else(|| "all sockets exist".to_owned())
     }
 }
 

@@ -1,7 +1,8 @@
 //! Filters of ports: compiled from what is wanted, published as a whole.
 //!
 //! A port whose rules and groups have not changed keeps its compiled filter, so that its
-//! connections do not ask the rules again. One thread removes connections that have timed out.
+//! connections do not ask the rules again. `super::connections` removes connections that have timed
+//! out.
 
 use std::cell::OnceCell;
 use std::cmp::Reverse;
@@ -9,21 +10,14 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::desired::Desired;
-use super::handover::Received;
-use super::{Daemon, StartError, View};
 use api::config::{Kind, PortRules, Rulebook, Settings};
-use base::limits::{
-    CONNECTION_SWEEP_PARTS, CONNECTION_SWEEP_PAUSE, MAX_PORTS, ORPHAN_CONNECTIONS_KEPT,
-};
-use base::words::counted;
-use datapath::events::What;
-use datapath::port::{Port, PortTable};
+use base::limits::{MAX_PORTS, ORPHAN_CONNECTIONS_KEPT};
+use datapath::port::Port;
 use switch::filter::compiled::{Origin, RuleNumber};
-use switch::filter::connections::Orphans;
+use switch::filter::connections::{Damaged, Orphans};
 use switch::filter::{
     Connections, ConnectionsConfig, Counts, Direction, PortFilter, TooLarge, Verdict,
 };
@@ -72,13 +66,13 @@ pub(crate) struct Filters {
     orphans: Option<(Orphans, Instant)>,
     /// Number of the last compiled rules; each has another.
     generation: u32,
-    /// A thread removes connections that have timed out.
-    sweeps: bool,
+    /// True if a thread removes connections that have timed out.
+    pub(super) sweeps: bool,
 }
 
 impl Filters {
     /// There are no filters yet.
-    pub(crate) fn new() -> Result<Filters, StartError> {
+    pub(crate) fn new() -> io::Result<Filters> {
         let ([a, b], [c, d]) = (random::key()?, random::key()?);
         Ok(Filters {
             connections: OnceCell::new(),
@@ -95,6 +89,38 @@ impl Filters {
     /// Returns the connections of all ports, if a port has or had a filter.
     pub(crate) fn connections(&self) -> Option<&Arc<Connections>> {
         self.connections.get()
+    }
+
+    /// Returns the connections of all ports, for a thread that removes connections that have timed
+    /// out; none if the thread runs already, or no port has had a filter.
+    pub(super) fn connections_to_sweep(&self) -> Option<Arc<Connections>> {
+        self.connections().filter(|_| !self.sweeps).cloned()
+    }
+
+    /// Takes over the connections of the process before, and returns their number; `number` finds
+    /// a port by its name. Connections of ports that do not exist yet are kept for
+    /// [`ORPHAN_CONNECTIONS_KEPT`].
+    pub(super) fn load_connections(
+        &mut self,
+        bytes: &[u8],
+        number: impl Fn(&str) -> Option<PortId>,
+    ) -> Result<usize, Damaged> {
+        let (count, orphans) = self.tracked().load(bytes, now(), number)?;
+        self.keep_orphans(orphans, Instant::now() + ORPHAN_CONNECTIONS_KEPT);
+        Ok(count)
+    }
+
+    /// Gives a new port the connections that the process before tracked for its name.
+    pub(super) fn adopt_connections(&mut self, port: &Port) {
+        let Some((mut orphans, until)) = self.orphans.take() else { return };
+        if Instant::now() < until {
+            self.tracked().adopt(&mut orphans, &port.name, port.id);
+            self.keep_orphans(orphans, until);
+        }
+    }
+
+    fn keep_orphans(&mut self, orphans: Orphans, until: Instant) {
+        self.orphans = Some((orphans, until)).filter(|(orphans, _)| !orphans.is_empty());
     }
 
     /// Returns the connections of all ports, for a port with a filter.
@@ -291,108 +317,10 @@ fn add_refused(
     }
 }
 
-impl Daemon {
-    /// Gives the wanted filters to the table of ports.
-    pub(super) fn set_filters(&mut self) {
-        let ports = self.view.ports.present();
-        let filters = self.filters.compile(&self.desired, |name| ports.named(name).is_some());
-        let is_open = |port: &&Arc<Port>| !filters.contains_key(&port.name);
-        let open: Vec<PortId> = ports.iter().filter(is_open).map(|port| port.id).collect();
-        self.view.ports.set_filters(filters);
-        // A worker that has not adopted the table may still begin a connection, which times out.
-        open.into_iter().for_each(|port| self.end_connections(port));
-        if let Err(error) = self.sweep_connections() {
-            log::error!("connections that have timed out stay: {error}");
-        }
-    }
-
-    /// Gives the wanted filters to the table of ports, and takes over the connections of the
-    /// process before.
-    pub(super) fn take_over_connections(&mut self, received: &mut Received) {
-        self.set_filters();
-        let Some(bytes) = received.connections() else { return };
-        let ports = self.view.ports.present();
-        let number = |name: &str| ports.named(name).map(|port| port.id);
-        match self.filters.tracked().load(&bytes, now(), number) {
-            Ok((count, orphans)) => {
-                if count > 0 {
-                    let count = counted(count, "connection");
-                    log::info!("taken over from the process before: {count}");
-                }
-                let until = Instant::now() + ORPHAN_CONNECTIONS_KEPT;
-                self.filters.orphans =
-                    Some((orphans, until)).filter(|(orphans, _)| !orphans.is_empty());
-            }
-            Err(damaged) => log::warn!("the process before left {damaged}"),
-        }
-    }
-
-    /// Gives a new port the connections that the process before tracked for its name.
-    pub(super) fn adopt_connections(&mut self, port: &Port) {
-        let Some((mut orphans, until)) = self.filters.orphans.take() else { return };
-        if Instant::now() < until {
-            self.filters.tracked().adopt(&mut orphans, &port.name, port.id);
-            self.filters.orphans =
-                Some((orphans, until)).filter(|(orphans, _)| !orphans.is_empty());
-        }
-    }
-
-    /// Removes the connections of a port that has no filter any more, or meets other peers.
-    pub(super) fn end_connections(&self, port: PortId) {
-        if let Some(connections) = self.filters.connections() {
-            connections.close_port(port);
-        }
-    }
-
-    /// Starts the thread that removes connections that have timed out, if a port has a filter and
-    /// the thread does not run yet.
-    fn sweep_connections(&mut self) -> io::Result<()> {
-        if let Some(connections) = self.filters.connections().filter(|_| !self.filters.sweeps) {
-            let connections = Arc::clone(connections);
-            self.help("connections", move |view, stopping| sweep(&connections, view, stopping))?;
-            self.filters.sweeps = true;
-        }
-        Ok(())
-    }
-}
-
 /// Returns the present tick.
 pub(super) fn now() -> Tick {
     let (seconds, nanos) = clock::coarse();
     Tick::new(seconds, nanos)
-}
-
-/// Writes the logs of rules, and removes connections that have timed out, a part of the table at a
-/// time.
-fn sweep(connections: &Connections, view: &View, stopping: &AtomicBool) {
-    let mut step = 0;
-    while !stopping.load(Ordering::Acquire) {
-        std::thread::park_timeout(CONNECTION_SWEEP_PAUSE);
-        write_logs(&view.ports.present());
-        if connections.is_empty() {
-            continue;
-        }
-        let now = now();
-        for _ in 0..connections.sweep_steps().div_ceil(CONNECTION_SWEEP_PARTS) {
-            connections.sweep(step, now);
-            step = step.wrapping_add(1);
-        }
-    }
-}
-
-/// Reports the packets that rules with `log` have decided about.
-fn write_logs(ports: &PortTable) {
-    for port in ports.iter() {
-        let Some(filter) = &ports.policy(port.id).filter else { continue };
-        let (packets, mut not_logged) = filter.log.take();
-        for logged in packets {
-            let (packet, rule) = (logged.to_string(), filter.rules.title(logged.rule));
-            let (passed, not_logged) = (logged.passed, std::mem::take(&mut not_logged));
-            // The list has its own limit, so that packets do not suppress other events of the port.
-            let told = What::FilterLogged { packet, rule, passed, not_logged };
-            port.reports.events.tell_surely(&port.name, told);
-        }
-    }
 }
 
 impl Desired {

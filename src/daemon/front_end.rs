@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use vmm_sys_util::eventfd::EventFd;
 
-use super::handover::Received;
 use super::port_thread::{PortThread, contained, pause_after_harm};
+use super::received::Received;
 use super::vduse::{self, OpenDevice};
 use api::config::Endpoint;
 use base::limits::{FIRST_WORD, HELD_PAUSE};

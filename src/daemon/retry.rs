@@ -13,10 +13,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::degraded::{Code, Degradation};
-use super::handover::{Handover, Received};
+use super::handover::Handover;
+use super::helpers::Background;
+use super::received::Received;
 use super::running_port::RunningPort;
 use super::serving::Opened;
-use super::{Background, Daemon, PortError, StartError, uplink};
+use super::{Daemon, PortError, StartError, uplink};
 use api::config::Endpoint;
 use base::limits::{REMOVE_TICK, RETRY_IDLE_TICK, RETRY_STOP_TIMEOUT, RETRY_TICK};
 use datapath::events::What;
@@ -29,6 +31,9 @@ use sys::threads::lock;
 
 /// Starts a service; an error says why the service cannot be had.
 type Start = Box<dyn FnMut() -> Result<(), String> + Send>;
+
+/// The number of port names in a line about several ports, and of texts about other subjects.
+const SHOWN: usize = 5;
 
 /// Services beside the ports: the switch goes on without a service that cannot be had.
 pub(crate) struct Services {
@@ -149,6 +154,44 @@ impl Daemon {
             }
             None => self.recovered(code, None),
         }
+    }
+}
+
+impl Daemon {
+    /// Returns the degradations of the switch; empty if the switch is as configured. The list is at
+    /// most a little longer than the number of ports. A subject that comes into service leaves the
+    /// list.
+    pub(crate) fn degradations(&self) -> Vec<Degradation> {
+        let there = self.store.degraded().chain(self.missing.iter()).cloned();
+        there.chain(self.held_up()).collect()
+    }
+
+    /// Returns the degradations in a line, for the service manager; none if the switch is as
+    /// configured.
+    pub(crate) fn shortfall(&self) -> Option<String> {
+        let all = self.degradations();
+        let mut parts = Vec::new();
+        for (code, kind) in [
+            (Code::PortLeftOut, "ports left out"),
+            (Code::TapLeftOut, "taps left out"),
+            (Code::PortBeingRemoved, "ports being removed"),
+        ] {
+            let of = all.iter().filter(|one| one.code == code);
+            let names: Vec<&str> = of.filter_map(|one| one.subject.as_deref()).collect();
+            if !names.is_empty() {
+                let (count, some) = (names.len(), names[..names.len().min(SHOWN)].join(", "));
+                let more = if count > SHOWN { ", ..." } else { "" };
+                parts.push(format!("{kind}: {count} ({some}{more})"));
+            }
+        }
+        let others = all.into_iter().filter(|one| !one.code.is_port()).map(|one| one.text);
+        parts.extend(others.take(SHOWN));
+        (!parts.is_empty()).then(|| format!("degraded, {}", parts.join("; ")))
+    }
+
+    /// Returns the status line of the service manager.
+    pub(crate) fn status_line(&self) -> String {
+        self.shortfall().unwrap_or_else(|| "all sockets exist".to_owned())
     }
 }
 

@@ -1,8 +1,5 @@
-//! Serves a port: by a thread of its own, with the socket or interface that was opened for the
-//! port.
-//!
-//! A port whose socket or interface cannot be had exists without: the port is in the table, frames
-//! for the port are dropped, and clients may change and delete the port as any other.
+//! The server of one port: the port's thread, with the socket or interface that was opened for the
+//! port, and the means to stop the thread. [`super::serve`] starts the servers.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,12 +10,11 @@ use std::time::Instant;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::front_end::{Acceptor, SocketFile};
-use super::handover::{Handover, Received};
-use super::helpers::start_helper;
-use super::port_thread::PortThread;
+use super::handover::Handover;
+use super::received::Received;
 use super::running_port::RunningPort;
 use super::uplink::{self, UplinkError};
-use super::{Daemon, PortError, build, stream, vduse};
+use super::{PortError, build, vduse};
 use api::config::{self, Entry};
 use base::frame::MacAddr;
 use base::limits::SESSION_STACK_BYTES;
@@ -86,7 +82,7 @@ impl Opened {
     }
 
     /// Returns the socket's file, if this process made the file.
-    fn file(&self) -> Option<SocketFile> {
+    pub(super) fn file(&self) -> Option<SocketFile> {
         match self {
             Opened::Socket(acceptor) => acceptor.file(),
             Opened::Interface(_) => None,
@@ -101,26 +97,27 @@ impl Opened {
 }
 
 /// The means by which a port's thread is stopped.
-enum Stop {
+pub(super) enum Stop {
     /// Written once to stop the thread of a guest's port or a stream.
     Session(Arc<EventFd>),
     /// Set to stop the thread of an uplink.
     Reattach(Arc<AtomicBool>),
 }
 
-type Thread = (JoinHandle<()>, Stop);
+/// A port's thread, and the means by which the thread is stopped.
+pub(super) type Thread = (JoinHandle<()>, Stop);
 
 /// Server of one port.
 pub(crate) struct Serving {
-    running: Arc<RunningPort>,
+    pub(super) running: Arc<RunningPort>,
     /// The entry that the port was made or last changed with.
-    entry: Entry,
+    pub(super) entry: Entry,
     /// Static addresses of the port.
     pub(super) addresses: BTreeSet<MacAddr>,
     /// None if the port's socket or interface cannot be had.
-    thread: Option<Thread>,
+    pub(super) thread: Option<Thread>,
     /// The socket's file.
-    file: Option<SocketFile>,
+    pub(super) file: Option<SocketFile>,
 }
 
 impl Serving {
@@ -226,7 +223,7 @@ impl Serving {
 }
 
 /// Starts the thread of a guest's port, which meets front-ends, or of a stream, which meets peers.
-fn start_session(
+pub(super) fn start_session(
     name: String,
     serve: impl FnOnce(Arc<EventFd>) + Send + 'static,
 ) -> Result<Thread, PortError> {
@@ -234,94 +231,4 @@ fn start_session(
     let stopped = Arc::clone(&stop);
     let thread = std::thread::Builder::new().name(name).stack_size(SESSION_STACK_BYTES);
     Ok((thread.spawn(move || serve(stopped))?, Stop::Session(stop)))
-}
-
-impl Daemon {
-    /// Starts a thread that serves a wanted port with what was opened for the port.
-    pub(super) fn serve(&mut self, port: &Arc<Port>, opened: Opened) -> Result<(), PortError> {
-        let mut serving = self.served(port)?;
-        serving.file = opened.file();
-        serving.thread = Some(self.start_thread(&serving.running, opened)?);
-        self.serving.push(serving);
-        Ok(())
-    }
-
-    /// Adds the server of a wanted port for which nothing could be opened.
-    pub(super) fn serve_without(&mut self, port: &Arc<Port>) -> Result<(), PortError> {
-        let serving = self.served(port)?;
-        port.life.left_out.store(true, Ordering::Relaxed);
-        self.serving.push(serving);
-        Ok(())
-    }
-
-    /// True if a port for which nothing could be opened is gone, or about to go.
-    pub(super) fn is_removing(&self, running: &Arc<RunningPort>) -> bool {
-        let stays = self.serving.iter().any(|serving| Arc::ptr_eq(&serving.running, running));
-        self.helpers.are_stopping() || !stays
-    }
-
-    /// Starts the thread of a port for which nothing could be opened at first.
-    pub(super) fn serve_late(
-        &mut self,
-        running: &Arc<RunningPort>,
-        opened: Opened,
-    ) -> Result<(), PortError> {
-        let file = opened.file();
-        let thread = self.start_thread(running, opened)?;
-        let mut all = self.serving.iter_mut();
-        let serving = all.find(|serving| Arc::ptr_eq(&serving.running, running));
-        let serving = serving.ok_or(PortError::NoSuchPort)?;
-        (serving.thread, serving.file) = (Some(thread), file);
-        running.port().life.left_out.store(false, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Returns the server of a port without a thread: the wanted entry, and the addresses that the
-    /// port has.
-    fn served(&self, port: &Arc<Port>) -> Result<Serving, PortError> {
-        let entry = self.desired.get(&port.name).ok_or(PortError::NoSuchPort)?.clone();
-        let is_here = |mac: &MacAddr| port.has_address(*mac, &self.context.fdb);
-        let addresses = entry.settings.mac.iter().copied().filter(is_here).collect();
-        let running =
-            RunningPort::new(port, entry.settings.clone(), &self.view.ports, &self.view.events);
-        Ok(Serving { running: Arc::new(running), entry, addresses, thread: None, file: None })
-    }
-
-    fn start_thread(
-        &mut self,
-        running: &Arc<RunningPort>,
-        opened: Opened,
-    ) -> Result<Thread, PortError> {
-        let (port, workers) = (running.port(), Arc::clone(&self.context.workers));
-        match opened {
-            Opened::Interface(created) => self.keep_uplink(&port, created),
-            Opened::Socket(acceptor) if port.as_stream().is_some() => {
-                let serve =
-                    move |stop: Arc<EventFd>| stream::serve(&port, acceptor, &workers, &stop);
-                start_session(format!("stream-{}", running.port().id), serve)
-            }
-            Opened::Socket(acceptor) => {
-                let (account, context) = (self.ledger.open()?, self.context.clone());
-                let running = Arc::clone(running);
-                let serve =
-                    move |stop| acceptor.serve(&PortThread { running, account, context, stop });
-                start_session(format!("port-{}", port.id), serve)
-            }
-        }
-    }
-
-    /// Starts the thread that attaches an uplink's interface again whenever the interface is lost,
-    /// and follows the interface's MTU. `created`: the switch created the interface, so the thread
-    /// creates a lost interface again.
-    fn keep_uplink(&mut self, port: &Arc<Port>, created: bool) -> Result<Thread, PortError> {
-        self.helpers.monitor_links(&self.view.ports)?;
-        let stopping = Arc::new(AtomicBool::new(false));
-        let keep = {
-            let (port, workers) = (Arc::clone(port), Arc::clone(&self.context.workers));
-            let (handover, stopping) = (Arc::clone(&self.handover), Arc::clone(&stopping));
-            move || uplink::keep(&port, created, &workers, &handover, &stopping)
-        };
-        let thread = start_helper(format!("{}-{}", port.kind_name(), port.id), &stopping, keep)?;
-        Ok((thread, Stop::Reattach(stopping)))
-    }
 }

@@ -3,9 +3,6 @@
 
 use super::{Source, none, sources, words};
 
-/// Directories whose files are not checked, because they still have a circle.
-const UNCHECKED: &[&str] = &["daemon"];
-
 /// A file of a crate.
 struct File<'s> {
     source: &'s Source,
@@ -162,12 +159,6 @@ fn files_of_a_crate_form_no_circle() {
         complaints.extend(circles(&files));
     }
     assert!(uses > 1000, "only {uses} uses found: the scan is broken");
-    let unchecked = |line: &String| {
-        let (from, to) = line.split_once(" uses ").expect("two files");
-        let both = [from, to].map(|path| path.strip_prefix("src/").unwrap_or(path));
-        UNCHECKED.iter().any(|room| both.iter().all(|path| path.starts_with(room)))
-    };
-    complaints.retain(|line| !unchecked(line));
     complaints.sort();
     complaints.dedup();
     none(complaints);

@@ -6,8 +6,8 @@
 
 use std::time::Instant;
 
-use super::methods::Switch;
 use super::parts::{Part, found};
+use super::switch::Switch;
 use crate::opening::{place_to_open, time_to_open};
 use crate::{NewPort, Permit, PortError, add};
 use api::wire::{Fault, WasReset};

@@ -1,8 +1,8 @@
 //! Adds and deletes static addresses while the switch runs.
 
 use super::connection::Caller;
-use super::methods::Switch;
 use super::parameters::{self, wrong};
+use super::switch::Switch;
 use api::wire::{AddAddress, AddressAdded, AddressDeleted, DeleteAddress, Fault};
 use base::frame::MacAddr;
 

@@ -2,8 +2,9 @@
 
 use super::adding::{AddRequest, AddWait};
 use super::connection::Caller;
-use super::methods::{Answer, Switch};
+use super::methods::Answer;
 use super::parameters::{Values, settings, wrong};
+use super::switch::Switch;
 use crate::opening::place_to_open;
 use crate::{NewPort, PortError};
 use api::config::{self, Difference, Entry, InvalidSetting, Kind, Settings};

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::methods::Switch;
 use super::parts::Part;
 use super::show;
+use super::switch::Switch;
 use crate::View;
 use api::wire::{self, PortDetails, Region, Ring, Session, Socket};
 use base::limits::{CONTROL_INSPECT_TIMEOUT, CONTROL_LOOK_TIMEOUT};

@@ -2,8 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::methods::{Answer, Switch};
+use super::methods::Answer;
 use super::parts::Part;
+use super::switch::Switch;
 use crate::filters::{Filters, now};
 use api::config::{Entry, Kind};
 use api::wire::{self, ConnectionsEnded, Fault, FlushConnections, ListConnections, ListFilters};

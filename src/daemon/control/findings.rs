@@ -1,7 +1,8 @@
 //! Sends findings to clients: as answers, and among the metrics.
 
-use super::methods::{Answer, Switch};
+use super::methods::Answer;
 use super::parts::{Part, list};
+use super::switch::Switch;
 use crate::metrics::{Health, Scrape};
 use api::diagnosis;
 use api::diagnosis::history::Sender;

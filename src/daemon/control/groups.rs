@@ -2,8 +2,9 @@
 
 use std::net::IpAddr;
 
-use super::methods::{Answer, Selection, Switch};
+use super::methods::{Answer, Selection};
 use super::parts::Part;
+use super::switch::Switch;
 use api::wire::{Fault, GroupPort, GroupRole, Groups};
 use base::limits::{CONTROL_ADDRESSES_A_REPLY, CONTROL_PORTS_A_REPLY};
 use datapath::port::{Port, PortTable};

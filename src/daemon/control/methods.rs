@@ -2,15 +2,13 @@
 //! changes takes the daemon's lock.
 
 use std::os::fd::AsFd;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
+use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::{Number, Value, json};
 
 use super::changes::change;
-use super::connection::{Caller, Connection, Rank};
+use super::connection::{Caller, Closed, Connection, Idle, Rank};
 use super::details::DetailsWait;
 use super::events::EventStream;
 use super::frames::Frames;
@@ -18,27 +16,20 @@ use super::message::Call;
 use super::parameters::{number, wrong};
 use super::parts::{Part, Stream, list};
 use super::reload::keys;
+use super::switch::Switch;
 use super::wait::wait_for_port;
-use super::{findings, show};
+use super::{findings, message, show};
 use crate::desired::NotAssigned;
-use crate::{Daemon, PortError, Reloader, Removal, View};
+use crate::{Daemon, PortError, Removal, View};
 use api::config::{self, Kind, nearest};
 use api::wire::{
     self, Fault, Flushed, OnePort, Parameters, Request, SERVICE, SWITCH, ServiceError, Status,
     SwitchError, Workers, clip,
 };
-use base::limits::MAX_VLAN;
-use base::limits::{
-    CONTROL_ADDRESSES_A_REPLY, CONTROL_LOOKS, CONTROL_PORTS_A_REPLY, PORT_LOG_BURST, PORT_LOG_EVERY,
-};
-use base::stats::ClientStats;
-use datapath::guard::bucket::Bucket;
+use base::limits::{CONTROL_ADDRESSES_A_REPLY, CONTROL_PORTS_A_REPLY, MAX_VLAN};
 use datapath::port::{Port, PortTable};
 use switch::segment::BridgeId;
 use switch::{PortId, PortPolicy, Segment, VlanId};
-use sys::blocking::Blocking;
-use sys::threads::lock;
-use sys::waker::Waker;
 use sys::{clock, group, sandbox, unix_socket};
 
 const SERVICE_DESCRIPTION: &str = include_str!("org.varlink.service.varlink");
@@ -70,69 +61,7 @@ impl Answer {
     }
 }
 
-/// The switch, as clients see it.
-pub struct Switch {
-    /// The daemon, which changes the switch.
-    daemon: Arc<Mutex<Daemon>>,
-    pub(super) view: View,
-    /// Reads the configuration again.
-    pub(super) reloader: Arc<Reloader>,
-    started: Instant,
-    /// The directory of sockets for which clients name no path.
-    pub(super) directory: PathBuf,
-    /// The group whose members may change the switch.
-    admins: Option<u32>,
-    /// The group whose members may look at frames.
-    capture: Option<u32>,
-    /// Counters of clients.
-    pub(crate) clients: Arc<ClientStats>,
-    /// Limits the log lines about clients.
-    pub(crate) log: Bucket,
-    /// Wakes the thread for answers that wait for something to happen.
-    pub(crate) wakeup: Arc<Waker>,
-    /// Threads that look at sockets' files; `diffs` has the thread that compares the configuration.
-    pub(super) looks: Blocking,
-    pub(super) diffs: Blocking,
-}
-
 impl Switch {
-    /// Returns the switch of a daemon that runs; `control` has the settings of the control socket.
-    pub(crate) fn new(
-        control: &config::Control,
-        daemon: &Arc<Mutex<Daemon>>,
-        reloader: &Arc<Reloader>,
-    ) -> Switch {
-        let directory = control.path.parent().map(PathBuf::from).unwrap_or_default();
-        let daemon = Arc::clone(daemon);
-        let view = lock(&daemon).view();
-        let (wakeup, clients) = (Arc::clone(&view.wakeup), Arc::clone(&view.clients));
-        Switch {
-            daemon,
-            view,
-            reloader: Arc::clone(reloader),
-            started: Instant::now(),
-            directory,
-            admins: control.admins,
-            capture: control.capture,
-            clients,
-            log: Bucket::new(PORT_LOG_BURST, PORT_LOG_EVERY),
-            wakeup,
-            looks: Blocking::new(CONTROL_LOOKS),
-            diffs: Blocking::new(1),
-        }
-    }
-
-    /// Returns the daemon, for a thread that a file system holds up in place of the thread
-    /// `control`.
-    pub(super) fn shared_daemon(&self) -> Arc<Mutex<Daemon>> {
-        Arc::clone(&self.daemon)
-    }
-
-    /// Returns the locked daemon. The lock is held for one step of one request.
-    pub(crate) fn daemon(&self) -> MutexGuard<'_, Daemon> {
-        lock(&self.daemon)
-    }
-
     /// Carries out a call. While `many` is true, refuses to remove another port.
     pub(crate) fn answer(
         &self,
@@ -436,6 +365,24 @@ fn plug(daemon: &Daemon) -> Option<wire::Plug> {
 }
 
 impl Switch {
+    /// Queues the next part of a client's answer, or has the client wait until there is a next
+    /// part.
+    pub(crate) fn go_on(&self, client: &mut Connection) -> Result<(), Closed> {
+        let Some(mut stream) = client.stream.take() else { return Ok(()) };
+        match stream(self) {
+            Ok(Part::Reply(parameters, more)) => {
+                client.stream = more.then_some(stream);
+                client.push(&message::reply(parameters, more))
+            }
+            Ok(Part::Later(until)) => {
+                client.stream = Some(stream);
+                client.idle = Some(Idle { until });
+                Ok(())
+            }
+            Err(fault) => client.push(&fault.message()),
+        }
+    }
+
     /// Returns the rank of a client.
     pub(super) fn rank(&self, client: &Connection) -> Rank {
         if client.caller.uid == 0 {

@@ -1,6 +1,6 @@
 //! Lists mirrors for clients.
 
-use super::methods::Switch;
+use super::switch::Switch;
 use api::config::Settings;
 use api::wire::{Mirror, Mirrors};
 

@@ -5,7 +5,8 @@
 //!
 //! * `connection` one client: reads calls and writes answers, within bounds;
 //! * `message` calls and answers, whose content is in [`api::wire`];
-//! * `methods` the work of each method; `show` ports, workers and addresses as clients see them;
+//! * `switch` the switch, as clients see it; `methods` the work of each method;
+//! * `show` ports, workers and addresses as clients see them;
 //! * `parts` answers of several parts;
 //! * `addresses` static addresses; `groups` multicast groups; `mirrors` mirrors; `filters` filters
 //!   and connections;
@@ -47,6 +48,7 @@ mod ready;
 mod reload;
 mod server;
 mod show;
+mod switch;
 mod trace;
 mod wait;
 
@@ -62,8 +64,8 @@ use base::limits::{CONTROL_STOP_TIMEOUT, DEFAULT_SOCKET_MODE};
 use base::stats::ClientStats;
 use connection::Closed;
 use datapath::vhost_user::socket::{Access, Listener, SocketError};
-use methods::Switch;
 use server::Server;
+use switch::Switch;
 use sys::service::Service;
 use sys::unix_socket;
 

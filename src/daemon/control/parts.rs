@@ -7,9 +7,7 @@ use std::time::Instant;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::connection::{Closed, Connection, Idle};
-use super::message;
-use super::methods::Switch;
+use super::switch::Switch;
 use api::wire::{self, Fault};
 use base::limits::CONTROL_STREAM_BYTES;
 use sys::blocking::{NotBegun, Task};
@@ -68,25 +66,5 @@ impl Part {
     /// Returns an answer, or a part of an answer.
     pub(crate) fn reply(answer: &impl Serialize, more: bool) -> Part {
         Part::Reply(wire::json(answer), more)
-    }
-}
-
-impl Switch {
-    /// Queues the next part of a client's answer, or has the client wait until there is a next
-    /// part.
-    pub(crate) fn go_on(&self, client: &mut Connection) -> Result<(), Closed> {
-        let Some(mut stream) = client.stream.take() else { return Ok(()) };
-        match stream(self) {
-            Ok(Part::Reply(parameters, more)) => {
-                client.stream = more.then_some(stream);
-                client.push(&message::reply(parameters, more))
-            }
-            Ok(Part::Later(until)) => {
-                client.stream = Some(stream);
-                client.idle = Some(Idle { until });
-                Ok(())
-            }
-            Err(fault) => client.push(&fault.message()),
-        }
     }
 }

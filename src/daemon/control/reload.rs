@@ -8,9 +8,10 @@ use serde::Serialize;
 
 use super::changes::change;
 use super::connection::Caller;
-use super::methods::{Answer, Switch};
+use super::methods::Answer;
 use super::parameters::number;
 use super::parts::{Part, Stream, found, list_by_size};
+use super::switch::Switch;
 use crate::{Busy, Confirm, Step, summary};
 use api::config::{Entry, Origin};
 use api::wire::{

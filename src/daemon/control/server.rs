@@ -15,8 +15,9 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::connection::{Closed, Connection, Rank};
 use super::message::{Call, reply};
-use super::methods::{Answer, Switch};
+use super::methods::Answer;
 use super::ready::ReadyList;
+use super::switch::Switch;
 use crate::{PortError, Removal};
 use api::wire::{self, Deleted};
 use base::limits::{

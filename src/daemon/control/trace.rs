@@ -9,9 +9,10 @@ mod sample;
 use std::sync::Arc;
 
 use self::sample::Sample;
-use super::methods::{Switch, unknown_port};
+use super::methods::unknown_port;
 use super::parameters::wrong;
 use super::show;
+use super::switch::Switch;
 use api::config::limit_word;
 use api::wire::{Fault, State, Trace, Traced};
 use base::frame::MacAddr;

@@ -3,7 +3,7 @@
 
 use super::sample::Sample;
 use super::{Told, Way, hindrances, ingress, observer};
-use crate::control::methods::Switch;
+use crate::control::switch::Switch;
 use api::wire::{Fault, Trace};
 use base::frame::MacAddr;
 use datapath::port::{Port, PortTable};
