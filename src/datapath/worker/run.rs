@@ -34,13 +34,8 @@ pub struct Worker {
     number: usize,
     /// Handle of this thread.
     own: Arc<WorkerHandle>,
-    /// Handles of all threads, by number.
-    threads: Arc<[Arc<WorkerHandle>]>,
-    reserves: Arc<Reserves>,
-    /// Handle of the worker whose sources the thread serves; of another worker while a reserve
-    /// relieves this worker.
-    handle: Arc<WorkerHandle>,
-    index: usize,
+    all: Threads,
+    served: Served,
     /// The present table of ports, and the table that this worker has adopted.
     present: Arc<Ports>,
     ports: Arc<PortTable>,
@@ -49,6 +44,22 @@ pub struct Worker {
     ready: ReadySources,
     inbox: Inbox,
     turn: Turn,
+}
+
+/// All threads of the data path.
+struct Threads {
+    /// Handles of the threads, by number.
+    handles: Arc<[Arc<WorkerHandle>]>,
+    /// Takeover states of the threads.
+    reserves: Arc<Reserves>,
+}
+
+/// The worker whose sources a thread serves: the thread itself, or the worker that the thread, a
+/// reserve, relieves.
+struct Served {
+    handle: Arc<WorkerHandle>,
+    /// Number of the worker.
+    index: usize,
 }
 
 /// Requests by other threads, and events of the kernel.
@@ -90,10 +101,8 @@ impl Worker {
         let mut worker = Worker {
             number: index,
             own: Arc::clone(&handle),
-            threads,
-            reserves: Arc::clone(reserves),
-            handle,
-            index,
+            all: Threads { handles: threads, reserves: Arc::clone(reserves) },
+            served: Served { handle, index },
             present: Arc::clone(&shared.ports),
             ports: shared.ports.present(),
             pipeline: Pipeline::new(
@@ -113,7 +122,7 @@ impl Worker {
             },
             turn: Turn::new(clock::cycles()),
         };
-        worker.pipeline.work_for(index, &worker.handle.floods, false);
+        worker.pipeline.work_for(index, &worker.served.handle.floods, false);
         worker
     }
 
@@ -143,7 +152,7 @@ impl Worker {
                 self.update_takeover();
             }
             self.refresh();
-            if self.handle.noted.load(Ordering::Relaxed) {
+            if self.served.handle.noted.load(Ordering::Relaxed) {
                 self.take_notes();
             }
             if !self.inbox.kicked.is_empty() {
@@ -180,7 +189,7 @@ impl Worker {
 
     /// True if this thread is a reserve that relieves a worker.
     pub(super) fn is_relieving(&self) -> bool {
-        self.index != self.number
+        self.served.index != self.number
     }
 
     /// Serves all floods to their end before the thread ends, since their frames were taken from
@@ -438,7 +447,7 @@ impl Worker {
         let Some(mut state) = queue.lock_for_burst() else { return true };
         self.pipeline.stalls.at_sender(id);
         let vring = &mut state.vring;
-        if vring.owner != Some(self.index) {
+        if vring.owner != Some(self.served.index) {
             return false;
         }
         let kickless = vring.kickless;

@@ -43,12 +43,12 @@ impl Worker {
         if timeout != 0 && self.is_relieving() {
             // A reserve also waits for its own wake-up descriptor, beside the epoll set of the
             // worker that the reserve relieves.
-            let _ = poll::wait_for_one_of(&self.handle.epoll, &self.own.wake, timeout);
+            let _ = poll::wait_for_one_of(&self.served.handle.epoll, &self.own.wake, timeout);
             let _ = self.own.wake.read();
             timeout = 0;
         }
         // The only possible error is EINTR: return without events.
-        self.handle.epoll.wait(timeout, &mut self.inbox.events).unwrap_or(0)
+        self.served.handle.epoll.wait(timeout, &mut self.inbox.events).unwrap_or(0)
     }
 
     /// Returns the first cycle at which a source, a kept kick or a signal must be looked at again.
@@ -74,17 +74,17 @@ impl Worker {
 
     fn listen_behind_ring(&mut self, token: Token) -> bool {
         let Token::Transmit(id, queue) = token else { return false };
-        let Worker { ports, pipeline, index, .. } = self;
+        let Worker { ports, pipeline, served, .. } = self;
         let queue = ports.guest(id).and_then(|of| of.1.tx.get(usize::from(queue)));
         let Some(state) = queue.and_then(|queue| queue.lock_for_burst()) else { return false };
         pipeline.stalls.at_sender(id);
-        state.vring.owner == Some(*index) && pipeline.listen(ports, &state)
+        state.vring.owner == Some(served.index) && pipeline.listen(ports, &state)
     }
 
     /// Wakes the other workers in `waiting`: the event that they wait for went to this worker.
     pub(super) fn wake(&self, waiting: Awaited) {
-        for (index, handle) in self.threads.iter().enumerate() {
-            if index != self.index && waiting.has(index) {
+        for (index, handle) in self.all.handles.iter().enumerate() {
+            if index != self.served.index && waiting.has(index) {
                 let _ = handle.wake.write(1);
             }
         }
@@ -92,7 +92,7 @@ impl Worker {
 
     /// Processes the notes that other threads left.
     pub(super) fn take_notes(&mut self) {
-        self.handle.take_notes(&mut self.inbox.notes);
+        self.served.handle.take_notes(&mut self.inbox.notes);
         // A note may be about a new port.
         self.refresh();
         // In order, since a later announcement replaces an earlier announcement. One by one, so
@@ -117,7 +117,7 @@ impl Worker {
             }
         }
         if !left.is_empty() {
-            self.handle.put_back(left);
+            self.served.handle.put_back(left);
         }
         self.pipeline.end_look();
     }
@@ -134,7 +134,7 @@ impl Worker {
         for i in 0..count {
             match Token::from_bits(self.inbox.events[i].data()) {
                 Token::Wake => {
-                    let _ = self.handle.wake.read();
+                    let _ = self.served.handle.wake.read();
                 }
                 token @ (Token::Receive(..) | Token::Transmit(..)) => {
                     self.contained(token, |worker| worker.kick(token, true));
@@ -194,7 +194,7 @@ impl Worker {
     ) {
         let Token::Transmit(id, _) = token else { return };
         queue.stats.kicks.add(kicked.into());
-        if state.vring.owner != Some(self.index) {
+        if state.vring.owner != Some(self.served.index) {
             // The ring has moved; its new worker was told to look.
             return;
         }

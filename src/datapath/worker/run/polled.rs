@@ -26,7 +26,7 @@ impl Worker {
         let Some(queue) = self.device_queue(token) else { return };
         let polled = queue.device().filter(|device| device.inbox().is_some());
         let Some(device) = polled else { return };
-        self.handle.unwatch(device.as_raw_fd());
+        self.served.handle.unwatch(device.as_raw_fd());
         // Set last: a thread that is stuck before this line does not undo the work of a reserve,
         // and looks at all devices when it continues.
         queue.set_unwatched(true);
@@ -40,7 +40,7 @@ impl Worker {
             return true;
         }
         let Some(device) = queue.device() else { return true };
-        let watched = self.handle.watch(device.as_raw_fd(), token).is_ok();
+        let watched = self.served.handle.watch(device.as_raw_fd(), token).is_ok();
         queue.set_unwatched(!watched);
         watched
     }
@@ -67,7 +67,7 @@ mod tests {
         port.attach(vec![Arc::clone(uplink) as Device], Offloads::NONE);
         worker.present.add(Arc::new(Port::device(1, "x0", port)));
         worker.refresh();
-        worker.handle.watch(uplink.as_raw_fd(), TOKEN).unwrap();
+        worker.served.handle.watch(uplink.as_raw_fd(), TOKEN).unwrap();
         uplink.queue(&broadcast());
         worker.take_events();
         assert!(worker.ready.contains(TOKEN) && worker.turn());

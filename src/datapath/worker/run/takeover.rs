@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::Worker;
+use super::{Served, Worker};
 use crate::pipeline::signals::SignalHolder;
 use crate::port::{Endpoint, Port, QueueRef};
 use crate::stalls::Duty;
@@ -22,9 +22,9 @@ impl Worker {
     #[cold]
     pub(super) fn update_takeover(&mut self) {
         let stalls = &mut self.pipeline.stalls;
-        self.reserves.resume(&self.own.takeover, || stalls.last_turn());
-        let reserves = Arc::clone(&self.reserves);
-        if self.number < self.reserves.workers() {
+        self.all.reserves.resume(&self.own.takeover, || stalls.last_turn());
+        let reserves = Arc::clone(&self.all.reserves);
+        if self.number < self.all.reserves.workers() {
             if let Some(thread) = reserves.come_back(self.number) {
                 self.begin_work(SignalHolder::Thread(thread));
             }
@@ -51,25 +51,24 @@ impl Worker {
     /// The worker is woken, since this thread may have taken the events that were to wake it.
     pub(super) fn retire(&mut self) {
         for ready in self.ready.take() {
-            self.handle.look(ready.token);
+            self.served.handle.look(ready.token);
         }
         for (token, _) in std::mem::take(&mut self.inbox.kicked) {
-            self.handle.look(token);
+            self.served.handle.look(token);
         }
         for note in self.inbox.notes.drain(..).rev() {
-            self.handle.leave(note);
+            self.served.handle.leave(note);
         }
         self.inbox.signal_audit.rings.clear();
-        self.own.stats.move_to(&self.handle.counted);
-        self.handle.takeover.wake();
+        self.own.stats.move_to(&self.served.handle.counted);
+        self.served.handle.takeover.wake();
         self.work_for(self.number);
         self.own.takeover.end_duty();
     }
 
     fn work_for(&mut self, index: usize) {
-        self.index = index;
-        self.handle = Arc::clone(&self.threads[index]);
-        self.pipeline.work_for(index, &self.handle.floods, self.is_relieving());
+        self.served = Served { handle: Arc::clone(&self.all.handles[index]), index };
+        self.pipeline.work_for(index, &self.served.handle.floods, self.is_relieving());
     }
 
     /// Recovers from a panic that belongs to no port. Events and signals may be lost, so all
@@ -79,7 +78,7 @@ impl Worker {
         self.pipeline.signals.slot.active();
         self.own.sleep_state.awake();
         // The panic may have left notes that were taken.
-        self.handle.noted.store(true, Ordering::Relaxed);
+        self.served.handle.noted.store(true, Ordering::Relaxed);
         self.begin_work(SignalHolder::Anyone);
     }
 
@@ -112,7 +111,7 @@ impl Worker {
                 }
                 Endpoint::Device(device) => {
                     for i in 0..device.queues().len() {
-                        if port.device_worker(i, self.reserves.workers()) == self.index {
+                        if port.device_worker(i, self.all.reserves.workers()) == self.served.index {
                             self.ready.mark(Token::Device(port.id, i as u16));
                         }
                     }

@@ -87,7 +87,7 @@ fn a_port_is_known_before_its_first_note_or_event_is_taken() {
     let port = |id| Arc::new(Port::guest(id, "new", 1));
     let mut worker = worker();
     worker.present.add(port(1));
-    worker.handle.look(Token::Transmit(1, 0));
+    worker.served.handle.look(Token::Transmit(1, 0));
     worker.take_notes();
     assert!(worker.ports.get(1).is_some());
     assert_eq!(tokens(&worker), [Token::Transmit(1, 0)]);
@@ -108,7 +108,7 @@ fn nothing_is_left_of_a_port_that_is_gone_or_another_one() {
         worker.ready.mark(Token::Transmit(id, 0));
         worker.inbox.kicked.push((Token::Receive(id, 0), true));
     }
-    let handle = Arc::clone(&worker.handle);
+    let handle = Arc::clone(&worker.served.handle);
     let adopted = || handle.adopted.load(Ordering::Acquire);
     let without = worker.present.remove(1);
     worker.present.remove(2);

@@ -19,7 +19,7 @@ fn floods_belong_to_the_worker() {
     let [mut worker, mut reserve] = worker_and_reserve();
     worker.pipeline.floods.push(empty_flood());
     let stalled = Stalled { thread: 0, at: [NOWHERE; 2], step: 0 };
-    worker.reserves.relieve(0, stalled, &|| true);
+    worker.all.reserves.relieve(0, stalled, &|| true);
     reserve.update_takeover();
     assert_eq!(reserve.pipeline.floods.len(), 1);
     worker.update_takeover();
@@ -43,7 +43,7 @@ fn a_reserve_works_for_a_worker_that_stands_still() {
     state.vring.call = Some(Arc::new(CallFd::new(call, Arc::default(), 0)));
     worker.pipeline.signals.note(0, true, &mut state.vring, &queue(0).stats);
     drop(state);
-    let reserves = Arc::clone(&worker.reserves);
+    let reserves = Arc::clone(&worker.all.reserves);
     let stalled = Stalled { thread: 0, at: [1, NOWHERE], step: 0 };
     let relieve = || reserves.relieve(0, stalled, &|| true);
     assert_eq!([relieve(), relieve()], [Some(0), None], "the only reserve has a task");
@@ -52,7 +52,7 @@ fn a_reserve_works_for_a_worker_that_stands_still() {
     assert!(reserve.own.takeover.has_news() && !reserve.own.takeover.has_news());
     let held = queue(0).lock();
     reserve.update_takeover();
-    assert!(reserve.is_relieving() && reserve.index == 0);
+    assert!(reserve.is_relieving() && reserve.served.index == 0);
     assert_eq!(tokens(&reserve), [Token::Transmit(0, 0), Token::Transmit(1, 0)]);
     drop(held);
     reserve.audit_signals();
@@ -63,8 +63,8 @@ fn a_reserve_works_for_a_worker_that_stands_still() {
     );
     reserve.pipeline.end_turn(&ports, &reserve.own.stats);
     assert_eq!(called.read().unwrap(), 1, "the signal that the worker owes");
-    reserve.handle.look(Token::Receive(0, 0));
-    assert!(worker.handle.noted.load(Ordering::Relaxed));
+    reserve.served.handle.look(Token::Receive(0, 0));
+    assert!(worker.served.handle.noted.load(Ordering::Relaxed));
 
     assert!(worker.own.takeover.has_news());
     // The reserve does not answer, so the worker looks at all sources itself.
@@ -79,7 +79,7 @@ fn a_reserve_works_for_a_worker_that_stands_still() {
     worker.update_takeover();
     assert_eq!((worker.own.stats.frames.get(), reserve.own.stats.frames.get()), (7, 0));
     let mut notes = Vec::new();
-    worker.handle.take_notes(&mut notes);
+    worker.served.handle.take_notes(&mut notes);
     assert!(notes.contains(&Note::Look(Token::Transmit(0, 0))), "{notes:?}");
     assert_eq!(relieve(), Some(0), "and again");
 }
@@ -91,7 +91,7 @@ fn a_thread_that_went_on_meanwhile_is_woken_and_not_relieved() {
     worker.present.add(Arc::new(Port::guest(1, "slow", 1)));
     let ports = worker.present.present();
     let is_apart = || ports[1].as_guest().unwrap().tx[0].is_stalled();
-    let reserves = Arc::clone(&worker.reserves);
+    let reserves = Arc::clone(&worker.all.reserves);
     for at in [[1, NOWHERE], [NOWHERE; 2]] {
         let stalled = Stalled { thread: 0, at, step: 0 };
         assert_eq!(reserves.relieve(0, stalled, &|| false), None);
@@ -115,7 +115,7 @@ fn a_thread_that_went_on_meanwhile_is_woken_and_not_relieved() {
 #[test]
 fn a_thread_that_comes_back_amid_its_relief_has_none() {
     let [worker, mut reserve] = worker_and_reserve();
-    let reserves = Arc::clone(&worker.reserves);
+    let reserves = Arc::clone(&worker.all.reserves);
     let comes_back = || {
         assert_eq!(reserves.come_back(0), Some(1), "the reserve does not answer");
         false
@@ -163,7 +163,7 @@ fn a_reserve_wakes_where_the_worker_may_run() {
         let before = told.recv().unwrap();
         let all = affinity::allowed().unwrap();
         let me = rustix::thread::gettid().as_raw_pid();
-        worker.reserves.relieve(0, Stalled { thread: me, at: [NOWHERE; 2], step: 0 }, &|| true);
+        worker.all.reserves.relieve(0, Stalled { thread: me, at: [NOWHERE; 2], step: 0 }, &|| true);
         drop(go);
         assert_eq!((before.len(), told.recv().unwrap()), (1, all));
     });
@@ -173,7 +173,7 @@ fn a_reserve_wakes_where_the_worker_may_run() {
 #[test]
 fn a_reserve_that_panicked_goes_on_for_the_worker() {
     let [worker, mut reserve] = worker_and_reserve();
-    worker.reserves.relieve(0, Stalled { thread: 0, at: [NOWHERE; 2], step: 0 }, &|| true);
+    worker.all.reserves.relieve(0, Stalled { thread: 0, at: [NOWHERE; 2], step: 0 }, &|| true);
     reserve.update_takeover();
     let taken = tokens(&reserve);
     reserve.ready.take();
