@@ -12,7 +12,8 @@ use super::sampler::Seen;
 use super::{Daemon, View};
 use api::config::{Between, Oddity, Settings, Unread, between};
 use api::diagnosis::facts::{
-    self, Condition, Degraded, Facts, Link, LinkState, Odd, Offloads, Refused,
+    self, Addresses, Condition, Degraded, Facts, Guest, Link, LinkState, Odd, Offloads, Recent,
+    Refused,
 };
 use api::diagnosis::history::{LATELY, MINUTE, MOMENT};
 use api::diagnosis::{self, Finding};
@@ -107,16 +108,6 @@ impl View {
         held: &impl Deref<Target = HashSet<(MacAddr, PortId)>>,
         now: u32,
     ) -> facts::Port {
-        let name = |id| ports.get(id).map(|port| port.name.clone());
-        let foreign = port.observed.last_seen.foreign().and_then(|mac| {
-            let segment = ports.policy(port.id).untagged()?;
-            let (owner, is_static) = self.fdb.whose(Station::new(segment, mac))?;
-            Some((mac, name(owner).filter(|_| is_static && owner != port.id)?))
-        });
-        let last = port.observed.last_seen.held();
-        let held = last.and_then(|(mac, at)| Some((mac, name(at)?, held.contains(&(mac, at)))));
-        let moved =
-            port.observed.last_seen.moved().and_then(|(mac, from)| Some((mac, name(from)?)));
         let over = |seen: &Seen| [MOMENT, MINUTE, LATELY].map(|seconds| seen.over(seconds, now));
         let seen = self.samples.of(port, |seen| {
             let dropped: Vec<(DropReason, u64)> = seen.drops.lately(now).collect();
@@ -127,18 +118,38 @@ impl View {
             name: port.name.clone(),
             link: link(port),
             mtu: port.mtu.get(),
-            addresses: self.fdb.port_len(port.id),
-            has_all_addresses: self.fdb.is_port_full(port.id),
+            addresses: self.addresses_of(ports, port, held),
             is_disabled: !port.policy.get().forwards,
             segment: segment(ports, port),
-            guest_memory: guest_memory(port, &dropped),
+            guest: Guest { memory_faults: guest_memory(port, &dropped), broken: broken(port) },
             refused: refused(port, &dropped),
-            broken: broken(port),
             offloads: offloads(port),
-            moment,
-            minute,
-            lately,
+            counts: Recent { moment, minute, lately },
             senders,
+        }
+    }
+
+    /// Returns the facts of a port's addresses. `all_held` has the addresses that are held now,
+    /// each with its port.
+    fn addresses_of(
+        &self,
+        ports: &PortTable,
+        port: &Port,
+        all_held: &impl Deref<Target = HashSet<(MacAddr, PortId)>>,
+    ) -> Addresses {
+        let name = |id| ports.get(id).map(|port| port.name.clone());
+        let foreign = port.observed.last_seen.foreign().and_then(|mac| {
+            let segment = ports.policy(port.id).untagged()?;
+            let (owner, is_static) = self.fdb.whose(Station::new(segment, mac))?;
+            Some((mac, name(owner).filter(|_| is_static && owner != port.id)?))
+        });
+        let last = port.observed.last_seen.held();
+        let held = last.and_then(|(mac, at)| Some((mac, name(at)?, all_held.contains(&(mac, at)))));
+        let moved =
+            port.observed.last_seen.moved().and_then(|(mac, from)| Some((mac, name(from)?)));
+        Addresses {
+            count: self.fdb.port_len(port.id),
+            is_full: self.fdb.is_port_full(port.id),
             foreign,
             moved,
             held,

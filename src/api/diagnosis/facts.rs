@@ -66,22 +66,27 @@ pub struct Port {
     pub link: Option<Link>,
     /// Longest packet in bytes, if there is a limit.
     pub mtu: Option<u32>,
-    /// Number of the port's addresses.
-    pub addresses: usize,
-    /// True if the port has learned as many addresses as the port may.
-    pub has_all_addresses: bool,
+    /// Addresses of the port.
+    pub addresses: Addresses,
     /// True if the port has `admin=down`.
     pub is_disabled: bool,
     /// Bridge or VLAN of the port's untagged frames; none for the default bridge without VLANs.
     pub segment: Option<Segment>,
-    /// Faults of the guest's memory.
-    pub guest_memory: Memory,
+    /// Faults of the guest and of its front-end.
+    pub guest: Guest,
     /// The most frequent recent drop of frames that no healthy guest sends.
     pub refused: Option<Refused>,
-    /// Indices of broken rings, which the switch ignores.
-    pub broken: Vec<usize>,
     /// Frames to the port, and offloads in software, since the port began.
     pub offloads: Offloads,
+    /// Counts of the last seconds and minutes.
+    pub counts: Recent,
+    /// Senders of frames that lately found no room at the port, the sender with most frames first.
+    pub senders: Vec<Sender>,
+}
+
+/// Counts of a port over three spans of time.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Recent {
     /// Counts of the last [`MOMENT`] seconds.
     ///
     /// [`MOMENT`]: super::history::MOMENT
@@ -94,8 +99,15 @@ pub struct Port {
     ///
     /// [`LATELY`]: super::history::LATELY
     pub lately: Counts,
-    /// Senders of frames that lately found no room at the port, the sender with most frames first.
-    pub senders: Vec<Sender>,
+}
+
+/// Addresses of a port, and the last address that another port has or had.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Addresses {
+    /// Number of the port's addresses.
+    pub count: usize,
+    /// True if the port has learned as many addresses as the port may.
+    pub is_full: bool,
     /// Last source address from the port that is static at another port, and the other port.
     pub foreign: Option<(MacAddr, String)>,
     /// Last address that moved to the port, and the address's earlier port.
@@ -103,6 +115,15 @@ pub struct Port {
     /// Last source address from the port that flapped and was held at another port, the other port,
     /// and true if the address is held now.
     pub held: Option<(MacAddr, String, bool)>,
+}
+
+/// Faults of a guest and of its front-end.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Guest {
+    /// Faults of the memory that the front-end shares.
+    pub memory_faults: Memory,
+    /// Indices of broken rings, which the switch ignores.
+    pub broken: Vec<usize>,
 }
 
 /// Faults of the memory that a front-end shares.

@@ -18,17 +18,17 @@ pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
 }
 
 fn full(port: &Port, facts: &Facts) -> Option<Finding> {
-    let refused = port.lately.learn_refused;
+    let refused = port.counts.lately.learn_refused;
     if refused == 0 {
         return None;
     }
-    let (own, all) = (port.addresses, facts.addresses);
-    let most = facts.ports.iter().max_by_key(|port| port.addresses).unwrap_or(port);
-    let why = match port.has_all_addresses {
+    let (own, all) = (port.addresses.count, facts.addresses);
+    let most = facts.ports.iter().max_by_key(|port| port.addresses.count).unwrap_or(port);
+    let why = match port.addresses.is_full {
         true => format!("the port has reached its limit, {own}"),
         false => format!(
             "the table has {all} of {FDB_MAX_ENTRIES}, most of them behind '{}', {}",
-            most.name, most.addresses
+            most.name, most.addresses.count
         ),
     };
     let cause = format!(
@@ -40,7 +40,8 @@ fn full(port: &Port, facts: &Facts) -> Option<Finding> {
 }
 
 fn foreign(port: &Port) -> Option<Finding> {
-    let (mac, owner) = port.foreign.as_ref().filter(|_| port.minute.learn_static > 0)?;
+    let (mac, owner) =
+        port.addresses.foreign.as_ref().filter(|_| port.counts.minute.learn_static > 0)?;
     let name = &port.name;
     let cause = format!(
         "the port sends from {mac}, a static address of '{owner}': answers go to that port"
@@ -55,7 +56,8 @@ fn foreign(port: &Port) -> Option<Finding> {
 
 /// Finds an address of a port that is held at another port.
 fn held(port: &Port) -> Option<Finding> {
-    let (mac, at, now) = port.held.as_ref().filter(|_| port.minute.learn_held > 0)?;
+    let (mac, at, now) =
+        port.addresses.held.as_ref().filter(|_| port.counts.minute.learn_held > 0)?;
     let how = match now {
         true => format!("it is held at '{at}' now, its earlier port"),
         false => format!("it was held at '{at}' in the last minute"),
@@ -78,19 +80,19 @@ fn settle(mac: &MacAddr) -> String {
 
 /// Finds an address that moves between two ports; the finding is about the first port.
 fn moving(at: usize, port: &Port, facts: &Facts) -> Option<Finding> {
-    let often = |port: &Port| port.minute.moves >= MANY_MOVES;
-    let (mac, from) = port.moved.as_ref().filter(|_| often(port))?;
+    let often = |port: &Port| port.counts.minute.moves >= MANY_MOVES;
+    let (mac, from) = port.addresses.moved.as_ref().filter(|_| often(port))?;
     let (place, other) = (facts.ports.iter().enumerate())
         .find(|(_, other)| other.name == *from && often(other) && other.name != port.name)?;
     // The finding about a held address is about the port that is not the holder.
-    if other.held.is_some() && other.minute.learn_held > 0 {
+    if other.addresses.held.is_some() && other.counts.minute.learn_held > 0 {
         return None;
     }
-    let back = other.moved.as_ref().is_some_and(|(_, from)| *from == port.name);
+    let back = other.addresses.moved.as_ref().is_some_and(|(_, from)| *from == port.name);
     if back && place < at {
         return None;
     }
-    let moves = port.minute.moves + other.minute.moves;
+    let moves = port.counts.minute.moves + other.counts.minute.moves;
     let cause = format!(
         "{mac} moves between this port and '{from}' again and again, {moves} moves in the last \
          minute: two stations have the address, or the network has a loop"

@@ -15,10 +15,10 @@ pub fn judge(facts: &Facts, found: &mut Vec<Finding>) {
 }
 
 fn missing(port: &Port) -> Option<Finding> {
-    if !port.guest_memory.missing {
+    if !port.guest.memory_faults.missing {
         return None;
     }
-    let cause = match port.guest_memory.all_on_disk {
+    let cause = match port.guest.memory_faults.all_on_disk {
         true => "all of its guest's memory lies in files on a disk, which the switch leaves out",
         false => "its front-end shares no memory, so the switch cannot read the guest's frames",
     };
@@ -27,15 +27,16 @@ fn missing(port: &Port) -> Option<Finding> {
 }
 
 fn on_disk(port: &Port) -> Option<Finding> {
-    let mib = port.guest_memory.on_disk >> 20;
+    let mib = port.guest.memory_faults.on_disk >> 20;
     let cause = format!("{mib} MiB of its memory lie in a file on a disk and are left out");
     let command = format!("QEMU: {QEMU}");
-    (port.guest_memory.on_disk > 0).then(|| Finding::of(MEMORY_ON_DISK, port, cause, command))
+    (port.guest.memory_faults.on_disk > 0)
+        .then(|| Finding::of(MEMORY_ON_DISK, port, cause, command))
 }
 
 /// Finds memory that is not shared, such as a plugged DIMM, in which the driver has buffers.
 fn outside(port: &Port) -> Option<Finding> {
-    let count = port.guest_memory.outside + port.lately.bad_buffers;
+    let count = port.guest.memory_faults.outside + port.counts.lately.bad_buffers;
     let cause = format!(
         "{} of its guest lately lay outside the memory that its front-end shares: a part of the \
          memory, such as a plugged DIMM or a NUMA node, is private, or the driver is broken",

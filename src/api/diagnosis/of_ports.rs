@@ -66,7 +66,7 @@ fn disabled(port: &Port) -> Option<Finding> {
 }
 
 fn broken(port: &Port) -> Option<Finding> {
-    let rings: Vec<String> = port.broken.iter().map(usize::to_string).collect();
+    let rings: Vec<String> = port.guest.broken.iter().map(usize::to_string).collect();
     if rings.is_empty() {
         return None;
     }
@@ -76,7 +76,8 @@ fn broken(port: &Port) -> Option<Finding> {
 }
 
 fn overloaded(port: &Port) -> Option<Finding> {
-    let (dropped, all) = (port.moment.no_room, port.moment.no_room + port.moment.out);
+    let (dropped, all) =
+        (port.counts.moment.no_room, port.counts.moment.no_room + port.counts.moment.out);
     if dropped < MANY_DROPS || dropped * 100 <= all * FEW_PERCENT {
         return None;
     }
@@ -99,7 +100,7 @@ fn named(senders: &[Sender]) -> String {
 }
 
 fn too_long(port: &Port) -> Option<Finding> {
-    let dropped = port.lately.too_big;
+    let dropped = port.counts.lately.too_big;
     if dropped == 0 {
         return None;
     }

@@ -1,6 +1,7 @@
 //! Each fault of a healthy switch is found by its own code, and by no other code.
 
-use super::facts::{Bridge, Degraded, Link, LinkState, Odd, Offloads, Port, Refused, Segment};
+use super::facts::{Addresses, Bridge, Degraded, Link, LinkState, Odd, Offloads, Port};
+use super::facts::{Recent, Refused, Segment};
 use super::history::{Counts, Sender};
 use super::*;
 use base::frame::MacAddr;
@@ -16,11 +17,9 @@ fn guest(name: &str) -> Port {
     Port {
         name: name.to_owned(),
         mtu: Some(1500),
-        addresses: 1,
+        addresses: Addresses { count: 1, ..Addresses::default() },
         offloads: Offloads { frames: 100_000, checksummed: 999, ..Offloads::default() },
-        moment: counted,
-        minute: counted,
-        lately: counted,
+        counts: Recent { moment: counted, minute: counted, lately: counted },
         senders: vec![Sender { port: "vm2".to_owned(), frames: 99 }],
         ..Port::default()
     }
@@ -58,16 +57,16 @@ const FAULTS: [Fault; 27] = [
         let command = "vioswitchctl port reset vm2".to_owned();
         facts.condition.unused.push(Odd { port, with: Vec::new(), cause, command });
     }),
-    ("ring-broken", |facts| facts.ports[0].broken = vec![0, 3]),
-    ("receiver-overloaded", |facts| facts.ports[0].moment.no_room = 6_000),
-    ("receiver-overloaded", |facts| facts.ports[2].moment.no_room = 6_000),
-    ("frames-too-long", |facts| facts.ports[1].lately.too_big = 1),
+    ("ring-broken", |facts| facts.ports[0].guest.broken = vec![0, 3]),
+    ("receiver-overloaded", |facts| facts.ports[0].counts.moment.no_room = 6_000),
+    ("receiver-overloaded", |facts| facts.ports[2].counts.moment.no_room = 6_000),
+    ("frames-too-long", |facts| facts.ports[1].counts.lately.too_big = 1),
     ("offloads-in-software", |facts| facts.ports[0].offloads.segmented = 1),
-    ("fdb-full", |facts| facts.ports[0].lately.learn_refused = 1),
-    ("fdb-full", |facts| facts.ports[2].lately.learn_refused = 1),
+    ("fdb-full", |facts| facts.ports[0].counts.lately.learn_refused = 1),
+    ("fdb-full", |facts| facts.ports[2].counts.lately.learn_refused = 1),
     ("address-of-another", |facts| {
-        facts.ports[0].minute.learn_static = 1;
-        facts.ports[0].foreign = Some((mac(), "vm2".to_owned()));
+        facts.ports[0].counts.minute.learn_static = 1;
+        facts.ports[0].addresses.foreign = Some((mac(), "vm2".to_owned()));
     }),
     ("port-alone", |facts| facts.ports[0].segment = Some(vlan(false, true))),
     ("vlan-without-uplink", |facts| {
@@ -77,8 +76,8 @@ const FAULTS: [Fault; 27] = [
     }),
     ("address-moving", |facts| {
         for (at, from) in [(0, "vm2"), (1, "vm1")] {
-            facts.ports[at].minute.moves = 3;
-            facts.ports[at].moved = Some((mac(), from.to_owned()));
+            facts.ports[at].counts.minute.moves = 3;
+            facts.ports[at].addresses.moved = Some((mac(), from.to_owned()));
         }
     }),
     ("tap-gone", |facts| state(facts, LinkState::Gone)),
@@ -91,22 +90,25 @@ const FAULTS: [Fault; 27] = [
     ("port-disabled", |facts| facts.ports[0].is_disabled = true),
     ("address-moving", |facts| {
         for (at, from) in [(0, "vm2"), (1, "vm1")] {
-            facts.ports[at].minute.moves = 3;
-            facts.ports[at].moved = Some((mac(), from.to_owned()));
+            facts.ports[at].counts.minute.moves = 3;
+            facts.ports[at].addresses.moved = Some((mac(), from.to_owned()));
         }
-        facts.ports[1].minute.learn_held = 1;
-        facts.ports[1].held = Some((mac(), "vm1".to_owned(), true));
+        facts.ports[1].counts.minute.learn_held = 1;
+        facts.ports[1].addresses.held = Some((mac(), "vm1".to_owned(), true));
     }),
-    ("memory-not-shared", |facts| facts.ports[0].guest_memory.missing = true),
+    ("memory-not-shared", |facts| facts.ports[0].guest.memory_faults.missing = true),
     ("memory-not-shared", |facts| {
-        (facts.ports[0].guest_memory.missing, facts.ports[0].guest_memory.all_on_disk) =
-            (true, true);
+        (
+            facts.ports[0].guest.memory_faults.missing,
+            facts.ports[0].guest.memory_faults.all_on_disk,
+        ) = (true, true);
     }),
     ("memory-on-disk", |facts| {
-        (facts.ports[0].guest_memory.on_disk, facts.ports[0].guest_memory.outside) = (1 << 30, 9);
+        (facts.ports[0].guest.memory_faults.on_disk, facts.ports[0].guest.memory_faults.outside) =
+            (1 << 30, 9);
     }),
-    ("memory-partly-shared", |facts| facts.ports[0].guest_memory.outside = 7),
-    ("memory-partly-shared", |facts| facts.ports[0].lately.bad_buffers = 1),
+    ("memory-partly-shared", |facts| facts.ports[0].guest.memory_faults.outside = 7),
+    ("memory-partly-shared", |facts| facts.ports[0].counts.lately.bad_buffers = 1),
     ("frames-refused", |facts| {
         let violation = Some("10.0.0.9 is not allowed as a source address".to_owned());
         let reason = DropReason::Guard;
@@ -181,13 +183,13 @@ fn a_finding_names_those_it_is_about() {
     let (none, disk) = (&found(FAULTS[19].1)[0], &found(FAULTS[20].1)[0]);
     assert!(none.cause.contains("shares no memory") && disk.cause.contains("on a disk"));
     let full = found(|facts| {
-        facts.ports[1].lately.learn_refused = 7;
-        (facts.ports[2].addresses, facts.addresses) = (65_000, 65_536);
+        facts.ports[1].counts.lately.learn_refused = 7;
+        (facts.ports[2].addresses.count, facts.addresses) = (65_000, 65_536);
     });
     assert!(full[0].cause.contains("most of them behind 'up', 65000"), "{full:?}");
     let full = found(|facts| {
-        facts.ports[1].lately.learn_refused = 7;
-        (facts.ports[1].addresses, facts.ports[1].has_all_addresses) = (4096, true);
+        facts.ports[1].counts.lately.learn_refused = 7;
+        (facts.ports[1].addresses.count, facts.ports[1].addresses.is_full) = (4096, true);
     });
     assert!(full[0].cause.contains("has reached its limit, 4096"), "{full:?}");
 }
@@ -199,12 +201,12 @@ fn one_thing_is_singular() {
             let all = Offloads { frames: 1001, segmented: 1, segments: 1, checksummed: 1000 };
             facts.ports[0].offloads = all;
         }),
-        ("1 frame was too long", |facts| facts.ports[1].lately.too_big = 1),
+        ("1 frame was too long", |facts| facts.ports[1].counts.lately.too_big = 1),
         ("dropped 1 frame lately", |facts| {
             let reason = DropReason::Guard;
             facts.ports[1].refused = Some(Refused { reason, frames: 1, violation: None });
         }),
-        ("1 buffer of its guest", |facts| facts.ports[0].guest_memory.outside = 1),
+        ("1 buffer of its guest", |facts| facts.ports[0].guest.memory_faults.outside = 1),
     ];
     for (words, fault) in faults {
         assert!(found(fault).iter().any(|one| one.cause.contains(words)), "{words}");
@@ -218,27 +220,28 @@ fn what_is_no_fault_is_no_finding() {
         |facts| facts.ports[0].segment = Some(vlan(true, false)),
         // All addresses behind an uplink move to the other uplink, once.
         |facts| {
-            facts.ports[3].minute.moves = 4_000;
-            facts.ports[3].moved = Some((mac(), "up".to_owned()));
+            facts.ports[3].counts.minute.moves = 4_000;
+            facts.ports[3].addresses.moved = Some((mac(), "up".to_owned()));
         },
         // A guest migrates there and back.
         |facts| {
             for (at, from) in [(0, "up"), (2, "vm1")] {
-                facts.ports[at].moved = Some((mac(), from.to_owned()));
+                facts.ports[at].addresses.moved = Some((mac(), from.to_owned()));
             }
         },
         // Some of a million.
         |facts| {
-            facts.ports[0].moment = Counts { out: 1_000_000, no_room: 5_000, ..healthy_counts() }
+            facts.ports[0].counts.moment =
+                Counts { out: 1_000_000, no_room: 5_000, ..healthy_counts() }
         },
         // An address that was static at another port when it was seen, and is not static any more.
-        |facts| facts.ports[0].minute.learn_static = 1,
+        |facts| facts.ports[0].counts.minute.learn_static = 1,
         // The interface is down: no frame returns through it.
         |facts| {
             facts.ports[3] = uplink("away", 1);
             facts.ports[3].link = None;
         },
-        |facts| facts.ports[0].moved = Some((mac(), "vm1".to_owned())),
+        |facts| facts.ports[0].addresses.moved = Some((mac(), "vm1".to_owned())),
     ];
     for (n, change) in harmless.into_iter().enumerate() {
         assert_eq!(found(change), [], "{n}");
@@ -246,15 +249,15 @@ fn what_is_no_fault_is_no_finding() {
 }
 
 fn healthy_counts() -> Counts {
-    guest("").moment
+    guest("").counts.moment
 }
 
 #[test]
 fn the_worst_comes_first_and_there_is_an_end() {
     let all = found(|facts| {
         facts.ports = (0..300).map(|n| guest(&format!("p{n}"))).collect();
-        facts.ports.iter_mut().for_each(|port| port.lately.too_big = 1);
-        facts.ports[299].broken = vec![1];
+        facts.ports.iter_mut().for_each(|port| port.counts.lately.too_big = 1);
+        facts.ports[299].guest.broken = vec![1];
     });
     assert_eq!((all[0].code, all[1].code, all.len()), ("ring-broken", "frames-too-long", 256));
 }
