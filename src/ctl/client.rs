@@ -40,7 +40,7 @@ pub struct Client {
 }
 
 /// Next part of an answer that continues for as long as events occur.
-pub enum Next<A> {
+pub enum NextPart<A> {
     /// A part of the answer; true if another part follows.
     Part(A, bool),
     /// No part came before the stop flag ended the wait.
@@ -137,16 +137,16 @@ impl Client {
     pub(crate) fn next<A: DeserializeOwned>(
         &mut self,
         stop: &AtomicBool,
-    ) -> Result<Next<A>, Failure> {
+    ) -> Result<NextPart<A>, Failure> {
         loop {
             let stopped = stop.load(Ordering::Relaxed);
             match self.read() {
                 Err(error) if matches!(error.kind(), WouldBlock | TimedOut | Interrupted) => {
                     if stopped {
-                        return Ok(Next::Nothing);
+                        return Ok(NextPart::Nothing);
                     }
                 }
-                read => return self.parse(read).map(|(part, more)| Next::Part(part, more)),
+                read => return self.parse(read).map(|(part, more)| NextPart::Part(part, more)),
             }
         }
     }

@@ -15,7 +15,7 @@ use base64::prelude::BASE64_STANDARD;
 use clap::Args;
 use jiff::Timestamp;
 
-use crate::client::{Client, Next};
+use crate::client::{Client, NextPart};
 use crate::failure::Failure;
 use crate::output::say;
 use crate::pcapng::{Frame, Writer};
@@ -76,7 +76,7 @@ impl Capture {
         client.begin(&request)?;
         // The switch answers once the capture has begun, or refuses; after a refusal no file is
         // created.
-        if matches!(client.next::<Packets>(&stop)?, Next::Nothing) {
+        if matches!(client.next::<Packets>(&stop)?, NextPart::Nothing) {
             return Ok(());
         }
         let mut output = self.open(json)?;
@@ -127,7 +127,7 @@ impl Capture {
         // Frames may pass without an end: after ^C the client waits for earlier frames only.
         let mut end = None;
         while *told < most && end.is_none_or(|end| Instant::now() < end) {
-            let Next::Part(part, more) = client.next::<Packets>(stop)? else { break };
+            let NextPart::Part(part, more) = client.next::<Packets>(stop)? else { break };
             if stop.load(Ordering::Relaxed) {
                 end.get_or_insert_with(|| Instant::now() + LAST);
             }

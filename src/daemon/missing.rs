@@ -24,12 +24,12 @@ pub struct Missing {
 struct Lack {
     degradation: Degradation,
     found: Instant,
-    next: Next,
+    next: Attempt,
 }
 
 /// The time of the next attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Next {
+enum Attempt {
     /// The retry thread never tries.
     Never,
     /// The retry thread tries at this time; after a failure it tries again after twice the pause.
@@ -41,9 +41,9 @@ enum Next {
 impl Lack {
     /// Ends an attempt that is under way; the next attempt comes after a longer pause.
     fn wait(&mut self, now: Instant) {
-        if let Next::Running(pause) = self.next {
+        if let Attempt::Running(pause) = self.next {
             let pause = (2 * pause).min(RETRY_MAX);
-            self.next = Next::At(now + pause, pause);
+            self.next = Attempt::At(now + pause, pause);
         }
     }
 }
@@ -61,7 +61,8 @@ impl Missing {
         match self.find(*code, subject.as_deref()) {
             Some(at) => self.all[at].degradation.text.clone_from(text),
             None => {
-                let next = if again { Next::At(now + RETRY_MIN, RETRY_MIN) } else { Next::Never };
+                let next =
+                    if again { Attempt::At(now + RETRY_MIN, RETRY_MIN) } else { Attempt::Never };
                 self.all.push(Lack { degradation, found: now, next });
             }
         }
@@ -87,11 +88,11 @@ impl Missing {
     /// Begins the attempt that is due for the longest time. The attempt lasts until
     /// [`Missing::take`] removes its subject, or [`Missing::failed`].
     pub(crate) fn begin(&mut self, now: Instant) -> Option<(Code, Option<String>)> {
-        let due = |lack: &&mut Lack| matches!(lack.next, Next::At(at, _) if at <= now);
-        let at = |lack: &Lack| if let Next::At(at, _) = lack.next { at } else { now };
+        let due = |lack: &&mut Lack| matches!(lack.next, Attempt::At(at, _) if at <= now);
+        let at = |lack: &Lack| if let Attempt::At(at, _) = lack.next { at } else { now };
         let lack = self.all.iter_mut().filter(due).min_by_key(|lack| at(lack))?;
-        if let Next::At(_, pause) = lack.next {
-            lack.next = Next::Running(pause);
+        if let Attempt::At(_, pause) = lack.next {
+            lack.next = Attempt::Running(pause);
         }
         Some((lack.degradation.code, lack.degradation.subject.clone()))
     }
@@ -120,7 +121,7 @@ impl Missing {
     /// True while the retry thread tries a port.
     pub(crate) fn is_tried(&self, name: &str) -> bool {
         let of = |lack: &&Lack| lack.degradation.subject.as_deref() == Some(name);
-        self.all.iter().filter(of).any(|lack| matches!(lack.next, Next::Running(_)))
+        self.all.iter().filter(of).any(|lack| matches!(lack.next, Attempt::Running(_)))
     }
 
     fn find(&self, code: Code, subject: Option<&str>) -> Option<usize> {

@@ -154,7 +154,7 @@ impl Daemon {
     }
 
     /// Returns the next step of a reload's thread.
-    pub(super) fn next_to_create(&mut self) -> Next {
+    pub(super) fn next_to_create(&mut self) -> ReloadStep {
         self.advance_all();
         let wanted = &self.desired;
         self.missing.coming.retain(|name| wanted.get(name).is_some());
@@ -163,9 +163,9 @@ impl Daemon {
             all.filter(|entry| self.missing.coming.contains(&entry.settings.name)).collect();
         let mut rest = self.not_running();
         match rest.any(|entry| self.missing.coming.contains(&entry.settings.name)) {
-            true if now.is_empty() => Next::Wait,
-            true => Next::Create(now),
-            false => Next::Done,
+            true if now.is_empty() => ReloadStep::Wait,
+            true => ReloadStep::Create(now),
+            false => ReloadStep::Done,
         }
     }
 
@@ -218,7 +218,7 @@ impl Daemon {
 }
 
 /// Next step of a reload's thread.
-pub(super) enum Next {
+pub(super) enum ReloadStep {
     /// The thread makes these ports.
     Create(Vec<Entry>),
     /// The thread waits until other ports are gone.

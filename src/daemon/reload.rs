@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use super::desired::Desired;
 use super::diff::{Step, diff, summary};
 use super::opening::{Opens, Places};
-use super::reconcile::{Next, Reconciled};
+use super::reconcile::{Reconciled, ReloadStep};
 use super::state_store::NotSaved;
 use super::{Daemon, PortError, Removal};
 use api::config::{Config, Entry, Request, Texts};
@@ -342,15 +342,15 @@ impl Reloader {
             stopped.retain_mut(|removal| self.daemon().go_on(removal).is_ok_and(|gone| !gone));
             let next = self.daemon().next_to_create();
             match next {
-                Next::Create(entries) => {
+                ReloadStep::Create(entries) => {
                     let failed = entries
                         .iter()
                         .filter_map(|entry| Some(named(entry, &self.create(entry, anyway).err()?)));
                     errors.extend(failed.take(if anyway { entries.len() } else { 1 }));
                 }
-                Next::Done if stopped.is_empty() => break,
-                Next::Wait if Instant::now() >= end => break,
-                Next::Wait | Next::Done => std::thread::sleep(REMOVE_STEP),
+                ReloadStep::Done if stopped.is_empty() => break,
+                ReloadStep::Wait if Instant::now() >= end => break,
+                ReloadStep::Wait | ReloadStep::Done => std::thread::sleep(REMOVE_STEP),
             }
         }
         if errors.is_empty() || anyway {

@@ -28,7 +28,7 @@ const LEFT_READS: usize = 32;
 pub struct ClientSocket(Option<OwnedFd>);
 
 /// Content at the front of a socket's queue.
-enum Next {
+enum Front {
     /// Number of bytes without a descriptor; 0 at the end of the stream.
     Bytes(usize),
     /// Bytes with a descriptor.
@@ -58,9 +58,9 @@ impl ClientSocket {
     /// Reads the bytes that have arrived and returns their number; 0 at the end. Never waits.
     pub fn read(&self, buffer: &mut [u8]) -> Result<usize, ReadError> {
         match look(self.as_fd(), buffer)? {
-            Next::Bytes(0) => Ok(0),
-            Next::Bytes(count) => Ok(take(self.as_fd(), &mut buffer[..count])?),
-            Next::Descriptors => Err(ReadError::Descriptors),
+            Front::Bytes(0) => Ok(0),
+            Front::Bytes(count) => Ok(take(self.as_fd(), &mut buffer[..count])?),
+            Front::Descriptors => Err(ReadError::Descriptors),
         }
     }
 }
@@ -84,14 +84,14 @@ impl Drop for ClientSocket {
 
 /// Peeks at the next bytes. The caller takes the bytes by a second call: bytes that a peek has seen
 /// without a descriptor have none when they are taken.
-fn look(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Next> {
+fn look(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Front> {
     let mut none = RecvAncillaryBuffer::default();
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     let mut pieces = [io::IoSliceMut::new(buffer)];
     let seen = recvmsg(socket, &mut pieces, &mut none, flags)?;
     match seen.flags.contains(ReturnFlags::CTRUNC) {
-        true => Ok(Next::Descriptors),
-        false => Ok(Next::Bytes(seen.bytes)),
+        true => Ok(Front::Descriptors),
+        false => Ok(Front::Bytes(seen.bytes)),
     }
 }
 
@@ -105,10 +105,10 @@ fn is_emptied(socket: BorrowedFd<'_>) -> bool {
     let mut buffer = [0; LEFT_BYTES];
     for _ in 0..LEFT_READS {
         match look(socket, &mut buffer) {
-            Ok(Next::Bytes(0)) => return true,
-            Ok(Next::Descriptors) => return false,
+            Ok(Front::Bytes(0)) => return true,
+            Ok(Front::Descriptors) => return false,
             // A socket reports an error, such as a reset by the client, once only.
-            Ok(Next::Bytes(count)) => drop(take(socket, &mut buffer[..count])),
+            Ok(Front::Bytes(count)) => drop(take(socket, &mut buffer[..count])),
             Err(_) => {}
         }
     }

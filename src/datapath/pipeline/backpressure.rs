@@ -19,7 +19,7 @@
 use super::plan::{Plan, Run};
 use super::rate_out;
 use crate::port::gate::Waiting;
-use crate::port::{Next, PortTable, Queue, Rx, RxState, Tx, TxState};
+use crate::port::{Polled, PortTable, Queue, Rx, RxState, Tx, TxState};
 use crate::ring::{Burst, SplitRing};
 use crate::stalls::Stalls;
 use base::limits::LOCK_WAIT_NANOS;
@@ -45,7 +45,7 @@ pub(crate) struct Backpressure<'a> {
     /// All settled frames of the burst have smaller indices.
     settled_end: u8,
     /// The first frame of the burst that waits, and what the worker does next.
-    pub(crate) left: Option<(u8, Next)>,
+    pub(crate) left: Option<(u8, Polled)>,
 }
 
 impl<'a> Backpressure<'a> {
@@ -65,7 +65,7 @@ impl<'a> Backpressure<'a> {
     /// Looks at the receiver that the ring's first frames wait for. Returns how many frames, at
     /// most `limit`, are worth taking now; an error says what the worker does instead.
     #[inline(never)]
-    pub(crate) fn look(&mut self, limit: usize, stalls: &Stalls) -> Result<usize, Next> {
+    pub(crate) fn look(&mut self, limit: usize, stalls: &Stalls) -> Result<usize, Polled> {
         let Some((state, _)) = &mut self.ring else { return Ok(limit) };
         let TxState { vring, side: Tx { gate, .. }, .. } = &mut **state;
         let price = gate.receiver.and_then(|to| gate.price((to.port, to.queue), self.now));
@@ -112,8 +112,8 @@ impl<'a> Backpressure<'a> {
 
     /// Returns when to look at a receiver again. More buffers may end the waiting earlier:
     /// [`listen`] asks for a kick before a sleep.
-    fn next_look(&self) -> Next {
-        Next::Receiver(self.now.saturating_add(self.retry))
+    fn next_look(&self) -> Polled {
+        Polled::WaitsForReceiver(self.now.saturating_add(self.retry))
     }
 
     /// Records the receivers of a burst, before the burst is delivered.
@@ -231,11 +231,11 @@ impl<'a> Backpressure<'a> {
         if queue.is_stalled() {
             return false;
         }
-        run.left().first().is_some_and(|&at| self.leave(run, at, Next::Locked))
+        run.left().first().is_some_and(|&at| self.leave(run, at, Polled::Locked))
     }
 
     /// Leaves the frames of a run from `at` on in their ring. False if the source is not a ring.
-    pub(super) fn leave(&mut self, run: &Run, at: u8, next: Next) -> bool {
+    pub(super) fn leave(&mut self, run: &Run, at: u8, next: Polled) -> bool {
         let Some((state, queue)) = &mut self.ring else { return false };
         let gate = &mut state.side.gate;
         let mut waiting = Waiting::new((run.port, run.queue), self.now);
@@ -269,10 +269,10 @@ impl<'a> Backpressure<'a> {
 /// guest may have stopped the holder. After [`LOCK_WAIT_NANOS`] no worker waits for this lock until
 /// the lock has been free once.
 #[cold]
-fn wait_for_lock(waiting: &mut Waiting, queue: &Queue<Rx>, now: u64) -> Result<(), Next> {
+fn wait_for_lock(waiting: &mut Waiting, queue: &Queue<Rx>, now: u64) -> Result<(), Polled> {
     let since = *waiting.locked_since.get_or_insert(now);
     if since.abs_diff(now) < clock::cycles_in(LOCK_WAIT_NANOS) && !queue.is_stalled() {
-        return Err(Next::Locked);
+        return Err(Polled::Locked);
     }
     queue.stall();
     Ok(())

@@ -42,7 +42,7 @@ use crate::guard::SignalSlot;
 use crate::port::device::FrameReader;
 use crate::port::quantum::Account;
 use crate::port::steering::Steering;
-use crate::port::{FloodPermit, FloodSlot, Next, Port, PortTable, Queue, Tx, TxState};
+use crate::port::{FloodPermit, FloodSlot, Polled, Port, PortTable, Queue, Tx, TxState};
 use crate::ring::Burst;
 use crate::stalls::Stalls;
 use base::frame::flow_hash;
@@ -71,7 +71,7 @@ trait Source<'p>: Sized {
     fn memo(&mut self) -> &mut SourceMemo;
 
     /// Fills the burst. An error says what the worker does next because nothing was taken.
-    fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Next>;
+    fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Polled>;
 
     /// Returns the ring in which frames may wait for their receivers; none if frames cannot wait.
     fn ring(&mut self) -> Option<(&mut TxState, &'p Queue<Tx>)> {
@@ -84,8 +84,8 @@ trait Source<'p>: Sized {
         on: &mut Pipeline,
         guard: BurstGuard<'_>,
         stats: &WorkerStats,
-        next: Next,
-    ) -> Next;
+        next: Polled,
+    ) -> Polled;
 }
 
 /// The forwarding part of a worker.
@@ -180,10 +180,10 @@ impl Pipeline {
     }
 
     /// Returns when to retry a condition that another thread ends and no event reports.
-    pub(crate) fn retry(&self) -> Next {
+    pub(crate) fn retry(&self) -> Polled {
         // One cycle less than the shortest sleep: the worker spins, since the condition may end
         // soon.
-        Next::At(self.time.cycle.saturating_add(self.time.retry - 1))
+        Polled::RetryAt(self.time.cycle.saturating_add(self.time.retry - 1))
     }
 
     /// Asks for a kick, before a sleep, from the receiver whose buffers a ring's frames wait for;
@@ -199,7 +199,7 @@ impl Pipeline {
         ports: &'p PortTable,
         mut source: impl Source<'p>,
         stats: &WorkerStats,
-    ) -> Next {
+    ) -> Polled {
         let mut context = self.context.take().unwrap_or_default();
         let origin = source.origin();
         let mut guard = BurstGuard::new(&mut context, origin.counters);
@@ -226,7 +226,7 @@ impl Pipeline {
         source: &mut impl Source<'p>,
         mut guard: BurstGuard<'_>,
         stats: &WorkerStats,
-    ) -> Next {
+    ) -> Polled {
         let (from, mut passed) = (source.origin().port, None);
         if ports.is_limited {
             match self.limit_input(source, &mut guard) {
@@ -346,7 +346,7 @@ impl Pipeline {
     }
 
     /// Delivers a burst, and gives frames that wait back to the source's ring. Returns what the
-    /// worker does next: [`Next::More`] if no frame waits.
+    /// worker does next: [`Polled::More`] if no frame waits.
     #[inline(always)]
     fn deliver_or_wait<'p>(
         &mut self,
@@ -354,7 +354,7 @@ impl Pipeline {
         source: &mut impl Source<'p>,
         context: &mut BurstContext,
         stats: &WorkerStats,
-    ) -> Next {
+    ) -> Polled {
         let from = source.origin().port.id;
         let Pipeline { worker, time, signals, stalls, .. } = self;
         let (now, retry) = (time.cycle, time.retry);
@@ -383,7 +383,7 @@ impl Pipeline {
         let Delivery { mut backpressure, .. } = delivery;
         let Some((at, next)) = backpressure.left else {
             backpressure.complete();
-            return Next::More;
+            return Polled::More;
         };
         if ports.is_limited {
             rate_out::refund(ports, &context.burst, &mut context.plan, at);

@@ -10,7 +10,7 @@ use super::backpressure::Backpressure;
 use crate::capture::outcomes::Outcomes;
 use crate::pipeline::plan::{Plan, Run};
 use crate::port::gate::Waiting;
-use crate::port::{Next, Port, PortTable};
+use crate::port::{Polled, Port, PortTable};
 use crate::ring::Burst;
 use base::frame::Load;
 use base::limits::{BURST_FRAMES, RATE_QUEUE_NANOS};
@@ -115,7 +115,7 @@ impl Backpressure<'_> {
         let first = burst.frames()[usize::from(at)].load();
         let booking = meter.book(first, loads(burst, all).sum(), self.now);
         let until = meter.waits(&booking, self.now).unwrap_or(self.now);
-        self.leave(run, at, Next::At(until));
+        self.leave(run, at, Polled::RetryAt(until));
         if let Some(waiting) = self.waiting_for(run.port) {
             waiting.booked = Some(booking);
         }
@@ -125,15 +125,15 @@ impl Backpressure<'_> {
 /// Returns what the worker does instead of taking a ring's first frames, if these frames wait for
 /// their receiver's rate at cycle `now`.
 #[cold]
-pub fn look(ports: &PortTable, waiting: &mut Waiting, now: u64) -> Option<Next> {
+pub fn look(ports: &PortTable, waiting: &mut Waiting, now: u64) -> Option<Polled> {
     let booking = waiting.booked?;
     let output = ports.get(waiting.port).map(|port| &port.rates.output);
     let Some(output) = output.filter(|output| output.is_on()) else {
         waiting.booked = None;
         return None;
     };
-    let Some(metered) = output.lock() else { return Some(Next::Again) };
-    metered.meter.waits(&booking, now).map(Next::At)
+    let Some(metered) = output.lock() else { return Some(Polled::RetryNow) };
+    metered.meter.waits(&booking, now).map(Polled::RetryAt)
 }
 
 /// Returns the load of the frames from `at` on to the rates: these frames passed, and then stayed

@@ -23,7 +23,7 @@ use arc_swap::{ArcSwapOption, Guard};
 
 use super::flood::FloodSlot;
 use super::quantum::Deficit;
-use super::{FrontEnd, Next};
+use super::{FrontEnd, Polled};
 use crate::guard::SignalCost;
 use crate::ring::Burst;
 use base::frame::vnet::VnetHdr;
@@ -220,12 +220,12 @@ impl DeviceQueue {
         burst: &mut Burst,
         port: &DevicePort,
         mut bounds: Bounds,
-    ) -> Next {
+    ) -> Polled {
         burst.clear();
         reader.release();
         let attached = self.attached();
         let Some(device) = attached.as_deref() else {
-            return Next::Gone;
+            return Polled::Unavailable;
         };
         if let Some(inbox) = device.inbox() {
             let next = self.take(inbox, burst, port, bounds);
@@ -246,10 +246,10 @@ impl DeviceQueue {
                         break;
                     }
                 }
-                Transfer::WouldBlock => return Next::Empty,
+                Transfer::WouldBlock => return Polled::Empty,
                 Transfer::Gone | Transfer::Eof => {
                     port.lose(self, device, Lost::Gone);
-                    return Next::Gone;
+                    return Polled::Unavailable;
                 }
                 // The refused frame is off the kernel's queue. Frames behind it bring no event of
                 // their own, and a full queue brings no later event.
@@ -258,16 +258,16 @@ impl DeviceQueue {
                     refused += 1;
                 }
                 // The next event tells when the interface is up again.
-                Transfer::Down => return Next::Empty,
-                Transfer::NoBuffers => return Next::Again,
+                Transfer::Down => return Polled::Empty,
+                Transfer::NoBuffers => return Polled::RetryNow,
             }
         }
         if refused == BURST_FRAMES {
             // If each read took a frame off the queue, the queue has room for a frame that brings
             // an event. If the kernel refuses every read, the loop must end.
-            return Next::Empty;
+            return Polled::Empty;
         }
-        Next::More
+        Polled::More
     }
 
     /// Takes frames from a device with memory of its own. The frames stay in the device's memory
@@ -278,9 +278,9 @@ impl DeviceQueue {
         burst: &mut Burst,
         port: &DevicePort,
         mut bounds: Bounds,
-    ) -> Next {
+    ) -> Polled {
         if bounds.are_reached() {
-            return Next::More;
+            return Polled::More;
         }
         let mut bytes = 0;
         let taken = inbox.take(&mut |at, len| {
@@ -298,7 +298,7 @@ impl DeviceQueue {
             self.input.frames.add(taken.lost);
             self.input.drops.add(port.backend.reasons().full, taken.lost);
         }
-        if taken.more { Next::More } else { Next::Empty }
+        if taken.more { Polled::More } else { Polled::Empty }
     }
 }
 

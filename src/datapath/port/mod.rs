@@ -69,7 +69,7 @@ pub(crate) use last_seen::LastSeen;
 pub(crate) use life::Life;
 pub use mtu::Mtu;
 pub(crate) use queue::{Awaited, QueueRef, RxState, Tx, TxState};
-pub use queue::{Next, Queue, Rx, Vring};
+pub use queue::{Polled, Queue, Rx, Vring};
 pub use rate::Rates;
 pub(crate) use session_waker::SessionWaker;
 pub use table::{PortTable, Ports};

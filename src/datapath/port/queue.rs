@@ -32,15 +32,15 @@ use sys::clock;
 
 /// Result of a look at a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Next {
+pub enum Polled {
     /// A burst was forwarded; the source may have more frames.
     More,
     /// A burst was forwarded, and the source is empty.
-    Last,
+    Drained,
     /// The source is empty.
     Empty,
     /// The source is stopped, disabled or broken: a session will say when to look again.
-    Gone,
+    Unavailable,
     /// Another thread holds the lock of the ring, or of the receive ring that the ring's frames
     /// wait for: look again in the next turn.
     Locked,
@@ -48,13 +48,13 @@ pub enum Next {
     Throttled,
     /// There may be more frames, or the wait of the frames may just have ended, and no event
     /// reports this: look again in the next turn.
-    Again,
+    RetryNow,
     /// No frame can be forwarded before this cycle, as far as is known: look again in each turn,
     /// and at this cycle at the latest.
-    At(u64),
+    RetryAt(u64),
     /// Frames wait for buffers of a receiver that takes frames: look again in each turn, and at
     /// this cycle at the latest.
-    Receiver(u64),
+    WaitsForReceiver(u64),
 }
 
 /// Pause of a ring whose memory delayed workers.

@@ -19,7 +19,7 @@ use crate::guard::IsStalled;
 use crate::pipeline::Pipeline;
 use crate::pipeline::deliver::count_broken;
 use crate::pipeline::signals::SignalHolder;
-use crate::port::{Endpoint, Next, PortTable, Ports};
+use crate::port::{Endpoint, Polled, PortTable, Ports};
 use crate::stalls::Reserves;
 use base::limits::{EPOLL_BATCH, SHORTEST_SLEEP_NANOS};
 use switch::PortId;
@@ -357,33 +357,33 @@ impl Worker {
     /// True if the source that was just looked at must be looked at in the next turn, with or
     /// without an event.
     #[inline(always)]
-    fn stays_ready(&mut self, token: Token, next: Next) -> bool {
+    fn stays_ready(&mut self, token: Token, next: Polled) -> bool {
         let looks = self.ready.note(next);
         let is_ring = matches!(token, Token::Transmit(..));
         match next {
-            Next::More | Next::Locked | Next::Throttled | Next::Again => true,
-            Next::At(_) | Next::Receiver(_) => true,
-            Next::Last => is_ring || self.can_poll(token) || self.arm(token),
+            Polled::More | Polled::Locked | Polled::Throttled | Polled::RetryNow => true,
+            Polled::RetryAt(_) | Polled::WaitsForReceiver(_) => true,
+            Polled::Drained => is_ring || self.can_poll(token) || self.arm(token),
             // A look at a TAP is a system call, and the TAP's event reports new frames.
-            Next::Empty => {
+            Polled::Empty => {
                 let is_polled = is_ring || self.can_poll(token);
                 (is_polled && self.spin.hold(self.turn.now, looks)) || self.arm(token)
             }
-            Next::Gone => false,
+            Polled::Unavailable => false,
         }
     }
 
     /// Looks at one source. A panic (a bug in the switch) is contained: the port loses its turn,
     /// and a ring is out of service until its driver restarts it. The process goes on.
     #[inline(never)]
-    fn service(&mut self, token: Token) -> Next {
+    fn service(&mut self, token: Token) -> Polled {
         let stats = &self.own.stats;
         let ports = &self.ports;
         let pipeline = &mut self.pipeline;
         let work = || match token {
             Token::Transmit(port, queue) => pipeline.guest_burst(ports, port, queue.into(), stats),
             Token::Device(port, queue) => pipeline.device_burst(ports, port, queue.into(), stats),
-            Token::Wake | Token::Receive(..) => Next::Gone,
+            Token::Wake | Token::Receive(..) => Polled::Unavailable,
         };
         match catch_unwind(AssertUnwindSafe(work)) {
             Ok(serviced) => serviced,
@@ -402,15 +402,15 @@ impl Worker {
     /// device is looked at again later, since no event reports the frames in its queue. Threads
     /// that take the locks of the receive rings next repair these rings.
     #[cold]
-    fn contain_panic(&mut self, token: Token) -> Next {
+    fn contain_panic(&mut self, token: Token) -> Polled {
         let ports = Arc::clone(&self.ports);
         let (Token::Transmit(id, index) | Token::Receive(id, index) | Token::Device(id, index)) =
             token
         else {
-            return Next::Gone;
+            return Polled::Unavailable;
         };
         let Some(port) = ports.get(id) else {
-            return Next::Gone;
+            return Polled::Unavailable;
         };
         let index = usize::from(index);
         port.stats.panics.add_shared(1);
@@ -424,11 +424,11 @@ impl Worker {
                 drop(state);
                 queue.notify_drained();
                 count_broken(port, 2 * index + 1, "a worker panicked at its frames");
-                return Next::Gone;
+                return Polled::Unavailable;
             }
             (Endpoint::Device(_), Token::Device(..)) => self.pipeline.retry(),
             // An announcement, a flood, or the kick of a receive ring.
-            _ => Next::Gone,
+            _ => Polled::Unavailable,
         };
         if port.reports.log.allow() {
             log::error!("port {}: a worker panicked at its frames", port.name);

@@ -48,7 +48,7 @@ impl Rule {
     /// Plans a burst with a frame for each receiver, and asks whether the frames of the run `run`
     /// may wait. Returns the first frame that waits, and the number of frames of the last run that
     /// stay with it.
-    fn waits(&mut self, receivers: &[(PortId, u8)], run: usize) -> Option<(u8, Next, usize)> {
+    fn waits(&mut self, receivers: &[(PortId, u8)], run: usize) -> Option<(u8, Polled, usize)> {
         let (mut plan, mut burst) = (Plan::default(), Burst::default());
         for (i, (port, queue)) in receivers.iter().enumerate() {
             assert!(burst.push_small(VnetHdr::plain(0), &[0; 60]));
@@ -80,7 +80,7 @@ impl Rule {
 #[test]
 fn a_burst_for_one_ring_waits() {
     let mut rule = Rule::new();
-    let look = Next::Receiver(rule.now + RETRY);
+    let look = Polled::WaitsForReceiver(rule.now + RETRY);
     assert_eq!(rule.waits(&[SLOW; 3], 0), Some((0, look, 3)));
     assert_eq!(rule.queue.stats.waits.get(), 1);
     assert_eq!(rule.waits(&[SLOW; 3], 0), Some((0, look, 3)), "nothing new");
@@ -96,7 +96,7 @@ fn a_tail_does_not_wait_beside_a_receiver_with_room() {
     assert!(rule.waits(&[SLOW; 2], 0).is_some(), "nothing goes to the other");
     assert_eq!(rule.waits(&[OTHER, SLOW], 1), None);
     rule.now += clock::cycles_in(BACKPRESSURE_ROOM_NANOS);
-    let look = Next::Receiver(rule.now + RETRY);
+    let look = Polled::WaitsForReceiver(rule.now + RETRY);
     assert_eq!(rule.waits(&[OTHER, SLOW], 1), Some((1, look, 1)), "its room is gone");
 }
 
@@ -153,7 +153,7 @@ fn frames_wait_for_the_time_that_deliveries_earned() {
         state.side.admission.record(0, (frames, bytes), 0, false);
         drop(state);
         let start = lab.cycle;
-        while matches!(lab.turn(), Next::Receiver(_)) {
+        while matches!(lab.turn(), Polled::WaitsForReceiver(_)) {
             lab.cycle += most / 1_000;
         }
         let waited = lab.cycle - start;
@@ -171,11 +171,11 @@ fn no_buffer(lab: &Lab) -> u64 {
 #[test]
 fn a_paused_ring_waits_for_no_receiver() {
     let mut lab = Lab::new();
-    assert!(matches!(lab.turn(), Next::Receiver(_)));
+    assert!(matches!(lab.turn(), Polled::WaitsForReceiver(_)));
     let mut state = lab.ports[0].as_guest().unwrap().tx[0].lock();
     state.memory.charge(clock::cycles_in(1_000_000), clock::cycles());
     drop(state);
-    assert!(matches!(lab.turn(), Next::At(_)));
+    assert!(matches!(lab.turn(), Polled::RetryAt(_)));
 }
 
 /// Runs turns as long as frames wait, and checks that they wait for `most` cycles.
@@ -193,7 +193,7 @@ fn waits_for(lab: &mut Lab, most: u64, is_waiting: impl Fn(&mut Lab) -> bool) {
 fn frames_wait_for_a_millisecond_at_most() {
     let mut lab = Lab::new();
     waits_for(&mut lab, clock::cycles_in(BACKPRESSURE_NANOS), |lab| {
-        matches!(lab.turn(), Next::Receiver(_))
+        matches!(lab.turn(), Polled::WaitsForReceiver(_))
     });
     assert_eq!(no_buffer(&lab), 64);
 }
@@ -204,7 +204,7 @@ fn frames_wait_for_a_millisecond_at_most() {
 fn frames_wait_for_the_lock_of_their_receiver() {
     let mut lab = Lab::new();
     waits_for(&mut lab, clock::cycles_in(LOCK_WAIT_NANOS), |lab| {
-        lab.turn_beside_a_holder() == Next::Locked
+        lab.turn_beside_a_holder() == Polled::Locked
     });
     assert_eq!(lab.ports[1].stats.drops.get(DropReason::RingBusy), 64);
 }
@@ -216,7 +216,7 @@ fn frames_in_front_of_others_wait_an_eighth_as_long() {
     let (cycle, most) = (lab.cycle, clock::cycles_in(BACKPRESSURE_NANOS));
     lab.ports[0].as_guest().unwrap().tx[0].lock().side.gate.last.note(None, cycle);
     waits_for(&mut lab, most / BACKPRESSURE_MIXED_PRICE, |lab| {
-        matches!(lab.turn(), Next::Receiver(_))
+        matches!(lab.turn(), Polled::WaitsForReceiver(_))
     });
     assert_eq!(no_buffer(&lab), 64);
 }
@@ -236,8 +236,8 @@ fn frames_that_may_not_wait_are_dropped() {
             let mut state = lab.ports[1].as_guest().unwrap().rx[0].lock();
             state.side.admission = Admission::default();
         }
-        assert_eq!(lab.turn(), Next::More);
-        assert_eq!((no_buffer(&lab), lab.turn()), (64, Next::Empty));
+        assert_eq!(lab.turn(), Polled::More);
+        assert_eq!((no_buffer(&lab), lab.turn()), (64, Polled::Empty));
     }
 }
 
@@ -252,7 +252,7 @@ fn a_frame_in_front_of_frames_for_a_rate_is_counted_once() {
         let mut lab = Lab::with(Limit::default(), output);
         lab.send_to_another();
         lab.ports[0].as_guest().unwrap().tx[0].lock().side.gate.last.note(None, lab.cycle);
-        let waits = matches!(lab.turn(), Next::Receiver(_));
+        let waits = matches!(lab.turn(), Polled::WaitsForReceiver(_));
         assert_eq!(waits, packets == 63);
         lab.cycle += clock::cycles_in(2 * BACKPRESSURE_NANOS);
         for _ in 0..3 {

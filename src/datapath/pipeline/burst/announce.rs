@@ -1,7 +1,7 @@
 //! Frames that the switch itself sends, on behalf of a port.
 
 use super::{BurstContext, BurstGuard, Origin, Pipeline, Source};
-use crate::port::{GuestPort, Next, Port, PortTable};
+use crate::port::{GuestPort, Polled, Port, PortTable};
 use base::frame::{MacAddr, VnetHdr, rarp};
 use base::stats::{DropReason, WorkerStats};
 use switch::{PortId, SourceMemo};
@@ -57,14 +57,14 @@ impl<'p> Source<'p> for Announced<'p> {
         &mut self.memo
     }
 
-    fn take(&mut self, _: &mut Pipeline, context: &mut BurstContext) -> Result<(), Next> {
+    fn take(&mut self, _: &mut Pipeline, context: &mut BurstContext) -> Result<(), Polled> {
         context.burst.clear();
         if !self.is_wanted() {
             context.burst.refuse(DropReason::PortDown);
             return Ok(());
         }
         let taken = context.burst.push_small(VnetHdr::plain(0), &rarp::request(self.mac));
-        if taken { Ok(()) } else { Err(Next::Gone) }
+        if taken { Ok(()) } else { Err(Polled::Unavailable) }
     }
 
     fn complete(
@@ -72,14 +72,14 @@ impl<'p> Source<'p> for Announced<'p> {
         on: &mut Pipeline,
         guard: BurstGuard<'_>,
         _: &WorkerStats,
-        _: Next,
-    ) -> Next {
+        _: Polled,
+    ) -> Polled {
         if !guard.burst.frames().is_empty() && !self.is_wanted() {
             // The session ended meanwhile. Its addresses may have been removed before this address
             // was learned.
             on.fdb.flush_port(self.port.id);
         }
         guard.finish();
-        Next::Gone
+        Polled::Unavailable
     }
 }

@@ -5,7 +5,7 @@ use std::sync::MutexGuard;
 use super::{BurstContext, BurstGuard, Origin, Pipeline, Source};
 use crate::pipeline::flood::is_stuck;
 use crate::port::device::{Bounds, Reading};
-use crate::port::{DevicePort, DeviceQueue, Endpoint, Next, Port, PortTable};
+use crate::port::{DevicePort, DeviceQueue, Endpoint, Polled, Port, PortTable};
 use base::frame::Offloads;
 use base::stats::WorkerStats;
 use switch::{PortId, SourceMemo};
@@ -18,7 +18,7 @@ struct DeviceInput<'p> {
     reading: MutexGuard<'p, Reading>,
     bounds: Bounds,
     /// Next step of the worker after this burst.
-    next: Next,
+    next: Polled,
 }
 
 impl Pipeline {
@@ -29,10 +29,10 @@ impl Pipeline {
         id: PortId,
         index: usize,
         stats: &WorkerStats,
-    ) -> Next {
-        let Some(port) = ports.get(id) else { return Next::Gone };
-        let Endpoint::Device(device) = &port.endpoint else { return Next::Gone };
-        let Some(queue) = device.queues().get(index) else { return Next::Gone };
+    ) -> Polled {
+        let Some(port) = ports.get(id) else { return Polled::Unavailable };
+        let Endpoint::Device(device) = &port.endpoint else { return Polled::Unavailable };
+        let Some(queue) = device.queues().get(index) else { return Polled::Unavailable };
         self.stalls.at_nothing();
         let Some(mut reading) = queue.reading() else { return self.retry() };
         let is_waiting = |taken_at| !is_stuck(taken_at, self.time.cycle);
@@ -45,7 +45,7 @@ impl Pipeline {
             self.account.collect(&mut reading.deficit, &queue.input, queue.floods.take_owed());
         }
         if self.account.throttles(&mut reading.deficit) {
-            return Next::Throttled;
+            return Polled::Throttled;
         }
         let bounds = match port.rates.input.is_on() {
             true => match self.limit_device(port, &mut reading) {
@@ -54,7 +54,7 @@ impl Pipeline {
             },
             false => Bounds::default(),
         };
-        let next = Next::Empty;
+        let next = Polled::Empty;
         let input = DeviceInput { port, device, queue, reading, bounds, next };
         self.forward(ports, input, stats)
     }
@@ -69,7 +69,7 @@ impl<'p> Source<'p> for DeviceInput<'p> {
         &mut self.reading.source
     }
 
-    fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Next> {
+    fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Polled> {
         let burst = &mut context.burst;
         let bounds = Bounds { end: on.account.reading_ends(), ..self.bounds };
         let state = self.queue.receive(&mut on.reader, burst, self.device, bounds);
@@ -81,9 +81,9 @@ impl<'p> Source<'p> for DeviceInput<'p> {
         }
         let taken = burst.taken() > 0;
         self.next = match state {
-            Next::Empty if taken => Next::Last,
-            Next::Again if taken => Next::More,
-            Next::Again => on.retry(),
+            Polled::Empty if taken => Polled::Drained,
+            Polled::RetryNow if taken => Polled::More,
+            Polled::RetryNow => on.retry(),
             next => next,
         };
         if !taken {
@@ -99,13 +99,13 @@ impl<'p> Source<'p> for DeviceInput<'p> {
         on: &mut Pipeline,
         guard: BurstGuard<'_>,
         stats: &WorkerStats,
-        _: Next,
-    ) -> Next {
+        _: Polled,
+    ) -> Polled {
         stats.bursts.add(1);
         stats.frames.add(guard.burst.taken() as u64);
         guard.finish();
         on.reader.release();
-        let more = Some(self.next == Next::More);
+        let more = Some(self.next == Polled::More);
         on.account.charge(&mut self.reading.deficit, &self.queue.input, more);
         self.next
     }

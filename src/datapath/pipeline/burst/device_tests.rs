@@ -73,7 +73,7 @@ impl Lab {
     }
 
     /// Runs a turn of a worker that looks at the TAP.
-    fn look(&mut self, worker: usize) -> Next {
+    fn look(&mut self, worker: usize) -> Polled {
         let Lab { pipelines, ports, stats, .. } = self;
         let pipeline = &mut pipelines[worker];
         pipeline.begin_turn(clock::cycles(), false, false);
@@ -125,13 +125,13 @@ fn all_receivers_get_a_burst_in_order_and_once() {
     for served in [AT_ONCE, 2 * AT_ONCE, GUESTS] {
         // The TAP is not read before all guests have the frames; after that, the TAP is empty.
         match (lab.look(0), served) {
-            (Next::More, AT_ONCE) | (Next::At(_), _) | (Next::Empty, GUESTS) => {}
+            (Polled::More, AT_ONCE) | (Polled::RetryAt(_), _) | (Polled::Empty, GUESTS) => {}
             (next, served) => panic!("{next:?} with {served} served"),
         }
         assert_eq!((lab.received(64), lab.counted()), (served, counts(64, 64 * served)));
         assert_eq!(lab.fake.counts().0, if served == GUESTS { 65 } else { 64 });
     }
-    assert_eq!((lab.look(0), lab.pipelines[0].floods.len()), (Next::Empty, 0));
+    assert_eq!((lab.look(0), lab.pipelines[0].floods.len()), (Polled::Empty, 0));
     assert_eq!((lab.stats.bursts.get(), lab.stats.frames.get()), (1, 64));
 }
 
@@ -140,9 +140,9 @@ fn all_receivers_get_a_burst_in_order_and_once() {
 #[test]
 fn the_next_frames_of_a_tap_come_behind_its_flood() {
     let mut lab = Lab::new(30);
-    assert_eq!((lab.look(0), lab.received(30)), (Next::Last, BURST_FLOOD_COPIES / 30));
+    assert_eq!((lab.look(0), lab.received(30)), (Polled::Drained, BURST_FLOOD_COPIES / 30));
     lab.queue(VnetHdr::plain(0), &frame(30));
-    assert_eq!((lab.look(0), lab.received(31)), (Next::Last, GUESTS));
+    assert_eq!((lab.look(0), lab.received(31)), (Polled::Drained, GUESTS));
     assert_eq!(lab.counted(), counts(31, 31 * GUESTS));
 }
 
@@ -151,20 +151,20 @@ fn the_next_frames_of_a_tap_come_behind_its_flood() {
 fn a_lost_device_changes_nothing() {
     let mut lab = Lab::new(30);
     *lab.fake.answer.lock().unwrap() = Transfer::Gone;
-    assert!(matches!(lab.look(0), Next::Last | Next::Gone));
-    assert!(matches!(lab.look(1), Next::At(_)), "another worker does not read");
-    assert_eq!((lab.look(0), lab.received(30)), (Next::Gone, GUESTS));
+    assert!(matches!(lab.look(0), Polled::Drained | Polled::Unavailable));
+    assert!(matches!(lab.look(1), Polled::RetryAt(_)), "another worker does not read");
+    assert_eq!((lab.look(0), lab.received(30)), (Polled::Unavailable, GUESTS));
     assert_eq!(lab.counted(), counts(30, 30 * GUESTS));
 }
 
 #[test]
 fn a_removed_port_takes_its_flood_with_it() {
     let mut lab = Lab::new(64);
-    assert_eq!(lab.look(0), Next::More);
+    assert_eq!(lab.look(0), Polled::More);
     let port = Arc::clone(lab.ports.iter().next().unwrap());
     lab.ports = lab.ports.iter().skip(1).cloned().collect();
     lab.pipelines[0].floods.forget_gone(&lab.ports);
-    assert_eq!((lab.look(0), Arc::strong_count(&port)), (Next::Gone, 1));
+    assert_eq!((lab.look(0), Arc::strong_count(&port)), (Polled::Unavailable, 1));
     assert_eq!(lab.received(64), AT_ONCE);
     let Endpoint::Device(device) = &port.endpoint else { unreachable!() };
     let queue = &device.queues()[0];
@@ -181,7 +181,7 @@ fn a_rate_counts_each_frame_once() {
         lab.look(0);
         assert_eq!(lab.received(60), served);
     }
-    assert!(matches!(lab.look(0), Next::At(_)));
+    assert!(matches!(lab.look(0), Polled::RetryAt(_)));
     assert_eq!((lab.fake.counts().0, lab.counted()), (60, counts(60, 60 * GUESTS)));
 }
 
@@ -192,7 +192,7 @@ fn a_rate_counts_what_is_no_frame() {
     let mut lab = Lab::limited(Limit { rate, burst: Size { bytes: 0, packets: 60 } });
     (0..64).for_each(|_| lab.fake.queue(&[0; 12 + 9]));
     lab.look(0);
-    assert!(matches!(lab.look(0), Next::At(_)));
+    assert!(matches!(lab.look(0), Polled::RetryAt(_)));
     assert_eq!(lab.input().drops.total(), 60);
 }
 
@@ -209,13 +209,13 @@ fn all_sorts_of_frames_are_in_a_burst() {
     let mut state = lab.ports[5].as_guest().unwrap().rx[0].lock();
     state.vring.ring.as_mut().unwrap().set_offloads(Offloads::ALL);
     drop(state);
-    assert_eq!(lab.look(0), Next::Last);
+    assert_eq!(lab.look(0), Polled::Drained);
     assert_eq!((lab.input().frames.get(), lab.input().drops.total()), (33, 1));
     // Floods are delivered last.
     let bytes = lab.memory[4].read(DATA, 12 + packet.len());
     assert_eq!(bytes[..10], asking(false, 0).to_bytes()[..10]);
     assert_eq!(bytes[12..], packet);
-    assert_eq!(lab.look(0), Next::Empty);
+    assert_eq!(lab.look(0), Polled::Empty);
     assert_eq!(lab.counted()[2], (GUESTS * 31 + 1) as u64);
     let last = lab.memory[GUESTS - 1].read(DATA + BUFFER * 30 + 12, LEN);
     assert_eq!(last, frame(30));

@@ -228,7 +228,7 @@ fn frames_that_go_back_to_their_ring_are_counted_once_at_their_rules() {
             let frame = udp(mac_of(1), 50 + head / 5 % flows);
             lab.memory[0].write(DATA + 128 * u64::from(head) + 12, &frame);
         }
-        assert!(matches!(lab.turn(), Next::Receiver(_)));
+        assert!(matches!(lab.turn(), Polled::WaitsForReceiver(_)));
         for (port, rule) in [(0, 0), (1, 1)] {
             let counted = filters[port].rules.counts(rule).unwrap().get();
             assert_eq!(counted, [0, 0, flows.into()], "{flows} flows, port {port}");

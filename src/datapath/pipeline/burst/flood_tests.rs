@@ -90,15 +90,15 @@ impl Lab {
 
     /// Runs a turn of a worker that looks at the sender's ring. Returns `More` if there may be more
     /// to do.
-    fn look(&mut self, worker: usize) -> Next {
+    fn look(&mut self, worker: usize) -> Polled {
         self.turn(worker, |pipeline, ports, stats| pipeline.guest_burst(ports, 0, 0, stats))
     }
 
     fn turn(
         &mut self,
         worker: usize,
-        look: impl FnOnce(&mut Pipeline, &PortTable, &WorkerStats) -> Next,
-    ) -> Next {
+        look: impl FnOnce(&mut Pipeline, &PortTable, &WorkerStats) -> Polled,
+    ) -> Polled {
         let Lab { pipelines, ports, stats, now, .. } = self;
         let pipeline = &mut pipelines[worker];
         pipeline.begin_turn(*now, false, false);
@@ -106,7 +106,7 @@ impl Lab {
         (0..pipeline.floods.len()).for_each(|_| _ = pipeline.go_on(ports, stats));
         let next = look(pipeline, ports, stats);
         pipeline.end_turn(ports, stats);
-        if goes_on { Next::More } else { next }
+        if goes_on { Polled::More } else { next }
     }
 
     /// Takes worker 0's flood, like a thread that begins a part of the flood.
@@ -118,7 +118,7 @@ impl Lab {
 
     /// Looks until nothing is left, and returns the number of looks that found something.
     pub(super) fn finish(&mut self, worker: usize) -> usize {
-        (0..100).take_while(|_| self.look(worker) == Next::More).count()
+        (0..100).take_while(|_| self.look(worker) == Polled::More).count()
     }
 
     /// Returns the marks of the frames that a port has received, in order.
@@ -159,12 +159,12 @@ fn a_turn_serves_so_many_receivers() {
     let mut lab = Lab::new(MANY);
     lab.send(&frame(ALL, 1, 60));
     for served in [FLOOD_RECEIVERS, 2 * FLOOD_RECEIVERS, MANY] {
-        assert_eq!(lab.look(0), Next::More);
+        assert_eq!(lab.look(0), Polled::More);
         // The sender's ring is consistent, and each copy is counted when it is made.
         assert_eq!((lab.out(), lab.counted()), (served, (served, 1, 0)));
         assert_eq!(lab.guest(0).tx[0].lock().vring.ring.as_ref().unwrap().base(), 1);
     }
-    assert_eq!(lab.look(0), Next::Empty);
+    assert_eq!(lab.look(0), Polled::Empty);
     assert!((1..=MANY as PortId).all(|port| lab.received(port) == [1]));
     assert_eq!((lab.stats.bursts.get(), lab.stats.frames.get()), (1, 1));
     assert_eq!(lab.guest(0).tx[0].stats.bytes.get(), 60);
@@ -175,7 +175,7 @@ fn a_turn_serves_so_many_receivers() {
 fn frames_to_the_same_ports_are_flooded_together_and_in_order() {
     let mut lab = Lab::new(MANY);
     (1..=6).for_each(|mark| lab.send(&frame(ALL, mark, 60)));
-    assert_eq!(lab.look(0), Next::More);
+    assert_eq!(lab.look(0), Polled::More);
     assert_eq!(lab.out(), BURST_FLOOD_COPIES / 6 * 6);
     assert_eq!((lab.finish(0), lab.counted()), (3, (6 * MANY, 6, 0)));
     assert!((1..=MANY as PortId).all(|port| lab.received(port) == [1, 2, 3, 4, 5, 6]));
@@ -188,12 +188,12 @@ fn the_next_flood_waits_and_other_frames_do_not() {
     let last = MANY as PortId;
     lab.pipelines[0].fdb.insert_static(MacAddr(mac_of(last)), last).unwrap();
     lab.send(&frame(ALL, 1, 60));
-    assert_eq!(lab.look(0), Next::More);
+    assert_eq!(lab.look(0), Polled::More);
     lab.send(&frame(mac_of(last), 2, 60));
     lab.send(&frame(ALL, 3, 60));
-    assert_eq!((lab.look(0), lab.received(last)), (Next::More, vec![2]));
+    assert_eq!((lab.look(0), lab.received(last)), (Polled::More, vec![2]));
     assert_eq!(lab.guest(0).tx[0].lock().vring.ring.as_ref().unwrap().base(), 2);
-    assert_eq!((lab.look(0), lab.received(last)), (Next::More, vec![2, 1]));
+    assert_eq!((lab.look(0), lab.received(last)), (Polled::More, vec![2, 1]));
     assert_eq!((lab.finish(0), lab.received(last)), (2, vec![2, 1, 3]));
     assert_eq!(lab.counted(), (2 * MANY + 1, 3, 0));
 }
@@ -206,19 +206,19 @@ fn a_flood_does_not_wait_for_ever() {
     let last = MANY as PortId;
     lab.pipelines[0].fdb.insert_static(MacAddr(mac_of(last)), last).unwrap();
     lab.send(&frame(ALL, 1, 60));
-    assert_eq!(lab.look(0), Next::More);
+    assert_eq!(lab.look(0), Polled::More);
     lab.guest(0).tx[0].lock().vring.owner = Some(1);
     lab.send(&frame(ALL, 2, 60));
     lab.send(&frame(mac_of(last), 3, 60));
-    assert!(matches!(lab.look(1), Next::At(_)));
+    assert!(matches!(lab.look(1), Polled::RetryAt(_)));
     let wait = clock::cycles_in(FLOOD_WAIT_NANOS) + 1;
     // A flood may wait long for its next part. A flood that is being served for long is stuck.
     lab.now += wait;
-    assert!(matches!(lab.look(1), Next::At(_)));
+    assert!(matches!(lab.look(1), Polled::RetryAt(_)));
     let stuck = lab.take_flood();
-    assert!(matches!(lab.look(1), Next::At(_)));
+    assert!(matches!(lab.look(1), Polled::RetryAt(_)));
     lab.now += wait;
-    assert_eq!((lab.look(1), lab.received(last)), (Next::More, vec![3]));
+    assert_eq!((lab.look(1), lab.received(last)), (Polled::More, vec![3]));
     assert_eq!(lab.guest(0).tx[0].stats.drops.get(DropReason::FloodBusy), 1);
     lab.pipelines[0].floods.push(stuck);
     assert_eq!((lab.finish(0), lab.received(last)), (2, vec![3, 1]));
@@ -229,7 +229,7 @@ fn a_flood_does_not_wait_for_ever() {
 fn a_later_part_waits_for_locks_too() {
     let mut lab = Lab::new(MANY);
     lab.send(&frame(ALL, 1, 60));
-    assert_eq!(lab.look(0), Next::More);
+    assert_eq!(lab.look(0), Polled::More);
     lab.pipelines[0].context.as_mut().unwrap().wait_until = Some(Instant::now());
     let last = MANY as PortId;
     let ports = lab.ports.clone();
@@ -248,8 +248,8 @@ fn a_later_part_waits_for_locks_too() {
 fn a_flood_to_few_ports_is_made_at_once() {
     let mut lab = Lab::new(8);
     (0..64).for_each(|mark| lab.send(&frame(ALL, mark, 60)));
-    assert_eq!((lab.look(0), lab.counted()), (Next::More, (64 * 8, 64, 0)));
-    assert_eq!(lab.look(0), Next::Empty);
+    assert_eq!((lab.look(0), lab.counted()), (Polled::More, (64 * 8, 64, 0)));
+    assert_eq!(lab.look(0), Polled::Empty);
 }
 
 /// Two floods to different ports take two looks if they have too many receivers for one look.
@@ -265,8 +265,8 @@ fn the_receivers_of_all_floods_count() {
     let mut lab = Lab::with((0..=all as PortId).map(port));
     lab.send(&frame(ALL, 1, 60));
     lab.send(&frame([2, 9, 9, 9, 9, 9], 2, 60));
-    assert_eq!((lab.look(0), lab.counted().0), (Next::More, all));
-    assert_eq!((lab.look(0), lab.counted().0), (Next::More, all + all / 2));
+    assert_eq!((lab.look(0), lab.counted().0), (Polled::More, all));
+    assert_eq!((lab.look(0), lab.counted().0), (Polled::More, all + all / 2));
 }
 
 /// The cost of the copies limits the receivers of a turn, not only the number of copies.
@@ -274,7 +274,7 @@ fn the_receivers_of_all_floods_count() {
 fn long_frames_reach_fewer_receivers_in_a_turn() {
     let mut lab = Lab::new(MANY);
     lab.send(&frame(ALL, 7, 8000));
-    assert_eq!(lab.look(0), Next::More);
+    assert_eq!(lab.look(0), Polled::More);
     assert!((FLOOD_RECEIVERS / 4..FLOOD_RECEIVERS).contains(&lab.out()), "{}", lab.out());
     lab.finish(0);
     assert_eq!(lab.counted(), (MANY, 1, 0));
@@ -287,7 +287,7 @@ fn long_frames_reach_fewer_receivers_in_a_turn() {
 fn what_the_sender_changes_meanwhile_reaches_nobody() {
     let mut lab = Lab::new(MANY);
     lab.send(&frame(ALL, 1, 200));
-    assert_eq!(lab.look(0), Next::More);
+    assert_eq!(lab.look(0), Polled::More);
     lab.memory[0].write(DATA, &[0xee; 212]);
     lab.finish(0);
     for port in 1..=MANY {
@@ -303,7 +303,7 @@ fn receivers_come_and_go_amid_a_flood() {
     let late = FLOOD_RECEIVERS as PortId + 5;
     lab.guest(late).set_active(0, false);
     lab.send(&frame(ALL, 1, 60));
-    assert_eq!((lab.look(0), lab.counted().0), (Next::More, FLOOD_RECEIVERS));
+    assert_eq!((lab.look(0), lab.counted().0), (Polled::More, FLOOD_RECEIVERS));
     let [down, stopped, gone, other] = [20, 21, 22, 23].map(|n| late + n);
     lab.guest(late).set_active(0, true);
     lab.guest(down).set_active(0, false);
@@ -326,9 +326,10 @@ fn receivers_come_and_go_amid_a_flood() {
 fn a_ring_that_stops_has_sent_its_flood() {
     let mut lab = Lab::new(MANY);
     lab.send(&frame(ALL, 1, 60));
-    assert_eq!(lab.look(0), Next::More);
+    assert_eq!(lab.look(0), Polled::More);
     QueueRef::Tx(&lab.guest(0).tx[0]).renew(Vring::default(), |_| ());
-    assert_eq!((lab.look(0), lab.look(0), lab.look(0)), (Next::More, Next::More, Next::Gone));
+    let looks = [0; 3].map(|worker| lab.look(worker));
+    assert_eq!(looks, [Polled::More, Polled::More, Polled::Unavailable]);
     assert_eq!((lab.out(), lab.counted()), (MANY, (MANY, 1, 0)));
 }
 
@@ -337,12 +338,12 @@ fn a_ring_that_stops_has_sent_its_flood() {
 fn the_flood_of_a_ring_that_moves_goes_on() {
     let mut lab = Lab::new(MANY);
     lab.send(&frame(ALL, 1, 60));
-    assert_eq!(lab.look(0), Next::More);
+    assert_eq!(lab.look(0), Polled::More);
     lab.guest(0).tx[0].lock().vring.owner = Some(1);
     lab.send(&frame(ALL, 2, 60));
-    assert!(matches!(lab.look(1), Next::At(_)));
-    assert_eq!((lab.finish(0), lab.look(0)), (2, Next::Gone));
-    assert_eq!((lab.finish(1), lab.look(1)), (3, Next::Empty));
+    assert!(matches!(lab.look(1), Polled::RetryAt(_)));
+    assert_eq!((lab.finish(0), lab.look(0)), (2, Polled::Unavailable));
+    assert_eq!((lab.finish(1), lab.look(1)), (3, Polled::Empty));
     assert!((1..=MANY as PortId).all(|port| lab.received(port) == [1, 2]));
     assert_eq!(lab.counted(), (2 * MANY, 2, 0));
 }
@@ -352,7 +353,7 @@ fn the_flood_of_a_ring_that_moves_goes_on() {
 fn the_sender_pays_for_its_flood() {
     let mut lab = Lab::new(MANY);
     lab.send(&frame(ALL, 1, 60));
-    assert_eq!(lab.look(0), Next::More);
+    assert_eq!(lab.look(0), Polled::More);
     assert!(lab.guest(0).floods.owes());
     assert_eq!(lab.finish(0), 2);
     let (before, owed) = (lab.guest(0).tx[0].stats.cycles.get(), lab.guest(0).floods.take_owed());
@@ -360,7 +361,7 @@ fn the_sender_pays_for_its_flood() {
     lab.guest(0).floods.owe(long);
     lab.pipelines[0].begin_turn(clock::cycles(), true, false);
     let Lab { pipelines, ports, stats, .. } = &mut lab;
-    assert_eq!(pipelines[0].guest_burst(ports, 0, 0, stats), Next::Throttled);
+    assert_eq!(pipelines[0].guest_burst(ports, 0, 0, stats), Polled::Throttled);
     assert!(lab.guest(0).tx[0].stats.cycles.get() >= before + long);
     assert!(!lab.guest(0).floods.owes(), "once");
 }
@@ -380,14 +381,14 @@ fn a_device_is_read_though_its_flood_is_stuck() {
         lab.turn(worker, |pipeline, ports, stats| pipeline.device_burst(ports, 0, 0, stats))
     };
     fake.queue(&[&[0; 12][..], &frame(ALL, 1, 60)].concat());
-    assert_eq!(look(&mut lab, 0), Next::Last);
+    assert_eq!(look(&mut lab, 0), Polled::Drained);
     for (to, mark) in [(ALL, 2), (mac_of(1), 3)] {
         fake.queue(&[&[0; 12][..], &frame(to, mark, 60)].concat());
     }
-    assert!(matches!(look(&mut lab, 1), Next::At(_)));
+    assert!(matches!(look(&mut lab, 1), Polled::RetryAt(_)));
     let stuck = lab.take_flood();
     lab.now += clock::cycles_in(FLOOD_WAIT_NANOS) + 1;
-    assert_eq!((look(&mut lab, 1), lab.received(1)), (Next::Last, vec![1, 3]));
+    assert_eq!((look(&mut lab, 1), lab.received(1)), (Polled::Drained, vec![1, 3]));
     assert_eq!(device_drops(&lab), 1, "a second long flood");
     drop(stuck);
 }
@@ -416,12 +417,12 @@ fn devices_flood_and_are_flooded_likewise() {
     let look = |lab: &mut Lab| {
         lab.turn(0, |pipeline, ports, stats| pipeline.device_burst(ports, 0, 0, stats))
     };
-    assert_eq!((look(&mut lab), lab.out()), (Next::Last, FLOOD_RECEIVERS));
+    assert_eq!((look(&mut lab), lab.out()), (Polled::Drained, FLOOD_RECEIVERS));
     (0..2).for_each(|_| fakes[0].queue(&[&[0; 12][..], &frame(ALL, 2, 60)].concat()));
-    assert_eq!((look(&mut lab), lab.out()), (Next::More, 2 * FLOOD_RECEIVERS));
-    assert_eq!(look(&mut lab), Next::More);
+    assert_eq!((look(&mut lab), lab.out()), (Polled::More, 2 * FLOOD_RECEIVERS));
+    assert_eq!(look(&mut lab), Polled::More);
     assert_eq!((lab.out(), fakes[1].counts().1), (MANY + 2 * FLOOD_RECEIVERS, 1));
-    assert_eq!((0..9).take_while(|_| look(&mut lab) == Next::More).count(), 2);
+    assert_eq!((0..9).take_while(|_| look(&mut lab) == Polled::More).count(), 2);
     assert_eq!((lab.out(), fakes[1].counts().1), (3 * MANY, 3));
     assert_eq!(fakes[0].counts().1, 0);
     assert!((1..=MANY as PortId).all(|port| lab.received(port) == [1, 2, 2]));
@@ -450,7 +451,7 @@ fn a_slow_receiver_does_not_hold_up_the_sender() {
         let is_free = queue.lock_for_burst().is_some();
         let counted = queue.stats.frames.get();
         drop(slow);
-        assert_eq!((burst.join().unwrap(), is_free, counted), (Next::More, true, 1));
+        assert_eq!((burst.join().unwrap(), is_free, counted), (Polled::More, true, 1));
     });
     assert_eq!(fake.written.lock().unwrap()[12..], frame(ALL, 1, 600));
 }
@@ -462,7 +463,7 @@ fn announcements_do_not_wait() {
     lab.guest(0).attach(Arc::new(SessionWaker::new().unwrap()));
     let session = lab.guest(0).session().unwrap();
     lab.send(&frame(ALL, 1, 60));
-    assert_eq!((lab.look(0), lab.out()), (Next::More, FLOOD_RECEIVERS));
+    assert_eq!((lab.look(0), lab.out()), (Polled::More, FLOOD_RECEIVERS));
     let what = Announcement { port: 0, mac: MacAddr(mac_of(0)), session };
     lab.pipelines[0].announce(&lab.ports, what, &lab.stats);
     let announced = &lab.ports[0].stats.announced;
@@ -487,17 +488,17 @@ fn the_rings_of_a_guest_flood_one_after_the_other() {
     (state.vring.enabled, state.vring.owner) = (true, Some(1));
     drop(state);
     lab.send(&frame(ALL, 1, 60));
-    assert_eq!(lab.look(0), Next::More);
+    assert_eq!(lab.look(0), Polled::More);
     let second = |lab: &mut Lab| {
         lab.turn(1, |pipeline, ports, stats| pipeline.guest_burst(ports, 0, 1, stats))
     };
     for _ in 0..3 {
-        assert!(matches!(second(&mut lab), Next::At(_)));
+        assert!(matches!(second(&mut lab), Polled::RetryAt(_)));
         let base = lab.guest(0).tx[1].lock().vring.ring.as_ref().unwrap().base();
         assert_eq!((lab.out(), base), (FLOOD_RECEIVERS, 0));
     }
-    assert_eq!((lab.finish(0), second(&mut lab)), (2, Next::More));
-    assert_eq!((0..9).take_while(|_| second(&mut lab) == Next::More).count(), 2);
+    assert_eq!((lab.finish(0), second(&mut lab)), (2, Polled::More));
+    assert_eq!((0..9).take_while(|_| second(&mut lab) == Polled::More).count(), 2);
     assert!((1..=MANY as PortId).all(|port| lab.received(port) == [1, 2]));
     let waited = &lab.guest(0).tx[1].stats;
     assert_eq!((waited.frames.get(), waited.copies.get()), (1, FLOOD_RECEIVERS as u64));

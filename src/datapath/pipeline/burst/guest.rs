@@ -5,7 +5,7 @@ use std::sync::MutexGuard;
 use super::{BurstContext, BurstGuard, Origin, Pipeline, Source, Time};
 use crate::pipeline::backpressure::Backpressure;
 use crate::port::moderation::Completed;
-use crate::port::{Discard, GuestPort, Next, Port, PortTable, Queue, Tx, TxState};
+use crate::port::{Discard, GuestPort, Polled, Port, PortTable, Queue, Tx, TxState};
 use crate::ring::{RingError, SplitRing};
 use base::limits::{BURST_FRAMES, DISCARD_MILLIS};
 use base::stats::{DropReason, WorkerStats};
@@ -31,16 +31,16 @@ impl Pipeline {
         id: PortId,
         index: usize,
         stats: &WorkerStats,
-    ) -> Next {
-        let Some((port, guest)) = ports.guest(id) else { return Next::Gone };
-        let Some(queue) = guest.tx.get(index) else { return Next::Gone };
+    ) -> Polled {
+        let Some((port, guest)) = ports.guest(id) else { return Polled::Unavailable };
+        let Some(queue) = guest.tx.get(index) else { return Polled::Unavailable };
         let Some(mut state) = queue.lock_for_burst() else {
             // A stuck thread may hold the lock for long.
             let stalled = self.relieves || queue.is_stalled();
-            return if stalled { self.retry() } else { Next::Locked };
+            return if stalled { self.retry() } else { Polled::Locked };
         };
         if state.vring.owner != Some(self.worker) {
-            return Next::Gone;
+            return Polled::Unavailable;
         }
         if guest.floods.owes() {
             self.account.collect(&mut state.side.deficit, &queue.stats, guest.floods.take_owed());
@@ -51,7 +51,7 @@ impl Pipeline {
                 let ring = TransmitRing { port, guest, queue, index, state, limit };
                 self.forward(ports, ring, stats)
             }
-            Err(Next::Gone) if matches!(state.side.gate.discard, Discard::From(_)) => {
+            Err(Polled::Unavailable) if matches!(state.side.gate.discard, Discard::From(_)) => {
                 self.discard(id, queue, state)
             }
             Err(next) => next,
@@ -67,18 +67,18 @@ impl Pipeline {
         port: &Port,
         queue: &Queue<Tx>,
         state: &mut TxState,
-    ) -> Result<usize, Next> {
+    ) -> Result<usize, Polled> {
         let id = port.id;
         let limit = match state.drain_left(queue) {
-            Some(0) => return Err(Next::Gone),
+            Some(0) => return Err(Polled::Unavailable),
             Some(left) => left.into(),
             None => BURST_FRAMES,
         };
         if state.vring.running().is_none() {
-            return Err(Next::Gone);
+            return Err(Polled::Unavailable);
         }
         if state.memory.until > self.time.cycle {
-            return Err(Next::At(state.memory.until));
+            return Err(Polled::RetryAt(state.memory.until));
         }
         if state.side.gate.booked.is_some()
             && let Some(next) = self.waits_for_rate(port, queue, state)
@@ -86,7 +86,7 @@ impl Pipeline {
             return Err(next);
         }
         if self.account.throttles(&mut state.side.deficit) {
-            return Err(Next::Throttled);
+            return Err(Polled::Throttled);
         }
         if state.side.gate.receiver.is_none() {
             return Ok(limit);
@@ -110,21 +110,21 @@ impl Pipeline {
         id: PortId,
         queue: &Queue<Tx>,
         mut state: MutexGuard<'_, TxState>,
-    ) -> Next {
+    ) -> Polled {
         let TxState { vring, side: Tx { gate, .. }, .. } = &mut *state;
         let now = clock::cycles();
         let from = match gate.discard {
-            Discard::Never => return Next::Gone,
+            Discard::Never => return Polled::Unavailable,
             // Enabled in the meantime, which came with a note to look.
-            _ if vring.broken => return Next::Gone,
+            _ if vring.broken => return Polled::Unavailable,
             Discard::OnKick => now.saturating_add(clock::cycles_in(DISCARD_MILLIS * 1_000_000)),
             Discard::From(from) => from,
         };
         gate.discard = Discard::From(from);
         // Without memory, the gate keeps the kick until the memory is back.
-        let Some(ring) = &mut vring.ring else { return Next::Gone };
+        let Some(ring) = &mut vring.ring else { return Polled::Unavailable };
         if now < from {
-            return Next::At(from);
+            return Polled::RetryAt(from);
         }
         // If the driver refills the ring as fast as the worker discards, the loop ends after one
         // ring size.
@@ -145,7 +145,7 @@ impl Pipeline {
                 }
             }
         }
-        Next::Gone
+        Polled::Unavailable
     }
 }
 
@@ -166,10 +166,10 @@ impl<'p> Source<'p> for TransmitRing<'p> {
     }
 
     #[inline(always)]
-    fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Next> {
-        let Some(ring) = &mut self.state.vring.ring else { return Err(Next::Gone) };
+    fn take(&mut self, on: &mut Pipeline, context: &mut BurstContext) -> Result<(), Polled> {
+        let Some(ring) = &mut self.state.vring.ring else { return Err(Polled::Unavailable) };
         match ring.take(&mut context.burst, self.limit) {
-            Ok(0) => return Err(Next::Empty),
+            Ok(0) => return Err(Polled::Empty),
             Ok(_) => {}
             Err(error) => return Err(self.break_ring(on, error)),
         }
@@ -185,8 +185,8 @@ impl<'p> Source<'p> for TransmitRing<'p> {
         on: &mut Pipeline,
         guard: BurstGuard<'_>,
         stats: &WorkerStats,
-        next: Next,
-    ) -> Next {
+        next: Polled,
+    ) -> Polled {
         let taken = guard.burst.taken();
         let state = &mut *self.state;
         if taken == 0 {
@@ -212,18 +212,18 @@ impl<'p> Source<'p> for TransmitRing<'p> {
         // Counted after classification, which may shorten the burst: the other frames are taken
         // again.
         stats.frames.add(taken as u64);
-        Next::More
+        Polled::More
     }
 }
 
 impl TransmitRing<'_> {
     /// Takes a ring that its driver broke out of service.
     #[cold]
-    fn break_ring(&mut self, on: &mut Pipeline, error: RingError) -> Next {
+    fn break_ring(&mut self, on: &mut Pipeline, error: RingError) -> Polled {
         let TxState { vring, side, .. } = &mut *self.state;
         side.gate.drain_to = None;
         on.signals.note_broken((self.port.id, 2 * self.index + 1), vring, error);
         self.queue.notify_drained();
-        Next::Gone
+        Polled::Unavailable
     }
 }

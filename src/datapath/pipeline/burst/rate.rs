@@ -3,7 +3,7 @@
 
 use super::{BurstContext, Pipeline, Source};
 use crate::port::device::{Bounds, Reading};
-use crate::port::{Next, Port, Queue, Tx, TxState};
+use crate::port::{Polled, Port, Queue, Tx, TxState};
 use crate::ring::Burst;
 use base::frame::Load;
 use base::limits::{BURST_FRAMES, RATE_LOOK_NANOS};
@@ -11,9 +11,9 @@ use sys::clock;
 
 impl Pipeline {
     /// Returns when to look again at frames that wait for a rate until cycle `until`.
-    fn rate_look(&self, until: u64) -> Next {
+    fn rate_look(&self, until: u64) -> Polled {
         let now = self.time.cycle;
-        Next::At(until.min(now.saturating_add(clock::cycles_in(RATE_LOOK_NANOS))))
+        Polled::RetryAt(until.min(now.saturating_add(clock::cycles_in(RATE_LOOK_NANOS))))
     }
 
     /// Returns what the worker does instead of taking frames of a ring that waits for its port's
@@ -24,20 +24,20 @@ impl Pipeline {
         port: &Port,
         queue: &Queue<Tx>,
         state: &mut TxState,
-    ) -> Option<Next> {
+    ) -> Option<Polled> {
         let booked = state.side.gate.booked?;
         let input = &port.rates.input;
         if !input.is_on() {
             return None;
         }
-        let Some(metered) = input.lock() else { return Some(Next::Again) };
+        let Some(metered) = input.lock() else { return Some(Polled::RetryNow) };
         let until = metered.meter.waits(&booked, self.time.cycle)?;
         drop(metered);
         if state.side.gate.drain_to.is_some() {
             // A session waits for the end of the drain; frames that wait for the rate stay in the
             // ring.
             state.end_drain(queue);
-            return Some(Next::Gone);
+            return Some(Polled::Unavailable);
         }
         Some(self.rate_look(until))
     }
@@ -50,7 +50,7 @@ impl Pipeline {
         &mut self,
         source: &mut impl Source<'p>,
         context: &mut BurstContext,
-    ) -> Result<Passed, Next> {
+    ) -> Result<Passed, Polled> {
         let port = source.origin().port;
         let Some((state, queue)) = source.ring().filter(|_| port.rates.input.is_on()) else {
             return Ok(Passed::default());
@@ -76,9 +76,9 @@ impl Pipeline {
                     }
                     metered.meter.waits(&booking, now)
                 };
-                (passed, until.map_or(Next::Gone, |until| self.rate_look(until)))
+                (passed, until.map_or(Polled::Unavailable, |until| self.rate_look(until)))
             }
-            None => (0, Next::Again),
+            None => (0, Polled::RetryNow),
         };
         context.burst.cut_heads(passed);
         if passed > 0 {
@@ -95,7 +95,7 @@ impl Pipeline {
         &mut self,
         port: &Port,
         reading: &mut Reading,
-    ) -> Result<Bounds, Next> {
+    ) -> Result<Bounds, Polled> {
         let (now, last) = (self.time.cycle, reading.last);
         let Some(mut metered) = port.rates.input.lock() else { return Err(self.retry()) };
         let waits = reading.booked.and_then(|booked| metered.meter.waits(&booked, now));

@@ -105,14 +105,14 @@ impl Lab {
     }
 
     /// Runs a turn, 10 cycles after the last turn, with a look at the sender's ring.
-    pub(crate) fn turn(&mut self) -> Next {
+    pub(crate) fn turn(&mut self) -> Polled {
         self.cycle += 10;
         self.pipeline.begin_turn(self.cycle, false, false);
         self.pipeline.guest_burst(&self.ports, 0, 0, &self.stats)
     }
 
     /// Runs a turn while this thread holds the lock of the receive ring.
-    pub(crate) fn turn_beside_a_holder(&mut self) -> Next {
+    pub(crate) fn turn_beside_a_holder(&mut self) -> Polled {
         self.cycle += 10;
         let _held = self.ports[1].as_guest().unwrap().rx[0].lock();
         self.pipeline.begin_turn(self.cycle, false, false);
@@ -175,7 +175,7 @@ fn a_refused_look_is_no_cheap_burst() {
     let before = lab.pipeline.account.quantum();
     for turn in 0..100 {
         let next = lab.turn();
-        assert!(matches!(next, Next::Receiver(_)), "{next:?} in turn {turn}");
+        assert!(matches!(next, Polled::WaitsForReceiver(_)), "{next:?} in turn {turn}");
         assert!(lab.pipeline.account.quantum() >= before);
     }
     assert!(lab.stats.bursts.get() == 0 && lab.pipeline.account.quantum() > before);
@@ -189,7 +189,7 @@ fn frames_that_go_back_to_their_ring_are_not_charged() {
     for bad_of_four in [0, 3] {
         let mut lab = Lab::limited(Limit { rate, burst: Size { bytes: 0, packets: 64 } });
         lab.spoil(bad_of_four);
-        assert!(matches!(lab.turn(), Next::Receiver(_)));
+        assert!(matches!(lab.turn(), Polled::WaitsForReceiver(_)));
         for all in [10u16, 30, 64] {
             lab.offer_buffers(all);
             for _ in 0..10 {

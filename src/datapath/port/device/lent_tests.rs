@@ -92,15 +92,15 @@ fn frames_are_delivered_from_where_they_lie_in_bursts() {
         }
         reader.release();
         assert_eq!(Arc::strong_count(&lender), 2);
-        if next != Next::More {
-            assert_eq!(next, Next::Empty);
+        if next != Polled::More {
+            assert_eq!(next, Polled::Empty);
             break;
         }
         assert_eq!(burst.taken(), BURST_FRAMES);
     }
     assert_eq!(came, 150);
     let next = queue.receive(&mut reader, &mut burst, tap(&port), Bounds::default());
-    assert_eq!((next, Arc::strong_count(&lender)), (Next::Empty, 2), "nothing is in use");
+    assert_eq!((next, Arc::strong_count(&lender)), (Polled::Empty, 2), "nothing is in use");
     assert_eq!(queue.input.drops.total(), 0);
 }
 
@@ -114,7 +114,7 @@ fn what_is_no_frame_and_what_found_no_room_is_counted() {
     let next = queue.receive(&mut reader, &mut burst, tap(&port), Bounds::default());
     assert_eq!(
         (next, burst.frames().len(), burst.taken()),
-        (Next::More, 1, 4),
+        (Polled::More, 1, 4),
         "64 KiB are enough"
     );
     let rejected: Vec<_> = burst.rejected().collect();
@@ -132,7 +132,7 @@ fn a_rate_bounds_what_is_taken() {
     let queue = &tap(&port).queues()[0];
     let bounds = Bounds { end: Some(0), room: None };
     let next = queue.receive(&mut reader, &mut burst, tap(&port), bounds);
-    assert_eq!((next, burst.taken()), (Next::More, 1), "the time is over after one");
+    assert_eq!((next, burst.taken()), (Polled::More, 1), "the time is over after one");
 }
 
 /// The descriptor of a deleted interface reports no event.

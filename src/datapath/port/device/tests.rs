@@ -70,7 +70,7 @@ fn receive(
     reader: &mut FrameReader,
     burst: &mut Burst,
     refused: &mut Vec<DropReason>,
-) -> Next {
+) -> Polled {
     let state = tap(port).queues()[0].receive(reader, burst, tap(port), Bounds::default());
     assert_eq!(burst.taken(), burst.frames().len() + burst.rejected().count());
     refused.extend(burst.rejected());
@@ -148,7 +148,7 @@ fn each_loss_is_told_and_mended() {
             assert_eq!(device.counts(), (0, 1));
         } else {
             let state = tap.queues()[0].receive(&mut reader, &mut received, tap, Bounds::default());
-            assert_eq!((state, device.counts()), (Next::Gone, (1, 0)));
+            assert_eq!((state, device.counts()), (Polled::Unavailable, (1, 0)));
         }
         assert!(tap.is_lost() && !tap.is_up());
         tap.wait_lost(|| false);
@@ -185,12 +185,12 @@ fn each_refused_read_costs_a_bounded_number_of_calls() {
     let most = BURST_FRAMES as u64;
     // Answer, result for the queue, calls a turn, frames counted.
     let table = [
-        (refused(libc::EAGAIN), Next::Empty, 1, 0),
-        (refused(libc::EIO), Next::Empty, 1, 0),
-        (refused(libc::ENOBUFS), Next::Again, 1, 0),
-        (refused(libc::ENOMEM), Next::Again, 1, 0),
-        (refused(libc::EINVAL), Next::Empty, most, most),
-        (refused(libc::EFAULT), Next::Empty, most, most),
+        (refused(libc::EAGAIN), Polled::Empty, 1, 0),
+        (refused(libc::EIO), Polled::Empty, 1, 0),
+        (refused(libc::ENOBUFS), Polled::RetryNow, 1, 0),
+        (refused(libc::ENOMEM), Polled::RetryNow, 1, 0),
+        (refused(libc::EINVAL), Polled::Empty, most, most),
+        (refused(libc::EFAULT), Polled::Empty, most, most),
     ];
     let (mut reader, mut burst) = (FrameReader::default(), Burst::default());
     for (answer, state, calls, lost) in table {
@@ -209,7 +209,7 @@ fn each_refused_read_costs_a_bounded_number_of_calls() {
         *lock(&device.answer) = Transfer::WouldBlock;
         (0..3).for_each(|_| device.queue(&[0; 72]));
         let state = receive(&port, &mut reader, &mut burst, &mut refused);
-        assert_eq!((state, burst.frames().len()), (Next::Empty, 3));
+        assert_eq!((state, burst.frames().len()), (Polled::Empty, 3));
     }
 }
 
@@ -228,7 +228,7 @@ fn what_is_behind_a_refused_frame_is_read() {
             device.queue(&[0; 72]);
         }
         let state = receive(&port, &mut reader, &mut burst, &mut refused);
-        assert_eq!((state, burst.frames().len()), (Next::Empty, 4));
+        assert_eq!((state, burst.frames().len()), (Polled::Empty, 4));
         assert!(lock(&device.queued).is_empty());
     }
     assert_eq!(refused, [DropReason::TapRejected; 2 * TIMES as usize]);
@@ -244,7 +244,11 @@ fn a_read_from_a_deleted_interface_loses_it_once() {
         let queue = &tap(&port).queues()[0];
         for n in 0..TIMES {
             let state = queue.receive(&mut reader, &mut burst, tap(&port), Bounds::default());
-            assert_eq!((state, burst.taken()), (Next::Gone, usize::from(n == 0)), "{answer:?}");
+            assert_eq!(
+                (state, burst.taken()),
+                (Polled::Unavailable, usize::from(n == 0)),
+                "{answer:?}"
+            );
         }
         assert_eq!(device.counts(), (2, 0), "one frame, one answer, and then never again");
         assert!(tap(&port).is_lost() && !tap(&port).is_up());
@@ -261,7 +265,7 @@ fn short_and_overlong_reads_are_drops() {
     for len in 1..12 + 14 {
         (0..TIMES).for_each(|_| device.queue(&vec![0; len]));
         // 64 reads at a time, none of which is a frame.
-        while receive(&port, &mut reader, &mut burst, &mut refused) == Next::More {
+        while receive(&port, &mut reader, &mut burst, &mut refused) == Polled::More {
             assert!(burst.frames().is_empty(), "{len}");
         }
         assert_eq!(std::mem::take(&mut refused), [DropReason::TooShort; TIMES as usize], "{len}");
@@ -272,7 +276,7 @@ fn short_and_overlong_reads_are_drops() {
     for len in [MAX_FRAME_LEN as usize + 1, SLOT, SLOT + 1] {
         device.queue(&vec![0; 12 + len]);
         let state = receive(&port, &mut reader, &mut burst, &mut refused);
-        assert_eq!((state, burst.frames().len()), (Next::More, 0), "{len}");
+        assert_eq!((state, burst.frames().len()), (Polled::More, 0), "{len}");
         receive(&port, &mut reader, &mut burst, &mut refused);
     }
     assert_eq!(refused, [DropReason::TooLong; 3]);
@@ -559,7 +563,7 @@ fn bursts_from_a_tap_are_bounded() {
         (0..100).for_each(|_| device.queue(&vec![0; 12 + len]));
         let queue = &tap(&port).queues()[0];
         let state = queue.receive(&mut reader, &mut burst, tap(&port), Bounds::default());
-        assert_eq!((state, burst.frames().len()), (Next::More, expected), "{len}");
+        assert_eq!((state, burst.frames().len()), (Polled::More, expected), "{len}");
         lock(&device.queued).clear();
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use super::Worker;
-use crate::port::{Awaited, Discard, Next, Queue, Tx, TxState};
+use crate::port::{Awaited, Discard, Polled, Queue, Tx, TxState};
 use crate::worker::Token;
 use crate::worker::handle::Note;
 use crate::worker::kick::receive_kick;
@@ -199,7 +199,7 @@ impl Worker {
             return;
         }
         if state.side.gate.discard != Discard::Never {
-            if matches!(self.pipeline.discard(id, queue, state), Next::At(_)) {
+            if matches!(self.pipeline.discard(id, queue, state), Polled::RetryAt(_)) {
                 self.ready.mark(token);
             }
             return;

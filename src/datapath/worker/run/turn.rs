@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::ops::{Deref, DerefMut};
 
-use crate::port::Next;
+use crate::port::Polled;
 use crate::worker::Token;
 use base::limits::TURN_NANOS;
 use sys::clock;
@@ -43,19 +43,23 @@ impl Turn {
 
     /// Counts a source by the result of the look. True if the source had frames.
     #[inline(always)]
-    pub(crate) fn count(&mut self, next: Next) -> bool {
+    pub(crate) fn count(&mut self, next: Polled) -> bool {
         match next {
-            Next::More | Next::Last | Next::Locked | Next::Throttled | Next::Again => {
+            Polled::More
+            | Polled::Drained
+            | Polled::Locked
+            | Polled::Throttled
+            | Polled::RetryNow => {
                 self.working += 1;
             }
-            Next::At(_) => self.waiting += 1,
-            Next::Receiver(_) => {
+            Polled::RetryAt(_) => self.waiting += 1,
+            Polled::WaitsForReceiver(_) => {
                 self.waiting += 1;
                 self.receivers = true;
             }
-            Next::Empty | Next::Gone => {}
+            Polled::Empty | Polled::Unavailable => {}
         }
-        matches!(next, Next::More | Next::Last)
+        matches!(next, Polled::More | Polled::Drained)
     }
 }
 
@@ -92,15 +96,15 @@ impl ReadySources {
     /// Notes the result of a look at that source. Returns the number of consecutive looks that
     /// found the source empty.
     #[inline(always)]
-    pub(crate) fn note(&mut self, next: Next) -> u32 {
+    pub(crate) fn note(&mut self, next: Polled) -> u32 {
         let Some(ready) = self.list.get_mut(self.next) else { return 0 };
         match next {
-            Next::More | Next::Last => ready.looks = 0,
-            Next::Empty => ready.looks = ready.looks.saturating_add(1),
+            Polled::More | Polled::Drained => ready.looks = 0,
+            Polled::Empty => ready.looks = ready.looks.saturating_add(1),
             _ => {}
         }
         ready.retry_at = match next {
-            Next::At(cycle) | Next::Receiver(cycle) => cycle,
+            Polled::RetryAt(cycle) | Polled::WaitsForReceiver(cycle) => cycle,
             _ => 0,
         };
         ready.looks
