@@ -471,7 +471,7 @@ impl BurstContext {
     /// Gives frame `at` and all later frames of the burst back to the source.
     pub(crate) fn give_back(&mut self, at: u8) {
         self.plan.truncate(at);
-        self.burst.cut(usize::from(at));
+        self.burst.give_back_from(usize::from(at));
         self.bytes = self.burst.bytes();
     }
 }

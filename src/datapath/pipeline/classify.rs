@@ -288,7 +288,7 @@ impl BurstContext {
         if policy.fdb.is_large() && !SCREENED {
             fetch_entries(policy.fdb, burst.frames(), classifier.entry.segment);
         }
-        let mut cut = None;
+        let mut waits_from = None;
         // Following frames with the addresses of the frame before extend the last run.
         let mut stretch = false;
         for (i, frame) in burst.frames().iter().enumerate() {
@@ -313,7 +313,7 @@ impl BurstContext {
                     let lists = (&mut floods, &mut *plan);
                     let added = classifier.flood::<SNOOPED>((i, frame), flood, snooped, lists);
                     if added == Added::Waits {
-                        cut = Some(i);
+                        waits_from = Some(i);
                         break;
                     }
                 }
@@ -326,17 +326,17 @@ impl BurstContext {
         let Classifier { exits, entry, .. } = classifier;
         burst.are_alike = SCREENED && entry.tag_changes < 2;
         self.flood.permit = floods.permit;
-        self.end_classification(policy.ports, (port.id, now), &exits, cut);
+        self.end_classification(policy.ports, (port.id, now), &exits, waits_from);
     }
 
-    /// Ends the classification of a burst from port `from`; frames from `cut` on wait.
+    /// Ends the classification of a burst from port `from`; frames from `waits_from` on wait.
     #[inline(always)]
     fn end_classification(
         &mut self,
         ports: &PortTable,
         (from, now): (PortId, Tick),
         exits: &Exits,
-        cut: Option<usize>,
+        waits_from: Option<usize>,
     ) {
         let BurstContext { burst, plan, filters, outcomes, .. } = self;
         plan.close();
@@ -347,9 +347,9 @@ impl BurstContext {
         if exits.are_filtered {
             filters.limit_runs(burst, plan, (from, ports), now, outcomes);
         }
-        if let Some(at) = cut {
+        if let Some(at) = waits_from {
             self.flood.waits = at == 0;
-            self.burst.cut(at);
+            self.burst.give_back_from(at);
         }
         self.bytes = self.burst.bytes();
     }

@@ -30,7 +30,7 @@ use super::signals::Signals;
 use crate::capture::outcomes::Outcomes;
 use crate::events::{What, reason};
 use crate::port::{DevicePort, Endpoint, Eviction, GuestPort, Port, Queue, Rx, RxState};
-use crate::ring::{Burst, Cut, Delivered, RingError, RxScratch};
+use crate::ring::{Burst, Delivered, RingError, RxScratch, Segmentation};
 use crate::stalls::Stalls;
 use base::frame::flow_hash;
 use base::limits::{
@@ -304,13 +304,13 @@ impl Delivery<'_> {
         };
         let (from, frames) = (self.backpressure.from, run.left());
         let admitted = admission.admit(from, frames.len(), || ring.offered()).min(frames.len());
-        let cut = match how {
-            Try::First => Cut::Whole,
-            Try::Last if self.backpressure.price(run).is_some() => Cut::Whole,
-            Try::Last => Cut::Part(MAX_SEGMENTS),
-            Try::Flood | Try::AtOnce(_) => Cut::Part(MAX_FLOOD_SEGMENTS),
+        let segmentation = match how {
+            Try::First => Segmentation::Whole,
+            Try::Last if self.backpressure.price(run).is_some() => Segmentation::Whole,
+            Try::Last => Segmentation::Part(MAX_SEGMENTS),
+            Try::Flood | Try::AtOnce(_) => Segmentation::Part(MAX_FLOOD_SEGMENTS),
         };
-        let done = ring.deliver(burst, &frames[..admitted], &mut self.room.scratch, cut);
+        let done = ring.deliver(burst, &frames[..admitted], &mut self.room.scratch, segmentation);
         let has_room = self.backpressure.is_shared() && ring.offered() > ring.size() / 2;
         admission.record(from, (done.frames, done.bytes), done.buffers, done.settled < admitted);
         self.count(to, frames, &done, burst.needs_offloads());

@@ -221,24 +221,24 @@ impl Burst {
     }
 
     /// Gives frame `index` and every head behind it back to the source, as if never taken.
-    pub fn cut(&mut self, index: usize) {
+    pub fn give_back_from(&mut self, index: usize) {
         let Some(frame) = self.frames().get(index) else {
             return;
         };
         let position = frame.position;
         (self.taken, self.count) = (usize::from(position), index);
-        self.cut_rejected(position);
+        self.give_back_rejected(position);
     }
 
     /// Gives all heads but the first `heads` back to the source, as if never taken.
-    pub(crate) fn cut_heads(&mut self, heads: usize) {
+    pub(crate) fn give_back_heads(&mut self, heads: usize) {
         let position = heads.min(self.taken) as u8;
         let count = self.frames().partition_point(|frame| frame.position < position);
         (self.taken, self.count) = (usize::from(position), count);
-        self.cut_rejected(position);
+        self.give_back_rejected(position);
     }
 
-    fn cut_rejected(&mut self, position: u8) {
+    fn give_back_rejected(&mut self, position: u8) {
         while self.rejected.count > 0 && self.rejected.list[self.rejected.count - 1].0 >= position {
             self.rejected.count -= 1;
         }
@@ -253,9 +253,9 @@ impl Burst {
         })
     }
 
-    /// Returns the load of the heads that [`Burst::cut`] gave back from a burst that had `frames`
-    /// frames and `rejects` rejected chains.
-    pub(crate) fn cut_load(&self, frames: usize, rejects: usize) -> Load {
+    /// Returns the load of the heads that [`Burst::give_back_from`] gave back from a burst that had
+    /// `frames` frames and `rejects` rejected chains.
+    pub(crate) fn given_back_load(&self, frames: usize, rejects: usize) -> Load {
         let cut = &self.frames[self.count.min(frames)..frames];
         let rejected = repeat_n(Load::NO_FRAME, rejects.saturating_sub(self.rejected.count));
         cut.iter().map(Frame::load).chain(rejected).sum()

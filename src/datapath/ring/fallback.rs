@@ -11,7 +11,7 @@
 
 use super::chain::Gathered;
 use super::copy::{EgressFrame, Reader, Writer};
-use super::rx::{Ahead, Cut, Delivered, PutError};
+use super::rx::{Ahead, Delivered, PutError, Segmentation};
 use super::split::SplitRing;
 use base::frame::checksum::Sum;
 use base::frame::offload::{DATA_VALID, NEEDS_CSUM, Offloads};
@@ -36,13 +36,13 @@ impl SplitRing {
         ahead: &mut Ahead,
         gathered: &mut Gathered,
         done: &mut Delivered,
-        cut: Cut,
+        segmentation: Segmentation,
     ) -> Result<(), PutError> {
         let request = frame.request();
         if request.is_gso() {
             let place = self.place();
             let bad_buffers = done.bad_buffers;
-            let put = self.put_segments(frame, ahead, gathered, done, cut);
+            let put = self.put_segments(frame, ahead, gathered, done, segmentation);
             if put.is_err() {
                 // Restores the state before the attempt.
                 self.back_to(place, ahead);
@@ -94,7 +94,7 @@ impl SplitRing {
         ahead: &mut Ahead,
         gathered: &mut Gathered,
         done: &mut Delivered,
-        cut: Cut,
+        segmentation: Segmentation,
     ) -> Result<(), PutError> {
         let request = frame.request();
         let mut headers = [0u8; MAX_EGRESS_HEADERS_LEN];
@@ -106,9 +106,9 @@ impl SplitRing {
         let all = segmenter.segments();
         // A packet with more segments than the ring has buffers can never be delivered whole. A
         // part is better than nothing: TCP sends the rest again.
-        let (part, wanted) = match cut {
-            Cut::Whole => (all > u32::from(self.size()), all),
-            Cut::Part(most) => (true, all.min(most)),
+        let (part, wanted) = match segmentation {
+            Segmentation::Whole => (all > u32::from(self.size()), all),
+            Segmentation::Part(most) => (true, all.min(most)),
         };
         if !part && u32::from(self.offered()) < wanted {
             return Err(PutError::Empty);

@@ -38,6 +38,6 @@ pub use burst::{Burst, Frame};
 pub use chain::Piece;
 pub(crate) use copy::EgressFrame;
 pub use copy::Reader;
-pub use rx::{Cut, Delivered, RxScratch};
+pub use rx::{Delivered, RxScratch, Segmentation};
 pub(crate) use split::Position;
 pub use split::{RingConfig, RingError, SplitRing};

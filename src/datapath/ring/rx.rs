@@ -66,7 +66,7 @@ pub struct Fallbacks {
 
 /// How many segments of a frame are delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cut {
+pub enum Segmentation {
     /// All segments at once: the frame waits until there are buffers for all segments, unless the
     /// ring is too small for that.
     Whole,
@@ -149,25 +149,25 @@ pub(super) enum PutError {
 
 impl SplitRing {
     /// Delivers the frames of `burst` that `run` lists, until buffers run out, and publishes them
-    /// at once. `cut` says how many segments of a frame are delivered if this driver needs
+    /// at once. `segmentation` says how many segments of a frame are delivered if this driver needs
     /// segments.
     pub fn deliver(
         &mut self,
         burst: &Burst,
         run: &[u8],
         scratch: &mut RxScratch,
-        cut: Cut,
+        segmentation: Segmentation,
     ) -> Delivered {
         let (mut done, start) = (Delivered::default(), self.indices.next_avail);
         scratch.gathered.start(run.len());
         match self.look_ahead(run.len(), &mut scratch.ahead) {
             Ok(()) if burst.needs_offloads() => {
-                self.put_run::<true, true>(burst, run, scratch, &mut done, cut)
+                self.put_run::<true, true>(burst, run, scratch, &mut done, segmentation)
             }
             Ok(()) if burst.tags.are_other => {
-                self.put_run::<false, true>(burst, run, scratch, &mut done, cut)
+                self.put_run::<false, true>(burst, run, scratch, &mut done, segmentation)
             }
-            Ok(()) => self.put_run::<false, false>(burst, run, scratch, &mut done, cut),
+            Ok(()) => self.put_run::<false, false>(burst, run, scratch, &mut done, segmentation),
             Err(error) => done.broken = Some(error),
         }
         done.buffers = self.indices.next_avail.wrapping_sub(start);
@@ -185,7 +185,7 @@ impl SplitRing {
         run: &[u8],
         scratch: &mut RxScratch,
         done: &mut Delivered,
-        cut: Cut,
+        segmentation: Segmentation,
     ) {
         let RxScratch { ahead, gathered } = scratch;
         while done.settled < run.len() {
@@ -202,7 +202,7 @@ impl SplitRing {
             } else if self.features.offloads.has(frame.needs()) {
                 self.put(frame, frame.header(), ahead, gathered, done)
             } else {
-                self.put_other(frame, ahead, gathered, done, cut)
+                self.put_other(frame, ahead, gathered, done, segmentation)
             };
             match put {
                 Ok(()) => {

@@ -3,7 +3,7 @@
 
 use base::limits::MAX_FRAME_LEN;
 use criterion::{Criterion, Throughput};
-use datapath::ring::{Cut, RxScratch};
+use datapath::ring::{RxScratch, Segmentation};
 
 use super::guest::{Form, Guest, HEADER, SIZE, counts};
 
@@ -37,7 +37,7 @@ fn deliver(c: &mut Criterion, name: &str, receiver: &mut Guest, len: u64, count:
     group.bench_function(format!("{len}x{count}"), |b| {
         b.iter(|| {
             receiver.offer(SIZE);
-            let done = receiver.ring.deliver(&burst, &run, &mut scratch, Cut::Whole);
+            let done = receiver.ring.deliver(&burst, &run, &mut scratch, Segmentation::Whole);
             assert_eq!(done.frames, frames);
             done
         });

@@ -7,7 +7,7 @@ use base::frame::offload::{GSO_TCPV4, GSO_TCPV6, NEEDS_CSUM, Offloads, check};
 use base::frame::{Segmenter, Sum, VnetHdr};
 use base::limits::MAX_FRAME_LEN;
 use criterion::{BenchmarkId, Criterion, Throughput};
-use datapath::ring::{Burst, Cut, RxScratch};
+use datapath::ring::{Burst, RxScratch, Segmentation};
 use testkit::Rng;
 
 use super::BURST;
@@ -159,7 +159,7 @@ fn cross(c: &mut Criterion, name: &str, frame: &Frame, count: u16) {
                 sender.offer(count);
                 receiver.offer(SIZE);
                 assert_eq!(sender.ring.take(&mut burst, count.into()), Ok(count.into()));
-                let done = receiver.ring.deliver(&burst, &run, &mut scratch, Cut::Whole);
+                let done = receiver.ring.deliver(&burst, &run, &mut scratch, Segmentation::Whole);
                 assert_eq!(done.frames, u64::from(count));
                 sender.ring.complete(&burst)
             });

@@ -127,7 +127,7 @@ fn one_burst(
         }
     }
     if way & 2 != 0 {
-        burst.cut(input.below(BURST_FRAMES));
+        burst.give_back_from(input.below(BURST_FRAMES));
         let left = rejected.iter().filter(|&&position| position < burst.taken()).count();
         assert_eq!(burst.rejected().count(), left);
         assert_eq!(burst.frames().len() + left, burst.taken());

@@ -80,7 +80,7 @@ impl Pipeline {
             }
             None => (0, Polled::RetryNow),
         };
-        context.burst.cut_heads(passed);
+        context.burst.give_back_heads(passed);
         if passed > 0 {
             return Ok(Passed::of(&context.burst));
         }
@@ -153,7 +153,7 @@ impl Passed {
     #[cold]
     pub(crate) fn refund_cut(&self, port: &Port, burst: &Burst) {
         if self.frames > burst.frames().len() {
-            port.rates.input.refund(burst.cut_load(self.frames, self.rejects));
+            port.rates.input.refund(burst.given_back_load(self.frames, self.rejects));
         }
     }
 }

@@ -2,7 +2,7 @@
 //! receiver can take them.
 
 use super::*;
-use crate::ring::{Burst, Cut, Delivered, Frame, RxScratch};
+use crate::ring::{Burst, Delivered, Frame, RxScratch, Segmentation};
 use base::frame::VnetHdr;
 use base::frame::ethernet::TagEdit;
 use base::frame::offload::DATA_VALID;
@@ -86,7 +86,7 @@ impl<'a> Pair<'a> {
         }
     }
 
-    fn deliver(&mut self, cut: Cut) -> Delivered {
+    fn deliver(&mut self, cut: Segmentation) -> Delivered {
         let run: Vec<u8> = (0..self.burst.frames().len() as u8).collect();
         self.receiver.deliver(&self.burst, &run, &mut self.scratch, cut)
     }
@@ -231,7 +231,7 @@ fn a_frame_leaves_with_the_tag_that_it_should_have() {
                 let is_first = |frame: &Frame| frame.snapshot[0] == 0;
                 pair.burst.retag(&[0, 1], |f| if is_first(f) { edit } else { TagEdit::Keep });
                 pair.post(SIZE - 1, *size);
-                assert_eq!(pair.deliver(Cut::Whole).settled, 2);
+                assert_eq!(pair.deliver(Segmentation::Whole).settled, 2);
                 let got = pair.received(*size).into_iter();
                 let got: Vec<_> = got.map(|(header, bytes)| (header.flags, bytes)).collect();
                 let what = format!("{edit:?} {len} {cuts:?} {size}");
@@ -249,7 +249,7 @@ fn what_is_acknowledged_passes_as_it_is() {
         pair.send(asking(v6, 1448), &packet, &[12 + 86]);
         pair.post(if size > 20_000 { 1 } else { 40 }, size);
         pair.take();
-        assert_eq!(pair.deliver(Cut::Whole).frames, 1);
+        assert_eq!(pair.deliver(Segmentation::Whole).frames, 1);
         let [(header, got)] = &pair.received(size)[..] else { panic!() };
         assert!(*got == packet);
         let count = (packet.len() as u32 + 12).div_ceil(size) as u16;
@@ -274,7 +274,7 @@ fn without_tso_a_receiver_gets_segments() {
                     pair.send(asking(v6, mss), &packet, &cuts);
                     pair.post(60, size);
                     pair.take();
-                    let done = pair.deliver(Cut::Whole);
+                    let done = pair.deliver(Segmentation::Whole);
                     let count = payload.div_ceil(mss.into()) as u64;
                     assert_eq!(
                         (done.frames, done.fallbacks.segmented, done.fallbacks.segments),
@@ -299,7 +299,7 @@ fn without_checksums_a_receiver_gets_whole_ones() {
                     pair.send(asking(v6, 0), &packet, &cuts);
                     pair.post(20, size);
                     pair.take();
-                    assert_eq!(pair.deliver(Cut::Whole).fallbacks.checksummed, 1);
+                    assert_eq!(pair.deliver(Segmentation::Whole).fallbacks.checksummed, 1);
                     let [(header, got)] = &pair.received(size)[..] else { panic!() };
                     assert!(header.is_plain());
                     assert_eq!(ones(pseudo(got, v6), &got[l4(v6)..]), 0xffff, "{cuts:?}");
@@ -325,7 +325,7 @@ fn nonsense_is_rejected_among_frames_that_are_not() {
     assert_eq!(pair.burst.rejected().collect::<Vec<_>>(), [DropReason::BadOffload; 2]);
     assert_eq!(pair.burst.frames()[1].header, VnetHdr::plain(1));
     // The frames given back are taken again, with the rejected chains behind them.
-    pair.burst.cut(1);
+    pair.burst.give_back_from(1);
     assert_eq!((pair.burst.taken(), pair.burst.rejected().count()), (2, 1));
     pair.sender.complete(&pair.burst);
     pair.take();
@@ -356,7 +356,7 @@ fn segments_wait_for_all_their_buffers_unless_it_is_the_last_try() {
         pair.send(asking(false, 1000), &packet, &[]);
         pair.post(3, 2048);
         pair.take();
-        let done = pair.deliver(if last { Cut::Part(9) } else { Cut::Whole });
+        let done = pair.deliver(if last { Segmentation::Part(9) } else { Segmentation::Whole });
         if last {
             assert_eq!(
                 (done.settled, done.fallbacks.segments, done.fallbacks.segments_lost),
@@ -366,7 +366,7 @@ fn segments_wait_for_all_their_buffers_unless_it_is_the_last_try() {
         } else {
             assert_eq!((done.settled, done.frames, used(&pair.rx).len()), (0, 0, 0));
             pair.post(2, 2048);
-            assert_eq!(pair.deliver(Cut::Whole).fallbacks.segments, 5);
+            assert_eq!(pair.deliver(Segmentation::Whole).fallbacks.segments, 5);
             check_segments(&pair.received(2048), &packet, false, 1000, false);
         }
     }
@@ -380,9 +380,9 @@ fn a_packet_that_runs_out_of_buffers_midway_leaves_the_ring_as_it_was() {
     pair.send(asking(false, 1000), &packet, &[]);
     pair.post(7, 700);
     pair.take();
-    assert_eq!((pair.deliver(Cut::Whole).settled, used(&pair.rx).len()), (0, 0));
+    assert_eq!((pair.deliver(Segmentation::Whole).settled, used(&pair.rx).len()), (0, 0));
     pair.post(3, 700);
-    assert_eq!(pair.deliver(Cut::Whole).fallbacks.segments, 5);
+    assert_eq!(pair.deliver(Segmentation::Whole).fallbacks.segments, 5);
     check_segments(&pair.received(700), &packet, false, 1000, false);
 }
 
@@ -393,7 +393,7 @@ fn more_segments_than_the_ring_has_buffers_are_delivered_in_part() {
     pair.send(asking(false, 8), &packet, &[]);
     pair.post(50, 256);
     pair.take();
-    let done = pair.deliver(Cut::Whole);
+    let done = pair.deliver(Segmentation::Whole);
     assert_eq!((done.frames, done.fallbacks.segments), (1, 50));
     assert_eq!(done.fallbacks.segments_lost, 60_000_u64.div_ceil(8) - 50);
     assert!(u64::from(MAX_SEGMENTS) > 50);
@@ -403,7 +403,7 @@ fn more_segments_than_the_ring_has_buffers_are_delivered_in_part() {
 #[test]
 fn buffers_too_small_for_segments_are_given_up() {
     let (guest, packet) = (Guest::new(), tcp(false, 5000));
-    for cut in [Cut::Whole, Cut::Part(1000)] {
+    for cut in [Segmentation::Whole, Segmentation::Part(1000)] {
         let mut pair = Pair::with(&guest, Offloads::NONE, true, 1024);
         pair.send(asking(false, 8), &packet, &[]);
         pair.post(1024, 20);
@@ -429,7 +429,7 @@ fn a_segment_that_fits_no_chain_is_a_drop() {
     pair.send(asking(false, 3000), &packet, &[]);
     pair.post(10, 2048);
     pair.take();
-    let done = pair.deliver(Cut::Whole);
+    let done = pair.deliver(Segmentation::Whole);
     assert_eq!((done.no_fit.count_ones(), done.frames, used(&pair.rx).len()), (1, 0, 0));
 }
 
@@ -448,7 +448,7 @@ fn valid_sums_are_believed_of_the_kernel_only() {
         assert!(pushed);
         pair.burst.examine(Offloads::ALL, kernel);
         pair.post(1, 2048);
-        assert_eq!(pair.deliver(Cut::Whole).frames, 1);
+        assert_eq!(pair.deliver(Segmentation::Whole).frames, 1);
         let [(header, got)] = &pair.received(2048)[..] else { panic!() };
         assert_eq!((header.flags, got), (flags, &packet));
     }

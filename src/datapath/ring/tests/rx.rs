@@ -1,7 +1,7 @@
 //! Delivery: every shape of buffer, and no write beyond the reported bytes.
 
 use super::*;
-use crate::ring::{Burst, Cut, Delivered, RxScratch};
+use crate::ring::{Burst, Delivered, RxScratch, Segmentation};
 use base::frame::VnetHdr;
 use base::limits::{FRAME_DESCRIPTORS, MAX_CHAIN_DESCRIPTORS, MAX_MERGED_BUFFERS};
 
@@ -30,7 +30,7 @@ impl Frames {
 
     fn deliver(&self, ring: &mut SplitRing) -> Delivered {
         let run: Vec<u8> = (0..self.data.len() as u8).collect();
-        ring.deliver(&self.burst, &run, &mut RxScratch::default(), Cut::Whole)
+        ring.deliver(&self.burst, &run, &mut RxScratch::default(), Segmentation::Whole)
     }
 }
 

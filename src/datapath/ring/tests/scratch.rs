@@ -2,7 +2,7 @@
 //! memory, a guest gets equal frames: the ring reads no byte that was not written for this frame.
 
 use super::*;
-use crate::ring::{Burst, Cut, Delivered, RxScratch};
+use crate::ring::{Burst, Delivered, RxScratch, Segmentation};
 use base::frame::VnetHdr;
 use base::frame::samples::{asking, tcp};
 use base::limits::SNAPSHOT_LEN;
@@ -76,7 +76,7 @@ fn outcome(sent: &Sent, takes: Offloads, room: u32, poison: u8) -> Outcome {
     scratch.poison(poison);
     sender.take(&mut burst, 64).unwrap();
     let run: Vec<u8> = (0..burst.frames().len() as u8).collect();
-    let done = receiver.deliver(&burst, &run, &mut scratch, Cut::Whole);
+    let done = receiver.deliver(&burst, &run, &mut scratch, Segmentation::Whole);
     sender.complete(&burst);
     Outcome {
         rejected: burst.rejected().collect(),

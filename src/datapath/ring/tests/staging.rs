@@ -1,7 +1,7 @@
 //! Bursts that are copied to private memory before they are delivered.
 
 use super::*;
-use crate::ring::{Burst, Cut, RxScratch};
+use crate::ring::{Burst, RxScratch, Segmentation};
 use base::frame::VnetHdr;
 
 /// Frames of a sender: the bytes of each frame, and the sizes of the pieces behind the virtio-net
@@ -61,7 +61,7 @@ fn what_was_staged_is_delivered_whatever_the_sender_does() {
         sender.write(DATA, &vec![0xee; (at - DATA) as usize]);
         let run: Vec<u8> = (0..SHAPES.len() as u8).collect();
         let mut scratch = RxScratch::default();
-        let done = rx.deliver(&burst, &run, &mut scratch, Cut::Whole);
+        let done = rx.deliver(&burst, &run, &mut scratch, Segmentation::Whole);
         assert_eq!((done.settled, done.frames), (SHAPES.len(), SHAPES.len() as u64));
         let same = sent
             .iter()

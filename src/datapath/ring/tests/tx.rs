@@ -275,7 +275,7 @@ fn what_is_cut_from_a_burst_is_taken_again() {
     offer(&queue, &[0, 1, 0, 1, 0]);
     let mut burst = Burst::default();
     assert_eq!(ring.take(&mut burst, 64), Ok(5));
-    burst.cut(1);
+    burst.give_back_from(1);
     assert_eq!((burst.frames().len(), burst.taken()), (1, 2));
     assert_eq!(burst.rejected().count(), 1, "the reject behind the cut is not counted twice");
     ring.complete(&burst);

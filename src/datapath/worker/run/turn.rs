@@ -79,7 +79,7 @@ pub(super) struct ReadySources {
     list: Vec<Ready>,
     /// The tokens in the list: no search of the list when a thousand guests answer a broadcast.
     listed: HashSet<Token>,
-    /// Index of the source for the next look, where the next turn continues a cut turn.
+    /// Index of the source for the next look, where the next turn continues an unfinished turn.
     next: usize,
 }
 

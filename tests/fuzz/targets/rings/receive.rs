@@ -16,7 +16,7 @@ use base::frame::{Segmenter, Sum, VnetHdr};
 use base::limits::{MAX_CHAIN_DESCRIPTORS, MAX_HEADERS_LEN};
 use datapath::memory::{DirtyLog, Extent};
 use datapath::ring::split::RingLog;
-use datapath::ring::{Burst, Cut, Delivered, Frame, RingError, RxScratch};
+use datapath::ring::{Burst, Delivered, Frame, RingError, RxScratch, Segmentation};
 use sys::fs::memfd;
 
 use super::super::input::Input;
@@ -174,7 +174,12 @@ pub fn deliver(
     scratch: &mut RxScratch,
     input: &mut Input<'_>,
 ) {
-    let cut = input.choose(&[Cut::Whole, Cut::Part(1024), Cut::Part(64), Cut::Part(2)]);
+    let cut = input.choose(&[
+        Segmentation::Whole,
+        Segmentation::Part(1024),
+        Segmentation::Part(64),
+        Segmentation::Part(2),
+    ]);
     let driver = &mut receiver.driver;
     let before = driver.memory.image();
     let base = driver.ring.base();
