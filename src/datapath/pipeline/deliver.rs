@@ -24,7 +24,7 @@ use super::backpressure::Backpressure;
 use super::egress::Copies;
 use super::filter::Filters;
 use super::flood::limit_part;
-use super::plan::{Fan, Plan, Run};
+use super::plan::{FloodGroup, Plan, Run};
 use super::screen::VlanTransit;
 use super::signals::Signals;
 use crate::capture::outcomes::Outcomes;
@@ -426,26 +426,26 @@ impl Delivery<'_> {
         filters: &mut Filters,
         now: Tick,
     ) {
-        let (fans, run, settled) = plan.floods_left();
-        for fan in fans {
-            self.fan_out(burst, fan, (run, settled), (filters, now));
+        let (flood_groups, run, settled) = plan.floods_left();
+        for group in flood_groups {
+            self.deliver_flood(burst, group, (run, settled), (filters, now));
         }
     }
 
-    /// Delivers a copy of a fan's frames to each of the fan's targets; adds the copies to
+    /// Delivers a copy of a group's frames to each of the group's targets; adds the copies to
     /// `settled`.
-    fn fan_out(
+    fn deliver_flood(
         &mut self,
         burst: &mut Burst,
-        fan: &Fan,
+        group: &FloodGroup,
         (run, settled): (&mut Run, &mut usize),
         (filters, tick): (&mut Filters, Tick),
     ) {
         let Backpressure { ports, from, now, .. } = self.backpressure;
-        let frames = fan.frames();
+        let frames = group.frames();
         let (copies, mut kept) = (Copies::new(burst, from, frames), [0; BURST_FRAMES]);
         let mut passing = [0; BURST_FRAMES];
-        for &target in fan.targets() {
+        for &target in group.targets() {
             let (port, transit) = (&ports[target], Some(VlanTransit::new(ports, from, target)));
             let fitting = copies.for_port(burst, (port, transit), now, &mut kept, self.outcomes);
             let way = (from, ports, port, false);

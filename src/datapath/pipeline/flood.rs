@@ -181,15 +181,15 @@ impl<'a> Floods<'a> {
                 return Added::Waits;
             }
             let looks = &mut self.looks;
-            let fan = plan.fan(key, scope, |targets| {
+            let group = plan.flood_group(key, scope, |targets| {
                 find(policy, (scope, 0), AT_ONCE, targets);
                 // A search of plain ports stops after the first receivers; other searches examine
                 // all ports.
                 let all = policy.ports.is_plain() && scope.reach == Reach::All;
                 *looks += if all { 0 } else { policy.ports.numbers() };
             });
-            self.last = ((key, scope.segment), fan.targets().len());
-            if fan.frames().is_empty() {
+            self.last = ((key, scope.segment), group.targets().len());
+            if group.frames().is_empty() {
                 self.receivers += self.last.1;
                 self.bytes += self.last.1 * FLOOD_RECEIVER_BYTES;
             }
@@ -206,7 +206,7 @@ impl<'a> Floods<'a> {
             || self.copies > BURST_FLOOD_COPIES
             || self.bytes > BURST_FLOOD_BYTES;
         match self.may_flood(is_long) {
-            Ok(()) => plan.fan(key, scope, |_| {}).push(i),
+            Ok(()) => plan.flood_group(key, scope, |_| {}).push(i),
             Err(Some(reason)) => plan.drop(i, reason),
             Err(None) => return Added::Waits,
         }
@@ -250,9 +250,9 @@ pub(crate) fn is_stuck(taken_at: u64, now: u64) -> bool {
 /// Limits the receivers of each flood of a plan to those that are served in this turn.
 pub(crate) fn limit_part(plan: &mut Plan, burst: &Burst) {
     let mut share = Share::default();
-    for fan in plan.fans_mut() {
-        let served = share.take(burst, fan.frames(), fan.targets().len());
-        fan.limit(served);
+    for group in plan.flood_groups_mut() {
+        let served = share.take(burst, group.frames(), group.targets().len());
+        group.limit(served);
     }
 }
 

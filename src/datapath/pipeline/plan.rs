@@ -111,7 +111,7 @@ impl Scope {
 
 /// Frames of one burst that go to the same ports, a copy to each port.
 #[derive(Debug)]
-pub struct Fan {
+pub struct FloodGroup {
     /// Number that stands for the set of ports.
     key: u64,
     frames: [u8; BURST_FRAMES],
@@ -123,13 +123,13 @@ pub struct Fan {
     next: Option<PortId>,
 }
 
-impl Fan {
-    fn new(scope: Scope) -> Fan {
+impl FloodGroup {
+    fn new(scope: Scope) -> FloodGroup {
         let targets = Vec::with_capacity(MAX_PORTS);
-        Fan { key: 0, frames: [0; BURST_FRAMES], count: 0, scope, targets, next: None }
+        FloodGroup { key: 0, frames: [0; BURST_FRAMES], count: 0, scope, targets, next: None }
     }
 
-    /// Empties the fan; `find` adds the ports of `key` and `scope`.
+    /// Empties the group; `find` adds the ports of `key` and `scope`.
     fn restart(&mut self, key: u64, scope: Scope, find: impl FnOnce(&mut Vec<PortId>)) {
         (self.key, self.count, self.scope, self.next) = (key, 0, scope, None);
         self.targets.clear();
@@ -184,10 +184,10 @@ pub struct Plan {
     /// Frame indices from the first number up to the second number that belong to the last run and
     /// are not appended yet; see [`Plan::close`].
     pending: (u8, u8),
-    /// Frames that go to several ports; the first `fanned` fans are in use.
-    fans: Vec<Fan>,
-    fanned: usize,
-    /// Number of settled copies of the fans' frames.
+    /// Frames that go to several ports; the first `group_count` groups are in use.
+    flood_groups: Vec<FloodGroup>,
+    group_count: usize,
+    /// Number of settled copies of the groups' frames.
     flooded: usize,
     /// Buffer for the run of a port that is being flooded.
     flood_run: Run,
@@ -204,8 +204,8 @@ impl Default for Plan {
             last: 0,
             last_key: Plan::NOWHERE,
             pending: (0, 0),
-            fans: Vec::new(),
-            fanned: 0,
+            flood_groups: Vec::new(),
+            group_count: 0,
             flooded: 0,
             flood_run: Run::EMPTY,
             drops: [(0, DropReason::Panicked); BURST_FRAMES],
@@ -231,7 +231,7 @@ impl Plan {
     #[inline]
     pub(crate) fn clear(&mut self) {
         self.clear_runs();
-        (self.fanned, self.flooded) = (0, 0);
+        (self.group_count, self.flooded) = (0, 0);
     }
 
     /// Appends frame `index` to the run of a destination when [`Plan::close`] is called. A burst
@@ -291,20 +291,20 @@ impl Plan {
 
     /// Moves frames for which `keep` returns false from the floods to the drops.
     pub(crate) fn drop_floods(&mut self, reason: DropReason, mut keep: impl FnMut(u8) -> bool) {
-        let Plan { fans, fanned, drops, dropped, .. } = self;
-        for fan in &mut fans[..*fanned] {
+        let Plan { flood_groups, group_count, drops, dropped, .. } = self;
+        for group in &mut flood_groups[..*group_count] {
             let mut kept = 0;
-            for n in 0..fan.count {
-                let frame = fan.frames[n];
+            for n in 0..group.count {
+                let frame = group.frames[n];
                 if keep(frame) {
-                    fan.frames[kept] = frame;
+                    group.frames[kept] = frame;
                     kept += 1;
                 } else {
                     drops[*dropped] = (frame, reason);
                     *dropped += 1;
                 }
             }
-            fan.count = kept;
+            group.count = kept;
         }
         drops[..*dropped].sort_unstable_by_key(|(frame, _)| *frame);
     }
@@ -314,40 +314,40 @@ impl Plan {
         self.drops[..self.dropped].iter().copied()
     }
 
-    /// Returns the fan for the ports of `key` in the segment of `scope`; a new fan asks `find` for
-    /// the ports.
-    pub(crate) fn fan(
+    /// Returns the group for the ports of `key` in the segment of `scope`; a new group asks `find`
+    /// for the ports.
+    pub(crate) fn flood_group(
         &mut self,
         key: u64,
         scope: Scope,
         find: impl FnOnce(&mut Vec<PortId>),
-    ) -> &mut Fan {
-        let is_same = |fan: &Fan| fan.key == key && fan.scope.segment == scope.segment;
-        let known = self.fans().iter().position(is_same);
+    ) -> &mut FloodGroup {
+        let is_same = |group: &FloodGroup| group.key == key && group.scope.segment == scope.segment;
+        let known = self.flood_groups().iter().position(is_same);
         let at = known.unwrap_or_else(|| {
-            if self.fanned == self.fans.len() {
-                self.fans.push(Fan::new(scope));
+            if self.group_count == self.flood_groups.len() {
+                self.flood_groups.push(FloodGroup::new(scope));
             }
-            self.fans[self.fanned].restart(key, scope, find);
-            self.fanned += 1;
-            self.fanned - 1
+            self.flood_groups[self.group_count].restart(key, scope, find);
+            self.group_count += 1;
+            self.group_count - 1
         });
-        &mut self.fans[at]
+        &mut self.flood_groups[at]
     }
 
-    /// Returns the fans with ports that are not served yet, and the first port of each that is not.
-    pub(crate) fn unserved(&self) -> impl Iterator<Item = (&Fan, PortId)> {
-        self.fans().iter().filter_map(|fan| Some((fan, fan.next?)))
+    /// Returns the groups with ports that are not served yet, and the first port of each.
+    pub(crate) fn unserved(&self) -> impl Iterator<Item = (&FloodGroup, PortId)> {
+        self.flood_groups().iter().filter_map(|group| Some((group, group.next?)))
     }
 
-    /// Returns the fans with frames.
-    pub(crate) fn fans_mut(&mut self) -> impl Iterator<Item = &mut Fan> {
-        self.fans[..self.fanned].iter_mut().filter(|fan| !fan.frames().is_empty())
+    /// Returns the groups with frames.
+    pub(crate) fn flood_groups_mut(&mut self) -> impl Iterator<Item = &mut FloodGroup> {
+        self.flood_groups[..self.group_count].iter_mut().filter(|group| !group.frames().is_empty())
     }
 
     /// Returns the flooded frames, as bits of their indices.
     pub(crate) fn flooded_frames(&self) -> u64 {
-        bits(self.fans().iter().map(Fan::frames))
+        bits(self.flood_groups().iter().map(FloodGroup::frames))
     }
 
     /// Returns the number of copies that are not settled, to the ports that are served in this
@@ -356,14 +356,14 @@ impl Plan {
         self.flood_copies().saturating_sub(self.flooded)
     }
 
-    fn fans(&self) -> &[Fan] {
-        &self.fans[..self.fanned]
+    fn flood_groups(&self) -> &[FloodGroup] {
+        &self.flood_groups[..self.group_count]
     }
 
-    /// True if the plan has fans, which may be empty.
+    /// True if the plan has groups, which may be empty.
     #[inline(always)]
     pub(crate) fn is_fanned(&self) -> bool {
-        self.fanned > 0
+        self.group_count > 0
     }
 
     /// Returns the number of copies that the classified frames ask for.
@@ -374,14 +374,20 @@ impl Plan {
     }
 
     fn flood_copies(&self) -> usize {
-        self.fans().iter().map(|fan| fan.frames().len() * fan.targets().len()).sum()
+        self.flood_groups().iter().map(|group| group.frames().len() * group.targets().len()).sum()
     }
 
-    /// Returns the fans with frames, the buffer for the run of a port, and the number of settled
+    /// Returns the groups with frames, the buffer for the run of a port, and the number of settled
     /// copies.
-    pub(crate) fn floods_left(&mut self) -> (impl Iterator<Item = &Fan>, &mut Run, &mut usize) {
-        let Plan { fans, fanned, flood_run, flooded, .. } = self;
-        (fans[..*fanned].iter().filter(|fan| !fan.frames().is_empty()), flood_run, flooded)
+    pub(crate) fn floods_left(
+        &mut self,
+    ) -> (impl Iterator<Item = &FloodGroup>, &mut Run, &mut usize) {
+        let Plan { flood_groups, group_count, flood_run, flooded, .. } = self;
+        (
+            flood_groups[..*group_count].iter().filter(|group| !group.frames().is_empty()),
+            flood_run,
+            flooded,
+        )
     }
 
     /// True if a frame of the burst has a destination.
@@ -415,16 +421,23 @@ impl Plan {
 
     /// Returns the frames with copies that are not settled, as bits of their indices.
     pub(crate) fn unsettled(&self) -> u64 {
-        let fans = self.fans().iter().filter(|_| self.flood_copies_left() > 0).map(Fan::frames);
-        bits(self.runs[..self.count].iter().map(Run::left).chain(fans))
+        let groups = self
+            .flood_groups()
+            .iter()
+            .filter(|_| self.flood_copies_left() > 0)
+            .map(FloodGroup::frames);
+        bits(self.runs[..self.count].iter().map(Run::left).chain(groups))
     }
 
     /// Returns the frames that go to ports for which `is_one` returns true, as bits of their
     /// indices.
     pub(crate) fn frames_to(&self, is_one: impl Fn(PortId) -> bool) -> u64 {
         let runs = self.runs[..self.count].iter().filter(|run| is_one(run.port)).map(Run::left);
-        let fans = self.fans().iter().filter(|fan| fan.targets().iter().any(|port| is_one(*port)));
-        bits(runs.chain(fans.map(Fan::frames)))
+        let groups = self
+            .flood_groups()
+            .iter()
+            .filter(|group| group.targets().iter().any(|port| is_one(*port)));
+        bits(runs.chain(groups.map(FloodGroup::frames)))
     }
 
     /// Returns a buffer for a run outside the plan, which is free when the floods are settled.
@@ -436,8 +449,9 @@ impl Plan {
     /// have counted. Used when a panic ends the burst.
     pub(crate) fn settled(&self) -> (usize, usize) {
         let runs = &self.runs[..self.count];
-        let fans = self.fans().iter().map(Fan::frames);
-        let planned = bits(runs.iter().map(|run| &run.frames[..usize::from(run.len)]).chain(fans));
+        let groups = self.flood_groups().iter().map(FloodGroup::frames);
+        let planned =
+            bits(runs.iter().map(|run| &run.frames[..usize::from(run.len)]).chain(groups));
         let settled = (planned & !self.unsettled()).count_ones() as usize;
         let done: usize = runs.iter().map(|run| usize::from(run.done)).sum();
         (self.dropped + settled, done + self.flooded)
@@ -453,7 +467,7 @@ impl Plan {
     /// Removes the frames from index `end` on, none of which may be among the drops.
     pub(crate) fn truncate(&mut self, end: u8) {
         self.runs().iter_mut().for_each(|run| run.truncate(end));
-        self.fans[..self.fanned].iter_mut().for_each(|fan| fan.truncate(end));
+        self.flood_groups[..self.group_count].iter_mut().for_each(|group| group.truncate(end));
     }
 }
 
@@ -473,7 +487,7 @@ mod tests {
             plan.clear();
             for i in 0..BURST_FRAMES as u8 {
                 if i % 5 == 4 {
-                    plan.fan(0, Scope::FOR_TESTS, |targets| targets.push(7)).push(i)
+                    plan.flood_group(0, Scope::FOR_TESTS, |targets| targets.push(7)).push(i)
                 } else {
                     plan.unicast(i, u16::from(i % 3), i % 2)
                 }
@@ -496,14 +510,16 @@ mod tests {
         let mut plan = Plan::default();
         for key in [0, 1] {
             (0..8).filter(|i| i % 2 == key).for_each(|i| {
-                plan.fan(key.into(), Scope::FOR_TESTS, |targets| targets.extend([3, 4])).push(i);
+                plan.flood_group(key.into(), Scope::FOR_TESTS, |targets| targets.extend([3, 4]))
+                    .push(i);
             });
         }
         plan.drop(8, DropReason::NoReceiver);
         plan.drop_floods(DropReason::Storm, |i| i % 3 != 0);
         let dropped: Vec<u8> = plan.drops().map(|(i, _)| i).collect();
         assert_eq!((dropped, plan.copies()), (vec![0, 3, 6, 8], 10));
-        let left: Vec<Vec<u8>> = plan.fans().iter().map(|fan| fan.frames().to_vec()).collect();
+        let left: Vec<Vec<u8>> =
+            plan.flood_groups().iter().map(|group| group.frames().to_vec()).collect();
         assert_eq!(left, [vec![2, 4], vec![1, 5, 7]]);
     }
 
@@ -524,9 +540,9 @@ mod tests {
         (0..4).for_each(|i| plan.unicast(i, 0, 0));
         plan.close();
         for key in [1, 2] {
-            plan.fan(key, Scope::FOR_TESTS, |targets| targets.extend([1, 2])).push(3);
+            plan.flood_group(key, Scope::FOR_TESTS, |targets| targets.extend([1, 2])).push(3);
         }
-        plan.fan(1, Scope::FOR_TESTS, |_| unreachable!("the ports are known")).push(2);
+        plan.flood_group(1, Scope::FOR_TESTS, |_| unreachable!("the ports are known")).push(2);
         assert_eq!((plan.copies(), plan.unsettled(), plan.settled()), (10, 0b1111, (0, 0)));
         plan.runs()[0].settle_all_but(&[1, 2, 3]);
         assert_eq!((plan.unsettled(), plan.settled()), (0b1110, (1, 1)));

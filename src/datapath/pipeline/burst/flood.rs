@@ -40,8 +40,8 @@ impl Pipeline {
     ) {
         self.serve(ports, (from, slot), context, stats);
         let permit = context.flood.permit.take().map(Arc::new);
-        for (fan, next) in context.plan.unserved() {
-            let (frames, scope) = (context.burst.keep(fan.frames()), fan.scope());
+        for (group, next) in context.plan.unserved() {
+            let (frames, scope) = (context.burst.keep(group.frames()), group.scope());
             let (slot, permit) = (slot.cloned(), permit.clone());
             let deficit = Deficit::default();
             self.floods.push(PendingFlood { frames, scope, next, slot, permit, deficit });
@@ -68,8 +68,8 @@ impl Pipeline {
         let policy = Policy { fdb: &self.fdb, ports, rules: self.rules };
         let find =
             |targets: &mut Vec<_>| find(&policy, (flood.scope, flood.next), AT_ONCE, targets);
-        let fan = plan.fan(0, flood.scope, find);
-        (0..burst.frames().len() as u8).for_each(|frame| fan.push(frame));
+        let group = plan.flood_group(0, flood.scope, find);
+        (0..burst.frames().len() as u8).for_each(|frame| group.push(frame));
         limit_part(plan, burst);
         from.stats.copies.add_shared(plan.flood_copies_left() as u64);
         let spent = self.serve(ports, (from, flood.slot.as_ref()), &mut context, stats);

@@ -586,12 +586,10 @@ fn a_panic_amid_the_receivers_is_counted() {
         let (port, mut context) = (Port::guest(0, "0", 1), BurstContext::default());
         let ended = catch_unwind(AssertUnwindSafe(|| {
             let unsettled = flood::Unsettled { context: &mut context, from: &port };
-            let fan = unsettled
-                .context
-                .plan
-                .fan(0, Scope::FOR_TESTS, |targets| targets.extend([1, 2, 3]));
-            (0..2).for_each(|frame| fan.push(frame));
-            fan.limit(2);
+            let plan = &mut unsettled.context.plan;
+            let group = plan.flood_group(0, Scope::FOR_TESTS, |targets| targets.extend([1, 2, 3]));
+            (0..2).for_each(|frame| group.push(frame));
+            group.limit(2);
             *unsettled.context.plan.floods_left().2 += settled;
             panic!("injected: amid the receivers of a flood");
         }));

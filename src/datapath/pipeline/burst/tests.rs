@@ -230,7 +230,10 @@ fn burst(context: &mut BurstContext, classified: usize) {
     for frame in 0..classified as u8 {
         match frame {
             0 => context.plan.drop(frame, DropReason::BadSource),
-            1 => context.plan.fan(0, Scope::FOR_TESTS, |targets| targets.extend([0, 1])).push(1),
+            1 => context
+                .plan
+                .flood_group(0, Scope::FOR_TESTS, |targets| targets.extend([0, 1]))
+                .push(1),
             _ => context.plan.unicast(frame, 0, 0),
         }
     }
