@@ -12,4 +12,4 @@ pub mod sigbus;
 
 pub use eventfd::BlockedWriterWatch;
 pub(crate) use eventfd::{CallFd, SignalCost, SignalResult, SignalSlot, WriteCost};
-pub(crate) use presence::{IsStalled, NOWHERE, Presence, Stalled};
+pub(crate) use presence::{IsStuck, NOWHERE, Presence, StuckThread};

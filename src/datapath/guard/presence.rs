@@ -35,7 +35,7 @@ pub struct Presence {
 
 /// A thread that is stuck.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stalled {
+pub(crate) struct StuckThread {
     /// The thread's id in the kernel.
     pub(crate) thread: i32,
     /// The two places that the thread stored last, each a number or [`NOWHERE`].
@@ -47,14 +47,14 @@ pub(crate) struct Stalled {
 /// Returns true while a stuck thread is still in the step in which the watchdog saw it. A caller
 /// that leaves a message for the thread asks afterwards: if the answer is yes, the thread has not
 /// looked for messages yet, and will look before it sleeps.
-pub(crate) type IsStalled<'a> = &'a dyn Fn() -> bool;
+pub(crate) type IsStuck<'a> = &'a dyn Fn() -> bool;
 
 /// Called in the watchdog's thread, at each look at which a thread is stuck.
-pub(crate) type OnStall = Box<dyn Fn(Stalled, IsStalled<'_>) + Send + Sync>;
+pub(crate) type OnStuck = Box<dyn Fn(StuckThread, IsStuck<'_>) + Send + Sync>;
 
 /// The watchdog's records of a thread.
 pub(super) struct Watched {
-    on_stall: OnStall,
+    on_stuck: OnStuck,
     /// The thread's step at the last look; [`ASLEEP`] if the thread was asleep.
     seen: AtomicU64,
     /// The thread's processor time at the last look, in nanoseconds.
@@ -112,11 +112,11 @@ impl Presence {
 }
 
 impl Watched {
-    pub(crate) fn new(on_stall: OnStall) -> Watched {
-        Watched { on_stall, seen: AtomicU64::new(ASLEEP), used: AtomicU64::new(0) }
+    pub(crate) fn new(on_stuck: OnStuck) -> Watched {
+        Watched { on_stuck, seen: AtomicU64::new(ASLEEP), used: AtomicU64::new(0) }
     }
 
-    /// Looks at the thread once and calls `on_stall` if the thread is stuck.
+    /// Looks at the thread once and calls `on_stuck` if the thread is stuck.
     pub(crate) fn look(&self, presence: &Presence) {
         if !presence.awake.load(Ordering::Acquire) {
             self.seen.store(ASLEEP, Ordering::Relaxed);
@@ -133,7 +133,7 @@ impl Watched {
         // A thread that has fallen asleep meanwhile is blocked too, so `is_in` is asked last.
         if is_stuck && presence.is_in(step) {
             let at = presence.at.each_ref().map(|at| at.load(Ordering::Relaxed));
-            (self.on_stall)(Stalled { thread, at, step }, &|| presence.is_in(step));
+            (self.on_stuck)(StuckThread { thread, at, step }, &|| presence.is_in(step));
         }
     }
 }
@@ -153,12 +153,12 @@ mod tests {
     fn reported(
         work: impl FnOnce(&SignalSlot, &mpsc::Receiver<()>) + Send,
         until: Duration,
-    ) -> Vec<Stalled> {
+    ) -> Vec<StuckThread> {
         let watch = BlockedWriterWatch::start().unwrap();
         let stalls = Arc::new(Mutex::new(Vec::new()));
         let told = Arc::clone(&stalls);
-        let on_stall = move |stall, _: IsStalled<'_>| told.lock().unwrap().push(stall);
-        let slot = watch.register_watched(Box::new(on_stall));
+        let on_stuck = move |stall, _: IsStuck<'_>| told.lock().unwrap().push(stall);
+        let slot = watch.register_watched(Box::new(on_stuck));
         let (end, ended) = mpsc::channel();
         std::thread::scope(|scope| {
             scope.spawn(move || work(&slot, &ended));

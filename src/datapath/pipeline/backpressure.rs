@@ -14,7 +14,8 @@
 //! All other frames without a buffer are dropped and counted.
 //!
 //! The end of any burst also waits while another thread holds the lock of its receive ring: the
-//! holder delivers a burst, or lost its CPU. After [`LOCK_WAIT_NANOS`] the queue is stalled.
+//! holder delivers a burst, or lost its CPU. After [`LOCK_WAIT_NANOS`] the worker
+//! gives the lock up.
 
 use super::plan::{Plan, Run};
 use super::rate_out;
@@ -228,7 +229,7 @@ impl<'a> Backpressure<'a> {
     /// Leaves the frames left of a run, the end of the burst, in their ring until the lock of
     /// `queue` is free. False if a worker waited for the lock in vain.
     pub(crate) fn wait_for_lock(&mut self, run: &Run, queue: &Queue<Rx>) -> bool {
-        if queue.is_stalled() {
+        if queue.must_not_wait() {
             return false;
         }
         run.left().first().is_some_and(|&at| self.leave(run, at, Polled::Locked))
@@ -271,10 +272,10 @@ impl<'a> Backpressure<'a> {
 #[cold]
 fn wait_for_lock(waiting: &mut Waiting, queue: &Queue<Rx>, now: u64) -> Result<(), Polled> {
     let since = *waiting.locked_since.get_or_insert(now);
-    if since.abs_diff(now) < clock::cycles_in(LOCK_WAIT_NANOS) && !queue.is_stalled() {
+    if since.abs_diff(now) < clock::cycles_in(LOCK_WAIT_NANOS) && !queue.must_not_wait() {
         return Err(Polled::Locked);
     }
-    queue.stall();
+    queue.give_up_lock();
     Ok(())
 }
 
@@ -300,7 +301,7 @@ pub fn listen(worker: usize, ports: &PortTable, state: &TxState, stalls: &Stalls
                 |ring: &mut SplitRing| ring.enable_kicks_behind() || ring.offered() > waiting.left;
             state.vring.running().is_none_or(came)
         }
-        None => !receiver.is_stalled(),
+        None => !receiver.must_not_wait(),
     }
 }
 

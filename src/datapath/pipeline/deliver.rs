@@ -231,7 +231,7 @@ impl Delivery<'_> {
         may_stay: bool,
     ) -> Option<MutexGuard<'q, RxState>> {
         let state = queue.lock_soon();
-        if state.is_some() || may_stay || queue.is_stalled() {
+        if state.is_some() || may_stay || queue.must_not_wait() {
             return state;
         }
         self.wait_for(queue)
@@ -259,7 +259,7 @@ impl Delivery<'_> {
                 return state;
             }
         }
-        queue.stall();
+        queue.give_up_lock();
         None
     }
 

@@ -225,7 +225,7 @@ impl TxState {
 pub struct Queue<Side> {
     state: Mutex<RingState<Side>>,
     /// Number of sessions that wait for the lock, to which workers yield; suspensions; and
-    /// [`STALLED`]. One word, because each burst reads it.
+    /// [`GIVEN_UP`]. One word, because each burst reads it.
     waiting: AtomicU32,
     drained: Condvar,
     /// Counters, written under the lock.
@@ -306,7 +306,7 @@ impl<'q> QueueRef<'q> {
 const SUSPENDED: u32 = 1 << 16;
 
 /// A worker waited for the lock in vain, and no thread has had the lock since.
-const STALLED: u32 = 1 << 31;
+const GIVEN_UP: u32 = 1 << 31;
 
 impl<Side: Default> Queue<Side> {
     /// Returns the lock, if it is free.
@@ -343,28 +343,29 @@ impl<Side: Default> Queue<Side> {
 
     /// Returns the lock for a worker's burst or run. None while a session wants the ring quiet,
     /// because the session would lose against a busy worker again and again. None also while the
-    /// ring is stalled: [`Queue::lock_again`] ends the stall.
+    /// lock is given up, which [`Queue::lock_again`] ends.
     #[inline(always)]
     pub(crate) fn lock_for_burst(&self) -> Option<MutexGuard<'_, RingState<Side>>> {
         if self.waiting.load(Ordering::Relaxed) != 0 { None } else { self.try_lock() }
     }
 
-    /// Returns the lock for a worker that was refused the lock before, and ends a stall of the
-    /// ring. None while a session wants the ring quiet, or the ring is suspended.
+    /// Returns the lock for a worker that was refused the lock before, and undoes
+    /// [`Queue::give_up_lock`]. None while a session wants the ring quiet, or the ring is
+    /// suspended.
     #[cold]
     pub(crate) fn lock_again(&self) -> Option<MutexGuard<'_, RingState<Side>>> {
-        if self.waiting.load(Ordering::Relaxed) & !STALLED != 0 {
+        if self.waiting.load(Ordering::Relaxed) & !GIVEN_UP != 0 {
             return None;
         }
         let state = self.try_lock()?;
-        self.waiting.fetch_and(!STALLED, Ordering::Relaxed);
+        self.waiting.fetch_and(!GIVEN_UP, Ordering::Relaxed);
         Some(state)
     }
 
     /// Returns the lock after a short spin, about as long as a burst takes. Does not spin if the
-    /// ring is stalled or suspended.
+    /// lock is given up or the ring is suspended.
     pub(crate) fn lock_soon(&self) -> Option<MutexGuard<'_, RingState<Side>>> {
-        if self.is_stalled() {
+        if self.must_not_wait() {
             return self.lock_again();
         }
         let end = Instant::now() + Duration::from_nanos(LOCK_SPIN_NANOS);
@@ -380,8 +381,8 @@ impl<Side: Default> Queue<Side> {
     /// Records that a worker waited for the lock in vain: no worker waits until the lock has been
     /// free once.
     #[cold]
-    pub(crate) fn stall(&self) {
-        self.waiting.fetch_or(STALLED, Ordering::Relaxed);
+    pub(crate) fn give_up_lock(&self) {
+        self.waiting.fetch_or(GIVEN_UP, Ordering::Relaxed);
     }
 
     /// Keeps workers from using the ring, and from waiting for it, until [`Queue::resume`], since
@@ -406,8 +407,8 @@ impl<Side: Default> Queue<Side> {
         }
     }
 
-    /// True if waiting for the lock is useless: the ring is stalled or suspended.
-    pub(crate) fn is_stalled(&self) -> bool {
+    /// True if waiting for the lock is useless: the lock is given up, or the ring is suspended.
+    pub(crate) fn must_not_wait(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) >= SUSPENDED
     }
 

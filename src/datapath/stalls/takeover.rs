@@ -26,7 +26,7 @@ use rustix::thread::gettid;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::Stall;
-use crate::guard::{IsStalled, Stalled};
+use crate::guard::{IsStuck, StuckThread};
 use crate::port::{Port, Ports};
 use base::limits::{HARMFUL_STALL_NANOS, LOCK_WAIT_STEP, MAX_SUSPECTS, SUSPICION};
 use switch::PortId;
@@ -44,7 +44,7 @@ pub(crate) struct Duty {
     /// The stuck thread.
     pub(crate) instead_of: usize,
     /// State of the thread when it was found stuck.
-    pub(crate) stalled: Stalled,
+    pub(crate) stuck: StuckThread,
 }
 
 /// A port whose rings are suspended.
@@ -165,18 +165,18 @@ impl Reserves {
     pub(crate) fn relieve(
         &self,
         number: usize,
-        stalled: Stalled,
-        is_stalled: IsStalled<'_>,
+        stuck: StuckThread,
+        is_stuck: IsStuck<'_>,
     ) -> Option<usize> {
         let takeover = &self.threads[number];
         let worker = if number < self.workers { number } else { takeover.duty()?.worker };
-        self.suspend(takeover, stalled.at, worker);
+        self.suspend(takeover, stuck.at, worker);
         let acting = &self.threads[worker].acting;
         let free = |&reserve: &usize| self.threads[reserve].duty().is_none();
         let reserve = (self.workers..self.threads.len()).find(free);
         let is_first = acting.load(Ordering::Acquire) == number;
         let Some(reserve) = reserve.filter(|_| is_first) else {
-            if !is_stalled() {
+            if !is_stuck() {
                 takeover.wake();
             }
             return None;
@@ -185,18 +185,18 @@ impl Reserves {
         // Moved while the reserve sleeps: a thread that moves itself queues behind all threads that
         // wait for the CPU, and a thread that wakes there runs before these threads. If the move is
         // not permitted, the reserve runs on its present CPU.
-        let _ = affinity::follow(substitute.thread.load(Ordering::Relaxed), stalled.thread);
-        *lock(&substitute.duty) = Some(Duty { worker, instead_of: number, stalled });
+        let _ = affinity::follow(substitute.thread.load(Ordering::Relaxed), stuck.thread);
+        *lock(&substitute.duty) = Some(Duty { worker, instead_of: number, stuck });
         acting.store(reserve, Ordering::Release);
         takeover.notify();
-        let is_stalled = is_stalled();
-        if is_stalled || number != worker {
+        let is_stuck = is_stuck();
+        if is_stuck || number != worker {
             substitute.wake();
         }
-        if !is_stalled {
+        if !is_stuck {
             takeover.wake();
         }
-        is_stalled.then_some(worker)
+        is_stuck.then_some(worker)
     }
 
     /// Suspends the rings of ports whose memory a stuck thread touches, whether or not a reserve

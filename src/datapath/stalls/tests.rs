@@ -8,7 +8,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::delay::RunStart;
 use super::takeover::named;
 use super::*;
-use crate::guard::{BlockedWriterWatch, NOWHERE, Stalled};
+use crate::guard::{BlockedWriterWatch, NOWHERE, StuckThread};
 use crate::port::{Port, Ports};
 use base::limits::{MAX_SUSPECTS, SUSPICION};
 use switch::PortId;
@@ -130,8 +130,8 @@ fn threads() -> (Reserves, Vec<Arc<Takeover>>, [Arc<Port>; 2]) {
     (Reserves::new(threads.clone(), 1, ports), threads, guests)
 }
 
-fn stuck_at(at: [u32; 2]) -> Stalled {
-    Stalled { thread: 0, at, step: 0 }
+fn stuck_at(at: [u32; 2]) -> StuckThread {
+    StuckThread { thread: 0, at, step: 0 }
 }
 
 /// Another reserve relieves a stuck reserve, for the same worker.
@@ -167,7 +167,7 @@ fn a_reserve_that_went_on_meanwhile_leaves_the_worker_to_the_next() {
 #[test]
 fn what_a_second_stall_of_a_turn_is_at_is_kept_apart_too() {
     let (reserves, threads, guests) = threads();
-    let apart = || guests.each_ref().map(|port| port.as_guest().unwrap().tx[0].is_stalled());
+    let apart = || guests.each_ref().map(|port| port.as_guest().unwrap().tx[0].must_not_wait());
     let mut relieved = 0;
     for (id, expected) in [(1, [true, false]), (1, [true, false]), (2, [true, true])] {
         relieved += reserves.relieve(0, stuck_at([id, NOWHERE]), &|| true).iter().count();
@@ -188,9 +188,9 @@ fn a_device_that_holds_a_worker_up_is_not_its_senders_fault() {
     let stall = Stall { cycles: clock::cycles_in(MS), blocked: 0 };
     for (at, is_charged) in [([1, 7], false), ([1, NOWHERE], true)] {
         reserves.relieve(0, stuck_at(at), &|| true);
-        assert!(queue.is_stalled());
+        assert!(queue.must_not_wait());
         reserves.resume(&threads[0], || Some(stall));
-        assert_eq!((queue.is_stalled(), queue.lock().memory.is_set()), (false, is_charged));
+        assert_eq!((queue.must_not_wait(), queue.lock().memory.is_set()), (false, is_charged));
     }
 }
 

@@ -15,7 +15,7 @@ use vmm_sys_util::epoll::EpollEvent;
 use self::turn::{Ready, ReadySources, Turn};
 use super::handle::{Note, Shared, Token, WorkerHandle};
 use super::spin::{Instead, SpinPolicy};
-use crate::guard::IsStalled;
+use crate::guard::IsStuck;
 use crate::pipeline::Pipeline;
 use crate::pipeline::deliver::count_broken;
 use crate::pipeline::signals::SignalHolder;
@@ -92,9 +92,9 @@ impl Worker {
         let (handle, threads) = (Arc::clone(&threads[index]), Arc::clone(threads));
         let (weak, is_worker) = (Arc::downgrade(reserves), index < reserves.workers());
         let all = Arc::clone(&threads);
-        let on_stall = move |stalled, is_stalled: IsStalled<'_>| {
+        let on_stuck = move |stuck, is_stuck: IsStuck<'_>| {
             let Some(reserves) = weak.upgrade() else { return };
-            if let Some(worker) = reserves.relieve(index, stalled, is_stalled) {
+            if let Some(worker) = reserves.relieve(index, stuck, is_stuck) {
                 all[worker].stats.stalls.add_shared(1);
             }
         };
@@ -109,7 +109,7 @@ impl Worker {
                 index,
                 Arc::clone(&shared.fdb),
                 shared.rules,
-                shared.watch.register_watched(Box::new(on_stall)),
+                shared.watch.register_watched(Box::new(on_stuck)),
             ),
             spin: SpinPolicy::new(shared.poll && is_worker, clock::cycles(), clock::cycles_in),
             ready: ReadySources::default(),

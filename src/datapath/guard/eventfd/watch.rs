@@ -38,7 +38,7 @@ use rustix::thread::gettid;
 use vmm_sys_util::signal::unblock_signal;
 
 use super::{CallFd, SignalResult, WriteCost};
-use crate::guard::presence::{OnStall, Presence, Watched};
+use crate::guard::presence::{OnStuck, Presence, Watched};
 use base::limits::{
     EXPENSIVE_SIGNAL_MICROS, SIGNAL_MICROS, SLOW_WRITES, WATCH_ALERT_TICKS, WATCH_TICK_MILLIS,
 };
@@ -142,9 +142,9 @@ impl BlockedWriterWatch {
         self.slot(None)
     }
 
-    /// Makes a slot, asleep, for one thread; calls `on_stall` when the thread is stuck.
-    pub(crate) fn register_watched(&self, on_stall: OnStall) -> SignalSlot {
-        self.slot(Some(Watched::new(on_stall)))
+    /// Makes a slot, asleep, for one thread; calls `on_stuck` when the thread is stuck.
+    pub(crate) fn register_watched(&self, on_stuck: OnStuck) -> SignalSlot {
+        self.slot(Some(Watched::new(on_stuck)))
     }
 
     fn slot(&self, watched: Option<Watched>) -> SignalSlot {

@@ -36,7 +36,7 @@ impl Pipeline {
         let Some(queue) = guest.tx.get(index) else { return Polled::Unavailable };
         let Some(mut state) = queue.lock_for_burst() else {
             // A stuck thread may hold the lock for long.
-            let stalled = self.relieves || queue.is_stalled();
+            let stalled = self.relieves || queue.must_not_wait();
             return if stalled { self.retry() } else { Polled::Locked };
         };
         if state.vring.owner != Some(self.worker) {

@@ -100,7 +100,7 @@ fn a_worker_does_not_park_on_a_ring_that_somebody_holds() {
     // The lock is free.
     assert_eq!(lab.deliver(false), (0, false));
     assert_eq!((lab.busy(), lab.down()), (6 * FRAMES, FRAMES));
-    assert!(!lab.queue().is_stalled());
+    assert!(!lab.queue().must_not_wait());
     lab.deliver_held(false);
     assert_eq!((lab.busy(), lab.stats.lock_parks.get()), (7 * FRAMES, 2));
 }
@@ -113,7 +113,7 @@ fn frames_for_a_ring_that_is_held_wait_in_their_senders() {
         assert_eq!(lab.deliver_held(true), (FRAMES as usize, true));
     }
     assert_eq!((lab.busy(), lab.stats.lock_parks.get()), (0, 0));
-    lab.queue().stall();
+    lab.queue().give_up_lock();
     assert_eq!(lab.deliver_held(true), (0, false));
     assert_eq!(lab.deliver_held(false), (0, false));
     assert_eq!((lab.busy(), lab.stats.lock_parks.get()), (2 * FRAMES, 0));

@@ -27,11 +27,11 @@ fn a_suspended_ring_is_a_sessions_alone() {
     queue.suspend();
     queue.suspend();
     queue.resume();
-    assert!(queue.is_stalled() && queue.lock_for_burst().is_none());
-    assert!(queue.lock_soon().is_none() && queue.is_stalled());
+    assert!(queue.must_not_wait() && queue.lock_for_burst().is_none());
+    assert!(queue.lock_soon().is_none() && queue.must_not_wait());
     drop(queue.quiet());
     QueueRef::Rx(&queue).resume(10, 1_000);
-    assert!(!queue.is_stalled());
+    assert!(!queue.must_not_wait());
     assert!(queue.lock_for_burst().unwrap().memory.is_paused(|| 1_500));
 }
 

@@ -44,7 +44,7 @@ impl Worker {
     /// Begins to relieve a worker.
     fn relieve(&mut self, duty: Duty) {
         self.work_for(duty.worker);
-        self.begin_work(SignalHolder::Turn(duty.instead_of, duty.stalled.step));
+        self.begin_work(SignalHolder::Turn(duty.instead_of, duty.stuck.step));
     }
 
     /// Ends to relieve a worker. Sources that are still to be looked at go to the worker's notes.

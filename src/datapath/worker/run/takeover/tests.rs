@@ -7,7 +7,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::super::tests::{LOST, empty_flood, tokens, worker, worker_and_reserve};
 use super::*;
-use crate::guard::{CallFd, NOWHERE, Stalled};
+use crate::guard::{CallFd, NOWHERE, StuckThread};
 use crate::worker::Note;
 use switch::PortId;
 use sys::affinity;
@@ -18,8 +18,8 @@ use sys::descriptor::from_eventfd;
 fn floods_belong_to_the_worker() {
     let [mut worker, mut reserve] = worker_and_reserve();
     worker.pipeline.floods.push(empty_flood());
-    let stalled = Stalled { thread: 0, at: [NOWHERE; 2], step: 0 };
-    worker.all.reserves.relieve(0, stalled, &|| true);
+    let stuck = StuckThread { thread: 0, at: [NOWHERE; 2], step: 0 };
+    worker.all.reserves.relieve(0, stuck, &|| true);
     reserve.update_takeover();
     assert_eq!(reserve.pipeline.floods.len(), 1);
     worker.update_takeover();
@@ -44,8 +44,8 @@ fn a_reserve_works_for_a_worker_that_stands_still() {
     worker.pipeline.signals.note(0, true, &mut state.vring, &queue(0).stats);
     drop(state);
     let reserves = Arc::clone(&worker.all.reserves);
-    let stalled = Stalled { thread: 0, at: [1, NOWHERE], step: 0 };
-    let relieve = || reserves.relieve(0, stalled, &|| true);
+    let stuck = StuckThread { thread: 0, at: [1, NOWHERE], step: 0 };
+    let relieve = || reserves.relieve(0, stuck, &|| true);
     assert_eq!([relieve(), relieve()], [Some(0), None], "the only reserve has a task");
     assert!(queue(1).lock_for_burst().is_none() && queue(0).lock_for_burst().is_some());
 
@@ -90,11 +90,11 @@ fn a_thread_that_went_on_meanwhile_is_woken_and_not_relieved() {
     let [mut worker, mut reserve] = worker_and_reserve();
     worker.present.add(Arc::new(Port::guest(1, "slow", 1)));
     let ports = worker.present.present();
-    let is_apart = || ports[1].as_guest().unwrap().tx[0].is_stalled();
+    let is_apart = || ports[1].as_guest().unwrap().tx[0].must_not_wait();
     let reserves = Arc::clone(&worker.all.reserves);
     for at in [[1, NOWHERE], [NOWHERE; 2]] {
-        let stalled = Stalled { thread: 0, at, step: 0 };
-        assert_eq!(reserves.relieve(0, stalled, &|| false), None);
+        let stuck = StuckThread { thread: 0, at, step: 0 };
+        assert_eq!(reserves.relieve(0, stuck, &|| false), None);
         assert!(worker.own.wake.read().is_ok(), "it would sleep with its ports kept apart");
         assert!(!reserve.own.takeover.has_news() && worker.own.takeover.has_news());
         worker.update_takeover();
@@ -104,10 +104,10 @@ fn a_thread_that_went_on_meanwhile_is_woken_and_not_relieved() {
         assert!(!reserve.own.takeover.has_news(), "it tells itself nothing");
     }
     // Meanwhile another thread works for the worker, too.
-    let stalled = Stalled { thread: 0, at: [1, NOWHERE], step: 0 };
-    reserves.relieve(0, stalled, &|| true);
+    let stuck = StuckThread { thread: 0, at: [1, NOWHERE], step: 0 };
+    reserves.relieve(0, stuck, &|| true);
     assert!(worker.own.wake.read().is_err(), "it stands still, and looks before it sleeps");
-    reserves.relieve(0, stalled, &|| false);
+    reserves.relieve(0, stuck, &|| false);
     assert!(worker.own.wake.read().is_ok());
 }
 
@@ -120,7 +120,7 @@ fn a_thread_that_comes_back_amid_its_relief_has_none() {
         assert_eq!(reserves.come_back(0), Some(1), "the reserve does not answer");
         false
     };
-    reserves.relieve(0, Stalled { thread: 0, at: [NOWHERE; 2], step: 0 }, &comes_back);
+    reserves.relieve(0, StuckThread { thread: 0, at: [NOWHERE; 2], step: 0 }, &comes_back);
     assert!(reserves.works_for(0, 0) && reserve.own.takeover.has_news());
     reserve.update_takeover();
     assert!(!reserve.is_relieving() && reserve.own.takeover.duty().is_none());
@@ -163,7 +163,11 @@ fn a_reserve_wakes_where_the_worker_may_run() {
         let before = told.recv().unwrap();
         let all = affinity::allowed().unwrap();
         let me = rustix::thread::gettid().as_raw_pid();
-        worker.all.reserves.relieve(0, Stalled { thread: me, at: [NOWHERE; 2], step: 0 }, &|| true);
+        worker.all.reserves.relieve(
+            0,
+            StuckThread { thread: me, at: [NOWHERE; 2], step: 0 },
+            &|| true,
+        );
         drop(go);
         assert_eq!((before.len(), told.recv().unwrap()), (1, all));
     });
@@ -173,7 +177,7 @@ fn a_reserve_wakes_where_the_worker_may_run() {
 #[test]
 fn a_reserve_that_panicked_goes_on_for_the_worker() {
     let [worker, mut reserve] = worker_and_reserve();
-    worker.all.reserves.relieve(0, Stalled { thread: 0, at: [NOWHERE; 2], step: 0 }, &|| true);
+    worker.all.reserves.relieve(0, StuckThread { thread: 0, at: [NOWHERE; 2], step: 0 }, &|| true);
     reserve.update_takeover();
     let taken = tokens(&reserve);
     reserve.ready.take();
