@@ -8,7 +8,7 @@
 //! * Each worker publishes whose memory it touches, and notices delays that page faults explain
 //!   ([`Stalls`], in `delay`). Such a worker copies frames to private memory for a while, so that a
 //!   delay has one cause.
-//! * The watchdog finds a thread that is stuck (`guard::presence`), and [`Reserves::relieve`]
+//! * The watchdog finds a thread that is stuck (`guard::presence`), and [`Takeovers::relieve`]
 //!   assigns a *reserve*: a thread that serves the worker's sources, epoll set and notes until the
 //!   worker's own thread is back (in `takeover`; `worker::run` has the two threads' part).
 //! * The rings of the ports whose memory the stuck thread touches are suspended for all workers.
@@ -19,7 +19,7 @@ mod delay;
 mod takeover;
 
 pub(crate) use delay::{Stall, Stalls};
-pub(crate) use takeover::{Duty, Reserves, Takeover};
+pub(crate) use takeover::{Duty, Takeover, Takeovers};
 
 #[cfg(test)]
 mod tests;

@@ -134,7 +134,7 @@ impl Takeover {
 }
 
 /// Takeover states of all threads of the data path by number: first workers, then reserves.
-pub struct Reserves {
+pub struct Takeovers {
     threads: Vec<Arc<Takeover>>,
     workers: usize,
     ports: Arc<Ports>,
@@ -142,10 +142,10 @@ pub struct Reserves {
     suspects: Mutex<Vec<(u64, Instant)>>,
 }
 
-impl Reserves {
+impl Takeovers {
     /// Combines `threads`, of which the first `workers` are workers, and the others reserves.
-    pub(crate) fn new(threads: Vec<Arc<Takeover>>, workers: usize, ports: Arc<Ports>) -> Reserves {
-        Reserves { threads, workers, ports, suspects: Mutex::default() }
+    pub(crate) fn new(threads: Vec<Arc<Takeover>>, workers: usize, ports: Arc<Ports>) -> Takeovers {
+        Takeovers { threads, workers, ports, suspects: Mutex::default() }
     }
 
     /// Returns the number of workers.

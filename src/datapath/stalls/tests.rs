@@ -122,12 +122,12 @@ fn ports_are_named_once() {
 }
 
 /// Returns one worker and two reserves, and the guests with numbers 1 and 2.
-fn threads() -> (Reserves, Vec<Arc<Takeover>>, [Arc<Port>; 2]) {
+fn threads() -> (Takeovers, Vec<Arc<Takeover>>, [Arc<Port>; 2]) {
     let wake = || Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
     let threads: Vec<_> = (0..3).map(|n| Arc::new(Takeover::new(n, wake()))).collect();
     let guests = [1, 2].map(|id| Arc::new(Port::guest(id, &id.to_string(), 1)));
     let ports = Arc::new(Ports::new(guests.iter().cloned().collect()));
-    (Reserves::new(threads.clone(), 1, ports), threads, guests)
+    (Takeovers::new(threads.clone(), 1, ports), threads, guests)
 }
 
 fn stuck_at(at: [u32; 2]) -> StuckThread {
@@ -137,28 +137,28 @@ fn stuck_at(at: [u32; 2]) -> StuckThread {
 /// Another reserve relieves a stuck reserve, for the same worker.
 #[test]
 fn a_reserve_that_stands_still_is_relieved() {
-    let (reserves, _, _) = threads();
-    let acting = || (0..3).find(|&number| reserves.works_for(number, 0));
-    assert_eq!(reserves.relieve(2, stuck_at([NOWHERE; 2]), &|| true), None);
+    let (takeovers, _, _) = threads();
+    let acting = || (0..3).find(|&number| takeovers.works_for(number, 0));
+    assert_eq!(takeovers.relieve(2, stuck_at([NOWHERE; 2]), &|| true), None);
     assert_eq!(acting(), Some(0), "one that has nothing to do");
     for (number, next, relieved) in [(0, 1, Some(0)), (0, 1, None), (1, 2, Some(0)), (2, 2, None)] {
-        assert_eq!(reserves.relieve(number, stuck_at([NOWHERE; 2]), &|| true), relieved);
+        assert_eq!(takeovers.relieve(number, stuck_at([NOWHERE; 2]), &|| true), relieved);
         assert_eq!(acting(), Some(next));
     }
-    assert_eq!(reserves.come_back(0), Some(2));
-    assert_eq!((acting(), reserves.come_back(0)), (Some(0), None));
+    assert_eq!(takeovers.come_back(0), Some(2));
+    assert_eq!((acting(), takeovers.come_back(0)), (Some(0), None));
 }
 
 /// A reserve that continued meanwhile has retired: the next reserve works for the worker, whose own
 /// thread is still stuck.
 #[test]
 fn a_reserve_that_went_on_meanwhile_leaves_the_worker_to_the_next() {
-    let (reserves, threads, _) = threads();
-    reserves.relieve(0, stuck_at([NOWHERE; 2]), &|| true);
+    let (takeovers, threads, _) = threads();
+    takeovers.relieve(0, stuck_at([NOWHERE; 2]), &|| true);
     assert!(threads[1].is_woken());
-    reserves.relieve(1, stuck_at([NOWHERE; 2]), &|| false);
+    takeovers.relieve(1, stuck_at([NOWHERE; 2]), &|| false);
     let next = &threads[2];
-    assert!(reserves.works_for(2, 0) && next.duty().is_some() && next.has_news());
+    assert!(takeovers.works_for(2, 0) && next.duty().is_some() && next.has_news());
     assert!(threads[1].is_woken(), "it retires");
 }
 
@@ -166,16 +166,16 @@ fn a_reserve_that_went_on_meanwhile_leaves_the_worker_to_the_next() {
 /// memory must be suspended, or the other thread gets stuck next.
 #[test]
 fn what_a_second_stall_of_a_turn_is_at_is_kept_apart_too() {
-    let (reserves, threads, guests) = threads();
+    let (takeovers, threads, guests) = threads();
     let apart = || guests.each_ref().map(|port| port.as_guest().unwrap().tx[0].must_not_wait());
     let mut relieved = 0;
     for (id, expected) in [(1, [true, false]), (1, [true, false]), (2, [true, true])] {
-        relieved += reserves.relieve(0, stuck_at([id, NOWHERE]), &|| true).iter().count();
+        relieved += takeovers.relieve(0, stuck_at([id, NOWHERE]), &|| true).iter().count();
         assert_eq!(apart(), expected);
     }
     assert_eq!(relieved, 1);
     assert!(threads[0].has_news());
-    reserves.resume(&threads[0], || None);
+    takeovers.resume(&threads[0], || None);
     assert_eq!(apart(), [false; 2]);
 }
 
@@ -183,27 +183,27 @@ fn what_a_second_stall_of_a_turn_is_at_is_kept_apart_too() {
 /// suspended, and the guest is not charged.
 #[test]
 fn a_device_that_holds_a_worker_up_is_not_its_senders_fault() {
-    let (reserves, threads, [guest, _]) = threads();
+    let (takeovers, threads, [guest, _]) = threads();
     let queue = &guest.as_guest().unwrap().tx[0];
     let stall = Stall { cycles: clock::cycles_in(MS), blocked: 0 };
     for (at, is_charged) in [([1, 7], false), ([1, NOWHERE], true)] {
-        reserves.relieve(0, stuck_at(at), &|| true);
+        takeovers.relieve(0, stuck_at(at), &|| true);
         assert!(queue.must_not_wait());
-        reserves.resume(&threads[0], || Some(stall));
+        takeovers.resume(&threads[0], || Some(stall));
         assert_eq!((queue.must_not_wait(), queue.lock().memory.is_set()), (false, is_charged));
     }
 }
 
 #[test]
 fn a_front_end_is_harmful_the_second_time() {
-    let (reserves, ..) = threads();
+    let (takeovers, ..) = threads();
     let start = Instant::now();
-    assert!(!reserves.is_harmful(7, start));
-    assert!(!reserves.is_harmful(8, start), "another session");
-    assert!(reserves.is_harmful(7, start + SUSPICION / 2));
-    assert!(!reserves.is_harmful(7, start + SUSPICION), "long ago");
+    assert!(!takeovers.is_harmful(7, start));
+    assert!(!takeovers.is_harmful(8, start), "another session");
+    assert!(takeovers.is_harmful(7, start + SUSPICION / 2));
+    assert!(!takeovers.is_harmful(7, start + SUSPICION), "long ago");
     for session in 0..2 * MAX_SUSPECTS as u64 {
-        reserves.is_harmful(session, start + SUSPICION);
+        takeovers.is_harmful(session, start + SUSPICION);
     }
-    assert_eq!(reserves.suspects(), MAX_SUSPECTS);
+    assert_eq!(takeovers.suspects(), MAX_SUSPECTS);
 }

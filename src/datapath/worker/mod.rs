@@ -34,7 +34,7 @@ use std::time::Instant;
 
 use self::assignment::Assignment;
 use crate::port::Port;
-use crate::stalls::Reserves;
+use crate::stalls::Takeovers;
 use base::limits::{ADOPTION_STEP, RESERVES, STOP_TIMEOUT};
 use switch::PortId;
 use sys::affinity;
@@ -62,14 +62,14 @@ impl Workers {
         let handle = |number| WorkerHandle::new(number).map(Arc::new);
         let handles = (0..count + RESERVES).map(handle).collect::<io::Result<Arc<[_]>>>()?;
         let takeovers = handles.iter().map(|handle| Arc::clone(&handle.takeover)).collect();
-        let reserves = Arc::new(Reserves::new(takeovers, count, Arc::clone(&shared.ports)));
+        let takeovers = Arc::new(Takeovers::new(takeovers, count, Arc::clone(&shared.ports)));
         let workers = Workers {
             rings: Assignment::new(handles[..count].to_vec(), Arc::clone(&shared.ports)),
             handles,
             threads: Mutex::new(Vec::new()),
         };
         for number in 0..count + RESERVES {
-            let worker = run::Worker::new(number, &workers.handles, &reserves, shared.clone());
+            let worker = run::Worker::new(number, &workers.handles, &takeovers, shared.clone());
             // A reserve is not bound: it moves to the CPUs of the stuck thread.
             let cpu = cpus.get(number % cpus.len().max(1)).copied().filter(|_| number < count);
             let name = match number.checked_sub(count) {

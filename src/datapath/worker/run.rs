@@ -20,7 +20,7 @@ use crate::pipeline::Pipeline;
 use crate::pipeline::deliver::count_broken;
 use crate::pipeline::signals::SignalHolder;
 use crate::port::{Endpoint, Polled, PortTable, Ports};
-use crate::stalls::Reserves;
+use crate::stalls::Takeovers;
 use base::limits::{EPOLL_BATCH, SHORTEST_SLEEP_NANOS};
 use switch::PortId;
 use sys::clock;
@@ -51,7 +51,7 @@ struct Threads {
     /// Handles of the threads, by number.
     handles: Arc<[Arc<WorkerHandle>]>,
     /// Takeover states of the threads.
-    reserves: Arc<Reserves>,
+    takeovers: Arc<Takeovers>,
 }
 
 /// The worker whose sources a thread serves: the thread itself, or the worker that the thread, a
@@ -86,22 +86,22 @@ impl Worker {
     pub(crate) fn new(
         index: usize,
         threads: &Arc<[Arc<WorkerHandle>]>,
-        reserves: &Arc<Reserves>,
+        takeovers: &Arc<Takeovers>,
         shared: Shared,
     ) -> Worker {
         let (handle, threads) = (Arc::clone(&threads[index]), Arc::clone(threads));
-        let (weak, is_worker) = (Arc::downgrade(reserves), index < reserves.workers());
+        let (weak, is_worker) = (Arc::downgrade(takeovers), index < takeovers.workers());
         let all = Arc::clone(&threads);
         let on_stuck = move |stuck, is_stuck: IsStuck<'_>| {
-            let Some(reserves) = weak.upgrade() else { return };
-            if let Some(worker) = reserves.relieve(index, stuck, is_stuck) {
+            let Some(takeovers) = weak.upgrade() else { return };
+            if let Some(worker) = takeovers.relieve(index, stuck, is_stuck) {
                 all[worker].stats.stalls.add_shared(1);
             }
         };
         let mut worker = Worker {
             number: index,
             own: Arc::clone(&handle),
-            all: Threads { handles: threads, reserves: Arc::clone(reserves) },
+            all: Threads { handles: threads, takeovers: Arc::clone(takeovers) },
             served: Served { handle, index },
             present: Arc::clone(&shared.ports),
             ports: shared.ports.present(),

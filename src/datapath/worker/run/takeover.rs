@@ -22,17 +22,17 @@ impl Worker {
     #[cold]
     pub(super) fn update_takeover(&mut self) {
         let stalls = &mut self.pipeline.stalls;
-        self.all.reserves.resume(&self.own.takeover, || stalls.last_turn());
-        let reserves = Arc::clone(&self.all.reserves);
-        if self.number < self.all.reserves.workers() {
-            if let Some(thread) = reserves.come_back(self.number) {
+        self.all.takeovers.resume(&self.own.takeover, || stalls.last_turn());
+        let takeovers = Arc::clone(&self.all.takeovers);
+        if self.number < self.all.takeovers.workers() {
+            if let Some(thread) = takeovers.come_back(self.number) {
                 self.begin_work(SignalHolder::Thread(thread));
             }
             self.own.counted.move_to(&self.own.stats);
             return;
         }
         let Some(duty) = self.own.takeover.duty() else { return };
-        match (self.is_relieving(), reserves.works_for(self.number, duty.worker)) {
+        match (self.is_relieving(), takeovers.works_for(self.number, duty.worker)) {
             (false, true) => self.relieve(duty),
             // The duty ended before this thread began.
             (false, false) => self.own.takeover.end_duty(),
@@ -111,7 +111,8 @@ impl Worker {
                 }
                 Endpoint::Device(device) => {
                     for i in 0..device.queues().len() {
-                        if port.device_worker(i, self.all.reserves.workers()) == self.served.index {
+                        if port.device_worker(i, self.all.takeovers.workers()) == self.served.index
+                        {
                             self.ready.mark(Token::Device(port.id, i as u16));
                         }
                     }

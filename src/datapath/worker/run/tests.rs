@@ -35,8 +35,8 @@ pub(super) fn worker_and_reserve() -> [Worker; 2] {
     };
     let threads: Arc<[_]> = (0..2).map(|n| Arc::new(WorkerHandle::new(n).unwrap())).collect();
     let takeovers = threads.iter().map(|handle| Arc::clone(&handle.takeover)).collect();
-    let reserves = Arc::new(Reserves::new(takeovers, 1, Arc::clone(&shared.ports)));
-    [0, 1].map(|number| Worker::new(number, &threads, &reserves, shared.clone()))
+    let takeovers = Arc::new(Takeovers::new(takeovers, 1, Arc::clone(&shared.ports)));
+    [0, 1].map(|number| Worker::new(number, &threads, &takeovers, shared.clone()))
 }
 
 /// The holder of the lock, a session or the ring's new worker, may wait for a guest's memory: the

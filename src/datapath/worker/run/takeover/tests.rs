@@ -19,7 +19,7 @@ fn floods_belong_to_the_worker() {
     let [mut worker, mut reserve] = worker_and_reserve();
     worker.pipeline.floods.push(empty_flood());
     let stuck = StuckThread { thread: 0, at: [NOWHERE; 2], step: 0 };
-    worker.all.reserves.relieve(0, stuck, &|| true);
+    worker.all.takeovers.relieve(0, stuck, &|| true);
     reserve.update_takeover();
     assert_eq!(reserve.pipeline.floods.len(), 1);
     worker.update_takeover();
@@ -43,9 +43,9 @@ fn a_reserve_works_for_a_worker_that_stands_still() {
     state.vring.call = Some(Arc::new(CallFd::new(call, Arc::default(), 0)));
     worker.pipeline.signals.note(0, true, &mut state.vring, &queue(0).stats);
     drop(state);
-    let reserves = Arc::clone(&worker.all.reserves);
+    let takeovers = Arc::clone(&worker.all.takeovers);
     let stuck = StuckThread { thread: 0, at: [1, NOWHERE], step: 0 };
-    let relieve = || reserves.relieve(0, stuck, &|| true);
+    let relieve = || takeovers.relieve(0, stuck, &|| true);
     assert_eq!([relieve(), relieve()], [Some(0), None], "the only reserve has a task");
     assert!(queue(1).lock_for_burst().is_none() && queue(0).lock_for_burst().is_some());
 
@@ -91,23 +91,23 @@ fn a_thread_that_went_on_meanwhile_is_woken_and_not_relieved() {
     worker.present.add(Arc::new(Port::guest(1, "slow", 1)));
     let ports = worker.present.present();
     let is_apart = || ports[1].as_guest().unwrap().tx[0].must_not_wait();
-    let reserves = Arc::clone(&worker.all.reserves);
+    let takeovers = Arc::clone(&worker.all.takeovers);
     for at in [[1, NOWHERE], [NOWHERE; 2]] {
         let stuck = StuckThread { thread: 0, at, step: 0 };
-        assert_eq!(reserves.relieve(0, stuck, &|| false), None);
+        assert_eq!(takeovers.relieve(0, stuck, &|| false), None);
         assert!(worker.own.wake.read().is_ok(), "it would sleep with its ports kept apart");
         assert!(!reserve.own.takeover.has_news() && worker.own.takeover.has_news());
         worker.update_takeover();
-        assert!(!is_apart() && reserves.works_for(0, 0) && reserve.own.takeover.has_news());
+        assert!(!is_apart() && takeovers.works_for(0, 0) && reserve.own.takeover.has_news());
         reserve.update_takeover();
         assert!(!reserve.is_relieving() && reserve.own.takeover.duty().is_none());
         assert!(!reserve.own.takeover.has_news(), "it tells itself nothing");
     }
     // Meanwhile another thread works for the worker, too.
     let stuck = StuckThread { thread: 0, at: [1, NOWHERE], step: 0 };
-    reserves.relieve(0, stuck, &|| true);
+    takeovers.relieve(0, stuck, &|| true);
     assert!(worker.own.wake.read().is_err(), "it stands still, and looks before it sleeps");
-    reserves.relieve(0, stuck, &|| false);
+    takeovers.relieve(0, stuck, &|| false);
     assert!(worker.own.wake.read().is_ok());
 }
 
@@ -115,13 +115,13 @@ fn a_thread_that_went_on_meanwhile_is_woken_and_not_relieved() {
 #[test]
 fn a_thread_that_comes_back_amid_its_relief_has_none() {
     let [worker, mut reserve] = worker_and_reserve();
-    let reserves = Arc::clone(&worker.all.reserves);
+    let takeovers = Arc::clone(&worker.all.takeovers);
     let comes_back = || {
-        assert_eq!(reserves.come_back(0), Some(1), "the reserve does not answer");
+        assert_eq!(takeovers.come_back(0), Some(1), "the reserve does not answer");
         false
     };
-    reserves.relieve(0, StuckThread { thread: 0, at: [NOWHERE; 2], step: 0 }, &comes_back);
-    assert!(reserves.works_for(0, 0) && reserve.own.takeover.has_news());
+    takeovers.relieve(0, StuckThread { thread: 0, at: [NOWHERE; 2], step: 0 }, &comes_back);
+    assert!(takeovers.works_for(0, 0) && reserve.own.takeover.has_news());
     reserve.update_takeover();
     assert!(!reserve.is_relieving() && reserve.own.takeover.duty().is_none());
 }
@@ -163,7 +163,7 @@ fn a_reserve_wakes_where_the_worker_may_run() {
         let before = told.recv().unwrap();
         let all = affinity::allowed().unwrap();
         let me = rustix::thread::gettid().as_raw_pid();
-        worker.all.reserves.relieve(
+        worker.all.takeovers.relieve(
             0,
             StuckThread { thread: me, at: [NOWHERE; 2], step: 0 },
             &|| true,
@@ -177,7 +177,7 @@ fn a_reserve_wakes_where_the_worker_may_run() {
 #[test]
 fn a_reserve_that_panicked_goes_on_for_the_worker() {
     let [worker, mut reserve] = worker_and_reserve();
-    worker.all.reserves.relieve(0, StuckThread { thread: 0, at: [NOWHERE; 2], step: 0 }, &|| true);
+    worker.all.takeovers.relieve(0, StuckThread { thread: 0, at: [NOWHERE; 2], step: 0 }, &|| true);
     reserve.update_takeover();
     let taken = tokens(&reserve);
     reserve.ready.take();
