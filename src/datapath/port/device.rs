@@ -230,7 +230,7 @@ impl DeviceQueue {
         if let Some(inbox) = device.inbox() {
             let next = self.take(inbox, burst, port, bounds);
             // A burst without frames is not completed, and completing is what releases the device.
-            reader.lender = (burst.taken() > 0).then(|| Arc::clone(device));
+            reader.frames_owner = (burst.taken() > 0).then(|| Arc::clone(device));
             return next;
         }
         let (mut bytes, mut refused) = (0u32, 0);
@@ -527,19 +527,19 @@ impl DevicePort {
 pub struct FrameReader {
     staging: Box<[u8]>,
     /// The device in whose memory the frames of the last burst are.
-    lender: Option<Device>,
+    frames_owner: Option<Device>,
 }
 
 impl std::fmt::Debug for FrameReader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("FrameReader").field("lends", &self.lender.is_some()).finish()
+        f.debug_struct("FrameReader").field("frames_in_use", &self.frames_owner.is_some()).finish()
     }
 }
 
 impl Default for FrameReader {
     fn default() -> FrameReader {
         let staging = vec![0; SLOT * BURST_FRAMES].into_boxed_slice();
-        FrameReader { staging, lender: None }
+        FrameReader { staging, frames_owner: None }
     }
 }
 
@@ -547,7 +547,7 @@ impl FrameReader {
     /// Records that the frames of the last burst are no longer used.
     #[inline]
     pub(crate) fn release(&mut self) {
-        self.lender = None;
+        self.frames_owner = None;
     }
 }
 

@@ -160,12 +160,12 @@ fn rings(
         memory: Arc::clone(memory),
         received: Consumer(Ring::map(fd, rx_at, rx, receive).map_err(failed)?),
         fill: Producer(Ring::map(fd, fill_at, fr, receive).map_err(failed)?),
-        lent: (0..receive).collect(),
+        rx_in_use: (0..receive).collect(),
         lost: 0,
         asked: clock::coarse_seconds(),
     };
     inbox.give_back();
-    inbox.lent.shrink_to(BURST_FRAMES);
+    inbox.rx_in_use.shrink_to(BURST_FRAMES);
     let outlet = Outlet {
         memory: Arc::clone(memory),
         transmit: Producer(Ring::map(sender.as_fd(), tx_at, tx, send).map_err(failed)?),
@@ -206,7 +206,7 @@ struct Inbox {
     received: Consumer<xdp_desc>,
     fill: Producer<u64>,
     /// Chunks of the frames that the last call of `take` returned.
-    lent: Vec<u32>,
+    rx_in_use: Vec<u32>,
     /// Frames that the kernel had no room for and that were reported.
     lost: u64,
     /// The second of the last statistics query.
@@ -216,7 +216,7 @@ struct Inbox {
 impl Inbox {
     /// Gives the chunks of the frames that were taken last to the kernel.
     fn give_back(&mut self) {
-        for chunk in self.lent.drain(..) {
+        for chunk in self.rx_in_use.drain(..) {
             // The ring has room: it has an entry for each receive chunk.
             self.fill.push(self.memory.address(chunk));
         }
@@ -258,14 +258,14 @@ impl FrameInbox for XdpQueue {
             inbox.fetch_ahead();
             let wants_more = match inbox.memory.frame(&desc) {
                 Some((at, chunk)) => {
-                    inbox.lent.push(chunk);
+                    inbox.rx_in_use.push(chunk);
                     each(at.as_ptr(), desc.len)
                 }
                 // The kernel never writes a descriptor outside one chunk; the descriptor counts as
                 // an empty frame.
                 None => each(NonNull::dangling().as_ptr(), 0),
             };
-            if !wants_more || inbox.lent.len() == BURST_FRAMES {
+            if !wants_more || inbox.rx_in_use.len() == BURST_FRAMES {
                 more = true;
                 break;
             }
