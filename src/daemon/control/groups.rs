@@ -57,9 +57,9 @@ impl Selection {
 /// Returns a member as clients get it; nothing for a deleted port.
 fn shown(one: &Known, ports: &PortTable) -> Option<GroupPort> {
     let port = ports.get(one.port)?.name.clone();
-    let (asked, segment) = (ports.policy(one.port), one.segment);
+    let (policy, segment) = (ports.policy(one.port), one.segment);
     // Of a bridge that the port has left only the number is known.
-    let is_named = asked.segment(segment.vlan()) == segment && segment.bridge() != 0;
+    let is_named = policy.segment(segment.vlan()) == segment && segment.bridge() != 0;
     let protocol = match one.group {
         IpAddr::V4(_) => "igmp",
         IpAddr::V6(_) => "mld",
@@ -67,7 +67,7 @@ fn shown(one: &Known, ports: &PortTable) -> Option<GroupPort> {
     Some(GroupPort {
         role: if one.is_querier { GroupRole::Querier } else { GroupRole::Member },
         port,
-        bridge: is_named.then(|| asked.bridge.name().to_owned()),
+        bridge: is_named.then(|| policy.bridge.name().to_owned()),
         vlan: Some(segment.vlan()).filter(|vlan| *vlan != 0),
         group: (!one.is_querier).then(|| one.group.to_string()),
         protocol: one.is_querier.then(|| protocol.to_owned()),

@@ -286,9 +286,9 @@ impl Switch {
         let ports = self.view.ports.present();
         let numbered = |name: String| {
             let mut policies = ports.iter().map(|port| ports.policy(port.id));
-            let found = policies.find(|asked| asked.bridge.name() == name);
+            let found = policies.find(|policy| policy.bridge.name() == name);
             let text = || format!("bridge must be one that a port names, not '{}'", clip(&name));
-            found.map(|asked| asked.bridge.number()).ok_or_else(|| wrong("bridge", text(), &name))
+            found.map(|policy| policy.bridge.number()).ok_or_else(|| wrong("bridge", text(), &name))
         };
         let bridge = bridge.map(numbered).transpose()?;
         let vlan = number(vlan, "vlan", 0..=MAX_VLAN.into())?.map(|vlan| vlan as VlanId);
@@ -350,10 +350,10 @@ impl Selection {
     }
 
     /// True if frames of the place may pass by a port.
-    pub(super) fn has_port(&self, id: PortId, asked: &PortPolicy) -> bool {
+    pub(super) fn has_port(&self, id: PortId, policy: &PortPolicy) -> bool {
         self.port.is_none_or(|one| one == id)
-            && self.bridge.is_none_or(|one| one == asked.bridge.number())
-            && self.vlan.is_none_or(|one| asked.is_member(asked.segment(one)))
+            && self.bridge.is_none_or(|one| one == policy.bridge.number())
+            && self.vlan.is_none_or(|one| policy.is_member(policy.segment(one)))
     }
 }
 

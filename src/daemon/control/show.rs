@@ -197,13 +197,13 @@ pub fn address(entry: &Entry, ports: &PortTable, desired: &Desired) -> Option<wi
         EntryAge::Idle(idle) => (Some(idle.into()), None),
     };
     let Station { segment, mac } = entry.station;
-    let asked = ports.policy(entry.port);
+    let policy = ports.policy(entry.port);
     // Of a bridge that the port has left only the number is known.
-    let named = asked.segment(segment.vlan()) == segment && segment.bridge() != 0;
+    let named = policy.segment(segment.vlan()) == segment && segment.bridge() != 0;
     Some(wire::Address {
         mac: mac.to_string(),
         port,
-        bridge: named.then(|| asked.bridge.name().to_owned()),
+        bridge: named.then(|| policy.bridge.name().to_owned()),
         vlan: Some(segment.vlan()).filter(|vlan| *vlan != 0),
         r#static: origin.is_some(),
         idle,

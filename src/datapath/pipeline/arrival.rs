@@ -32,20 +32,20 @@ impl Barred {
     /// No frames.
     pub(crate) const NONE: Barred = Barred { by_guard: 0, by_filter: 0 };
 
-    /// Finds the frames of a burst that the policy `asked` of their port refuses.
+    /// Finds the frames of a burst that the policy `own_policy` of their port refuses.
     #[inline(never)]
     pub(crate) fn find(
         burst: &mut Burst,
         (violations, filters): (&mut Violations, &mut Filters),
-        asked: &PortPolicy,
+        own_policy: &PortPolicy,
         port: &Port,
         now: Tick,
     ) -> Barred {
-        let guard = asked.security.as_ref();
+        let guard = own_policy.security.as_ref();
         let by_guard = guard.map_or(0, |guard| violations.find(burst, guard, port, now));
-        let filter = asked.filter.as_ref();
-        let by_filter =
-            filter.map_or(0, |filter| filters.find(burst, (filter, asked), port, by_guard, now));
+        let filter = own_policy.filter.as_ref();
+        let by_filter = filter
+            .map_or(0, |filter| filters.find(burst, (filter, own_policy), port, by_guard, now));
         Barred { by_guard, by_filter }
     }
 }

@@ -314,16 +314,16 @@ impl Pipeline {
         let (Origin { port, floods, .. }, now) = (source.origin(), self.time.tick);
         let floods = Floods::new(floods, source.ring().is_some(), self.time.cycle);
         let arrival = Arrival { policy, port, source: source.memo(), now };
-        let asked = ports.policy(port.id);
+        let own_policy = ports.policy(port.id);
         // Barred frames must not be learned from.
-        let refused = match asked.checks() {
+        let refused = match own_policy.checks() {
             true => {
                 let BurstContext { burst, violations, filters, .. } = &mut *context;
-                Barred::find(burst, (violations, filters), asked, port, now)
+                Barred::find(burst, (violations, filters), own_policy, port, now)
             }
             false => Barred::NONE,
         };
-        match (asked.screens() || refused != Barred::NONE, ports.snooping().is_some()) {
+        match (own_policy.screens() || refused != Barred::NONE, ports.snooping().is_some()) {
             (false, false) => context.classify::<false, false>(arrival, floods, refused),
             (false, true) => context.classify::<false, true>(arrival, floods, refused),
             (true, _) => context.classify::<true, true>(arrival, floods, refused),

@@ -315,11 +315,11 @@ pub fn find(
             Endpoint::Guest(guest) => guest.active() != 0,
             Endpoint::Device(device) => device.is_up(),
         };
-        let asked = ports.policy(port.id);
+        let to = ports.policy(port.id);
         up && rules.flood_reaches(scope.from, port.id, port.kind())
-            && asked.takes(scope.flood)
-            && asked.is_member(scope.segment)
-            && from.reaches(asked)
+            && to.takes(scope.flood)
+            && to.is_member(scope.segment)
+            && from.reaches(to)
     });
     targets.extend(receivers.take(most).map(|port| port.id));
     ports.keep_reached(scope.reach, targets);

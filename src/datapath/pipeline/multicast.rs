@@ -45,11 +45,11 @@ impl Snooped {
     #[inline(never)]
     pub(crate) fn find(&mut self, burst: &mut Burst, ports: &PortTable, port: &Port) -> u64 {
         *self = Snooped::default();
-        let asked = ports.policy(port.id);
-        if ports.snooping().is_none() || !asked.forwards || asked.observes {
+        let policy = ports.policy(port.id);
+        if ports.snooping().is_none() || !policy.forwards || policy.observes {
             return 0;
         }
-        let may_query = asked.may_route(port.kind());
+        let may_query = policy.may_route(port.kind());
         let may_be = |frame: &Frame| u64::from(multicast::may_be_message(&frame.snapshot));
         let frames = burst.frames().iter().rev();
         let mut left = frames.fold(0, |bits, frame| bits << 1 | may_be(frame));
@@ -147,10 +147,10 @@ fn note_message(
     (ports, port): (&PortTable, &Port),
     now: u32,
 ) {
-    let asked = ports.policy(port.id);
+    let policy = ports.policy(port.id);
     // Never an error, since the frame was admitted before.
-    let Ok(vlan) = admit(asked, &burst.frames()[index]) else { return };
-    let segment = asked.segment(vlan);
+    let Ok(vlan) = admit(policy, &burst.frames()[index]) else { return };
+    let segment = policy.segment(vlan);
     let (noted, is_report) = read(burst, index, |message| match message {
         Ok(Some(Message::Query(query))) => (snooping.query(segment, port.id, &query, now), false),
         Ok(Some(Message::Report(report))) if report.is_unread() => (Noted::Full, true),

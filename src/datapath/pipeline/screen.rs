@@ -11,13 +11,13 @@ use base::frame::ethernet::{TagBytes, TagEdit};
 use base::stats::DropReason;
 use switch::{Membership, PortId, PortPolicy, VlanId};
 
-/// Returns the VLAN of a frame that comes in by a port with policy `asked`. An error says why the
+/// Returns the VLAN of a frame that comes in by a port with this policy. An error says why the
 /// frame may not come in.
-pub fn admit(asked: &PortPolicy, frame: &Frame) -> Result<VlanId, DropReason> {
-    if asked.observes {
+pub fn admit(policy: &PortPolicy, frame: &Frame) -> Result<VlanId, DropReason> {
+    if policy.observes {
         return Err(DropReason::Observer);
     }
-    asked.vlans.classify(frame.head()).ok_or(DropReason::Vlan)
+    policy.vlans.classify(frame.head()).ok_or(DropReason::Vlan)
 }
 
 /// VLAN memberships of an ingress and an egress port, with the tag of the last frame and its edit:
@@ -46,8 +46,8 @@ impl<'a> VlanTransit<'a> {
     /// True if all listed frames may leave.
     pub(crate) fn all_may_leave(&mut self, burst: &Burst, frames: &[u8]) -> bool {
         let frame = |index: &u8| &burst.frames()[usize::from(*index)];
-        let asked = if burst.are_alike { &frames[..frames.len().min(1)] } else { frames };
-        self.is_transparent() || asked.iter().all(|index| self.edit(frame(index)).is_some())
+        let examined = if burst.are_alike { &frames[..frames.len().min(1)] } else { frames };
+        self.is_transparent() || examined.iter().all(|index| self.edit(frame(index)).is_some())
     }
 
     /// Returns the tag change with which a frame leaves; none if the frame may not leave.

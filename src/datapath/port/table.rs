@@ -259,11 +259,11 @@ impl FromIterator<Arc<Port>> for PortTable {
             slots.resize(slots.len().max(at + 1), None);
             slots[at] = Some(port);
         }
-        let asked = |slot: &Option<Arc<Port>>| match slot {
+        let policy_of = |slot: &Option<Arc<Port>>| match slot {
             Some(port) => port.policy.get(),
             None => Arc::default(),
         };
-        let mut policies: Box<[_]> = slots.iter().map(asked).collect();
+        let mut policies: Box<[_]> = slots.iter().map(policy_of).collect();
         if policies.iter().all(|policy| **policy == PortPolicy::PLAIN) {
             policies = Box::default();
         }
