@@ -58,7 +58,7 @@ enum Life {
     },
     /// The front-end took the ring's memory away. The ring keeps everything else, in the port's
     /// [`Vring`] too, and goes on when a region contains the ring again.
-    Standing {
+    MemoryGone {
         /// Features acknowledged when the ring started.
         features: u64,
         /// Position of the ring; `None` if the front-end has set other addresses since.
@@ -393,7 +393,7 @@ impl<'a> Rings<'a> {
         let ready = match ring.life {
             Life::Stopped => ring.size != 0 && !memory.is_empty(),
             Life::Running { .. } => false,
-            Life::Standing { .. } => return self.resume(index, features, memory, log),
+            Life::MemoryGone { .. } => return self.resume(index, features, memory, log),
         };
         let Some(queue) = self.guest.queue(index).filter(|_| ready) else {
             return Ok(());
@@ -457,7 +457,7 @@ impl<'a> Rings<'a> {
             self.signal(&call);
         }
         let stood = match self.rings[index].life {
-            Life::Standing { at, .. } => at.map(|at| at.base()),
+            Life::MemoryGone { at, .. } => at.map(|at| at.base()),
             Life::Stopped | Life::Running { .. } => None,
         };
         self.rings[index].base = base.or(stood).unwrap_or(self.rings[index].base);

@@ -25,7 +25,7 @@ impl Rings<'_> {
         RingFacts {
             size: ring.size,
             started: ring.is_started(),
-            no_memory: matches!(ring.life, Life::Standing { .. }),
+            no_memory: matches!(ring.life, Life::MemoryGone { .. }),
             enabled: self.enabled(index),
             broken,
             polled: matches!(ring.kick, Kick::Poll),

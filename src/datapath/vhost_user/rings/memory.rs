@@ -9,8 +9,8 @@
 //! again, the ring goes on at its position, and its worker looks at the ring once for buffers made
 //! available meanwhile.
 //!
-//! Frames in a standing transmit ring stay there. Frames for a standing receive ring are dropped,
-//! as for any receive ring that takes none.
+//! Frames in a transmit ring without memory stay there. Frames for a receive ring without memory
+//! are dropped, as for any receive ring that takes none.
 
 use std::sync::Arc;
 
@@ -43,9 +43,9 @@ impl Rings<'_> {
             (Life::Stopped, _) => Ok(()),
             (Life::Running { .. }, Ok(())) => self.move_running(index, moved, &addr, memory),
             // The ring's memory is away, so there is nothing to check the address against.
-            (Life::Standing { features, at }, Ok(()) | Err(RingError::NotMapped { .. })) => {
+            (Life::MemoryGone { features, at }, Ok(()) | Err(RingError::NotMapped { .. })) => {
                 let at = at.filter(|_| !moved);
-                self.rings[index].life = Life::Standing { features, at };
+                self.rings[index].life = Life::MemoryGone { features, at };
                 Ok(())
             }
             (_, Err(error)) => {
@@ -109,7 +109,7 @@ impl Rings<'_> {
                 Some(at)
             });
             if at.is_some() {
-                self.rings[index].life = Life::Standing { features, at };
+                self.rings[index].life = Life::MemoryGone { features, at };
                 stand.push(index);
             }
         }
@@ -127,7 +127,7 @@ impl Rings<'_> {
         memory: &Arc<MemTable>,
         log: &Option<Arc<DirtyLog>>,
     ) -> Result<(), Refusal> {
-        let before = self.standing();
+        let before = self.without_memory();
         for index in 0..self.rings.len() as u32 {
             // A ring whose addresses are in no region yet may start with the next region.
             match self.refresh(index, features, memory, log) {
@@ -135,7 +135,7 @@ impl Rings<'_> {
                 _ => {}
             }
         }
-        let after = self.standing();
+        let after = self.without_memory();
         if after < before && self.port.reports.log.allow() {
             let resumed = before - after;
             log::info!(
@@ -146,11 +146,11 @@ impl Rings<'_> {
         Ok(())
     }
 
-    fn standing(&self) -> usize {
-        self.rings.iter().filter(|ring| matches!(ring.life, Life::Standing { .. })).count()
+    fn without_memory(&self) -> usize {
+        self.rings.iter().filter(|ring| matches!(ring.life, Life::MemoryGone { .. })).count()
     }
 
-    /// Resumes a standing ring if the memory contains the ring. Takes from the features
+    /// Resumes a ring without memory if the memory contains the ring. Takes from the features
     /// acknowledged `now` the offloads that may have changed for running rings meanwhile.
     pub(super) fn resume(
         &mut self,
@@ -159,7 +159,7 @@ impl Rings<'_> {
         memory: &Arc<MemTable>,
         log: Option<RingLog>,
     ) -> Result<(), Refusal> {
-        let Life::Standing { features, at } = self.rings[index].life else {
+        let Life::MemoryGone { features, at } = self.rings[index].life else {
             return Ok(());
         };
         let config = self.config(index, features);
