@@ -475,6 +475,7 @@ def main():
         for case in CASES:
             print(f"{case.name:12} {case.title}")
         print("with --instructions:", ", ".join(case.name for case in instructions.CASES))
+        print("alone: vduse")
         print("switches:", ", ".join(switch.name for switch in switches))
         return 0
     work = tempfile.mkdtemp(prefix="vioswitch-bench.")
