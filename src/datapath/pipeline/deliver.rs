@@ -278,7 +278,7 @@ impl Delivery<'_> {
         let session = state.vring.session;
         let rest = self.fill(to, run, state, burst, how);
         let stall = start.and_then(|start| self.stalls.end_run(start));
-        if let Some(stall) = stall.filter(|_| !to.guest.is_vduse()) {
+        if let Some(stall) = stall.and_then(|stall| to.guest.charged(stall)) {
             to.queue().charge(Some(session), stall.cycles, clock::cycles());
         }
         rest
@@ -342,8 +342,8 @@ impl Delivery<'_> {
     #[cold]
     fn give_up(&mut self, to: Egress<'_>, state: &mut RxState, done: &Delivered) -> Rest {
         let Some(error) = done.broken else {
-            if !to.guest.is_vduse() {
-                state.memory.charge(done.slow, clock::cycles());
+            if let Some(slow) = to.guest.charged(done.slow) {
+                state.memory.charge(slow, clock::cycles());
             }
             self.stalls.note_delay(done.slow);
             return Rest::Drop(DropReason::SlowMemory);

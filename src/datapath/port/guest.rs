@@ -119,6 +119,12 @@ impl GuestPort {
         self.interface.is_some()
     }
 
+    /// Returns a delay with which the port's memory is to be charged; none if the kernel owns the
+    /// memory, which is slow only while the whole machine is.
+    pub(crate) fn charged<T>(&self, delay: T) -> Option<T> {
+        (!self.is_vduse()).then_some(delay)
+    }
+
     /// Records the process that is connected to the port's socket, or none.
     pub fn set_front_end(&self, who: Option<FrontEnd>) {
         *self.session.front_end.lock().unwrap_or_else(PoisonError::into_inner) = who;

@@ -234,8 +234,7 @@ impl Takeovers {
         let stall = stall().filter(|_| clear);
         for Suspended { port, session, .. } in suspended {
             let Some(guest) = port.as_guest() else { continue };
-            // The kernel's memory is slow only while the whole machine is.
-            let stall = stall.filter(|_| !guest.is_vduse());
+            let stall = stall.and_then(|stall| guest.charged(stall));
             let slow = stall.map_or(0, |stall| stall.cycles);
             guest.queues().for_each(|queue| queue.resume(slow, clock::cycles()));
             if let (Some(Stall { blocked: blocked @ HARMFUL_STALL_NANOS.., .. }), Some(session)) =
