@@ -230,6 +230,7 @@ impl Daemon {
             return Err(StartError::NoProc);
         }
         sigbus::install()?;
+        vduse::number(config.control.as_ref().map(|control| control.path.as_path()));
         let (handover, mut received) = Handover::begin(config);
         let fdb = Arc::new(Fdb::new(FdbConfig {
             damping: config.mac_flap_damping,
@@ -329,6 +330,7 @@ impl Daemon {
         self.help("sampler", |View { samples, ports, workers, .. }, stopping| {
             sampler::run(samples, ports, workers, stopping);
         })?;
+        self.help("vduse-unused", |view, _| vduse::remove_unused(&view.ports))?;
         if age_seconds > 0 || self.view.ports.present().snooping().is_some() {
             self.help("ageing", move |View { fdb, ports, .. }, stopping| {
                 age((fdb, age_seconds > 0), ports, stopping);

@@ -8,26 +8,26 @@
 //! kernel has given up.
 
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::EventFd;
 
 use super::port_thread::{PortThread, contained, pause_after_harm};
 use api::config;
-use base::frame::MacAddr;
 use base::limits::{ACCEPT_RETRY_MAX, CLOSE_TIMEOUT_MILLIS, REMOVE_ATTEMPTS, REMOVE_PAUSE};
 use datapath::events::What;
-use datapath::port::Port;
+use datapath::port::{Port, Ports};
 use datapath::vduse::Session;
 use datapath::vhost_user::features;
 use datapath::vhost_user::session::End;
 use sys::eventfd::is_readable;
 use sys::poll::{self, Wake};
-use sys::random;
 use sys::threads::run_again_after_panic;
-use sys::vduse::interface::{self, Wanted};
+use sys::vduse::interface;
 use sys::vduse::{Device, Properties, Served, VduseError};
 
 /// A device that is open. A new device is removed on drop, unless a thread serves the device.
@@ -53,49 +53,60 @@ impl OpenDevice {
 
 impl Drop for OpenDevice {
     fn drop(&mut self) {
-        if let Some(device) = self.device.take_if(|_| self.is_new) {
-            // Once: the caller may hold the daemon.
-            if let Err(error) = remove(Arc::new(device)) {
-                log::error!("port {}: {error}", self.wanted.name);
-            }
+        let Some(device) = self.device.take_if(|_| self.is_new) else { return };
+        let name = self.wanted.name.clone();
+        // On a thread of its own: the caller may hold the daemon, and the removal waits for the
+        // kernel.
+        let thread = std::thread::Builder::new().name("vdpa-removal".into());
+        let removal = move || remove_surely(&name, Some(Arc::new(device)));
+        if let Err(error) = thread.spawn(removal) {
+            let name = &self.wanted.name;
+            log::error!("port {name}: {error}; its interface may be left: vdpa dev del {name}");
         }
     }
 }
 
 /// Opens a device and connects it with the kernel's driver; the driver has made the interface when
-/// this returns. A device that an earlier process left keeps its properties and its interface.
+/// this returns. A device that an earlier process left keeps its interface if the device has the
+/// wanted properties, and is replaced otherwise.
 pub(crate) fn open(wanted: &config::VduseDevice) -> Result<OpenDevice, VduseError> {
-    let config::VduseDevice { name, ifname, netns, ring_size, offload, mac, mtu } = wanted;
-    let failed = |error| VduseError::Io("choose an address", error);
-    let mac = mac.map_or_else(random_mac, Ok).map_err(failed)?;
-    let (device, is_new) = Device::open(&Properties {
-        name: name.clone(),
-        features: features::of_vduse(offload.send, offload.receive, mtu.is_some()),
-        mac,
-        mtu: mtu.unwrap_or_default(),
-        ring_size: *ring_size,
-    })?;
-    let place = Wanted { ifname: ifname.clone(), netns: netns.clone() };
-    let attached = device.answer_during(|| interface::attach(name, &place));
-    // Removes a new device if the device could not be attached.
+    let properties = properties(wanted);
+    let name = &wanted.name;
+    let (device, is_new) = Device::open(&properties)?;
+    let attached = device.answer_during(|| interface::attach(&properties));
+    let attached = attached.map_err(|error| VduseError::Io("serve the device", error));
+    let attached = match attached.and_then(|attached| attached) {
+        Ok(attached) => attached,
+        Err(error) => {
+            if is_new && let Err(second) = remove(Arc::new(device)) {
+                log::error!("port {name}: {second}");
+            }
+            return Err(error);
+        }
+    };
     let opened = OpenDevice { device: Some(device), wanted: wanted.clone(), is_new };
-    if !attached.map_err(|error| VduseError::Io("serve the device", error))?? {
+    if !attached {
         log::info!(
-            "port {name}: took the interface of an earlier process over as it is; for other \
-             ifname, netns, offload, ring-size, mac or mtu: vioswitchctl vduse del {name}, and \
-             add it again"
+            "port {name}: took the interface of an earlier process over, with its present name \
+             and network namespace"
         );
     }
     Ok(opened)
 }
 
-/// Returns a locally administered address by chance.
-fn random_mac() -> std::io::Result<MacAddr> {
-    let [chance, _] = random::key()?;
-    let mut bytes = [0; 6];
-    bytes.copy_from_slice(&chance.to_ne_bytes()[..6]);
-    bytes[0] = bytes[0] & 0xfc | 2;
-    Ok(MacAddr(bytes))
+fn properties(wanted: &config::VduseDevice) -> Properties {
+    let config::VduseDevice { name, ifname, netns, ring_size, offload, mac, mtu } = wanted;
+    Properties {
+        name: name.clone(),
+        ifname: ifname.clone(),
+        netns: netns.clone(),
+        features: features::of_vduse(offload.send, offload.receive, mtu.is_some()),
+        choosable: features::choosable_of_vduse(),
+        mac: *mac,
+        mtu: *mtu,
+        ring_size: *ring_size,
+        mark: sys::vduse::mark(NUMBER.load(Ordering::Relaxed)),
+    }
 }
 
 /// Serves the driver until the port's thread is stopped, and removes the device of a deleted port.
@@ -140,6 +151,34 @@ fn reopen(wanted: &config::VduseDevice, port: &Port) -> Option<Arc<Device>> {
             }
             None
         }
+    }
+}
+
+/// Number of this switch in the mark of its devices.
+static NUMBER: AtomicU16 = AtomicU16::new(0);
+
+/// Numbers this switch by the path of its control socket, which differs among the switches of a
+/// machine and stays when a switch starts again.
+pub(crate) fn number(control: Option<&Path>) {
+    let bytes = control.map_or(&[][..], |path| path.as_os_str().as_bytes());
+    // FNV-1a, folded.
+    let hash = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+    let hash = bytes.iter().fold(0x811c_9dc5, hash);
+    NUMBER.store((hash >> 16 ^ hash) as u16, Ordering::Relaxed);
+}
+
+/// Removes the devices of an earlier process that no port is for: their ports were removed from the
+/// configuration while the switch was not running.
+pub(crate) fn remove_unused(ports: &Ports) {
+    let mark = sys::vduse::mark(NUMBER.load(Ordering::Relaxed));
+    match sys::vduse::marked(mark) {
+        Ok(names) => {
+            for name in names.iter().filter(|name| ports.present().named(name).is_none()) {
+                log::info!("VDUSE device {name}: no port is for it any more; it is removed");
+                remove_left(name);
+            }
+        }
+        Err(error) => log::debug!("the devices of an earlier process are not known: {error}"),
     }
 }
 

@@ -10,6 +10,7 @@
 
 mod answer;
 pub mod interface;
+mod left;
 mod message;
 mod served;
 
@@ -23,7 +24,9 @@ use rustix::io::Errno;
 use vmm_sys_util::ioctl::{ioctl, ioctl_with_mut_ref, ioctl_with_ref};
 
 use super::netlink::NetlinkError;
+use super::random;
 use base::frame::MacAddr;
+pub use left::{mark, marked};
 pub use message::{Answer, Message, REQUEST_BYTES, Request};
 pub use served::{Memory, RingPlace, Served};
 
@@ -171,8 +174,11 @@ pub enum VduseError {
     /// The device cannot be connected with the kernel's driver.
     #[error("cannot add vdpa device {0}: {1}")]
     Add(String, #[source] NetlinkError),
-    /// The name is that of a device of another kind.
-    #[error("vdpa device {0} is no network device: choose another name")]
+    /// The name is that of a device of another program.
+    #[error(
+        "vdpa device {0} is not of this switch: choose another name, or remove the device: vdpa \
+         dev del {0}"
+    )]
     Foreign(String),
     /// The device cannot be separated from the kernel's driver.
     #[error("cannot remove vdpa device {0}: {1}")]
@@ -197,19 +203,28 @@ pub enum VduseError {
     Interface(String, #[source] NetlinkError),
 }
 
-/// The properties of a new device.
+/// The properties of a device and its interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Properties {
     /// Name of the device.
     pub name: String,
+    /// Name of the interface.
+    pub ifname: String,
+    /// Network namespace of the interface: the number of a process, or a name; none for the
+    /// namespace of this process.
+    pub netns: Option<String>,
     /// Virtio features that the driver is offered.
     pub features: u64,
-    /// Address of the interface.
-    pub mac: MacAddr,
-    /// MTU of the interface, if the features have an MTU.
-    pub mtu: u16,
+    /// Features that somebody chooses. A device that lacks others goes on after an upgrade.
+    pub choosable: u64,
+    /// Address of the interface; none for an address by chance.
+    pub mac: Option<MacAddr>,
+    /// MTU of the interface; none for the driver's default.
+    pub mtu: Option<u16>,
     /// Number of descriptors in each ring.
     pub ring_size: u16,
+    /// Mark of the switch ([`mark`]).
+    pub mark: u32,
 }
 
 /// A device that this process serves.
@@ -232,8 +247,9 @@ impl AsFd for Device {
 }
 
 impl Device {
-    /// Makes a device, or opens the device that an earlier process has left; returns true if the
-    /// device is new. Replaces a device that the kernel has given up.
+    /// Makes a device, or opens the device that an earlier process of the switch has left; returns
+    /// true if the device is new. Replaces a device that the kernel has given up, and a device of
+    /// other properties.
     pub fn open(properties: &Properties) -> Result<(Device, bool), VduseError> {
         let name = &properties.name;
         if name == RESERVED {
@@ -241,11 +257,20 @@ impl Device {
         }
         let control = control()?;
         let mut created = create(&control, properties)?;
+        let other = if created { None } else { left::difference(properties)? };
         let mut taken = Device::take(properties);
-        if !created && matches!(taken, Err(VduseError::Broken(_))) {
-            log::warn!("{DIRECTORY}/{name}: {GIVEN_UP}; the device and its interface are replaced");
-            // The kernel waits for no answer of such a device.
-            interface::detach(name)?;
+        let why = match &taken {
+            Err(VduseError::Broken(_)) => Some(GIVEN_UP),
+            Ok(_) => other,
+            Err(_) => None,
+        };
+        if let Some(why) = why.filter(|_| !created) {
+            log::warn!("{DIRECTORY}/{name}: {why}; the device and its interface are replaced");
+            match taken {
+                Ok(device) => device.detach()?,
+                // The kernel waits for no answer of a device that the kernel has given up.
+                Err(_) => interface::detach(name)?,
+            }
             destroy(&control, name)?;
             created = create(&control, properties)?;
             taken = Device::take(properties);
@@ -296,6 +321,12 @@ impl Device {
     /// True if the kernel has given the device up.
     pub fn is_broken(&self) -> bool {
         self.features().is_err_and(|error| error.raw_os_error() == Some(libc::EPERM))
+    }
+
+    /// Separates the device from the driver, which removes the interface, and closes the device.
+    fn detach(self) -> Result<(), VduseError> {
+        let detached = self.answer_during(|| interface::detach(&self.name));
+        detached.map_err(|error| VduseError::Io("serve the device", error))?
     }
 
     /// Removes the device, which must be connected with no driver.
@@ -414,7 +445,7 @@ fn open_file(path: impl AsRef<Path>) -> Result<OwnedFd, Errno> {
 
 /// Makes a device; returns false if the device exists.
 fn create(control: &File, properties: &Properties) -> Result<bool, VduseError> {
-    let create = create_net(properties);
+    let create = create_net(properties)?;
     // SAFETY: the kernel reads the structure and the `config_len` bytes behind it, which live
     // across the call.
     match outcome(unsafe { ioctl_with_ref(control, ioctls::CREATE_DEV(), &create) }) {
@@ -428,15 +459,18 @@ fn create(control: &File, properties: &Properties) -> Result<bool, VduseError> {
     }
 }
 
-fn create_net(Properties { name, features, mac, mtu, .. }: &Properties) -> CreateNet {
+fn create_net(properties: &Properties) -> Result<CreateNet, VduseError> {
+    let Properties { name, features, mac, mtu, mark, .. } = properties;
+    let failed = |error| VduseError::Io("choose an address", error);
+    let mac = mac.map_or_else(random_mac, Ok).map_err(failed)?;
     let mut config = [0; CONFIG_BYTES];
     config[..6].copy_from_slice(&mac.0);
     // Link up; one pair of queues.
     (config[CONFIG_STATUS as usize], config[8]) = (1, 1);
-    config[10..].copy_from_slice(&mtu.to_le_bytes());
+    config[10..].copy_from_slice(&mtu.unwrap_or_default().to_le_bytes());
     let head = Create {
         name: padded(name),
-        vendor: 0,
+        vendor: *mark,
         device: NET_DEVICE,
         features: *features,
         rings: RINGS,
@@ -444,7 +478,16 @@ fn create_net(Properties { name, features, mac, mtu, .. }: &Properties) -> Creat
         reserved: [0; 13],
         config_len: CONFIG_BYTES as u32,
     };
-    CreateNet { head, config }
+    Ok(CreateNet { head, config })
+}
+
+/// Returns a locally administered address by chance.
+fn random_mac() -> io::Result<MacAddr> {
+    let [chance, _] = random::key()?;
+    let mut bytes = [0; 6];
+    bytes.copy_from_slice(&chance.to_ne_bytes()[..6]);
+    bytes[0] = bytes[0] & 0xfc | 2;
+    Ok(MacAddr(bytes))
 }
 
 /// Returns a name with zeros behind it. Names of ports are shorter.
@@ -470,8 +513,17 @@ mod tests {
     use super::*;
 
     fn properties() -> Properties {
-        let mac = MacAddr([2, 0, 0, 0, 0, 1]);
-        Properties { name: "vio0".into(), features: 1 << 33, mac, mtu: 9000, ring_size: 256 }
+        Properties {
+            name: "vio0".into(),
+            ifname: "eth0".into(),
+            netns: None,
+            features: 1 << 33,
+            choosable: 0,
+            mac: Some(MacAddr([2, 0, 0, 0, 0, 1])),
+            mtu: Some(9000),
+            ring_size: 256,
+            mark: mark(1),
+        }
     }
 
     #[test]
@@ -512,7 +564,7 @@ mod tests {
 
     #[test]
     fn a_new_device_has_its_configuration_behind_its_properties() {
-        let CreateNet { head, config } = create_net(&properties());
+        let CreateNet { head, config } = create_net(&properties()).unwrap();
         assert_eq!(&head.name[..5], b"vio0\0");
         assert_eq!(config, [2, 0, 0, 0, 0, 1, 1, 0, 1, 0, 0x28, 0x23]);
     }

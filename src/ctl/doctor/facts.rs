@@ -111,6 +111,8 @@ pub struct Ended {
     pub(crate) said: Vec<String>,
     /// Control sockets of running switches.
     pub(crate) others: Vec<String>,
+    /// Names of the VDUSE devices of all switches.
+    pub(crate) devices: Vec<String>,
 }
 
 /// Facts about the machine.
@@ -127,6 +129,8 @@ pub struct Host {
     /// True if the kernel shows frames on bridges to the IP firewall.
     pub(crate) bridge_filtered: bool,
     pub(crate) forward: Option<Forward>,
+    /// Names of the VDUSE devices of all switches that are connected with the kernel's driver.
+    pub(crate) devices: Vec<String>,
     /// Number of free huge pages, by their size in bytes.
     pub(crate) free_huge: BTreeMap<u64, u64>,
 }

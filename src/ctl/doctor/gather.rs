@@ -1,6 +1,8 @@
 //! Reads all facts that the doctor judges: asks the switch, and looks at the machine as far as the
 //! caller may.
 
+use std::path::Path;
+
 use api::wire::{DiffConfig, Finding, GetConfig, GetPortDetails, GetStatus};
 
 use super::facts::{Facts, Port};
@@ -28,6 +30,9 @@ pub fn all(client: &mut Client, only: Option<&str>, user: Option<&str>) -> Resul
         facts.ports.iter_mut().for_each(|port| port.others.push(process.clone()));
     }
     facts.host.free_huge = processes::free_huge_pages();
+    if only.is_none() {
+        facts.host.devices = processes::vduse_devices(Path::new(processes::VDPA));
+    }
     if facts.ports.iter().any(Port::is_uplink) {
         let namespace = processes::other_network(pid);
         links::look(&namespace, &mut facts);

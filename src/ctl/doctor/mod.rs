@@ -84,7 +84,7 @@ fn judge(facts: &Facts) -> Vec<Finding> {
 fn judge_ended(failure: &Failure, ended: &Ended, control: &Path) -> Vec<Finding> {
     let mut findings = Findings::default();
     let mut cause = failure.text.split(": ").next().unwrap_or_default().to_owned();
-    let Ended { unit, state, result, status, said, others } = ended;
+    let Ended { unit, state, result, status, said, others, devices } = ended;
     if unit.is_empty() {
         cause += "; systemd knows no unit of it";
     } else {
@@ -105,6 +105,7 @@ fn judge_ended(failure: &Failure, ended: &Ended, control: &Path) -> Vec<Finding>
         _ => start_by_hand(control),
     };
     findings.fail("switch-absent", "", cause, &command);
+    devices.iter().for_each(|name| of_switch::left_device(name, &mut findings));
     findings.0
 }
 

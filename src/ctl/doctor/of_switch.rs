@@ -2,7 +2,7 @@
 
 use api::wire::Step;
 
-use super::facts::Facts;
+use super::facts::{Facts, Port};
 use super::findings::Findings;
 use crate::output::text;
 use crate::show;
@@ -18,6 +18,18 @@ pub fn judge(facts: &Facts, findings: &mut Findings) {
     unconfirmed(facts, findings);
     unit(facts, findings);
     workers(facts, findings);
+    let names: Vec<&str> = facts.ports.iter().map(Port::name).collect();
+    let without = facts.host.devices.iter().filter(|name| !names.contains(&name.as_str()));
+    without.for_each(|name| left_device(name, findings));
+}
+
+/// Reports a VDUSE device that no port of the switch is for.
+pub fn left_device(name: &str, findings: &mut Findings) {
+    let cause = format!(
+        "a switch has made VDUSE device {name}, and this switch has no port of the name: unless \
+         another switch serves the device, its interface leads nowhere"
+    );
+    findings.warn("device-left", "", cause, &format!("vdpa dev del {name}"));
 }
 
 fn version(facts: &Facts, findings: &mut Findings) {

@@ -15,6 +15,10 @@ use crate::tool;
 const LOOK: Duration = Duration::from_millis(300);
 /// Beginning of the name of the switch's process.
 const SWITCH: &str = "vioswitch";
+/// Directory of the devices that are connected with the kernel's driver.
+pub(crate) const VDPA: &str = "/sys/bus/vdpa/devices";
+/// Beginning of the vendor of a device of a switch.
+const MARK: &str = "0x5653";
 /// Beginning of the names of the data path's threads.
 const WORKER: &str = "worker-";
 /// Most processes in the line from a front-end to the first process that the doctor looks at.
@@ -54,7 +58,8 @@ pub fn ended() -> Ended {
             others.extend(control_socket(&reader.words(pid)));
         }
     }
-    Ended { others, ..unit::ended() }
+    let devices = vduse_devices(Path::new(VDPA));
+    Ended { others, devices, ..unit::ended() }
 }
 
 /// Returns the control socket that a command line of the switch names, if the socket exists.
@@ -300,6 +305,22 @@ pub(crate) fn free_huge_pages() -> BTreeMap<u64, u64> {
     known.collect()
 }
 
+/// Returns the names of the VDUSE devices of all switches in a directory of vdpa devices. The
+/// vendor of the virtio device below has a switch's mark (`sys::vduse::mark`).
+pub(crate) fn vduse_devices(directory: &Path) -> Vec<String> {
+    let named = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+    let entries = |path: &Path| fs::read_dir(path).into_iter().flatten().flatten();
+    let is_marked = |device: &fs::DirEntry| {
+        entries(&device.path()).any(|below| {
+            let vendor = fs::read_to_string(below.path().join("vendor")).unwrap_or_default();
+            vendor.trim_start().starts_with(MARK)
+        })
+    };
+    let mut names: Vec<String> = entries(directory).filter(is_marked).map(named).collect();
+    names.sort();
+    names
+}
+
 /// Returns the command that enters the switch's network; empty if this program is in the switch's
 /// network.
 pub(crate) fn other_network(pid: i64) -> Vec<String> {
@@ -325,6 +346,21 @@ mod tests {
                     7f0003000000-7f0004000000 rw-s 00000000 00:05 9 /dev/vfio/1\n\
                     7f0005000000-7f0006000000 r--s 00000000 00:05 9 /usr/lib/x\nnonsense\n";
         assert_eq!(shared_bytes(maps), 5 << 20);
+    }
+
+    #[test]
+    fn a_switchs_devices_are_told_from_those_of_others_by_their_vendor() {
+        let directory = std::env::temp_dir().join(format!("vdpa-{}", std::process::id()));
+        for (device, vendor) in [("web", "0x56530017\n"), ("dpdk", "0x0000\n")] {
+            let below = directory.join(device).join("virtio0");
+            fs::create_dir_all(&below).unwrap();
+            fs::write(below.join("vendor"), vendor).unwrap();
+        }
+        fs::create_dir(directory.join("unconnected")).unwrap();
+        let found = vduse_devices(&directory);
+        fs::remove_dir_all(&directory).unwrap();
+        assert_eq!(found, ["web"]);
+        assert!(vduse_devices(&directory).is_empty());
     }
 
     #[test]

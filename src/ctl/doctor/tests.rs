@@ -123,7 +123,7 @@ fn memory(facts: &mut Facts) -> &mut Vec<Region> {
 
 type Fault = (&'static str, fn(&mut Facts));
 
-const OF_SWITCH: [Fault; 9] = [
+const OF_SWITCH: [Fault; 10] = [
     ("version-differs", |facts| facts.status.version = "0.9".to_owned()),
     ("program-replaced", |facts| facts.daemon.replaced = true),
     ("config-bad", |facts| facts.reload = Some(Err("line 3".to_owned()))),
@@ -138,6 +138,7 @@ const OF_SWITCH: [Fault; 9] = [
         facts.daemon.unit.as_mut().expect("a unit").overrides.push("/etc/x.conf".to_owned());
     }),
     ("worker-starved", |facts| facts.daemon.waits[0].1 = 30),
+    ("device-left", |facts| facts.host.devices = vec!["vm1".to_owned(), "gone".to_owned()]),
     ("filter-at-odds", |facts| {
         facts.filters.push(check::FilterFault {
             name: "web".to_owned(),
@@ -386,6 +387,7 @@ fn a_switch_that_ended_is_told_of_with_its_end() {
         status: "2".to_owned(),
         said: vec!["bad line 3".to_owned()],
         others: Vec::new(),
+        devices: Vec::new(),
     };
     let finding = told(&failed);
     let cause = "no switch at /x; vioswitchd.service is failed (failed), exit-code, status 2; its \
@@ -402,6 +404,16 @@ fn a_switch_that_ended_is_told_of_with_its_end() {
     let others = vec!["/run/other".to_owned()];
     let elsewhere = Ended { others, ..Ended::default() };
     assert_eq!(told(&elsewhere).command, "vioswitchctl --control /run/other doctor");
+}
+
+/// Devices outlive their switch.
+#[test]
+fn the_devices_of_an_ended_switch_are_listed_with_their_removal() {
+    let failure = Failure::connect(Path::new("/x"), &std::io::ErrorKind::NotFound.into());
+    let ended = Ended { devices: vec!["web".to_owned()], ..Ended::default() };
+    let findings = judge_ended(&failure, &ended, Path::new("/x"));
+    let told: Vec<_> = findings.iter().map(|one| (&*one.code, &*one.command)).collect();
+    assert_eq!(told[1..], [("device-left", "vdpa dev del web")]);
 }
 
 /// Returns the codes in the first column of a page's tables, from a heading on, and the first word
@@ -457,6 +469,7 @@ fn every_code_has_a_fault_that_is_made() {
         include_str!("../../../tests/process/control/why.rs"),
         include_str!("../../../tests/process/sandbox/told.rs"),
         include_str!("../../../tests/guests/attach.rs"),
+        include_str!("../../../scripts/lib/selftests/vduse.sh"),
     ];
     for (code, _) in all_codes() {
         let expected = [format!("\"{code}\""), format!("\"{code}\\\"")];

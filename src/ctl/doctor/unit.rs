@@ -113,6 +113,7 @@ pub fn ended() -> Ended {
         status: value("ExecMainStatus"),
         said: said.lines().map(str::to_owned).collect(),
         others: Vec::new(),
+        devices: Vec::new(),
     }
 }
 

@@ -140,6 +140,11 @@ pub fn of_vduse(send: Offloads, receive: Offloads, mtu: bool) -> u64 {
     offer(send, receive, false).features & !without | with
 }
 
+/// Returns the features of a VDUSE device that depend on the port's keys.
+pub fn choosable_of_vduse() -> u64 {
+    of_vduse(Offloads::ALL, Offloads::ALL, true) ^ of_vduse(Offloads::NONE, Offloads::NONE, false)
+}
+
 /// Returns the offloads that frames of a driver with these acknowledged features may ask for.
 pub(crate) fn may_ask(features: u64) -> Offloads {
     acknowledged(|sends, _| features & sends != 0)

@@ -9,6 +9,8 @@ use std::path::Path;
 
 use rustix::net::netlink::GENERIC;
 
+use base::frame::MacAddr;
+
 use super::{
     IFINFO_LEN, Link, NetlinkError, Request, attributes, exchange, exchange_over, ifinfo,
     parse_link, text, u16_at, u32_at,
@@ -18,9 +20,15 @@ use super::{
 const VDPA_CMD_DEV_NEW: u8 = 3;
 const VDPA_CMD_DEV_DEL: u8 = 4;
 const VDPA_CMD_DEV_GET: u8 = 5;
+const VDPA_CMD_DEV_CONFIG_GET: u8 = 6;
 const VDPA_ATTR_MGMTDEV_DEV_NAME: u16 = 2;
 const VDPA_ATTR_DEV_NAME: u16 = 4;
 const VDPA_ATTR_DEV_ID: u16 = 5;
+const VDPA_ATTR_DEV_VENDOR_ID: u16 = 6;
+const VDPA_ATTR_DEV_MAX_VQ_SIZE: u16 = 8;
+const VDPA_ATTR_DEV_NET_CFG_MACADDR: u16 = 10;
+const VDPA_ATTR_DEV_NET_CFG_MTU: u16 = 13;
+const VDPA_ATTR_VDPA_DEV_SUPPORTED_FEATURES: u16 = 21;
 // Constants of linux/genetlink.h and linux/if_link.h that libc lacks.
 const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;
@@ -75,18 +83,89 @@ fn family_in(body: &[u8]) -> Option<u16> {
     all.find(|(kind, _)| *kind == CTRL_ATTR_FAMILY_ID).and_then(|(_, value)| u16_at(value, 0))
 }
 
-/// Returns virtio's number of the kind of a connected device.
-pub(crate) fn kind_of(device: &str) -> Result<Option<u32>, NetlinkError> {
-    let mut kind = None;
-    exchange_over(Some(GENERIC), &request(VDPA_CMD_DEV_GET, device)?, |_, body| {
-        kind = kind.or(number_in(body, VDPA_ATTR_DEV_ID));
-    })?;
-    Ok(kind)
+/// A connected device.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct Connected {
+    pub(crate) name: String,
+    /// Virtio's number of the kind of device.
+    pub(crate) kind: u32,
+    /// Number by which the device's maker marked the device.
+    pub(crate) vendor: u32,
+    /// Descriptors of each ring.
+    pub(crate) ring_size: u16,
 }
 
-fn number_in(body: &[u8], wanted: u16) -> Option<u32> {
-    let mut all = attributes(body.get(GENL_LEN..)?);
-    all.find(|(kind, _)| *kind == wanted).and_then(|(_, value)| u32_at(value, 0))
+/// The configuration of a connected network device.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NetConfig {
+    /// Virtio features that the driver is offered; none before Linux 6.1.
+    pub(crate) features: Option<u64>,
+    pub(crate) mac: Option<MacAddr>,
+    pub(crate) mtu: Option<u16>,
+}
+
+/// Returns all connected devices; none without the module.
+pub(crate) fn connected() -> Result<Vec<Connected>, NetlinkError> {
+    let family = match family() {
+        Err(NetlinkError::Refused(libc::ENOENT)) => return Ok(Vec::new()),
+        family => family?,
+    };
+    let flags = libc::NLM_F_DUMP as u16;
+    let (request, mut all) =
+        (Request::new(family, flags, &[VDPA_CMD_DEV_GET, 1, 0, 0]), Vec::new());
+    exchange_over(Some(GENERIC), &request, |_, body| all.extend(connected_in(body)))?;
+    Ok(all)
+}
+
+/// Returns the connected device of a name; none if no device of the name is connected.
+pub(crate) fn connected_as(name: &str) -> Result<Option<Connected>, NetlinkError> {
+    let mut found = None;
+    let asked = exchange_over(Some(GENERIC), &request(VDPA_CMD_DEV_GET, name)?, |_, body| {
+        found = found.take().or(connected_in(body));
+    });
+    match asked {
+        Err(NetlinkError::Refused(libc::ENODEV)) => Ok(None),
+        asked => asked.map(|()| found),
+    }
+}
+
+/// Returns the configuration of a connected network device; fails until the driver has negotiated
+/// features.
+pub(crate) fn config_of(name: &str) -> Result<NetConfig, NetlinkError> {
+    let mut config = None;
+    exchange_over(Some(GENERIC), &request(VDPA_CMD_DEV_CONFIG_GET, name)?, |_, body| {
+        config = config.or(config_in(body));
+    })?;
+    config.ok_or(NetlinkError::Malformed)
+}
+
+fn connected_in(body: &[u8]) -> Option<Connected> {
+    let mut found = Connected::default();
+    for (kind, value) in attributes(body.get(GENL_LEN..)?) {
+        match kind {
+            VDPA_ATTR_DEV_NAME => found.name = text(value),
+            VDPA_ATTR_DEV_ID => found.kind = u32_at(value, 0)?,
+            VDPA_ATTR_DEV_VENDOR_ID => found.vendor = u32_at(value, 0)?,
+            VDPA_ATTR_DEV_MAX_VQ_SIZE => found.ring_size = u16_at(value, 0)?,
+            _ => {}
+        }
+    }
+    (!found.name.is_empty()).then_some(found)
+}
+
+fn config_in(body: &[u8]) -> Option<NetConfig> {
+    let mut found = NetConfig::default();
+    for (kind, value) in attributes(body.get(GENL_LEN..)?) {
+        match kind {
+            VDPA_ATTR_VDPA_DEV_SUPPORTED_FEATURES => {
+                found.features = value.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes));
+            }
+            VDPA_ATTR_DEV_NET_CFG_MACADDR => found.mac = value.first_chunk().map(|m| MacAddr(*m)),
+            VDPA_ATTR_DEV_NET_CFG_MTU => found.mtu = u16_at(value, 0),
+            _ => {}
+        }
+    }
+    Some(found)
 }
 
 /// Returns the interface of a connected device, if it is in the present network namespace.
@@ -151,10 +230,27 @@ mod tests {
         let bytes: Vec<u8> = (0..=255).collect();
         for len in 0..bytes.len() {
             let _ = (family_in(&bytes[..len]), virtio_device(&bytes[..len]));
-            let _ = number_in(&bytes[..len], VDPA_ATTR_DEV_ID);
+            let _ = (connected_in(&bytes[..len]), config_in(&bytes[..len]));
         }
         let body = [&[0; GENL_LEN][..], &[6, 0, 1, 0, 0x19, 0, 0, 0]].concat();
         assert_eq!(family_in(&body), Some(u16::from_ne_bytes([0x19, 0])));
+    }
+
+    #[test]
+    fn a_device_and_its_configuration_are_read_as_the_kernel_writes_them() {
+        let mut made = Request(vec![0; GENL_LEN]);
+        made.attribute(VDPA_ATTR_DEV_NAME, b"web\0");
+        made.attribute(VDPA_ATTR_DEV_ID, &1u32.to_ne_bytes());
+        made.attribute(VDPA_ATTR_DEV_VENDOR_ID, &0x5653_0017u32.to_ne_bytes());
+        made.attribute(VDPA_ATTR_DEV_MAX_VQ_SIZE, &256u16.to_ne_bytes());
+        made.attribute(VDPA_ATTR_DEV_NET_CFG_MACADDR, &[2, 0, 0, 0, 0, 1]);
+        made.attribute(VDPA_ATTR_DEV_NET_CFG_MTU, &9000u16.to_ne_bytes());
+        made.attribute(VDPA_ATTR_VDPA_DEV_SUPPORTED_FEATURES, &(1u64 << 33).to_ne_bytes());
+        let device = Connected { name: "web".into(), kind: 1, vendor: 0x5653_0017, ring_size: 256 };
+        assert_eq!(connected_in(&made.0), Some(device));
+        let mac = Some(MacAddr([2, 0, 0, 0, 0, 1]));
+        let config = NetConfig { features: Some(1 << 33), mac, mtu: Some(9000) };
+        assert_eq!(config_in(&made.0), Some(config));
     }
 
     #[test]

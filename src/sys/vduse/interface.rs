@@ -8,27 +8,18 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use super::{NET_DEVICE, VduseError};
+use super::{Properties, VduseError};
 use crate::netlink::NetlinkError;
 use crate::netlink::vdpa::{self, Namespace};
 
 /// Directory of the named network namespaces (ip-netns(8)).
 pub const NAMESPACES: &str = "/run/netns";
 
-/// The interface that a device is to have.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
-    /// Name of the interface.
-    pub ifname: String,
-    /// Network namespace: the number of a process, or a name; none for the namespace of this
-    /// process.
-    pub netns: Option<String>,
-}
-
 /// Connects a device with the driver, and sets its interface up. Does nothing to a device that is
 /// connected already, and returns false: its interface may have been moved or renamed since, and
 /// its network namespace may have no name any more.
-pub fn attach(device: &str, wanted: &Wanted) -> Result<bool, VduseError> {
+pub fn attach(wanted: &Properties) -> Result<bool, VduseError> {
+    let device = wanted.name.as_str();
     let namespace = wanted.netns.as_deref().map(namespace).transpose();
     match vdpa::add(device) {
         Ok(()) => {}
@@ -52,13 +43,9 @@ pub fn attach(device: &str, wanted: &Wanted) -> Result<bool, VduseError> {
 }
 
 /// True if the interface of a connected device was set up. A process that was killed may have left
-/// an interface that was never up, without its name and place. Returns an error for another kind of
-/// device.
+/// an interface that was never up, without its name and place.
 fn is_finished(device: &str) -> Result<bool, VduseError> {
     let failed = |error| VduseError::Add(device.to_owned(), error);
-    if vdpa::kind_of(device).map_err(failed)? != Some(NET_DEVICE) {
-        return Err(VduseError::Foreign(device.to_owned()));
-    }
     Ok(vdpa::interface_of(device).map_err(failed)?.is_none_or(|link| link.qdisc != "noop"))
 }
 
