@@ -30,6 +30,7 @@ const END: u64 = RINGS_AT + RINGS as u64 * RING_BYTES;
 const FRAME: u64 = 0x1000;
 const FRAME_LEN: u32 = 72;
 const TRANSMIT: u32 = 1;
+const RING_SIZE: u16 = 64;
 /// Status of a driver that is ready.
 const READY: Request = Request::Status(0xf);
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -50,8 +51,12 @@ struct State {
     answers: Vec<(u32, Answer)>,
     /// Number of the last message.
     last: u32,
+    /// The bounce area and the rings are taken away.
+    is_taken: bool,
     /// The driver has set its rings up.
     is_set_up: bool,
+    /// Kick of the transmit ring.
+    kick: Option<File>,
     /// The next kick of this ring cannot be set.
     failing: Option<u32>,
     given_up: bool,
@@ -91,7 +96,7 @@ impl Served for Kernel {
     fn ring(&self, index: u32) -> io::Result<Option<RingPlace>> {
         let at = part(index, 0);
         let place = RingPlace {
-            size: 64,
+            size: RING_SIZE.into(),
             descriptors: at,
             available: part(index, 1),
             used: part(index, 2),
@@ -101,15 +106,19 @@ impl Served for Kernel {
 
     /// The rings only, as before the driver has sent a frame.
     fn memory(&self, from: u64) -> io::Result<Option<Memory>> {
-        if from >= END {
+        if from >= END || lock(&self.state).is_taken {
             return Ok(None);
         }
         let file = self.file.try_clone()?.into();
         Ok(Some(Memory { start: RINGS_AT, last: END - 1, offset: RINGS_AT, file }))
     }
 
-    fn set_kick(&self, index: u32, _kick: BorrowedFd<'_>) -> io::Result<()> {
-        match lock(&self.state).failing.take_if(|failing| *failing == index) {
+    fn set_kick(&self, index: u32, kick: BorrowedFd<'_>) -> io::Result<()> {
+        let mut state = lock(&self.state);
+        if index == TRANSMIT {
+            state.kick = Some(kick.try_clone_to_owned()?.into());
+        }
+        match state.failing.take_if(|failing| *failing == index) {
             Some(_) => Err(io::ErrorKind::OutOfMemory.into()),
             None => Ok(()),
         }
@@ -138,9 +147,25 @@ impl Kernel {
 
     /// Has the driver make the first frame of the transmit ring available.
     fn send_frame(&self) {
+        self.send(0);
+    }
+
+    /// Has the driver make a frame of the transmit ring available: frame `number` since the start.
+    fn send(&self, number: u16) {
+        let slot = number % RING_SIZE;
         let descriptor = [&FRAME.to_le_bytes()[..], &FRAME_LEN.to_le_bytes(), &[0; 4]].concat();
-        self.file.write_all_at(&descriptor, part(TRANSMIT, 0)).unwrap();
-        self.file.write_all_at(&1u16.to_le_bytes(), part(TRANSMIT, 1) + 2).unwrap();
+        self.file.write_all_at(&descriptor, part(TRANSMIT, 0) + 16 * u64::from(slot)).unwrap();
+        let available = part(TRANSMIT, 1);
+        self.file.write_all_at(&slot.to_le_bytes(), available + 4 + 2 * u64::from(slot)).unwrap();
+        self.file.write_all_at(&(number + 1).to_le_bytes(), available + 2).unwrap();
+        self.kick();
+    }
+
+    /// Writes the transmit ring's kick, once the session has set it.
+    fn kick(&self) {
+        if let Some(mut kick) = lock(&self.state).kick.as_ref() {
+            kick.write_all(&1u64.to_ne_bytes()).unwrap();
+        }
     }
 
     /// Returns the index of the used part of the transmit ring.
@@ -289,4 +314,67 @@ fn a_device_that_the_kernel_has_given_up_ends_the_session() {
         until(|| lock(&kernel.state).is_told);
     });
     assert!(matches!(ended, Err(SessionError::Device(_))), "{ended:?}");
+}
+
+#[test]
+fn no_frame_is_lost_while_the_kernel_changes_the_memory() {
+    const FRAMES: u16 = 1000;
+    let kernel = Kernel::new();
+    let ended = beside_a_session(&kernel, || {
+        kernel.set_up();
+        assert_eq!(kernel.ask(READY), Answer::Done);
+        for number in 0..FRAMES {
+            kernel.send(number);
+            if number % 4 == 0 {
+                assert_eq!(kernel.ask(Request::Memory(0, u64::MAX)), Answer::Done);
+            }
+            until(|| number - kernel.used().min(number) < RING_SIZE - 1);
+        }
+        until(|| kernel.used() == FRAMES);
+    });
+    assert!(matches!(ended, Ok(End::Stopped)), "{ended:?}");
+}
+
+#[test]
+fn rings_whose_memory_was_taken_go_on_with_other_memory() {
+    let kernel = Kernel::new();
+    let ended = beside_a_session(&kernel, || {
+        kernel.set_up();
+        kernel.send(0);
+        assert_eq!(kernel.ask(READY), Answer::Done);
+        until(|| kernel.used() == 1);
+        for number in 1..20 {
+            lock(&kernel.state).is_taken = true;
+            kernel.ask(Request::Memory(0, u64::MAX));
+            kernel.send(number);
+            // Answers come in time, whatever the rings wait for.
+            assert_eq!(kernel.ask(Request::Unknown(7)), Answer::Failed);
+            assert_eq!(kernel.used(), number);
+            lock(&kernel.state).is_taken = false;
+            assert_eq!(kernel.ask(Request::Memory(0, u64::MAX)), Answer::Done);
+            until(|| kernel.used() == number + 1);
+        }
+    });
+    assert!(matches!(ended, Ok(End::Stopped)), "{ended:?}");
+}
+
+/// A driver's index that no driver writes costs the driver its network, and nobody else: messages
+/// are answered, and a reset heals the rings.
+#[test]
+fn an_index_that_is_none_breaks_the_ring_until_a_reset() {
+    let kernel = Kernel::new();
+    let ended = beside_a_session(&kernel, || {
+        kernel.set_up();
+        kernel.send(RING_SIZE * 2);
+        assert_eq!(kernel.ask(READY), Answer::Done);
+        assert_eq!(kernel.ask(Request::Memory(0, u64::MAX)), Answer::Done);
+        assert_eq!(kernel.ask(Request::Status(0)), Answer::Done);
+        assert_eq!(kernel.used(), 0);
+        kernel.clear();
+        kernel.set_up();
+        kernel.send(0);
+        assert_eq!(kernel.ask(READY), Answer::Done);
+        until(|| kernel.used() == 1);
+    });
+    assert!(matches!(ended, Ok(End::Stopped)), "{ended:?}");
 }
