@@ -139,7 +139,7 @@ fn no_wall_clock_decides() {
         "datapath/events.rs: wall_nanos",
         "daemon/lib.rs: wall_nanos",
         "daemon/degraded.rs: wall_nanos",
-        "daemon/removing.rs: wall_nanos",
+        "daemon/removal.rs: wall_nanos",
         "ctl/doctor/watch.rs: SystemTime",
         "ctl/doctor/watch.rs: UNIX_EPOCH",
         "datapath/pipeline/burst/observe.rs: wall_nanos",

@@ -174,7 +174,6 @@ const ELSEWHERE: &[(&str, &str)] = &[
     // A kernel with VDUSE.
     ("there is no {CONTROL}: modprobe -a vduse", "scripts/lib/selftests/vduse.sh"),
     ("has no interface: modprobe -a virtio_vdpa", "parsed only: a kernel with VDUSE"),
-    ("mac or mtu: vioswitchctl vduse del {name}", "scripts/lib/selftests/vduse.sh"),
     // The table of drops, each of whose commands is parsed and run at a switch above.
     ("vioswitchctl doctor NAME", "docs/counters.md"),
     ("vioswitchctl why NAME NAME", "docs/counters.md"),
