@@ -18,11 +18,12 @@ use crate::ring::{Burst, Frame};
 use base::frame::offload::NEEDS_CSUM;
 use base::limits::{BURST_FRAMES, FILTER_AHEAD};
 use base::stats::DropReason;
+use switch::filter::connections::Sought;
 use switch::filter::memo::{Epoch, FlowMemo};
-use switch::filter::packet::{self, Packet, Parsed, Unread};
-use switch::filter::{Cause, Direction, Gate, LoggedPacket, PortFilter};
+use switch::filter::packet::{self, Packet, Parsed, Plain, Unread};
+use switch::filter::{Answer, Cause, Direction, Gate, LoggedPacket, PortFilter};
 use switch::port_security::Headers;
-use switch::{Membership, PortId, PortPolicy, Tick};
+use switch::{Membership, PortId, PortPolicy, Tick, VlanId};
 use sys::prefetch;
 
 /// Judges the frames of a worker's bursts.
@@ -34,8 +35,8 @@ pub struct Filters {
     alike: u64,
     /// Packets of the present burst that a filter has read, by the frames' indices.
     packets: Packets,
-    /// Frames whose connections' places one filter has prefetched, as bits of their indices.
-    fetched: u64,
+    /// Plain packets of the present burst that the present filter has read.
+    plain: PlainPackets,
     /// Decisions about the frames of the present burst.
     tallies: Tallies,
     /// A filter has seen frames of the present burst.
@@ -55,7 +56,21 @@ struct Judge<'a> {
     may_answer: bool,
     /// Policy of the port that sent the frames, which says what their tags mean.
     sender: &'a PortPolicy,
+    /// VLAN of frames without a tag; none if the sender may not send these.
+    vlan: Option<VlanId>,
     now: Tick,
+}
+
+impl<'a> Judge<'a> {
+    fn new(
+        gate: Gate<'a>,
+        (direction, may_answer): (Direction, bool),
+        (from, sender): (PortId, &'a PortPolicy),
+        now: Tick,
+    ) -> Judge<'a> {
+        let vlan = sender.vlans.untagged().filter(|_| !sender.observes);
+        Judge { gate, direction, from, may_answer, sender, vlan, now }
+    }
 }
 
 impl Filters {
@@ -70,11 +85,9 @@ impl Filters {
         refused: u64,
         now: Tick,
     ) -> u64 {
-        let (direction, from) = (Direction::Out, port.id);
-        let (gate, may_answer) = (filter.at(port.id), true);
-        let judge = Judge { gate, direction, from, may_answer, sender, now };
+        let judge = Judge::new(filter.at(port.id), (Direction::Out, true), (port.id, sender), now);
         self.begin(&judge);
-        let (mut found, mut at) = (0, 0);
+        let (mut found, mut at, mut ahead) = (0, 0, 0);
         while at < burst.frames().len() {
             if refused >> at & 1 != 0 {
                 at += 1;
@@ -90,8 +103,13 @@ impl Filters {
                 self.alike |= bits(at + 1, count - 1);
                 at += count;
             } else {
-                let behind = (at + 1..burst.frames().len()).filter(|next| refused >> next & 1 == 0);
-                self.look_ahead(burst, behind, &judge);
+                ahead = ahead.max(at);
+                while ahead < burst.frames().len().min(at + FILTER_AHEAD) {
+                    if refused >> ahead & 1 == 0 {
+                        self.fetch(burst, ahead, &judge);
+                    }
+                    ahead += 1;
+                }
                 found |= u64::from(!self.judge(burst, at, &judge)) << at;
                 at += 1;
             }
@@ -133,10 +151,10 @@ impl Filters {
         outcomes: &mut Outcomes,
     ) -> &'k [u8] {
         let Some(filter) = &ports.policy(to.id).filter else { return frames };
-        let (direction, sender) = (Direction::In, ports.policy(from));
-        let judge = Judge { gate: filter.at(to.id), direction, from, may_answer, sender, now };
+        let sender = ports.policy(from);
+        let judge = Judge::new(filter.at(to.id), (Direction::In, may_answer), (from, sender), now);
         self.begin(&judge);
-        let (mut at, mut dropped) = (0, 0);
+        let (mut at, mut ahead, mut dropped) = (0, 0, 0);
         while let Some(&index) = frames.get(at) {
             let count = self.stretch(burst, &frames[at..], &judge);
             if count > 0 {
@@ -146,8 +164,11 @@ impl Filters {
                 at += count;
                 continue;
             }
-            let behind = frames[at + 1..].iter().map(|index| usize::from(*index));
-            self.look_ahead(burst, behind, &judge);
+            ahead = ahead.max(at);
+            while ahead < frames.len().min(at + FILTER_AHEAD) {
+                self.fetch(burst, usize::from(frames[ahead]), &judge);
+                ahead += 1;
+            }
             if !self.judge(burst, usize::from(index), &judge) {
                 if dropped == 0 {
                     kept[..at].copy_from_slice(&frames[..at]);
@@ -168,8 +189,13 @@ impl Filters {
     /// burst and pass by one remembered answer. `frames` are ascending indices.
     #[inline(always)]
     fn stretch(&mut self, burst: &Burst, frames: &[u8], judge: &Judge<'_>) -> usize {
-        let (Some(&first), together) = (frames.first(), together(frames)) else { return 0 };
+        let Some(&first) = frames.first() else { return 0 };
         let first = usize::from(first);
+        let Some(frame) = burst.frames().get(first) else { return 0 };
+        if !self.memo.covers(judge.gate.connections, (&frame.snapshot, frame.len)) {
+            return 0;
+        }
+        let together = together(frames);
         // The sender's filter has compared these frames.
         let known = together.min(1 + (self.alike >> first >> 1).trailing_ones() as usize);
         let compared = if known > 1 { 1 } else { together };
@@ -197,10 +223,9 @@ impl Filters {
     }
 
     fn begin(&mut self, judge: &Judge<'_>) {
-        let Judge { gate, direction, sender, now, .. } = judge;
-        (self.is_due, self.fetched) = (true, 0);
-        let vlan = sender.vlans.untagged().unwrap_or(0);
-        self.memo.begin(Epoch::new(gate, *direction, vlan, *now));
+        let Judge { gate, direction, vlan, now, .. } = judge;
+        (self.is_due, self.plain.known) = (true, 0);
+        self.memo.begin(Epoch::new(gate, *direction, vlan.unwrap_or(0), *now));
     }
 
     /// Reads frame `index`, and keeps the packet.
@@ -222,34 +247,65 @@ impl Filters {
         Ok(parsed)
     }
 
-    /// Reads the next of `frames`, and prefetches the places of their connections: the frames
-    /// behind a frame that begins a connection often begin connections too.
-    fn look_ahead(
-        &mut self,
-        burst: &mut Burst,
-        frames: impl Iterator<Item = usize>,
-        judge: &Judge<'_>,
-    ) {
-        let Judge { gate, direction, sender, .. } = judge;
-        for index in frames.take(FILTER_AHEAD) {
-            if self.fetched >> index & 1 != 0 {
-                continue;
-            }
-            self.fetched |= 1 << index;
-            let is_read = self.packets.get(index).is_some();
-            if (is_read || self.read(burst, index, sender).is_ok())
-                && let Some(packet) = self.packets.get(index)
-                && let Some((key, _)) = packet.key(gate.port, *direction)
-            {
-                gate.connections.prefetch(&key, prefetch::read);
-            }
+    /// Reads a frame, and prefetches the place of its connection: the frames behind a frame that
+    /// begins a connection often begin connections too.
+    #[inline(always)]
+    fn fetch(&mut self, burst: &mut Burst, index: usize, judge: &Judge<'_>) {
+        let Judge { gate, direction, vlan, .. } = judge;
+        let frame = &burst.frames()[index];
+        let sum_at = sum_at(burst, frame);
+        if let Some(vlan) = *vlan
+            && let Some(plain) = Plain::read(&frame.snapshot, frame.len as usize, sum_at)
+        {
+            let key = plain.key(gate.port, vlan, *direction);
+            let sought = gate.connections.seek(key, plain.event);
+            gate.connections.prefetch(&sought, prefetch::read);
+            self.plain.note(index, &sought);
+        } else {
+            self.fetch_other(burst, index, judge);
         }
     }
 
-    /// Judges a frame that the memo does not cover. True if the frame passes.
+    /// Reads a frame whose packet is not plain.
     #[inline(never)]
+    fn fetch_other(&mut self, burst: &mut Burst, index: usize, judge: &Judge<'_>) {
+        let Judge { gate, direction, sender, .. } = judge;
+        let is_read = self.packets.get(index).is_some();
+        if (is_read || self.read(burst, index, sender).is_ok())
+            && let Some(packet) = self.packets.get(index)
+            && let Some((key, event)) = packet.key(gate.port, *direction)
+        {
+            gate.connections.prefetch(&gate.connections.seek(key, event), prefetch::read);
+        }
+    }
+
+    /// Judges a frame that the memo does not cover and that [`Filters::fetch`] has read. True if
+    /// the frame passes.
+    #[inline(always)]
     fn judge(&mut self, burst: &mut Burst, index: usize, judge: &Judge<'_>) -> bool {
-        let Judge { gate, direction, from, may_answer, sender, now } = judge;
+        let Judge { gate, direction, now, .. } = judge;
+        let Some(sought) = self.plain.get(index) else {
+            return self.judge_other(burst, index, judge);
+        };
+        let answer = gate.judge_plain(sought, *direction, *now);
+        let event = sought.event;
+        if answer.log || answer.refused == Some(Cause::Reject) {
+            // The log and the answer need the whole packet.
+            if let Ok(Parsed::Packet(packet)) = self.read(burst, index, judge.sender) {
+                self.tell(burst, index, (&packet, &answer), judge);
+            }
+        }
+        self.memo.note_plain(event, &burst.frames()[index].snapshot, &answer);
+        if let Some(rule) = answer.rule {
+            self.tallies.add(gate.port, rule, 1 << index);
+        }
+        answer.refused.is_none()
+    }
+
+    /// Judges a frame whose packet is not plain.
+    #[inline(never)]
+    fn judge_other(&mut self, burst: &mut Burst, index: usize, judge: &Judge<'_>) -> bool {
+        let Judge { gate, direction, sender, now, .. } = judge;
         let parsed = match self.packets.get(index) {
             Some(packet) => Parsed::Packet(*packet),
             None => match self.read(burst, index, sender) {
@@ -260,23 +316,34 @@ impl Filters {
                 Err(Unusable::Unread) => return false,
             },
         };
-        let frame = &burst.frames()[index];
         let answer = gate.judge(&parsed, *direction, *now);
         if let Parsed::Packet(packet) = &parsed {
-            self.memo.note(packet, &frame.snapshot, &answer);
-            if let (true, Some(rule)) = (answer.log, answer.rule) {
-                let (direction, passed) = (*direction, answer.refused.is_none());
-                let packet = LoggedPacket { rule, direction, passed, fields: packet.fields() };
-                self.tallies.log(gate.port, index as u8, packet);
-            }
-            if answer.refused == Some(Cause::Reject) && *may_answer {
-                self.answers.add((burst, index), packet, *from, *now);
-            }
+            self.memo.note(packet, &burst.frames()[index].snapshot, &answer);
+            self.tell(burst, index, (packet, &answer), judge);
         }
         if let Some(rule) = answer.rule {
             self.tallies.add(gate.port, rule, 1 << index);
         }
         answer.refused.is_none()
+    }
+
+    /// Logs a packet, and answers the packet if it is rejected, as its rule wants.
+    fn tell(
+        &mut self,
+        burst: &mut Burst,
+        index: usize,
+        (packet, answer): (&Packet, &Answer),
+        judge: &Judge<'_>,
+    ) {
+        let Judge { gate, direction, from, may_answer, now, .. } = *judge;
+        if let (true, Some(rule)) = (answer.log, answer.rule) {
+            let passed = answer.refused.is_none();
+            let packet = LoggedPacket { rule, direction, passed, fields: packet.fields() };
+            self.tallies.log(gate.port, index as u8, packet);
+        }
+        if answer.refused == Some(Cause::Reject) && may_answer {
+            self.answers.add((burst, index), packet, from, now);
+        }
     }
 }
 
@@ -285,6 +352,34 @@ enum Unusable {
     Unread,
     /// The sender's VLANs do not admit the frame.
     OtherVlan,
+}
+
+/// Plain packets of a burst that one filter has read.
+struct PlainPackets {
+    /// Bits of the frames' indices.
+    known: u64,
+    sought: Box<[Sought]>,
+}
+
+impl Default for PlainPackets {
+    fn default() -> PlainPackets {
+        PlainPackets { known: 0, sought: vec![Sought::NONE; BURST_FRAMES].into() }
+    }
+}
+
+impl PlainPackets {
+    #[inline(always)]
+    fn get(&self, frame: usize) -> Option<&Sought> {
+        self.sought.get(frame).filter(|_| self.known >> frame & 1 != 0)
+    }
+
+    #[inline(always)]
+    fn note(&mut self, frame: usize, sought: &Sought) {
+        if let Some(place) = self.sought.get_mut(frame) {
+            *place = *sought;
+            self.known |= 1 << frame;
+        }
+    }
 }
 
 /// Packets of a burst that were read.

@@ -3,7 +3,8 @@
 //! [`Connections::pass`], the way of each packet, takes no lock: it finds the entry of a packet's
 //! connection and exchanges one word. [`Connections::open`] holds the lock of the connection's
 //! shard, so that a connection has one entry; a worker tries for a bounded time and then answers
-//! [`Opened::Busy`]. Removal takes no lock either: the thread that exchanges an entry's word for an
+//! [`Opened::Busy`]. A shard counts the connections that have begun: with an equal count, what
+//! `pass` has seen without the lock is still so, and `open` need not search again. Removal takes no lock either: the thread that exchanges an entry's word for an
 //! empty word has removed the entry.
 //!
 //! A connection has two buckets of eight slots to choose from, both of one shard, and begins in the
@@ -30,7 +31,7 @@ mod word;
 use std::sync::{PoisonError, TryLockError};
 
 use super::super::fdb::Tick;
-use super::super::sync::{Mutex, MutexGuard, spin_loop};
+use super::super::sync::{AtomicU64, Mutex, MutexGuard, Ordering, spin_loop};
 use base::limits::{
     CONNECTION_LOCK_ATTEMPTS, CONNECTION_SHARDS, CONNECTION_SLOTS, CONNECTIONS_EVICTED,
     HALF_OPEN_LOOKS, STREAM_AFTER_SECONDS,
@@ -44,7 +45,7 @@ pub use key::{Key, Parts, Place};
 pub use listing::Connection;
 use quota::{List, Quota};
 pub use slots::SlotRef;
-use slots::{Found, Home, Owner, Slots};
+use slots::{Found, Home, Owner, Slots, Vacancy};
 use state::Step;
 pub use state::{Event, Segment, State};
 use word::Word;
@@ -57,7 +58,7 @@ const EXCHANGES: usize = 4;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Seen {
     /// The packet belongs to no known connection.
-    Unknown,
+    Unknown(Gap),
     /// The packet passes.
     Known(Known),
     /// The packet cannot belong to the connection with its key.
@@ -108,11 +109,61 @@ pub enum Opened {
     Invalid,
 }
 
+/// A packet's connection as the table looks for it.
+#[derive(Clone, Copy)]
+pub struct Sought {
+    /// The key of the connection.
+    pub key: Key,
+    /// What the packet does to the connection's state.
+    pub event: Event,
+    home: Home,
+}
+
+impl Sought {
+    /// Fills an array before packets are read.
+    pub const NONE: Sought = Sought { key: Key::NONE, event: Event::Datagram, home: Home::NONE };
+}
+
+/// Where [`Connections::pass`] has found no connection, for [`Connections::open`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Gap {
+    vacancy: Vacancy,
+    /// Connections that had begun in the shard before the search.
+    begun: u64,
+}
+
+impl Gap {
+    /// Nothing is known: [`Connections::open`] searches.
+    pub const UNKNOWN: Gap = Gap { vacancy: Vacancy::UNKNOWN, begun: 0 };
+}
+
+/// A part of the table.
+struct Shard {
+    /// Held by the thread that begins a connection.
+    lock: Mutex<()>,
+    /// Connections that have begun. Changed with the lock.
+    begun: AtomicU64,
+}
+
+impl Shard {
+    fn new() -> Shard {
+        Shard { lock: Mutex::new(()), begun: AtomicU64::new(0) }
+    }
+
+    /// Counts a connection that has begun. The caller has the lock.
+    fn count(&self) {
+        // A search that begins with this count sees the connection's entry, which was written
+        // before.
+        let begun = self.begun.load(Ordering::Relaxed);
+        self.begun.store(begun.wrapping_add(1), Ordering::Release);
+    }
+}
+
 /// A table of connections.
 pub struct Connections {
     slots: Slots,
     hash: KeyHash,
-    shards: Vec<Mutex<()>>,
+    shards: Vec<Shard>,
     quota: Quota,
 }
 
@@ -125,7 +176,7 @@ impl Connections {
         Connections {
             slots: Slots::new(slots, CONNECTION_SHARDS),
             hash: KeyHash::new(config.key),
-            shards: (0..CONNECTION_SHARDS).map(|_| Mutex::new(())).collect(),
+            shards: (0..CONNECTION_SHARDS).map(|_| Shard::new()).collect(),
             quota: Quota::new(&config),
         }
     }
@@ -156,20 +207,30 @@ impl Connections {
         self.slots.home(self.hash.hash(key))
     }
 
-    /// Calls `read` with the memory that [`Connections::pass`] reads first for this key. The caller
-    /// prefetches for the packets behind the one that it judges, so that the cache misses overlap.
+    /// Returns where a packet's connection belongs.
     #[inline]
-    pub fn prefetch(&self, key: &Key, read: impl Fn(*const u8)) {
-        self.slots.lines(&self.home(key)).for_each(read);
+    pub fn seek(&self, key: Key, event: Event) -> Sought {
+        let home = self.home(&key);
+        Sought { key, event, home }
+    }
+
+    /// Calls `read` with the memory that [`Connections::pass`] reads first. The caller prefetches
+    /// for the packets behind the one that it judges, so that the cache misses overlap.
+    #[inline]
+    pub fn prefetch(&self, sought: &Sought, read: impl Fn(*const u8)) {
+        self.slots.lines(&sought.home).for_each(read);
     }
 
     /// Finds a packet's connection and moves its state on. `out`: the VM behind the port sent the
     /// packet.
     #[inline]
-    pub fn pass(&self, key: &Key, event: Event, out: bool, now: Tick) -> Seen {
-        match self.slots.find(&self.home(key), key, now) {
-            Some(found) => self.advance(found, key, event, out, now),
-            None => Seen::Unknown,
+    pub fn pass(&self, sought: &Sought, out: bool, now: Tick) -> Seen {
+        let Sought { key, event, home } = sought;
+        // Loaded before the search: an entry that the search does not see is not counted.
+        let begun = self.shards[home.shard].begun.load(Ordering::Acquire);
+        match self.slots.search(home, key, now) {
+            Ok(found) => self.advance(found, key, *event, out, now),
+            Err(vacancy) => Seen::Unknown(Gap { vacancy, begun }),
         }
     }
 
@@ -230,7 +291,7 @@ impl Connections {
                 }
                 Err(word) if word.is_same(before) => found.word = word,
                 // Removed meanwhile.
-                Err(_) => return Seen::Unknown,
+                Err(_) => return Seen::Unknown(Gap::UNKNOWN),
             }
         }
         Seen::Known(self.known(found, found.word))
@@ -295,21 +356,26 @@ impl Connections {
         removed
     }
 
-    /// Begins a connection. `rule` of the rules of `generation` permits it.
+    /// Begins a connection. `rule` of the rules of `generation` permits it. `gap`: what the packet's
+    /// [`Connections::pass`] has seen.
     pub fn open(
         &self,
-        key: &Key,
-        event: Event,
+        (sought, gap): (&Sought, Gap),
         out: bool,
         (rule, generation): (u16, u32),
         now: Tick,
     ) -> Opened {
-        let Some(state) = State::first(event) else { return Opened::Invalid };
-        let home = self.home(key);
+        let Sought { key, event, home } = sought;
+        let Some(state) = State::first(*event) else { return Opened::Invalid };
         let Some(_guard) = self.lock_briefly(home.shard) else { return Opened::Busy };
         let port = key.port();
+        let seen = match self.shards[home.shard].begun.load(Ordering::Relaxed) == gap.begun {
+            true => self.slots.seen_free(home, gap.vacancy),
+            false => None,
+        };
         // The search also finds an entry that has timed out, since a key may have only one entry.
-        if let Some(found) = self.slots.find(&home, key, Tick::default())
+        if seen.is_none()
+            && let Some(found) = self.slots.find(home, key, Tick::default())
             && !(found.word.is_expired(now) && self.remove(port, found.slot, found.word))
         {
             return Opened::Known;
@@ -318,13 +384,13 @@ impl Connections {
         if !has_room {
             return Opened::Full;
         }
-        let Some(slot) = self.free_slot(&home, port, now) else {
+        let Some(slot) = seen.or_else(|| self.free_slot(home, port, now)) else {
             self.quota.give_back(port);
             return Opened::Full;
         };
         let deadline = after(now, state.seconds(key.protocol(), false));
         let owner = Owner::new(rule, generation, now);
-        let version = self.slots.write(slot, &home, key, owner, (out, state, deadline));
+        let version = self.write(slot, sought, owner, (out, state, deadline));
         let slot = SlotRef::new(slot, version);
         if !self.list(port, List::HalfOpen, slot) {
             // A half-open connection that is not listed could not make room for others.
@@ -332,6 +398,19 @@ impl Connections {
             return Opened::Busy;
         }
         Opened::New
+    }
+
+    /// Writes an entry into an unused slot; returns the version. The caller has the shard's lock.
+    fn write(
+        &self,
+        slot: usize,
+        Sought { key, home, .. }: &Sought,
+        owner: Owner,
+        state: (bool, State, Tick),
+    ) -> u64 {
+        let version = self.slots.write(slot, home, key, owner, state);
+        self.shards[home.shard].count();
+        version
     }
 
     /// Removes the oldest connection of a port that has ended or is half-open.
@@ -386,7 +465,7 @@ impl Connections {
     /// Waits for a shard's lock as long as a running holder has it.
     fn lock_briefly(&self, shard: usize) -> Option<MutexGuard<'_, ()>> {
         for _ in 0..CONNECTION_LOCK_ATTEMPTS {
-            match self.shards.get(shard)?.try_lock() {
+            match self.shards.get(shard)?.lock.try_lock() {
                 Ok(guard) => return Some(guard),
                 // A poisoned lock is usable: each entry is whole at any moment.
                 Err(TryLockError::Poisoned(poison)) => return Some(poison.into_inner()),
@@ -398,7 +477,7 @@ impl Connections {
 
     /// Waits for a shard's lock. For control threads.
     fn lock(&self, shard: usize) -> MutexGuard<'_, ()> {
-        self.shards[shard % self.shards.len()].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[shard % self.shards.len()].lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,7 +1,9 @@
 //! The decision about a packet: connections first, then rules.
 
 use super::compiled::{Compiled, Fields, RuleNumber, Ruling};
-use super::connections::{Connections, Event, Key, Known, Moment, Opened, Seen, SlotRef, State};
+use super::connections::{
+    Connections, Gap, Key, Known, Moment, Opened, Seen, SlotRef, Sought, State,
+};
 use super::packet::{Content, Packet, Parsed, Part};
 use super::rule::ICMP;
 use super::{Direction, Fragments, Verdict};
@@ -169,45 +171,73 @@ impl Gate<'_> {
 
     #[inline]
     fn judge_packet(&self, packet: &Packet, direction: Direction, now: Tick) -> Answer {
-        let Some((key, event)) = packet.key(self.port, direction) else {
-            return self.judge_message(packet, direction, now);
-        };
-        match self.connections.pass(&key, event, direction == Direction::Out, now) {
-            Seen::Known(known) if known.generation == self.rules.generation() => {
-                Answer { settled: known.settled, ..Answer::pass(known.rule) }
+        match packet.key(self.port, direction) {
+            Some((key, event)) => {
+                let sought = self.connections.seek(key, event);
+                self.judge_sought(&sought, Some(packet), direction, now)
             }
-            // Another worker has newer rules already, and these permit the connection.
-            Seen::Known(known) if known.generation > self.rules.generation() => Answer::PASS,
-            Seen::Known(known) => match self.ask_again(&key, &known) {
-                Some(rule) => Answer::pass(rule),
-                None => self.begin(packet, (&key, event), None, direction, now),
-            },
-            Seen::Unknown => self.begin(packet, (&key, event), None, direction, now),
-            Seen::Again(slot) => self.begin(packet, (&key, event), Some(slot), direction, now),
-            Seen::Invalid => Answer::refused(Cause::State),
+            None => self.judge_message(packet, direction, now),
         }
     }
 
-    /// Asks the rules about a packet that belongs to no connection. `ended`: the ended connection
-    /// with this key, which the new connection replaces.
-    #[inline(never)]
-    fn begin(
+    /// Decides about a [`Plain`](super::packet::Plain) packet as [`Gate::judge`] does.
+    #[inline]
+    pub fn judge_plain(&self, sought: &Sought, direction: Direction, now: Tick) -> Answer {
+        self.judge_sought(sought, None, direction, now)
+    }
+
+    /// Decides about a packet of the connection `sought`. Without a `packet` the key has the fields
+    /// that rules match.
+    #[inline(always)]
+    fn judge_sought(
         &self,
-        packet: &Packet,
-        (key, event): (&Key, Event),
-        ended: Option<SlotRef>,
+        sought: &Sought,
+        packet: Option<&Packet>,
         direction: Direction,
         now: Tick,
     ) -> Answer {
-        let ruling = self.rules.rule_for(direction, &packet.fields());
+        let (ended, gap) = match self.connections.pass(sought, direction == Direction::Out, now) {
+            Seen::Known(known) if known.generation == self.rules.generation() => {
+                return Answer { settled: known.settled, ..Answer::pass(known.rule) };
+            }
+            // Another worker has newer rules already, and these permit the connection.
+            Seen::Known(known) if known.generation > self.rules.generation() => {
+                return Answer::PASS;
+            }
+            Seen::Known(known) => match self.ask_again(&sought.key, &known) {
+                Some(rule) => return Answer::pass(rule),
+                None => (None, Gap::UNKNOWN),
+            },
+            Seen::Unknown(gap) => (None, gap),
+            Seen::Again(slot) => (Some(slot), Gap::UNKNOWN),
+            Seen::Invalid => return Answer::refused(Cause::State),
+        };
+        self.begin((sought, packet), (ended, gap), direction, now)
+    }
+
+    /// Asks the rules about a packet that belongs to no connection. `ended`: the ended connection
+    /// with this key, which the new connection replaces. `gap`: what the search has seen.
+    #[inline(never)]
+    fn begin(
+        &self,
+        (sought, packet): (&Sought, Option<&Packet>),
+        (ended, gap): (Option<SlotRef>, Gap),
+        direction: Direction,
+        now: Tick,
+    ) -> Answer {
+        let fields = match packet {
+            Some(packet) => packet.fields(),
+            None => first_fields(&sought.key, direction),
+        };
+        let ruling = self.rules.rule_for(direction, &fields);
         if ruling.verdict != Verdict::Accept || ruling.stateless {
             return by_verdict(ruling);
         }
-        if let Some(slot) = ended.filter(|_| State::first(event).is_some()) {
-            self.connections.end(key, slot);
+        if let Some(slot) = ended.filter(|_| State::first(sought.event).is_some()) {
+            self.connections.end(&sought.key, slot);
         }
         let by = (ruling.rule, self.rules.generation());
-        let opened = self.connections.open(key, event, direction == Direction::Out, by, now);
+        let opened = self.connections.open((sought, gap), direction == Direction::Out, by, now);
         Answer::of(
             ruling,
             match opened {
@@ -275,8 +305,8 @@ fn by_verdict(ruling: Ruling) -> Answer {
     )
 }
 
-/// Returns the fields of a connection's first packet.
-fn first_fields(key: &Key, began: Direction) -> Fields {
+/// Returns the fields of a connection's first packet, which went in direction `began`.
+pub(super) fn first_fields(key: &Key, began: Direction) -> Fields {
     let parts = key.parts();
     let (from, to) = match began {
         Direction::In => (parts.remote, parts.local),

@@ -10,11 +10,12 @@
 //! snapshot.
 
 use super::compiled::RuleNumber;
-use super::connections::{Connections, Moment};
+use super::connections::{Connections, Event, Moment};
 use super::packet::{Content, Packet, Part, Segment};
 use super::{Answer, Direction, Gate};
 use crate::fdb::Tick;
 use base::frame::ethernet::Snapshot;
+use base::frame::protocol::TCP;
 use base::limits::REMEMBERED_FLOWS;
 
 /// Type, version and header length among the octets from 12 on.
@@ -24,6 +25,9 @@ const KIND: u64 = u64::from_ne_bytes([0xff, 0xff, 0xff, 0, 0, 0, 0, 0]);
 const FRAGMENT: u64 = u64::from_ne_bytes([0xbf, 0xff, 0, 0xff, 0, 0, 0xff, 0xff]);
 /// The destination port among the octets from 36 on.
 const PORT: u64 = u64::from_ne_bytes([0xff, 0xff, 0, 0, 0, 0, 0, 0]);
+/// Both ports among the octets from 34 on.
+const FROM_PORT: u64 = u64::from_ne_bytes([0xff, 0xff, 0, 0, 0, 0, 0, 0]);
+const TO_PORT: u64 = u64::from_ne_bytes([0, 0, 0xff, 0xff, 0, 0, 0, 0]);
 /// Flags of TCP that begin or end a connection, and ACK, among the octets from 40 on.
 const FLAGS: u64 = u64::from_ne_bytes([0, 0, 0, 0, 0, 0, 0, 0x17]);
 const ACK: u64 = u64::from_ne_bytes([0, 0, 0, 0, 0, 0, 0, 0x10]);
@@ -219,7 +223,7 @@ impl FlowMemo {
         mut frames: impl Iterator<Item = (&'f Snapshot, u32)>,
     ) -> Option<(RuleNumber, usize)> {
         let first = frames.next()?;
-        if !self.last.covers(first) && !self.turn_to(connections, first) {
+        if !self.covers(connections, first) {
             return None;
         }
         let (mut like, mut count) = (self.last.like(first.0), 1);
@@ -235,35 +239,64 @@ impl FlowMemo {
         Some((self.last.rule, count))
     }
 
+    /// True if a remembered answer covers a frame.
+    #[inline(always)]
+    pub fn covers(&mut self, connections: &Connections, frame: (&Snapshot, u32)) -> bool {
+        self.last.covers(frame) || self.turn_to(connections, frame)
+    }
+
     /// Finds a frame's flow among all; false if no valid answer covers the frame.
     #[inline(never)]
     fn turn_to(&mut self, connections: &Connections, frame: (&Snapshot, u32)) -> bool {
         let Some(epoch) = self.epoch else { return false };
-        let entry = self.flows[Flow::of(frame.0).slot(epoch)];
-        let is_valid = entry.epoch == self.epoch && entry.covers(frame);
+        // The first and the last segments of a connection are never remembered.
+        if frame.0[PROTOCOL] == TCP && word(frame.0, 40) & FLAGS != ACK {
+            return false;
+        }
+        let entry = &self.flows[Flow::of(frame.0).slot(epoch)];
+        let is_valid = entry.covers(frame) && entry.epoch == self.epoch;
         if !is_valid || !connections.is_still(entry.moment) {
             return false;
         }
-        self.last = entry;
+        self.last = *entry;
         true
     }
 
     /// Remembers the answer about a packet if the next packets get the same answer.
+    #[inline]
     pub fn note(&mut self, packet: &Packet, snapshot: &Snapshot, answer: &Answer) {
-        // The packet may have changed the connection of the last flow.
-        self.last = Entry::NONE;
-        let (Some(moment), Some(rule), Some(epoch)) = (answer.settled, answer.rule, self.epoch)
-        else {
-            return;
-        };
-        let (ends, flags, least) = match packet.content {
-            Content::Tcp(ends, Segment::Ack) => (ends, (FLAGS, ACK), TCP_END),
-            Content::Udp(ends) => (ends, (0, 0), UDP_END),
-            _ => return,
-        };
         let is_plain =
             !packet.v6 && packet.part == Part::Whole && (packet.l3, packet.l4) == (14, 34);
-        if is_plain && ends.from != 0 && ends.to != 0 {
+        let event = match packet.content {
+            Content::Tcp(_, segment) => Event::Tcp(segment),
+            Content::Udp(_) => Event::Datagram,
+            _ => Event::Request,
+        };
+        self.note_plain(if is_plain { event } else { Event::Request }, snapshot, answer);
+    }
+
+    /// Remembers the answer about a [`Plain`](super::packet::Plain) packet if the next packets get
+    /// the same answer.
+    #[inline]
+    pub fn note_plain(&mut self, event: Event, snapshot: &Snapshot, answer: &Answer) {
+        // The packet may have changed the connection of the last flow: the flow covers no frame
+        // from now on.
+        self.last.flow.kind = u64::MAX;
+        if let (Some(moment), Some(rule)) = (answer.settled, answer.rule) {
+            self.keep(event, snapshot, (moment, rule));
+        }
+    }
+
+    #[inline(never)]
+    fn keep(&mut self, event: Event, snapshot: &Snapshot, (moment, rule): (Moment, RuleNumber)) {
+        let Some(epoch) = self.epoch else { return };
+        let ports = word(snapshot, 34);
+        let (flags, least) = match event {
+            Event::Tcp(Segment::Ack) => ((FLAGS, ACK), TCP_END),
+            Event::Datagram => ((0, 0), UDP_END),
+            _ => return,
+        };
+        if ports & FROM_PORT != 0 && ports & TO_PORT != 0 {
             let flow = Flow::of(snapshot);
             let entry = Entry { flow, flags, least, rule, moment, epoch: self.epoch };
             self.flows[flow.slot(epoch)] = entry;

@@ -14,6 +14,7 @@ mod icmp;
 mod ipv4;
 mod ipv6;
 mod key;
+mod plain;
 mod upper;
 
 use super::compiled::Fields;
@@ -23,6 +24,7 @@ use crate::port_security::{Headers, Refused};
 use base::frame::protocol::{
     ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_QINQ, ETHERTYPE_RARP, ETHERTYPE_VLAN,
 };
+pub use plain::Plain;
 
 /// Why a packet cannot be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

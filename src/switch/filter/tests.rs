@@ -18,11 +18,12 @@ use core::net::IpAddr;
 
 use super::connections::{Connections, ConnectionsConfig};
 use super::named::{Filter, Group, Groups};
-use super::packet::{self, Packet, Parsed};
+use super::packet::{self, Packet, Parsed, Plain};
 use super::{Answer, Cause, Compiled, Direction, Fragments, Gate};
 use crate::fdb::Tick;
 use crate::port_security::Headers;
 use Direction::{In, Out};
+use base::limits::SNAPSHOT_LEN;
 
 pub const FIN: u8 = 1;
 pub const SYN: u8 = 2;
@@ -93,6 +94,14 @@ pub fn parse(frame: &[u8]) -> Parsed {
     packet::parse(&headers(frame)).unwrap_or_else(|error| panic!("{error:?}: {frame:02x?}"))
 }
 
+/// Reads a frame by the short way.
+pub fn plain(frame: &[u8], sum_at: Option<usize>) -> Option<Plain> {
+    let mut snapshot = [0; SNAPSHOT_LEN];
+    let count = frame.len().min(SNAPSHOT_LEN);
+    snapshot[..count].copy_from_slice(&frame[..count]);
+    Plain::read(&snapshot, frame.len(), sum_at)
+}
+
 pub fn packet(frame: &[u8]) -> Packet {
     match parse(frame) {
         Parsed::Packet(packet) => packet,
@@ -146,7 +155,15 @@ impl Port {
 
     /// Judges and counts a frame.
     pub fn judge(&self, frame: &[u8], direction: Direction) -> Answer {
-        let answer = self.gate().judge(&parse(frame), direction, self.now);
+        let answer = match plain(frame, None) {
+            // As a worker does.
+            Some(plain) => {
+                let key = plain.key(0, 0, direction);
+                let sought = self.connections.seek(key, plain.event);
+                self.gate().judge_plain(&sought, direction, self.now)
+            }
+            None => self.gate().judge(&parse(frame), direction, self.now),
+        };
         if let Some(counts) = answer.rule.and_then(|rule| self.rules.counts(rule)) {
             counts.add(1, frame.len() as u64);
         }

@@ -6,7 +6,7 @@ use loom::thread;
 use vioswitch_models::loomed;
 use vioswitch_models::switch::fdb::Tick;
 use vioswitch_models::switch::filter::connections::{
-    Connections, ConnectionsConfig, Event, Key, Opened, Parts, Place, Seen, Segment,
+    Connections, ConnectionsConfig, Event, Gap, Key, Opened, Parts, Place, Seen, Segment,
 };
 
 const NOW: Tick = Tick::from_bits(8000);
@@ -34,11 +34,20 @@ fn key(n: u16) -> Key {
 }
 
 fn open(table: &Connections, n: u16, segment: Segment) -> Opened {
-    table.open(&key(n), Event::Tcp(segment), false, (n, 1), NOW)
+    table.open((&table.seek(key(n), Event::Tcp(segment)), Gap::UNKNOWN), false, (n, 1), NOW)
+}
+
+/// Begins a connection as a worker does: by what the search has seen.
+fn begin(table: &Connections, n: u16) -> Opened {
+    let sought = table.seek(key(n), Event::Tcp(Segment::Syn));
+    match table.pass(&sought, false, NOW) {
+        Seen::Unknown(gap) => table.open((&sought, gap), false, (n, 1), NOW),
+        _ => Opened::Known,
+    }
 }
 
 fn pass(table: &Connections, n: u16, segment: Segment, out: bool) -> Seen {
-    table.pass(&key(n), Event::Tcp(segment), out, NOW)
+    table.pass(&table.seek(key(n), Event::Tcp(segment)), out, NOW)
 }
 
 /// Counts agree with the entries, and no connection is there twice.
@@ -66,7 +75,7 @@ fn a_packet_meets_its_own_connection() {
         };
         match pass(&table, 1, Segment::Ack, true) {
             Seen::Known(known) => assert_eq!(known.rule, 1),
-            other => assert_eq!(other, Seen::Unknown),
+            other => assert!(matches!(other, Seen::Unknown(_))),
         }
         if let Seen::Known(known) = pass(&table, 2, Segment::Ack, false) {
             assert_eq!(known.rule, 2);
@@ -83,12 +92,29 @@ fn a_connection_has_one_entry() {
         let table = table();
         let other = {
             let table = Arc::clone(&table);
-            thread::spawn(move || open(&table, 1, Segment::Syn))
+            thread::spawn(move || begin(&table, 1))
         };
-        let mine = open(&table, 1, Segment::Syn);
+        let mine = begin(&table, 1);
         let theirs = other.join().unwrap();
         assert!([mine, theirs].contains(&Opened::New), "{mine:?} {theirs:?}");
         assert_ne!((mine, theirs), (Opened::New, Opened::New));
+        assert_consistent(&table);
+    });
+}
+
+/// Two workers see the same slot unused, each for another connection.
+#[test]
+fn a_slot_goes_to_one_connection() {
+    model(|| {
+        let table = table();
+        let other = {
+            let table = Arc::clone(&table);
+            thread::spawn(move || begin(&table, 1))
+        };
+        let opened = [begin(&table, 2), other.join().unwrap()];
+        let new = opened.iter().filter(|one| **one == Opened::New).count();
+        assert!(new > 0 && !opened.contains(&Opened::Full), "{opened:?}");
+        assert_eq!(table.len(), new);
         assert_consistent(&table);
     });
 }
@@ -125,7 +151,7 @@ fn making_room_meets_the_answer() {
         };
         let answered = pass(&table, 1, Segment::SynAck, true);
         other.join().unwrap();
-        assert!(matches!(answered, Seen::Known(_) | Seen::Unknown));
+        assert!(matches!(answered, Seen::Known(_) | Seen::Unknown(_)));
         assert_consistent(&table);
     });
 }

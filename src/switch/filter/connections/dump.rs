@@ -18,7 +18,7 @@ use super::super::super::fdb::Tick;
 use super::key::{Key, Parts, Place};
 use super::quota::List;
 use super::slots::{Owner, SlotRef};
-use super::state::State;
+use super::state::{Event, State};
 use super::{Connection, Connections};
 use base::frame::fold::{PI, fold};
 use base::limits::{MAX_NAME_LEN, MAX_PORTS};
@@ -134,20 +134,21 @@ impl Connections {
     /// Adds a connection that another process tracked; false if it has no room.
     fn restore(&self, entry: &Connection, now: Tick) -> bool {
         let key = Key::new(&entry.parts);
-        let home = self.home(&key);
+        let sought = self.seek(key, Event::Datagram);
+        let home = &sought.home;
         let _guard = self.lock(home.shard);
         let port = key.port();
-        if self.slots.find(&home, &key, Tick::default()).is_some() || !self.quota.take(port) {
+        if self.slots.find(home, &key, Tick::default()).is_some() || !self.quota.take(port) {
             return false;
         }
-        let Some(slot) = self.slots.free(&home) else {
+        let Some(slot) = self.slots.free(home) else {
             self.quota.give_back(port);
             return false;
         };
         let deadline = Tick::from_bits(now.to_bits().saturating_add(entry.seconds));
         // No rules have generation 0, so the first packet asks the rules.
         let owner = Owner::new(0, 0, now);
-        self.slots.write(slot, &home, &key, owner, (entry.out, entry.state, deadline));
+        self.write(slot, &sought, owner, (entry.out, entry.state, deadline));
         let before = self.slots.word(slot);
         let after = if entry.replied { before.replied() } else { before }.assured(entry.assured);
         // The exchange fails if a packet has changed the word meanwhile; the packet's word is newer

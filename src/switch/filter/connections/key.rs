@@ -48,6 +48,9 @@ const PORT_MASK: u64 = (1 << VLAN_SHIFT) - 1;
 const _: () = assert!(base::limits::MAX_PORTS as u64 <= PORT_MASK + 1);
 
 impl Key {
+    /// Fills an array before packets are read.
+    pub(super) const NONE: Key = Key([0; KEY_WORDS]);
+
     /// Makes the key of these parts.
     #[inline]
     pub fn new(parts: &Parts) -> Key {

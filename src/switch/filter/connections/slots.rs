@@ -72,10 +72,15 @@ impl Owner {
 }
 
 /// Place of a connection: its shard, two buckets, and the fingerprint.
+#[derive(Clone, Copy)]
 pub(super) struct Home {
     pub(super) shard: usize,
     buckets: [usize; 2],
     fingerprint: u64,
+}
+
+impl Home {
+    pub(super) const NONE: Home = Home { shard: 0, buckets: [0; 2], fingerprint: 0 };
 }
 
 /// An entry of a key, with its word and owner at the moment of the look.
@@ -84,6 +89,20 @@ pub(super) struct Found {
     pub(super) slot: usize,
     pub(super) word: Word,
     pub(super) owner: Owner,
+}
+
+/// The unused slots of a key's buckets, as a search for the key saw them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Vacancy {
+    /// Bits of the unused slots of both buckets.
+    unused: [u8; 2],
+    /// The search has compared no other slot: an entry that has timed out could have the key.
+    is_sure: bool,
+}
+
+impl Vacancy {
+    /// Nothing is known.
+    pub(super) const UNKNOWN: Vacancy = Vacancy { unused: [0; 2], is_sure: false };
 }
 
 /// The buckets.
@@ -176,21 +195,31 @@ impl Slots {
     }
 
     /// Finds the entry of a key.
-    #[inline]
+    #[inline(always)]
     pub(super) fn find(&self, home: &Home, key: &Key, now: Tick) -> Option<Found> {
-        home.buckets.iter().find_map(|bucket| {
+        self.search(home, key, now).ok()
+    }
+
+    /// Finds the entry of a key, or the unused slots of its buckets.
+    #[inline]
+    pub(super) fn search(&self, home: &Home, key: &Key, now: Tick) -> Result<Found, Vacancy> {
+        let mut vacancy = Vacancy { unused: [0; 2], is_sure: true };
+        for (bucket, unused) in home.buckets.iter().zip(&mut vacancy.unused) {
             let first = self.skip + bucket * BUCKET_WORDS;
-            let states = self.words.get(first..)?.first_chunk::<BUCKET_SLOTS>()?;
+            let states = self.words.get(first..).and_then(<[_]>::first_chunk::<BUCKET_SLOTS>);
+            let Some(states) = states else { return Err(Vacancy::UNKNOWN) };
             for (n, state) in states.iter().enumerate() {
                 let word = Word(state.load(Ordering::Relaxed));
-                if word.has(home.fingerprint)
-                    && let Some(found) = self.compare(bucket * BUCKET_SLOTS + n, home, key, now)
-                {
-                    return Some(found);
+                *unused |= u8::from(!word.is_used()) << n;
+                if word.has(home.fingerprint) {
+                    if let Some(found) = self.compare(bucket * BUCKET_SLOTS + n, home, key, now) {
+                        return Ok(found);
+                    }
+                    vacancy.is_sure = false;
                 }
             }
-            None
-        })
+        }
+        Err(vacancy)
     }
 
     /// Returns the entry of a slot if it has this key and has not timed out.
@@ -218,13 +247,19 @@ impl Slots {
 
     /// Returns an unused slot of the emptier bucket.
     pub(super) fn free(&self, home: &Home) -> Option<usize> {
-        let free = home.buckets.map(|bucket| {
-            let mut slots = (0..BUCKET_SLOTS).map(|n| bucket * BUCKET_SLOTS + n);
-            let unused = |slot: &usize| !self.word(*slot).is_used();
-            (slots.clone().filter(unused).count(), slots.find(unused))
+        let unused = home.buckets.map(|bucket| {
+            let slots = (0..BUCKET_SLOTS).map(|n| self.word(bucket * BUCKET_SLOTS + n));
+            slots.enumerate().fold(0, |bits, (n, word)| bits | u8::from(!word.is_used()) << n)
         });
-        let [one, other] = free;
-        if one.0 >= other.0 { one.1 } else { other.1 }
+        emptier(home, unused)
+    }
+
+    /// Returns an unused slot of the emptier bucket, by a search for a key without an entry; the
+    /// slot is still unused and the key still without an entry if no connection has begun in the
+    /// shard since. `None` if the search does not tell.
+    #[inline]
+    pub(super) fn seen_free(&self, home: &Home, seen: Vacancy) -> Option<usize> {
+        emptier(home, seen.unused).filter(|_| seen.is_sure)
     }
 
     /// Returns the slots of both buckets.
@@ -269,4 +304,13 @@ impl Slots {
             let _ = owner.compare_exchange(bits, after, success, failure);
         }
     }
+}
+
+/// Returns the first unused slot of the bucket that has more of these.
+#[inline]
+fn emptier(home: &Home, unused: [u8; 2]) -> Option<usize> {
+    let [one, other] = unused;
+    let n = usize::from(one.count_ones() < other.count_ones());
+    let bits = unused[n];
+    (bits != 0).then(|| home.buckets[n] * BUCKET_SLOTS + bits.trailing_zeros() as usize)
 }

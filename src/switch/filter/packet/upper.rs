@@ -6,8 +6,8 @@ use crate::filter::rule::{ICMP, SCTP};
 use crate::port_security::Headers;
 use base::frame::protocol::{ICMPV6, TCP, UDP};
 
-const TCP_HEADER: usize = 20;
-const UDP_HEADER: usize = 8;
+pub(super) const TCP_HEADER: usize = 20;
+pub(super) const UDP_HEADER: usize = 8;
 /// The common header of SCTP, and that of the first chunk.
 const SCTP_HEADER: usize = 12 + 4;
 
@@ -78,6 +78,39 @@ pub(super) fn ends(headers: &Headers<'_>, at: usize) -> Result<Ends, Unread> {
     Ok(Ends { from: headers.u16(at)?, to: headers.u16(at + 2)? })
 }
 
+/// Segments by the lower six bits of their flags; `None` for combinations without a meaning.
+static SEGMENTS: [Option<Segment>; 64] = {
+    let (mut segments, mut flags) = ([None; 64], 0);
+    while flags < segments.len() {
+        segments[flags] = read_flags(flags as u8);
+        flags += 1;
+    }
+    segments
+};
+
+const fn read_flags(flags: u8) -> Option<Segment> {
+    const SYN_ACK: u8 = SYN | ACK;
+    const FIN_ACK: u8 = FIN | ACK;
+    // Linux (`tcp_valid_flags`) refuses urgent data in these.
+    if flags & URG != 0 && (flags & RST != 0 || flags & SYN_ACK == SYN_ACK) {
+        return None;
+    }
+    match flags & (FIN | SYN | RST | ACK) {
+        ACK => Some(Segment::Ack),
+        SYN => Some(Segment::Syn),
+        SYN_ACK => Some(Segment::SynAck),
+        FIN_ACK => Some(Segment::Fin),
+        flags if flags & !ACK == RST => Some(Segment::Rst),
+        _ => None,
+    }
+}
+
+/// Returns the segment that has these flags; `None` if they have no meaning.
+#[inline(always)]
+pub(super) fn segment(flags: u8) -> Option<Segment> {
+    SEGMENTS[usize::from(flags) % SEGMENTS.len()]
+}
+
 #[inline(always)]
 fn tcp(headers: &Headers<'_>, at: usize) -> Result<Content, Unread> {
     let len = usize::from(headers.u8(at + 12)? >> 4) * 4;
@@ -85,18 +118,7 @@ fn tcp(headers: &Headers<'_>, at: usize) -> Result<Content, Unread> {
         return Err(Unread::Bad);
     }
     let flags = headers.u8(at + 13)?;
-    // Linux (`tcp_valid_flags`) refuses urgent data in these.
-    if flags & URG != 0 && (flags & RST != 0 || flags & (SYN | ACK) == SYN | ACK) {
-        return Err(Unread::Bad);
-    }
-    let segment = match flags & (FIN | SYN | RST | ACK) {
-        ACK => Segment::Ack,
-        SYN => Segment::Syn,
-        flags if flags == SYN | ACK => Segment::SynAck,
-        flags if flags == FIN | ACK => Segment::Fin,
-        flags if flags & !ACK == RST => Segment::Rst,
-        _ => return Err(Unread::Bad),
-    };
+    let segment = segment(flags).ok_or(Unread::Bad)?;
     Ok(Content::Tcp(ends(headers, at)?, segment))
 }
 

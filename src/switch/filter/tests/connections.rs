@@ -1,7 +1,7 @@
 //! States, time-outs, limits and removals of the table.
 
 use super::super::connections::{
-    Connections, Event, Key, Opened, Parts, Place, Seen, Segment, State,
+    Connections, Event, Gap, Key, Opened, Parts, Place, Seen, Segment, State,
 };
 use super::super::packet;
 use super::*;
@@ -35,9 +35,10 @@ fn walk(segments: &[(bool, Segment)]) -> (Connections, Vec<Option<State>>) {
     let table = table();
     let key = key(0, 1);
     let states = segments.iter().map(|&(out, segment)| {
-        match table.pass(&key, Event::Tcp(segment), out, NOW) {
-            Seen::Unknown => {
-                let opened = table.open(&key, Event::Tcp(segment), out, (0, 1), NOW);
+        match table.pass(&table.seek(key, Event::Tcp(segment)), out, NOW) {
+            Seen::Unknown(gap) => {
+                let opened =
+                    table.open((&table.seek(key, Event::Tcp(segment)), gap), out, (0, 1), NOW);
                 assert_eq!(opened, Opened::New);
             }
             Seen::Known(_) => {}
@@ -66,7 +67,7 @@ fn tcp_opens_and_closes() {
     let expected =
         [SynSent, SynReceived, Established, Established, FinWait, CloseWait, LastAck, TimeWait];
     assert_eq!(states, expected.map(Some));
-    let again = table.pass(&key(0, 1), Event::Tcp(Syn), false, NOW);
+    let again = table.pass(&table.seek(key(0, 1), Event::Tcp(Syn)), false, NOW);
     assert!(matches!(again, Seen::Again(_)), "another connection");
 }
 
@@ -122,28 +123,35 @@ fn a_connection_times_out_by_its_state() {
 fn a_packet_renews_the_time() {
     let (table, _) = walk(&[(false, Segment::Syn), (true, Segment::SynAck)]);
     for second in [50, 100, 150] {
-        let seen = table.pass(&key(0, 1), Event::Tcp(Segment::SynAck), true, at(second));
+        let seen =
+            table.pass(&table.seek(key(0, 1), Event::Tcp(Segment::SynAck)), true, at(second));
         assert!(matches!(seen, Seen::Known(_)) == (second == 50), "ignored: renews nothing");
     }
     let key = Key::new(&Parts { protocol: 17, ..key(0, 1).parts() });
-    assert_eq!(table.open(&key, Event::Datagram, true, (0, 1), at(0)), Opened::New);
+    assert_eq!(
+        table.open((&table.seek(key, Event::Datagram), Gap::UNKNOWN), true, (0, 1), at(0)),
+        Opened::New
+    );
     for second in [25, 50, 75] {
-        let seen = table.pass(&key, Event::Datagram, true, at(second));
+        let seen = table.pass(&table.seek(key, Event::Datagram), true, at(second));
         assert!(matches!(seen, Seen::Known(_)), "{second}");
     }
-    assert_eq!(table.pass(&key, Event::Datagram, true, at(106)), Seen::Unknown);
+    assert!(matches!(
+        table.pass(&table.seek(key, Event::Datagram), true, at(106)),
+        Seen::Unknown(_)
+    ));
 }
 
 #[test]
 fn datagrams_both_ways_become_a_stream() {
     let table = table();
     let key = Key::new(&Parts { protocol: 17, ..key(0, 1).parts() });
-    table.open(&key, Event::Datagram, true, (0, 1), at(0));
+    table.open((&table.seek(key, Event::Datagram), Gap::UNKNOWN), true, (0, 1), at(0));
     let entry = |second| table.entries(None, at(second))[0];
     assert_eq!((entry(0).state, entry(0).seconds), (State::Unreplied, 30));
-    table.pass(&key, Event::Datagram, false, at(1));
+    table.pass(&table.seek(key, Event::Datagram), false, at(1));
     assert_eq!((entry(1).state, entry(1).assured), (State::Replied, false));
-    table.pass(&key, Event::Datagram, true, at(3));
+    table.pass(&table.seek(key, Event::Datagram), true, at(3));
     assert_eq!((entry(3).state, entry(3).assured, entry(3).seconds), (State::Stream, true, 120));
 }
 
@@ -152,8 +160,14 @@ fn associations_of_sctp_open_and_end() {
     let table = table();
     let key = Key::new(&Parts { protocol: 132, ..key(0, 1).parts() });
     let data = Event::Sctp(0);
-    assert_eq!(table.open(&key, data, true, (0, 1), NOW), Opened::Invalid);
-    assert_eq!(table.open(&key, Event::Sctp(1), true, (0, 1), NOW), Opened::New);
+    assert_eq!(
+        table.open((&table.seek(key, data), Gap::UNKNOWN), true, (0, 1), NOW),
+        Opened::Invalid
+    );
+    assert_eq!(
+        table.open((&table.seek(key, Event::Sctp(1)), Gap::UNKNOWN), true, (0, 1), NOW),
+        Opened::New
+    );
     let steps = [
         (false, 2, State::CookieWait),
         (true, 10, State::CookieEchoed),
@@ -164,7 +178,7 @@ fn associations_of_sctp_open_and_end() {
         (true, 14, State::Closed),
     ];
     for (out, chunk, expected) in steps {
-        table.pass(&key, Event::Sctp(chunk), out, NOW);
+        table.pass(&table.seek(key, Event::Sctp(chunk)), out, NOW);
         assert_eq!(state(&table), expected, "{chunk}");
     }
 }
@@ -172,7 +186,14 @@ fn associations_of_sctp_open_and_end() {
 #[test]
 fn no_port_takes_the_room_of_another() {
     let table = table();
-    let open = |port, n| table.open(&key(port, n), Event::Tcp(Segment::Ack), true, (0, 1), NOW);
+    let open = |port, n| {
+        table.open(
+            (&table.seek(key(port, n), Event::Tcp(Segment::Ack)), Gap::UNKNOWN),
+            true,
+            (0, 1),
+            NOW,
+        )
+    };
     // Two ports want all.
     for n in 0..2000 {
         (0..2).for_each(|port| _ = open(port, n));
@@ -192,7 +213,14 @@ fn no_port_takes_the_room_of_another() {
 #[test]
 fn what_has_timed_out_is_swept_and_its_room_is_free() {
     let table = table();
-    let open = |n, now| table.open(&key(0, n), Event::Tcp(Segment::Syn), true, (0, 1), now);
+    let open = |n, now| {
+        table.open(
+            (&table.seek(key(0, n), Event::Tcp(Segment::Syn)), Gap::UNKNOWN),
+            true,
+            (0, 1),
+            now,
+        )
+    };
     (0..20).for_each(|n| assert_eq!(open(n, at(0)), Opened::New));
     (20..30).for_each(|n| assert_eq!(open(n, at(100)), Opened::New));
     let sweep = |now| (0..table.sweep_steps()).map(|step| table.sweep(step, now)).sum::<usize>();
@@ -209,7 +237,12 @@ fn flushing_removes_what_is_wanted() {
     let table = table();
     for n in 0..5 {
         (0..2).for_each(|port| {
-            table.open(&key(port, n), Event::Tcp(Segment::Syn), true, (0, 1), NOW);
+            table.open(
+                (&table.seek(key(port, n), Event::Tcp(Segment::Syn)), Gap::UNKNOWN),
+                true,
+                (0, 1),
+                NOW,
+            );
         });
     }
     assert_eq!(table.flush(|parts| parts.remote.address == 0x0b00_0003), 2);
@@ -222,7 +255,14 @@ fn flushing_removes_what_is_wanted() {
 #[test]
 fn a_slot_is_not_taken_for_the_one_before() {
     let table = table();
-    let open = |n| table.open(&key(0, n), Event::Tcp(Segment::Syn), true, (0, 1), NOW);
+    let open = |n| {
+        table.open(
+            (&table.seek(key(0, n), Event::Tcp(Segment::Syn)), Gap::UNKNOWN),
+            true,
+            (0, 1),
+            NOW,
+        )
+    };
     open(1);
     let known = table.quoted(&key(0, 1), NOW).unwrap();
     assert!(table.end(&key(0, 1), known.slot));
@@ -237,7 +277,7 @@ fn a_slot_is_not_taken_for_the_one_before() {
 fn a_clock_that_is_behind_ends_no_connection() {
     let (table, _) = walk(&[(false, Segment::Syn), (true, Segment::SynAck), (false, Segment::Ack)]);
     for second in [100, 10, 200, 0] {
-        let seen = table.pass(&key(0, 1), Event::Tcp(Segment::Ack), true, at(second));
+        let seen = table.pass(&table.seek(key(0, 1), Event::Tcp(Segment::Ack)), true, at(second));
         assert!(matches!(seen, Seen::Known(_)), "{second}");
     }
 }
@@ -254,7 +294,14 @@ fn ports_that_want_all_leave_room_for_one_more() {
     let config = ConnectionsConfig { max_entries: 100, max_per_port: 100, ports: 5, ..CONFIG };
     let table = Connections::new(config);
     (0..5).for_each(|port| table.prepare(port));
-    let open = |port, n| table.open(&key(port, n), Event::Tcp(Segment::Ack), true, (0, 1), NOW);
+    let open = |port, n| {
+        table.open(
+            (&table.seek(key(port, n), Event::Tcp(Segment::Ack)), Gap::UNKNOWN),
+            true,
+            (0, 1),
+            NOW,
+        )
+    };
     for n in 0..1000 {
         (0..4).for_each(|port| _ = open(port, n));
     }
@@ -304,7 +351,14 @@ fn a_port_evicts_its_own_connections_alone() {
         ConnectionsConfig { max_entries: 1, max_per_port: 1, reserved_per_port: 1, ..CONFIG };
     let table = Connections::new(config);
     (0..4).for_each(|port| table.prepare(port));
-    let open = |port, n| table.open(&key(port, n), Event::Tcp(Segment::Syn), true, (0, 1), NOW);
+    let open = |port, n| {
+        table.open(
+            (&table.seek(key(port, n), Event::Tcp(Segment::Syn)), Gap::UNKNOWN),
+            true,
+            (0, 1),
+            NOW,
+        )
+    };
     let slot = |port, n| table.quoted(&key(port, n), NOW).unwrap().slot;
     assert_eq!(open(0, 1), Opened::New);
     let listed = slot(0, 1);
@@ -327,8 +381,10 @@ fn a_port_evicts_its_own_connections_alone() {
 #[test]
 fn a_worker_a_tick_behind_makes_no_stream() {
     let table = table();
-    let pass = |out, now| match table.pass(&key(0, 1), Event::Datagram, out, now) {
-        Seen::Unknown => _ = table.open(&key(0, 1), Event::Datagram, out, (0, 1), now),
+    let pass = |out, now| match table.pass(&table.seek(key(0, 1), Event::Datagram), out, now) {
+        Seen::Unknown(gap) => {
+            _ = table.open((&table.seek(key(0, 1), Event::Datagram), gap), out, (0, 1), now)
+        }
         seen => assert!(matches!(seen, Seen::Known(_)), "{seen:?}"),
     };
     pass(true, NOW);
@@ -343,25 +399,31 @@ fn a_reset_before_any_answer_may_be_repeated_and_nothing_else_goes_on() {
     let (key, rst) = (key(0, 1), Event::Tcp(Segment::Rst));
     for (first, by_first) in [(Segment::Syn, false), (Segment::Syn, true), (Segment::Ack, true)] {
         let table = table();
-        assert_eq!(table.open(&key, Event::Tcp(first), true, (0, 1), NOW), Opened::New);
+        assert_eq!(
+            table.open((&table.seek(key, Event::Tcp(first)), Gap::UNKNOWN), true, (0, 1), NOW),
+            Opened::New
+        );
         for _ in 0..3 {
-            assert!(matches!(table.pass(&key, rst, by_first, NOW), Seen::Known(_)));
+            assert!(matches!(table.pass(&table.seek(key, rst), by_first, NOW), Seen::Known(_)));
         }
         for segment in [Segment::Ack, Segment::Fin, Segment::SynAck, Segment::Syn] {
             for from in [false, true] {
-                let seen = table.pass(&key, Event::Tcp(segment), from, NOW);
+                let seen = table.pass(&table.seek(key, Event::Tcp(segment)), from, NOW);
                 assert!(matches!(seen, Seen::Again(_)), "as if the connection was unknown");
             }
         }
-        assert!(matches!(table.pass(&key, rst, by_first, NOW), Seen::Known(_)));
-        assert_eq!(table.pass(&key, rst, by_first, at(11)), Seen::Unknown);
+        assert!(matches!(table.pass(&table.seek(key, rst), by_first, NOW), Seen::Known(_)));
+        assert!(matches!(table.pass(&table.seek(key, rst), by_first, at(11)), Seen::Unknown(_)));
     }
     let table = table();
-    assert_eq!(table.open(&key, Event::Sctp(1), true, (0, 1), NOW), Opened::New);
+    assert_eq!(
+        table.open((&table.seek(key, Event::Sctp(1)), Gap::UNKNOWN), true, (0, 1), NOW),
+        Opened::New
+    );
     for _ in 0..2 {
-        assert!(matches!(table.pass(&key, Event::Sctp(6), false, NOW), Seen::Known(_)));
+        assert!(matches!(table.pass(&table.seek(key, Event::Sctp(6)), false, NOW), Seen::Known(_)));
     }
-    assert!(matches!(table.pass(&key, Event::Sctp(2), false, NOW), Seen::Again(_)));
+    assert!(matches!(table.pass(&table.seek(key, Event::Sctp(2)), false, NOW), Seen::Again(_)));
 }
 
 #[test]
@@ -376,7 +438,14 @@ fn a_full_list_of_half_open_connections_gives_up_its_oldest() {
         let remote = Place { address: n as u128, port: 9 };
         Key::new(&Parts { protocol: 6, remote, ..Parts::default() })
     };
-    let open = |n| table.open(&key(n), Event::Tcp(Segment::Syn), false, (0, 1), NOW);
+    let open = |n| {
+        table.open(
+            (&table.seek(key(n), Event::Tcp(Segment::Syn)), Gap::UNKNOWN),
+            false,
+            (0, 1),
+            NOW,
+        )
+    };
     for n in 0..=MAX_HALF_OPEN_PER_PORT {
         assert_eq!(open(n), Opened::New);
     }

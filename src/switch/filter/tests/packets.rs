@@ -1,6 +1,7 @@
 //! What is read from frames, and what cannot be read.
 
 use super::super::connections::{Event, Key};
+use super::super::gate::first_fields;
 use super::super::packet::{Content, Ends, Part, Segment, Unread};
 use super::super::rule::Message;
 use super::*;
@@ -31,6 +32,42 @@ fn addresses_ports_and_flags_are_read() {
     assert_eq!(read.content, Content::Sctp(Ends { from: 1, to: 2 }, 1));
     let read = packet(&ip("10.0.0.1", "10.0.0.2", 47, &[]));
     assert_eq!((read.protocol, read.content), (47, Content::Other));
+}
+
+/// Which of the short way and the long way reads a frame makes no difference to the answer.
+#[test]
+fn the_short_way_reads_what_the_long_way_reads() {
+    let mut random = Random(7);
+    let (mut short, mut long) = (0, 0);
+    for _ in 0..if cfg!(miri) { 200 } else { 100_000 } {
+        let ends = (("10.0.0.1", random.below(3) as u16), ("10.0.0.2", 80));
+        let flags = [SYN, SYN | ACK, ACK, FIN | ACK, RST][random.below(5)];
+        let is_tcp = random.below(2) == 0;
+        let mut frame = if is_tcp { tcp(ends.0, ends.1, flags) } else { udp(ends.0, ends.1) };
+        for _ in 0..random.below(3) {
+            let at = 12 + random.below(36) % (frame.len() - 12);
+            frame[at] = random.below(256) as u8;
+        }
+        frame.extend(vec![0; random.below(3) * 9]);
+        let len = 14 + random.below(frame.len() * 4);
+        frame.truncate(len);
+        let sum_at = [None, Some(50), Some(40), Some(34 + random.below(20))][random.below(4)];
+        let Some(plain) = plain(&frame, sum_at) else {
+            long += 1;
+            continue;
+        };
+        short += 1;
+        let bytes = &frame[..frame.len().min(SNAPSHOT_LEN)];
+        let read = packet::parse(&Headers { bytes, sum_at, ..headers(&frame) });
+        let Ok(Parsed::Packet(packet)) = read else { panic!("{read:?}: {frame:02x?}") };
+        assert_eq!((packet.part, packet.l3, packet.l4, packet.vlan), (Part::Whole, 14, 34, 0));
+        for direction in Direction::ALL {
+            let key = plain.key(3, 0, direction);
+            assert_eq!(packet.key(3, direction), Some((key, plain.event)), "{frame:02x?}");
+            assert_eq!(first_fields(&key, direction), packet.fields(), "{frame:02x?}");
+        }
+    }
+    assert!(short > long / 2 && long > short / 10, "{short} {long}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::super::connections::{Connections, Event, Key, Parts, Place, Seen, Segment};
+use super::super::connections::{Connections, Event, Gap, Key, Parts, Place, Seen, Segment};
 use super::*;
 
 fn key(port: u16, n: usize) -> Key {
@@ -16,11 +16,17 @@ fn an_open_connection_is_found_in_a_flood() {
     let table = Connections::new(CONFIG);
     (0..4).for_each(|port| table.prepare(port));
     let now = Tick::from(1000);
-    let open = |key: &Key, event| table.open(key, event, false, (0, 1), now);
+    let open = |key: &Key, event| {
+        let sought = table.seek(*key, event);
+        match table.pass(&sought, false, now) {
+            Seen::Unknown(gap) => table.open((&sought, gap), false, (0, 1), now),
+            _ => table.open((&sought, Gap::UNKNOWN), false, (0, 1), now),
+        }
+    };
     let resident = key(0, 1_000_000);
     open(&resident, Event::Tcp(Segment::Syn));
-    table.pass(&resident, Event::Tcp(Segment::SynAck), true, now);
-    table.pass(&resident, Event::Tcp(Segment::Ack), false, now);
+    table.pass(&table.seek(resident, Event::Tcp(Segment::SynAck)), true, now);
+    table.pass(&table.seek(resident, Event::Tcp(Segment::Ack)), false, now);
     let rounds = if cfg!(miri) { 100 } else { 30_000 };
     let busy = AtomicUsize::new(3);
     std::thread::scope(|scope| {
@@ -36,7 +42,7 @@ fn an_open_connection_is_found_in_a_flood() {
                             table.flush(wanted);
                         }
                         1..40 => {
-                            table.pass(&key, Event::Tcp(Segment::Rst), true, now);
+                            table.pass(&table.seek(key, Event::Tcp(Segment::Rst)), true, now);
                         }
                         _ => {
                             open(&key, Event::Tcp(Segment::Syn));
@@ -48,7 +54,7 @@ fn an_open_connection_is_found_in_a_flood() {
         }
         scope.spawn(|| {
             while busy.load(Ordering::Relaxed) > 0 {
-                let seen = table.pass(&resident, Event::Tcp(Segment::Ack), true, now);
+                let seen = table.pass(&table.seek(resident, Event::Tcp(Segment::Ack)), true, now);
                 assert!(matches!(seen, Seen::Known(_)), "{seen:?}");
             }
         });
