@@ -200,9 +200,9 @@ impl Filters {
         let known = together.min(1 + (self.alike >> first >> 1).trailing_ones() as usize);
         let compared = if known > 1 { 1 } else { together };
         let Some(compared) = burst.frames().get(first..first + compared) else { return 0 };
-        let compared = compared.iter().map(|frame| (&frame.snapshot, frame.len));
-        let answer = self.memo.stretch(judge.gate.connections, compared);
-        let Some((rule, count)) = answer else { return 0 };
+        let rest = compared.get(1..).unwrap_or_default().iter();
+        let rest = rest.map(|frame| (&frame.snapshot, frame.len));
+        let (rule, count) = self.memo.extend((&frame.snapshot, frame.len), rest);
         let count = count.max(known);
         self.tallies.add(judge.gate.port, rule, bits(first, count));
         count

@@ -223,11 +223,20 @@ impl FlowMemo {
         mut frames: impl Iterator<Item = (&'f Snapshot, u32)>,
     ) -> Option<(RuleNumber, usize)> {
         let first = frames.next()?;
-        if !self.covers(connections, first) {
-            return None;
-        }
+        self.covers(connections, first).then(|| self.extend(first, frames))
+    }
+
+    /// Returns the rule by which a frame passes that [`FlowMemo::covers`] has just covered, and the
+    /// number of frames that pass by the same answer: this frame, and those of the `rest` from the
+    /// first one on.
+    #[inline(always)]
+    pub fn extend<'f>(
+        &self,
+        first: (&'f Snapshot, u32),
+        rest: impl Iterator<Item = (&'f Snapshot, u32)>,
+    ) -> (RuleNumber, usize) {
         let (mut like, mut count) = (self.last.like(first.0), 1);
-        for frame in frames {
+        for frame in rest {
             if !like.is_equal(frame) {
                 if !self.last.covers_slowly(frame) {
                     break;
@@ -236,7 +245,7 @@ impl FlowMemo {
             }
             count += 1;
         }
-        Some((self.last.rule, count))
+        (self.last.rule, count)
     }
 
     /// True if a remembered answer covers a frame.
