@@ -4,8 +4,8 @@
 //! connection and exchanges one word. [`Connections::open`] holds the lock of the connection's
 //! shard, so that a connection has one entry; a worker tries for a bounded time and then answers
 //! [`Opened::Busy`]. A shard counts the connections that have begun: with an equal count, what
-//! `pass` has seen without the lock is still so, and `open` need not search again. Removal takes no lock either: the thread that exchanges an entry's word for an
-//! empty word has removed the entry.
+//! `pass` has seen without the lock is still so, and `open` need not search again. Removal takes no
+//! lock either: the thread that exchanges an entry's word for an empty word has removed the entry.
 //!
 //! A connection has two buckets of eight slots to choose from, both of one shard, and begins in the
 //! emptier one (Y. Azar et al., "Balanced allocations", STOC 1994).
@@ -356,8 +356,8 @@ impl Connections {
         removed
     }
 
-    /// Begins a connection. `rule` of the rules of `generation` permits it. `gap`: what the packet's
-    /// [`Connections::pass`] has seen.
+    /// Begins a connection. `rule` of the rules of `generation` permits it. `gap`: what
+    /// [`Connections::pass`] has seen for the packet.
     pub fn open(
         &self,
         (sought, gap): (&Sought, Gap),
