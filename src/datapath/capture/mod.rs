@@ -22,6 +22,7 @@ use allowance::Allowance;
 use base::limits::{CAPTURE_BATCH_BYTES, CAPTURE_BATCH_PACKETS, CAPTURE_FILTER_BYTES, MAX_PORTS};
 use base::stats::{Direction, DropReason};
 use filter::Filter;
+use outcomes::Sighting;
 use switch::PortId;
 
 /// One copy of a frame, without its bytes.
@@ -148,6 +149,14 @@ impl Capture {
         let bit = |bits: &AtomicU64| bits.load(Ordering::Relaxed) >> (port % 64) & 1 != 0;
         (!self.wanted.drops_only || dropped.is_some())
             && (self.is_of_all() || bits().is_some_and(bit))
+    }
+
+    /// Returns the number of the sightings that the capture wants.
+    pub(crate) fn count_wanted(&self, seen: &[Sighting]) -> usize {
+        if self.is_of_all() && !self.wanted.drops_only {
+            return seen.len();
+        }
+        seen.iter().filter(|one| self.wants(one.port, one.dropped)).count()
     }
 
     /// Returns the bytes at the beginning of a frame that the capture uses.

@@ -81,18 +81,21 @@ impl Outcomes {
     }
 
     /// Ends the record of a burst of `frames` frames, and adds the frames `received` from the
-    /// source. Returns all sightings sorted by frame, each frame at its source first, and the
-    /// number of outcomes that were lost.
+    /// source. Returns all sightings and the number of outcomes that were lost. With `sort` the
+    /// sightings are sorted by frame, each frame at its source first.
     pub(crate) fn end(
         &mut self,
         frames: usize,
         received: impl Iterator<Item = Sighting>,
+        sort: bool,
     ) -> (&[Sighting], u64) {
         self.are_wanted = false;
         // Later frames were given back to the source.
         self.all.retain(|seen| usize::from(seen.frame) < frames);
         self.all.extend(received);
-        self.all.sort_by_key(|seen| (seen.frame, seen.direction == Direction::Out));
+        if sort {
+            self.all.sort_by_key(|seen| (seen.frame, seen.direction == Direction::Out));
+        }
         (&self.all, self.lost)
     }
 }
@@ -107,7 +110,7 @@ mod tests {
         let mut outcomes = Outcomes::default();
         outcomes.dropped(&[0, 1], 1, DropReason::NoBuffer);
         outcomes.begin();
-        assert_eq!(outcomes.end(3, empty()), (&[][..], 0), "nobody wanted to know");
+        assert_eq!(outcomes.end(3, empty(), true), (&[][..], 0), "nobody wanted to know");
         assert_eq!(outcomes.drops(), 2, "but they are counted");
         outcomes.begin();
         outcomes.add(2, 1, None);
@@ -120,7 +123,7 @@ mod tests {
             direction: Direction::In,
             dropped: None,
         });
-        let (seen, lost) = outcomes.end(3, received.into_iter());
+        let (seen, lost) = outcomes.end(3, received.into_iter(), true);
         let places: Vec<(u8, PortId)> = seen.iter().map(|one| (one.frame, one.port)).collect();
         let last = (Sighting::NO_FRAME, 9);
         assert_eq!(places, [(0, 9), (0, 4), (0, 3), (1, 9), (1, 4), (2, 9), (2, 1), last]);
@@ -129,8 +132,8 @@ mod tests {
         for _ in 0..CAPTURE_OUTCOMES + 4 {
             outcomes.add(0, 1, None);
         }
-        assert_eq!(outcomes.end(3, empty()).1, 4);
+        assert_eq!(outcomes.end(3, empty(), true).1, 4);
         outcomes.begin();
-        assert!(outcomes.end(3, empty()).0.is_empty());
+        assert!(outcomes.end(3, empty(), true).0.is_empty());
     }
 }

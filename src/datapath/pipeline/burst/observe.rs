@@ -34,12 +34,13 @@ impl Pipeline {
         context: &mut BurstContext,
     ) -> u64 {
         let BurstContext { plan, outcomes, .. } = context;
-        let (mut are_wanted, mut read) = (false, 0);
+        let (mut are_wanted, mut read, mut now) = (false, 0, None);
         for observer in ports.observers() {
             match observer {
                 Observer::Client(capture) => {
                     are_wanted = true;
-                    let (now, captures) = (clock::monotonic_nanos(), ports.captures().count());
+                    let captures = ports.captures().count();
+                    let now = *now.get_or_insert_with(clock::monotonic_nanos);
                     if capture.may_look(self.worker, now, captures) {
                         (outcomes.may_look, read) = (true, u64::MAX);
                     }
@@ -76,33 +77,40 @@ impl Pipeline {
     ) {
         let mut outcomes = std::mem::take(&mut context.outcomes);
         let may_look = outcomes.may_look;
-        let (seen, lost) = outcomes.end(context.burst.frames().len(), received(context, port.id));
+        // Captures without time count the frames that they lose, in any order.
+        let sort = may_look || ports.observers().iter().any(|one| matches!(one, Observer::Port(_)));
+        let frames = context.burst.frames().len();
+        let (seen, lost) = outcomes.end(frames, received(context, port.id), sort);
+        let (now, captures) = (clock::monotonic_nanos(), ports.captures().count());
         for observer in ports.observers() {
-            let wanted = seen.iter().filter(|one| observer.wants(one));
             match observer {
                 Observer::Client(capture) => {
-                    let captures = ports.captures().count();
-                    self.capture((capture, captures), (wanted, lost, may_look), context);
+                    self.capture((capture, captures, now), (seen, lost, may_look), context);
                 }
-                Observer::Port(watch) => self.mirror(ports, port, (watch, wanted), context, stats),
+                Observer::Port(watch) => {
+                    let wanted = seen.iter().filter(|one| observer.wants(one));
+                    self.mirror(ports, port, (watch, wanted), context, stats);
+                }
             }
         }
         context.burst.keep_tags();
         context.outcomes = outcomes;
     }
 
-    /// Leaves copies of the `wanted` frames, which are sorted, with one of so many captures.
-    fn capture<'s>(
+    /// Leaves copies of the frames that one of so many captures wants, of those `seen`, which are
+    /// sorted if `may_look`. `now` is in nanoseconds.
+    fn capture(
         &self,
-        (capture, captures): (&Capture, usize),
-        (wanted, lost, may_look): (impl Iterator<Item = &'s Sighting>, u64, bool),
+        (capture, captures, now): (&Capture, usize, u64),
+        (seen, lost, may_look): (&[Sighting], u64, bool),
         context: &mut BurstContext,
     ) {
-        let mut leaving = capture.open(self.worker, clock::monotonic_nanos(), captures);
+        let mut leaving = capture.open(self.worker, now, captures);
         leaving.lose(lost);
         if !(may_look && leaving.may_look()) {
-            return leaving.lose(wanted.count() as u64);
+            return leaving.lose(capture.count_wanted(seen) as u64);
         }
+        let wanted = seen.iter().filter(|one| capture.wants(one.port, one.dropped));
         let BurstContext { burst, room, .. } = context;
         room.beginning.resize(room.beginning.len().max(capture.reads()), 0);
         let bytes = &mut room.beginning[..capture.reads()];
