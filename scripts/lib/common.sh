@@ -95,3 +95,14 @@ for argument in "$@"; do
     esac
 done
 unset argument
+
+# Runs an apt tool, $1, on the sources and lists that scripts/guest-image writes below $target.
+# shellcheck disable=SC2154 # the caller's
+own_apt() {
+    local tool=$1
+    shift
+    "$tool" -o "Dir::Etc::SourceList=$target/apt/sources.list" -o Dir::Etc::SourceParts=/dev/null \
+        -o "Dir::State::Lists=$target/apt/lists" -o "Dir::Cache=$target/apt/cache" \
+        -o Acquire::Languages=none -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false \
+        -o APT::Sandbox::User="$(id -un)" "$@"
+}
