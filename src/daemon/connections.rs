@@ -1,7 +1,6 @@
 //! Gives the compiled filters to the table of ports, follows the connections of ports with a filter
 //! and writes the logs of rules.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -25,9 +24,7 @@ impl Daemon {
         self.view.ports.set_filters(filters);
         // A worker that has not adopted the table may still begin a connection, which times out.
         open.into_iter().for_each(|port| self.end_connections(port));
-        if let Err(error) = self.sweep_connections() {
-            log::error!("connections that have timed out stay: {error}");
-        }
+        self.sweep_connections();
     }
 
     /// Gives the wanted filters to the table of ports, and takes over the connections of the
@@ -45,11 +42,13 @@ impl Daemon {
             }
             Err(damaged) => log::warn!("the process before left {damaged}"),
         }
+        self.sweep_connections();
     }
 
     /// Gives a new port the connections that the process before tracked for its name.
     pub(super) fn adopt_connections(&mut self, port: &Port) {
         self.filters.adopt_connections(port);
+        self.sweep_connections();
     }
 
     /// Removes the connections of a port that has no filter any more, or meets other peers.
@@ -59,23 +58,43 @@ impl Daemon {
         }
     }
 
-    /// Starts the thread that removes connections that have timed out, if a port has a filter and
-    /// the thread does not run yet.
-    fn sweep_connections(&mut self) -> io::Result<()> {
-        let Some(connections) = self.filters.connections_to_sweep() else { return Ok(()) };
-        self.help("connections", move |view, stopping| sweep(&connections, view, stopping))?;
-        self.filters.sweeps = true;
-        Ok(())
+    /// Has a thread remove connections that time out, if there are connections or filters: starts
+    /// the thread, or wakes it.
+    fn sweep_connections(&mut self) {
+        let Some(connections) = self.filters.connections().cloned() else { return };
+        if connections.is_empty() && !self.view.ports.present().has_filters() {
+            return;
+        }
+        if let Some(sweeper) = &self.filters.sweeper {
+            sweeper.unpark();
+            return;
+        }
+        let work = move |view: &View, stopping: &AtomicBool| sweep(&connections, view, stopping);
+        match self.help("connections", work) {
+            Ok(sweeper) => self.filters.sweeper = Some(sweeper),
+            Err(error) => log::error!("connections that have timed out stay: {error}"),
+        }
     }
 }
 
 /// Writes the logs of rules, and removes connections that have timed out, a part of the table at a
-/// time.
+/// time. Sleeps while there are neither filters nor connections, until
+/// [`Daemon::sweep_connections`] wakes the thread.
 fn sweep(connections: &Connections, view: &View, stopping: &AtomicBool) {
-    let mut step = 0;
+    let (mut step, mut unused) = (0, 0);
     while !stopping.load(Ordering::Acquire) {
-        std::thread::park_timeout(CONNECTION_SWEEP_PAUSE);
-        write_logs(&view.ports.present());
+        // A worker with an older table of ports may begin a connection after the last filter went,
+        // but not a whole pause later.
+        if unused < 2 {
+            std::thread::park_timeout(CONNECTION_SWEEP_PAUSE);
+        } else {
+            std::thread::park();
+            unused = 0;
+        }
+        let ports = view.ports.present();
+        write_logs(&ports);
+        let is_used = ports.has_filters() || !connections.is_empty();
+        unused = if is_used { 0 } else { unused + 1 };
         if connections.is_empty() {
             continue;
         }

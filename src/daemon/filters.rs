@@ -10,6 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::thread::Thread;
 use std::time::Instant;
 
 use super::desired::Desired;
@@ -66,8 +67,8 @@ pub(crate) struct Filters {
     orphans: Option<(Orphans, Instant)>,
     /// Number of the last compiled rules; each has another.
     generation: u32,
-    /// True if a thread removes connections that have timed out.
-    pub(super) sweeps: bool,
+    /// The thread that removes connections that have timed out, once started.
+    pub(super) sweeper: Option<Thread>,
 }
 
 impl Filters {
@@ -82,19 +83,13 @@ impl Filters {
             refused: HashMap::new(),
             orphans: None,
             generation: 0,
-            sweeps: false,
+            sweeper: None,
         })
     }
 
     /// Returns the connections of all ports, if a port has or had a filter.
     pub(crate) fn connections(&self) -> Option<&Arc<Connections>> {
         self.connections.get()
-    }
-
-    /// Returns the connections of all ports, for a thread that removes connections that have timed
-    /// out; none if the thread runs already, or no port has had a filter.
-    pub(super) fn connections_to_sweep(&self) -> Option<Arc<Connections>> {
-        self.connections().filter(|_| !self.sweeps).cloned()
     }
 
     /// Takes over the connections of the process before, and returns their number; `number` finds

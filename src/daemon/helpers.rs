@@ -29,16 +29,18 @@ pub(crate) struct Helpers {
 }
 
 impl Helpers {
-    /// Starts a thread that does `work` until the daemon stops.
+    /// Starts a thread that does `work` until the daemon stops. Returns the thread, to be woken.
     pub(crate) fn start(
         &mut self,
         name: &str,
         mut work: impl FnMut(&AtomicBool) + Send + 'static,
-    ) -> io::Result<()> {
+    ) -> io::Result<Thread> {
         let stopping = Arc::clone(&self.stopping);
         let work = move || work(&stopping);
-        self.threads.push(start_helper(name.to_owned(), &self.stopping, work)?);
-        Ok(())
+        let helper = start_helper(name.to_owned(), &self.stopping, work)?;
+        let thread = helper.thread().clone();
+        self.threads.push(helper);
+        Ok(thread)
     }
 
     /// Starts the thread that follows the interfaces of uplinks, unless the thread runs.

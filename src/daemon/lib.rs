@@ -72,6 +72,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use api::config::{self, Config, Entry, Kind, Origin, Texts};
@@ -339,12 +340,13 @@ impl Daemon {
         Ok(())
     }
 
-    /// Starts a thread that does `work` with a view until the daemon stops.
+    /// Starts a thread that does `work` with a view until the daemon stops. Returns the thread, to
+    /// be woken.
     fn help(
         &mut self,
         name: &str,
         mut work: impl FnMut(&View, &AtomicBool) + Send + 'static,
-    ) -> io::Result<()> {
+    ) -> io::Result<Thread> {
         let view = self.view();
         self.helpers.start(name, move |stopping| work(&view, stopping))
     }

@@ -53,6 +53,11 @@ impl PortTable {
         self.slots.get(usize::from(id))?.as_deref()
     }
 
+    /// True if a port has a filter, or gets one when the port is added.
+    pub fn has_filters(&self) -> bool {
+        !self.filters.is_empty()
+    }
+
     /// Returns the port with number `id` as a shared pointer, if there is one.
     pub fn shared(&self, id: PortId) -> Option<&Arc<Port>> {
         self.slots.get(usize::from(id))?.as_ref()

@@ -3,11 +3,11 @@
 
 use std::fs;
 
-use base::limits::{MAX_FILTER_BYTES, MAX_FILTER_RULES};
+use base::limits::{CONNECTION_SWEEP_PAUSE, MAX_FILTER_BYTES, MAX_FILTER_RULES};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::Value;
-use testkit::proc::Dir;
+use testkit::proc::{Dir, wait_for};
 use testkit::vm::{Vm, VmConfig};
 
 use super::kept::Kept;
@@ -421,5 +421,30 @@ fn a_check_finds_rules_that_never_match_and_empty_groups() {
     assert_eq!(lab.fails(&["filter", "check", "x"]).0, 1);
     let (status, line) = lab.fails(&["filter", "check", "/no/such/file"]);
     assert!(status == 1 && line.contains("/no/such/file"), "{line}");
+    lab.d.stop();
+}
+
+/// The thread that follows connections does not wake up once the last filter has gone, and works
+/// again when a port gets a filter, also a port that comes after its filter.
+#[test]
+fn without_filters_no_thread_wakes_for_connections() {
+    let lab = Lab::new(1, &[]);
+    lab.done(&["filter", "add", "base", "default-in=drop"]);
+    let wakes = || lab.d.voluntary_switches_of("connections");
+    let in_two_pauses = || {
+        let before = wakes();
+        std::thread::sleep(2 * CONNECTION_SWEEP_PAUSE + CONNECTION_SWEEP_PAUSE / 2);
+        wakes() - before
+    };
+    for (with, without) in [
+        (&["port", "set", "p0", "filter=base"], &["port", "set", "p0", "filter="][..]),
+        (&["port", "add", "p9", "filter=base"], &["port", "del", "p9"]),
+    ] {
+        lab.done(with);
+        let woken = in_two_pauses();
+        assert!(woken >= 2, "{woken} wake-ups with a filter");
+        lab.done(without);
+        assert!(wait_for(LOST, || in_two_pauses() == 0), "wake-ups without a filter");
+    }
     lab.d.stop();
 }
