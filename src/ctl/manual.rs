@@ -4,11 +4,13 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
+use api::config::Kind;
 use clap::Command;
 use clap_mangen::Man;
 use testkit::manual::{DATE, escape, hold_page};
 
 use crate::args;
+use crate::values::DELETE;
 
 /// Sections of the manual page that clap does not know.
 const END: &str = "\
@@ -74,6 +76,8 @@ fn the_page_is_made_from_the_command_line() {
     let mut text = String::from_utf8(page).expect("UTF-8");
     assert!(text.contains(QUOTES));
     text = QUOTES.to_owned() + &text.replace(QUOTES, "") + ".SH COMMANDS\n";
+    let (last, others) = DELETE.split_last().expect("words");
+    let _ = writeln!(text, "{} and {last} stand for del.", others.join(", "));
     let mut known = HashMap::new();
     each_command(&command, "", &mut |name, inner| describe(&mut text, &mut known, name, inner));
     text += END;
@@ -82,18 +86,20 @@ fn the_page_is_made_from_the_command_line() {
     hold_page("docs/man/vioswitchctl.8", &text);
 }
 
-/// Groups with the commands of `port`, each for ports of one kind.
-const AS_PORT: [&str; 4] = ["tap", "xdp", "stream", "vduse"];
+/// Returns the groups with the commands of `port`, each for ports of one kind.
+fn as_port() -> Vec<&'static str> {
+    Kind::PORTS.iter().filter(|kind| **kind != Kind::Port).map(|kind| kind.name()).collect()
+}
 
 /// Calls `visit` with each command that has no subcommand, and the command's name; with the
-/// commands of `port` and of [`AS_PORT`] once.
+/// commands of `port` and of [`as_port`] once.
 fn each_command(command: &Command, prefix: &str, visit: &mut dyn FnMut(&str, &Command)) {
     let shown = |inner: &&Command| {
-        !inner.is_hide_set() && inner.get_name() != "help" && !AS_PORT.contains(&inner.get_name())
+        !inner.is_hide_set() && inner.get_name() != "help" && !as_port().contains(&inner.get_name())
     };
     for inner in command.get_subcommands().filter(shown) {
         let name = match inner.get_name() {
-            "port" => format!("port|{}", AS_PORT.join("|")),
+            "port" => format!("port|{}", as_port().join("|")),
             name => format!("{prefix}{name}"),
         };
         if inner.has_subcommands() && !inner.is_subcommand_required_set() {
@@ -147,7 +153,7 @@ fn describe(text: &mut String, known: &mut HashMap<String, String>, name: &str, 
     let paragraphs: Vec<String> = about.split("\n\n").map(escape).collect();
     let _ = writeln!(text, "{}", paragraphs.join("\n.PP\n"));
     let aliases: Vec<&str> = command.get_visible_aliases().collect();
-    if !aliases.is_empty() {
+    if !aliases.is_empty() && aliases != DELETE {
         let _ = writeln!(text, ".PP\nAliases: {}.", escape(&aliases.join(", ")));
     }
     let own = command.get_arguments().filter(|arg| !arg.is_global_set() && !arg.is_hide_set());
@@ -159,7 +165,10 @@ fn describe(text: &mut String, known: &mut HashMap<String, String>, name: &str, 
         let (name, help) = (escape(&arg.to_string()), escape(&help));
         let _ = writeln!(options, ".TP\n.B {name}\n{help}");
     }
+    let arguments = options.matches("\n.B <").count();
     match known.get(&options) {
+        // The heading names the argument, which an earlier command describes.
+        Some(_) if arguments == 1 && options.matches(".TP").count() == 1 => {}
         Some(other) if options.matches(".TP").count() > 1 => {
             let _ = writeln!(text, ".PP\nOptions are those of\n.BR \"{other}\" .");
         }

@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn each_code_is_on_the_page() {
-        let mark = "<!-- made from src/daemon/degraded.rs: UPDATE_DOCS=1 cargo test --lib -->";
+        let mark = "<!-- UPDATE_DOCS: src/daemon/degraded.rs -->";
         let row = |code: &Code| format!("`{}` | {}\n", code.name(), code.meaning());
         let rows: String = Code::ALL.iter().map(row).collect();
         let table = format!("code | meaning\n---|---\n{rows}");

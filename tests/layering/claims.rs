@@ -10,7 +10,7 @@ use super::{Source, is_word, none, sources, words};
 
 const PAGE: &str = "docs/testing.md";
 /// What stands behind this line of the page is made here.
-const MARK: &str = "<!-- made from the tests: UPDATE_DOCS=1 cargo test --test layering -->\n";
+const MARK: &str = "<!-- UPDATE_DOCS: the tests -->\n";
 /// The last column of tables whose rows each name a test.
 const HELD_BY: &str = " | held by";
 /// Scripts that test what is installed; the page names them too.

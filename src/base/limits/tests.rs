@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use testkit::manual::ROOT;
 
 /// The line behind which this file makes the page.
-const MARK: &str = "<!-- made from src/base/limits.rs: UPDATE_DOCS=1 cargo test --lib limits -->\n";
+const MARK: &str = "<!-- UPDATE_DOCS: src/base/limits.rs -->\n";
 
 /// Where values stand on the page.
 const COLUMN: usize = 76;

@@ -109,7 +109,7 @@ pub(super) fn by_kind(key: &Key, of: impl Fn(Kind) -> String) -> String {
 #[test]
 fn the_page_of_the_configuration_says_when_changes_take_effect() {
     let file = "docs/configuration.md";
-    let mark = "<!-- made from src/api/config/keys.rs: UPDATE_DOCS=1 cargo test --lib -->";
+    let mark = "<!-- UPDATE_DOCS: src/api/config/keys.rs -->";
     let mut effects: Vec<(String, Vec<String>)> = Vec::new();
     for key in KEYS.iter().filter(|key| !key.kinds.is_empty()) {
         let effect = by_kind(key, |kind| format!("`{}`", key.effect(kind).name()));
