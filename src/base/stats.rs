@@ -10,12 +10,14 @@
 //! write a shared counter by an atomic add, off the hot path ([`Counter::add_shared`]).
 
 mod reasons;
+mod states;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
 pub use reasons::DropReason;
+pub use states::PortState;
 
 /// A number that one owner at a time increases, and that any thread may read.
 #[derive(Debug, Default)]

@@ -32,16 +32,14 @@ pub fn word(value: &impl ValueEnum) -> String {
 
 impl ValueEnum for State {
     fn value_variants<'a>() -> &'a [State] {
-        const ALL: [State; 3] = [
-            State(wire::State::AWAITED[0].0),
-            State(wire::State::AWAITED[1].0),
-            State(wire::State::AWAITED[2].0),
-        ];
+        const ALL: [State; 3] =
+            [State(wire::AWAITED[0].0), State(wire::AWAITED[1].0), State(wire::AWAITED[2].0)];
         &ALL
     }
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
-        let (state, more) = wire::State::AWAITED.iter().find(|(state, _)| *state == self.0)?;
+        let (state, more) = wire::AWAITED.iter().find(|(state, _)| *state == self.0)?;
+        // A wait also ends in a later state, which the sentences about the states rule out.
         let help = match state {
             wire::State::Listening => "the socket listens",
             wire::State::Negotiating => "a front-end is connected",

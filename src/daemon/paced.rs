@@ -8,7 +8,6 @@
 use base::limits::{MOVES_TOLD_SECONDS, VIOLATIONS_TOLD_SECONDS};
 use datapath::events::What;
 use datapath::port::{Port, PortTable};
-use switch::port_security::Address;
 
 /// Reports of one port.
 #[derive(Debug)]
@@ -49,10 +48,8 @@ impl Reports {
         }
         let frames = broken.due(counts[2], now, VIOLATIONS_TOLD_SECONDS);
         if let (Some(frames), Some(violation)) = (frames, port.observed.last_seen.violation()) {
-            let (rule, address) = (violation.rule.name(), violation.address);
-            let address = (address != Address::None).then(|| address.to_string());
             let dropped = port.policy.get().security.as_ref().is_some_and(|rules| rules.enforced);
-            let what = What::GuardViolation { rule, address, dropped, frames };
+            let what = What::GuardViolation { violation, dropped, frames };
             port.reports.events.tell_and_log(&port.name, what);
         }
     }
@@ -99,6 +96,7 @@ mod tests {
     use super::*;
     use base::frame::MacAddr;
     use datapath::events::Events;
+    use switch::port_security::Address;
     use switch::{Rule, Violation};
     use sys::waker::Waker;
 
@@ -162,8 +160,7 @@ mod tests {
         assert!(reports.are_over(&port));
         let told = events.after(0, 9).events.into_iter().map(|event| event.what);
         let violation = |last: u8, frames| What::GuardViolation {
-            rule: "ip",
-            address: Some(format!("10.0.0.{last}")),
+            violation: Violation { rule: Rule::Ip, address: Address::Ip([10, 0, 0, last].into()) },
             dropped: false,
             frames,
         };

@@ -25,8 +25,10 @@ use base::frame::MacAddr;
 use base::limits::{
     EVENT_TEXT_CHARS, EVENTS_KEPT, EVENTS_QUEUED, PORT_EVENT_BURST, PORT_EVENT_EVERY,
 };
-use base::stats::{Direction, DropReason};
+use base::stats::{Direction, DropReason, PortState};
 use base::words::counted;
+use switch::Violation;
+use switch::port_security::Address;
 use sys::clock;
 use sys::threads::lock;
 use sys::waker::Waker;
@@ -37,6 +39,18 @@ fn shown<S: Serializer>(mac: &MacAddr, to: S) -> Result<S::Ok, S::Error> {
 
 fn named<S: Serializer>(reason: &DropReason, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(reason.name())
+}
+
+/// Serializes a broken rule as the name of the rule, and the address or null.
+fn broken<S: Serializer>(violation: &Violation, to: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Fields {
+        rule: &'static str,
+        address: Option<String>,
+    }
+    let Violation { rule, address } = violation;
+    let address = (*address != Address::None).then(|| address.to_string());
+    Fields { rule: rule.name(), address }.serialize(to)
 }
 
 /// A kind of event: its name, and its number in the journal's catalog, which never changes.
@@ -145,13 +159,13 @@ events! {
         "disconnected: {why}";
     /// The interface of a TAP was deleted.
     InterfaceGone = "interface_gone" "9f0c3a5be1d7462d8e64a7bb0f2c9d11" Warn,
-        "its interface is gone";
+        "{}", PortState::Gone.of_it(None);
     /// The interface of a TAP, deleted before, is attached again.
     InterfaceBack = "interface_back" "47be2d90c65f4f1fa3180d6e9c7b5a22" Info,
         "its interface is back";
     /// The interface of a TAP was set down: no frame passes.
     InterfaceDown = "interface_down" "d2e8517a4c0b4b6e95f3c1a87d604e33" Warn,
-        "its interface went down";
+        "{}", PortState::Down.of_it(None);
     /// The interface of a TAP was set up.
     InterfaceUp = "interface_up" "6a13f9d07e824c5db0c2985ef47a1b44" Info,
         "its interface came up";
@@ -178,9 +192,12 @@ events! {
         "{mac} flaps, and is held at port {}{}", old_port(at), others(*frames);
     /// A frame broke a rule of the port's guard, by this address if the rule is about an address.
     /// The last of `frames` frames, dropped or not, since the port's last event of this kind.
-    GuardViolation { rule: &'static str, address: Option<String>, dropped: bool, frames: u64 }
+    GuardViolation {
+        #[serde(flatten, serialize_with = "broken")] violation: Violation, dropped: bool,
+        frames: u64
+    }
         = "guard_violation" "5d3e0b7c92a14f68b1c7e94d20fa6383" Warn,
-        "guard: rule {rule}{}{}{}", about(address), others(*frames),
+        "guard: {violation} (rule {}){}{}", violation.rule, others(*frames),
         if *dropped { "" } else { " (not dropped)" };
     /// A rule with `log` has decided about a packet. The log had no room for
     /// `not_logged` packets before.
@@ -205,10 +222,6 @@ fn of_user(uid: Option<u32>) -> String {
 
 fn old_port(name: &Option<String>) -> &str {
     name.as_deref().unwrap_or("one that is gone")
-}
-
-fn about(address: &Option<String>) -> String {
-    address.as_ref().map_or_else(String::new, |address| format!(", {address}"))
 }
 
 fn besides(packets: u64) -> String {

@@ -2,13 +2,14 @@
 //! verdict.
 //!
 //! The table of [`Note`] words each decision that no counter counts; the table of [`DropReason`]
-//! words each drop, for counters too. A sentence has its port in `{port}`, and other facts in
-//! places with their names ([`base::words::fill`]). A view such as `trace` adds the names of ports.
+//! words each drop, for counters too, and the table of [`PortState`] each state of a port. A
+//! sentence has its port in `{port}`, and other facts in places with their names
+//! ([`base::words::fill`]). A view such as `trace` adds the names of ports.
 
 use std::fmt::Display;
 
 use super::fdb::PortId;
-use base::stats::DropReason;
+use base::stats::{DropReason, PortState};
 use base::words::fill;
 
 /// A decision about a frame.
@@ -31,6 +32,8 @@ pub enum Ground {
     Note(Note),
     /// A decision for which frames are dropped.
     Drop(DropReason),
+    /// The state of the port, for which frames are dropped.
+    State(PortState, DropReason),
 }
 
 /// A fact of a decision.
@@ -67,6 +70,12 @@ impl Ruling {
         Ruling { port, ground: Ground::Drop(reason), facts: Vec::new(), verdict: Verdict::Drops }
     }
 
+    /// Makes a decision by which the frame is dropped because of the port's state.
+    pub fn idle(port: PortId, state: PortState, reason: DropReason) -> Ruling {
+        let ground = Ground::State(state, reason);
+        Ruling { port, ground, facts: Vec::new(), verdict: Verdict::Drops }
+    }
+
     /// Adds a fact.
     #[must_use]
     pub fn with(mut self, name: &'static str, value: impl Display) -> Ruling {
@@ -84,7 +93,7 @@ impl Ruling {
     /// Returns the reason of the drop, if the frame is dropped.
     pub fn reason(&self) -> Option<DropReason> {
         match (self.ground, self.verdict) {
-            (Ground::Drop(reason), Verdict::Drops) => Some(reason),
+            (Ground::Drop(reason) | Ground::State(_, reason), Verdict::Drops) => Some(reason),
             _ => None,
         }
     }
@@ -94,6 +103,7 @@ impl Ruling {
         let sentence = match self.ground {
             Ground::Note(note) => note.sentence(),
             Ground::Drop(reason) => reason.sentence(),
+            Ground::State(state, _) => state.sentence(),
         };
         fill(sentence, |place| match self.facts.iter().find(|(known, _)| *known == place) {
             Some((_, Fact::Text(text))) => Some(text.clone()),

@@ -6,8 +6,8 @@ use super::finding::{
     RECEIVER_OVERLOADED, RING_BROKEN, TAP_DOWN, TAP_GONE, UPLINKS_IN_ONE_BRIDGE,
 };
 use super::history::Sender;
-use base::stats::DropReason;
-use base::words::{counted, fill};
+use base::stats::{DropReason, PortState};
+use base::words::counted;
 
 /// Frames with offloads in software that are more than an accident of a boot.
 const MANY_FRAMES: u64 = 1_000;
@@ -38,11 +38,11 @@ fn down(port: &Port, link: &Link, facts: &Facts) -> Option<Finding> {
     match state {
         LinkState::Up => None,
         LinkState::Down => {
-            let cause = format!("its interface {interface} is down");
+            let cause = PortState::Down.of_it(Some(interface));
             Some(Finding::of_drops(TAP_DOWN, port, DropReason::TapDown, cause))
         }
         LinkState::Gone => {
-            let cause = format!("its interface {interface} was deleted");
+            let cause = PortState::Gone.of_it(Some(interface));
             let user = match facts.condition.user {
                 0 => String::new(),
                 user => format!(" user {user}"),
@@ -60,9 +60,9 @@ fn down(port: &Port, link: &Link, facts: &Facts) -> Option<Finding> {
 }
 
 fn disabled(port: &Port) -> Option<Finding> {
-    let reason = DropReason::AdminDown;
-    let cause = fill(reason.sentence(), |_| Some("it".to_owned()));
-    port.is_disabled.then(|| Finding::of_drops(PORT_DISABLED, port, reason, cause))
+    let cause = PortState::Disabled.of_it(None);
+    let finding = || Finding::of_drops(PORT_DISABLED, port, DropReason::AdminDown, cause);
+    port.is_disabled.then(finding)
 }
 
 fn broken(port: &Port) -> Option<Finding> {

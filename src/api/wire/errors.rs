@@ -6,8 +6,7 @@ use serde_json::Value;
 use super::interface::errors;
 #[cfg(test)]
 use super::tests::{Varlink, body, item, lines};
-use super::types::State;
-use super::{SERVICE, SWITCH};
+use super::{SERVICE, SWITCH, State};
 use crate::config::InvalidSetting;
 use base::limits::{MAX_CONFIG_ERRORS, MAX_QUOTED_CHARS};
 

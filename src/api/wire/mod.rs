@@ -20,7 +20,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 pub use crate::diagnosis::Level;
-pub use base::stats::Direction;
+pub use base::stats::{Direction, PortState as State};
 pub use errors::{Fault, ServiceError, SwitchError, clip};
 pub use given::read;
 pub use methods::*;

@@ -6,10 +6,10 @@ use serde_json::Number;
 use testkit::manual::hold;
 
 use super::methods::declared;
-use super::types::{EntryKeys, GroupRole, LiveKeys, ShownKeys, State, answered, given};
+use super::types::{EntryKeys, GroupRole, LiveKeys, ShownKeys, answered, given};
 use crate::config::{Effect, KEYS, Key, Kind};
 use crate::diagnosis::Level;
-use base::stats::Direction;
+use base::stats::{Direction, PortState as State};
 use datapath::events::KINDS;
 
 /// A type that has a name in varlink.
@@ -185,16 +185,13 @@ fn description() -> String {
         /// warn: frames pass, but more slowly or less safely than possible, or not after the next
         /// restart. fail: frames do not pass, or a configured port or service is missing.
         Level = Level::ALL.map(Level::name);
-        /// listening: no front-end is connected. negotiating: a front-end is connected and takes no
-        /// frames yet. attached: frames pass. down: the uplink's interface is down. gone: the
-        /// interface was deleted, and the switch waits for the interface. left_out: the port has no
-        /// socket or interface yet. disabled: the port is administratively down. removing: the port
-        /// was deleted, and the removal has not ended yet.
-        State = State::ALL.map(State::name);
         /// Role of a port for multicast groups.
         GroupRole = GroupRole::ALL.map(GroupRole::name);
     };
-    let types = [enumerations, answered(), given()].concat();
+    let states = State::ALL.map(|state| format!(" {state}: {}.", state.meaning()));
+    let states =
+        enumeration(&states.each_ref().map(String::as_str), "State", &State::ALL.map(State::name));
+    let types = [enumerations, states, answered(), given()].concat();
     let all = [types, declared(), super::errors::of_switch()].concat();
     format!("{HEAD}{}\n", all.trim_end())
 }

@@ -10,31 +10,17 @@ use super::interface::structs;
 use super::tests::{Fields, Varlink, body, item, lines, named};
 use crate::config::Effect;
 use crate::diagnosis::Level;
-use base::stats::Direction;
+use base::stats::{Direction, PortState as State};
 
-base::words! {
-    /// State of a port.
-    #[derive(Serialize, Deserialize)]
-    #[serde(rename_all = "snake_case")]
-    #[allow(missing_docs)]
-    State {
-        Listening "listening", Negotiating "negotiating", Attached "attached", Down "down",
-        Gone "gone", LeftOut "left_out", Disabled "disabled", Removing "removing",
-    }
-}
+/// States that a client can wait for, each with further words for the state. A port in a later
+/// state also counts as in the earlier states.
+pub const AWAITED: [(State, &[&str]); 3] =
+    [(State::Listening, &[]), (State::Negotiating, &[]), (State::Attached, &["up"])];
 
-impl State {
-    /// States that a client can wait for, each with further words for the state. A port in a later
-    /// state also counts as in the earlier states.
-    pub const AWAITED: [(State, &'static [&'static str]); 3] =
-        [(State::Listening, &[]), (State::Negotiating, &[]), (State::Attached, &["up"])];
-
-    /// Returns the state that a client waits for by this word.
-    pub fn awaited(word: &str) -> Option<State> {
-        let is_it =
-            |(state, more): &&(State, &[&str])| state.name() == word || more.contains(&word);
-        State::AWAITED.iter().find(is_it).map(|(state, _)| *state)
-    }
+/// Returns the state that a client waits for by this word.
+pub fn awaited(word: &str) -> Option<State> {
+    let is_it = |(state, more): &&(State, &[&str])| state.name() == word || more.contains(&word);
+    AWAITED.iter().find(is_it).map(|(state, _)| *state)
 }
 
 base::words! {

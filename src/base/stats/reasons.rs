@@ -3,13 +3,14 @@
 //!
 //! The sentence about a reason is about one frame, as a trace shows the sentence, and about all
 //! frames of a counter: places such as `{port:the sending port}` have the name of a port in a
-//! trace, and otherwise their default.
+//! trace, and otherwise their default. A reason that is the state of a port has the sentence of
+//! [`PortState`].
 
-use super::Direction;
+use super::{Direction, PortState};
 use crate::words::fill;
 
 macro_rules! drop_reasons {
-    ($($name:ident, $text:literal, $place:literal, $sentence:literal, $advice:literal;)*) => {
+    ($($name:ident, $text:literal, $place:literal, $sentence:expr, $advice:literal;)*) => {
         /// Reason why the switch dropped a frame, or a copy of a frame.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[repr(u8)]
@@ -88,7 +89,7 @@ drop_reasons! {
     "compare vlan, trunk and native of both ports: vioswitchctl why NAME NAME";
 
     AdminDown, "admin_down", "in",
-    "{port:the sending or the receiving port} is administratively down (admin=down)",
+    PortState::Disabled.sentence(),
     "vioswitchctl port set NAME admin=up";
 
     Guard, "guard", "in",
@@ -136,8 +137,8 @@ drop_reasons! {
     "nothing while a VM is paused or resumed";
 
     PortDown, "port_down", "port, out",
-    "{why:no front-end is connected, or no enabled receive ring has its memory and ever held a \
-     buffer}",
+    // States of a port and of its rings, so no sentence of a state.
+    "no front-end is connected, or no enabled receive ring has its memory and ever held a buffer",
     "start the VM, or its network driver";
 
     NoBuffer, "no_buffer", "out",
@@ -180,11 +181,11 @@ drop_reasons! {
     "the host is overloaded: tc -s qdisc show dev IFNAME";
 
     TapDown, "tap_down", "out",
-    "{why:the TAP's interface is down}",
+    PortState::Down.sentence(),
     "ip link set IFNAME up";
 
     TapGone, "tap_gone", "port, out",
-    "{why:the TAP's interface is gone}",
+    PortState::Gone.sentence(),
     "make the interface again";
 
     TapRejected, "tap_rejected", "in, out",
@@ -198,11 +199,11 @@ drop_reasons! {
      link show IFNAME";
 
     XdpDown, "xdp_down", "out",
-    "{why:the XDP uplink's interface is down}",
+    PortState::Down.sentence(),
     "ip link set IFNAME up";
 
     XdpGone, "xdp_gone", "port, out",
-    "{why:the XDP uplink's interface is gone}",
+    PortState::Gone.sentence(),
     "make the interface again";
 
     XdpRejected, "xdp_rejected", "out",
@@ -214,7 +215,7 @@ drop_reasons! {
     "the process at the other end is slow, or stopped";
 
     StreamGone, "stream_gone", "port, out",
-    "{why:no process is connected to the stream}",
+    PortState::Listening.sentence(),
     "start the process at the other end";
 
     FloodBusy, "flood_busy", "in",
@@ -230,7 +231,21 @@ drop_reasons! {
 impl DropReason {
     /// Returns the meaning of a counter of the reason.
     pub fn meaning(self) -> String {
-        fill(self.sentence(), |_| None)
+        fill(self.sentence(), |place| self.fact(place).map(str::to_owned))
+    }
+
+    /// Returns the words that a counter of the reason has in the sentence about a state, if they
+    /// are not the state's own.
+    fn fact(self, place: &str) -> Option<&'static str> {
+        use DropReason as Is;
+        Some(match (self, place) {
+            (Is::AdminDown, "port") => "the sending or the receiving port",
+            (Is::TapDown | Is::TapGone, "its") => "the TAP's",
+            (Is::XdpDown | Is::XdpGone, "its") => "the XDP uplink's",
+            (Is::StreamGone, "peer") => "process",
+            (Is::StreamGone, "port") => "the stream",
+            _ => return None,
+        })
     }
 
     /// Returns true if no healthy guest causes drops of the reason, and no finding other than
@@ -263,8 +278,7 @@ mod tests {
 
     use super::*;
 
-    const FROM: &str =
-        "<!-- made from src/base/stats/reasons.rs: UPDATE_DOCS=1 cargo test --lib -->";
+    const FROM: &str = "<!-- UPDATE_DOCS: src/base/stats/reasons.rs -->";
 
     #[test]
     fn names_are_unique_and_indices_match() {

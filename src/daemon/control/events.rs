@@ -75,6 +75,8 @@ mod tests {
     use base::limits::EVENTS_KEPT;
     use base::stats::{Direction, DropReason};
     use datapath::events::{Events, KINDS};
+    use switch::port_security::Address;
+    use switch::{Rule, Violation};
     use sys::waker::Waker;
 
     fn stream(parameters: Value, events: &Events) -> EventStream {
@@ -131,6 +133,19 @@ mod tests {
         let refused = What::PlugRefused { file: "f".into(), uid: None, why: "w".into() };
         let (file, why) = (Some("f".to_owned()), Some("w".to_owned()));
         assert_eq!(details(&refused), Event { file, why: why.clone(), ..Event::default() });
+        let violation = |rule, address| {
+            details(&What::GuardViolation {
+                violation: Violation { rule, address },
+                dropped: true,
+                frames: 3,
+            })
+        };
+        let (dropped, frames) = (Some(true), Some(3));
+        let expected = Event { rule: Some("ip".to_owned()), dropped, frames, ..Event::default() };
+        let address = Address::Ip([10, 0, 0, 9].into());
+        let with_address = Event { address: Some(address.to_string()), ..expected.clone() };
+        assert_eq!(violation(Rule::Ip, address), with_address);
+        assert_eq!(violation(Rule::Ip, Address::None), expected);
         let attached = details(&What::Attached { pid: 1, uid: 2, features: 1 << 63 });
         assert_eq!((attached.pid, attached.features), (Some(1), Some(1 << 63)));
         assert_eq!(details(&What::Detached), Event::default());

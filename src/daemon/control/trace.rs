@@ -20,7 +20,7 @@ use base::frame::ethernet::TagEdit;
 use base::limits::MIN_FRAME_LEN;
 use base::stats::DropReason;
 use base::words::counted;
-use datapath::port::{Backend, Port, PortTable};
+use datapath::port::{Endpoint, Port, PortTable};
 use switch::filter::packet::Parsed;
 use switch::filter::{Cause, Direction, Preview};
 use switch::mirror::Watch;
@@ -91,7 +91,7 @@ impl Told<'_> {
         let is_silent = || port.as_guest().is_some() && port.traffic()[0].frames == 0;
         let silent = || "its guest has sent no frame yet: its interface is down, or has no address";
         let idle = idle(port).map(|ruling| ruling.words(|_| "it".to_owned()));
-        let idle = idle.map(|why| format!("{why}, nothing comes from there now"));
+        let idle = idle.map(|why| format!("{why}; nothing comes from there now"));
         let idle = idle.or_else(|| (strictly && is_silent()).then(|| silent().to_owned()));
         self.is_idle = idle.is_some();
         let idle = idle.map_or_else(String::new, |why| format!(": {why}"));
@@ -400,35 +400,29 @@ fn reserved(
 
 /// Returns the decision by which no frame crosses a port in its state; none if frames cross.
 fn idle(port: &Port) -> Option<Ruling> {
-    let (state, guest) = (show::state(port), port.as_guest());
-    let device = |tap, xdp| match port.as_uplink().map(|(device, _)| &device.backend) {
-        Some(Backend::Xdp(..)) => xdp,
-        Some(_) => tap,
-        None => DropReason::StreamGone,
-    };
-    let gone = match guest {
-        Some(_) => DropReason::PortDown,
-        None => device(DropReason::TapGone, DropReason::XdpGone),
-    };
-    let (why, reason) = match state {
-        State::Attached => return None,
-        State::Disabled => return Some(Ruling::drops(port.id, DropReason::AdminDown)),
-        State::Removing => ("it is being removed", gone),
-        State::LeftOut if port.interface().is_some() => ("it has no interface", gone),
-        State::LeftOut => ("it has no socket", gone),
-        State::Down => ("its interface is down", device(DropReason::TapDown, DropReason::XdpDown)),
-        State::Gone => ("its interface is gone", gone),
-        State::Listening if guest.is_some() => ("no front-end is connected to it", gone),
-        State::Listening => ("no process is connected to it", gone),
-        State::Negotiating => {
-            let pid = port.front_end().map_or(0, |who| who.pid);
-            let why = format!(
-                "its front-end (pid {pid}) is connected, and its guest's driver takes no frames"
-            );
-            return Some(Ruling::drops(port.id, gone).with("why", why));
+    let state = show::state(port);
+    let (gone, down) = match &port.endpoint {
+        Endpoint::Guest(_) => (DropReason::PortDown, DropReason::PortDown),
+        Endpoint::Device(device) => {
+            let reasons = device.backend.reasons();
+            (reasons.gone, reasons.down)
         }
     };
-    Some(Ruling::drops(port.id, reason).with("why", why))
+    let reason = match state {
+        State::Attached => return None,
+        State::Disabled => DropReason::AdminDown,
+        State::Down => down,
+        _ => gone,
+    };
+    let ruling = Ruling::idle(port.id, state, reason).with("its", "its");
+    let pid = port.front_end().map_or(0, |who| who.pid);
+    let ruling = ruling.with("who", format!("the front-end (pid {pid})"));
+    let peer = if port.as_guest().is_some() { "front-end" } else { "process" };
+    let ruling = ruling.with("peer", peer);
+    Some(match port.interface() {
+        Some(interface) => ruling.with("name", format!(" {interface}")).with("lack", "interface"),
+        None => ruling.with("lack", "socket"),
+    })
 }
 
 /// Returns everything that keeps a frame from leaving by its port.

@@ -6,7 +6,7 @@ use super::methods::Answer;
 use super::parameters::{number, wrong};
 use super::parts::Part;
 use super::show;
-use api::wire::{Fault, State, SwitchError, WaitForPort, WaitedFor};
+use api::wire::{self, Fault, State, SwitchError, WaitForPort, WaitedFor};
 use base::limits::{CONTROL_WAIT_MAX, CONTROL_WAIT_STEP};
 
 /// Begins the answer to `WaitForPort`.
@@ -14,8 +14,8 @@ pub fn wait_for_port(given: WaitForPort) -> Result<Answer, Fault> {
     let WaitForPort { name, state, timeout_ms } = given;
     let wanted = match state {
         None => State::Attached,
-        Some(word) => State::awaited(&word).ok_or_else(|| {
-            let names = State::AWAITED.map(|(state, _)| state.name()).join(", ");
+        Some(word) => wire::awaited(&word).ok_or_else(|| {
+            let names = wire::AWAITED.map(|(state, _)| state.name()).join(", ");
             wrong("state", format!("state must be one of {names}"), &word)
         })?,
     };
@@ -25,7 +25,7 @@ pub fn wait_for_port(given: WaitForPort) -> Result<Answer, Fault> {
     Ok(Answer::parts(move |switch| {
         let port = switch.named(&name)?;
         let state = show::state(&port);
-        let is_on_the_way = State::AWAITED.iter().any(|(one, _)| *one == state);
+        let is_on_the_way = wire::AWAITED.iter().any(|(one, _)| *one == state);
         if is_on_the_way && state >= wanted {
             return Ok(Part::reply(&WaitedFor { port: switch.show(&port) }, false));
         }

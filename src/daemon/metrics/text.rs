@@ -455,7 +455,7 @@ mod tests {
 
     #[test]
     fn the_page_has_each_metric_of_ports_and_workers() {
-        let mark = "<!-- made from src/daemon/metrics/text.rs: UPDATE_DOCS=1 cargo test --lib -->";
+        let mark = "<!-- UPDATE_DOCS: src/daemon/metrics/text.rs -->";
         let text = scrape(vec![figures("a", 0)]).part(usize::MAX);
         let helps = text.lines().filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' '));
         let rows: String = helps

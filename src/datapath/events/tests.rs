@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::*;
+use switch::Rule;
 
 fn events() -> Arc<Events> {
     Arc::new(Events::new(&Arc::new(Waker::new().unwrap())))
@@ -22,6 +23,17 @@ fn each_kind_has_a_name_and_a_number_of_its_own() {
         let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
         assert!(kind.message_id.len() == 32 && kind.message_id.bytes().all(hex), "{kind:?}");
     }
+}
+
+/// The event of a broken rule has the sentence about the rule.
+#[test]
+fn a_broken_rule_is_told_as_elsewhere() {
+    let address = Address::Ip([10, 0, 0, 9].into());
+    let violation = Violation { rule: Rule::Ip, address };
+    let what = What::GuardViolation { violation, dropped: false, frames: 3 };
+    let told = format!("guard: {violation} (rule ip), the last of 3 (not dropped)");
+    assert_eq!(what.to_string(), told);
+    assert!(told.contains("10.0.0.9 is not allowed as a source address"), "{told}");
 }
 
 #[test]

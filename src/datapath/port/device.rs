@@ -38,9 +38,7 @@ use sys::frame_io::{FrameInbox, FrameIo, Transfer};
 use sys::tap_ring::Io;
 use sys::xdp::Mode;
 
-pub use backend::{Backend, IoMode};
-
-use backend::Reasons;
+pub use backend::{Backend, IoMode, Reasons};
 
 /// Bytes of staging for a frame: header and longest frame, in whole cache lines.
 const SLOT: usize = (VNET_HDR_LEN + MAX_FRAME_LEN as usize).next_multiple_of(64);

@@ -176,7 +176,7 @@ pub struct Violation {
     pub address: Address,
 }
 
-/// Prints the violation as a sentence.
+/// Prints the violation as a sentence, for traces, findings and events.
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Violation { rule, address } = self;

@@ -142,7 +142,7 @@ fn an_interface_that_goes_down_away_and_comes_back_is_told_everywhere() {
         assert!(output.status.code() == Some(1) && told.contains("t0 is down"), "{told}");
         let flood = ["trace", "p0", "src=02:00:00:00:00:09", "dst=ff:ff:ff:ff:ff:ff"];
         let told = lab.done(&flood);
-        assert!(told.contains("not to 'up': its interface is down"), "{told}");
+        assert!(told.contains("not to 'up': its interface t0 is down"), "{told}");
         assert!(wait_for(LOST, || happened(&lab, "interface_down")), "no event");
         assert!(!happened(&lab, "interface_up"), "it did not come up yet");
 

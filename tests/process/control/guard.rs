@@ -161,6 +161,8 @@ fn spoofed_frames_are_dropped_counted_and_told_of() {
     let event = lab.event("guard_violation");
     assert_eq!((&event["port"], &event["dropped"]), (&json!("p0"), &json!(true)));
     assert!(event["rule"].is_string() && event["frames"].as_u64() > Some(0), "{event}");
+    let (rule, text) = (event["rule"].as_str().expect("rule"), event["text"].as_str());
+    assert!(text.is_some_and(|text| text.contains(&format!("(rule {rule})"))), "{event}");
     let metrics = lab.done(&["metrics"]);
     let series = "vioswitch_port_guard_violations_total{port=\"p0\",rule=\"arp\"} 60\n";
     assert!(metrics.contains(series), "{metrics}");

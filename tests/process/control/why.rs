@@ -307,7 +307,7 @@ const FAULTS: [Fault; 34] = [
         to: "p1",
         uses: &["guest-b"],
         needs: &["admin"],
-        told: &["its guest's driver takes no frames"],
+        told: &["the guest's driver takes no frames"],
         make: |stage| {
             let guest = Guest::new(VmConfig::new(1));
             let mut fe = Frontend::connect(&stage.lab.d.socket(1), LOST).expect("connect");

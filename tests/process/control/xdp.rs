@@ -121,7 +121,7 @@ fn what_runs_is_shown_and_settings_change() {
         ip("link set wire down");
         assert!(wait_for(LOST, || shown(&lab, "up")["state"] == "down"));
         let told = lab.done(&["trace", "p0", "src=02:00:00:00:00:01", "dst=ff:ff:ff:ff:ff:ff"]);
-        assert!(told.contains("not to 'up': its interface is down"), "{told}");
+        assert!(told.contains("not to 'up': its interface wire is down"), "{told}");
         let found = || String::from_utf8(lab.ctl(&["doctor"]).stdout).expect("UTF-8");
         assert!(wait_for(LOST, || found().contains("tap-down")), "{}", found());
         assert!(lab.done(&["metrics"]).contains("vioswitch_ports{kind=\"xdp\"} 2"));

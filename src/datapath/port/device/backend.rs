@@ -16,15 +16,15 @@ pub enum Backend {
 }
 
 /// Drop reasons of a kind of device.
-pub(super) struct Reasons {
+pub struct Reasons {
     /// The device has no room, or the kernel has no memory.
-    pub(super) full: DropReason,
+    pub full: DropReason,
     /// The interface is administratively down.
-    pub(super) down: DropReason,
+    pub down: DropReason,
     /// No device is attached.
-    pub(super) gone: DropReason,
+    pub gone: DropReason,
     /// The device refused the frame.
-    pub(super) rejected: DropReason,
+    pub rejected: DropReason,
 }
 
 /// The way in which frames go to an interface.
@@ -48,7 +48,8 @@ impl Backend {
         }
     }
 
-    pub(super) fn reasons(&self) -> Reasons {
+    /// Returns the reasons for which frames to the device are dropped.
+    pub fn reasons(&self) -> Reasons {
         match self {
             Backend::Tap(_) => Reasons {
                 full: DropReason::TapFull,
