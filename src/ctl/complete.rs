@@ -113,7 +113,7 @@ fn names(kind: &str, words: &[&str], default: &Path) -> Vec<String> {
     let entries = Client::connect(&path)
         .and_then(|mut client| client.list(&GetConfig {}, |part| part.entries));
     let of = entries.unwrap_or_default().into_iter();
-    let is_one = |entry: &ConfigEntry| match Kind::of_word(&entry.kind) {
+    let is_one = |entry: &ConfigEntry| match Kind::named(&entry.kind) {
         Some(known) if !known.is_port() => known.name().to_uppercase() == kind,
         _ => kind == "NAME",
     };

@@ -2,16 +2,11 @@
 
 use std::fmt::Write;
 
-use api::config::{Effect, Kind, line_text, table_text};
+use api::config::{Effect, line_text, table_text};
 use api::wire::{ConfigEntries, ConfigEntry, ConfigKey, Reloaded, Step};
 
 use crate::output::text;
 use crate::show::{arrow, maybe, table, when};
-
-/// Returns the word in files and commands for a kind that the control socket names.
-pub(crate) fn file_word(kind: &str) -> String {
-    Kind::of_word(kind).map_or_else(|| text(kind), |kind| kind.name().to_owned())
-}
 
 /// Returns the text of `config show`: a configuration file. Entries by plug, and entries that are
 /// not in force, are comments.
@@ -44,7 +39,7 @@ fn lines(keys: &[ConfigKey]) -> impl Iterator<Item = String> {
 }
 
 fn entry(ConfigEntry { kind, name, origin, keys, overridden, unused }: &ConfigEntry) -> String {
-    let table = table_text::<&str>(&file_word(kind), &text(name), &[]);
+    let table = table_text::<&str>(&text(kind), &text(name), &[]);
     let told: String = std::iter::once(table).chain(lines(keys)).collect();
     let mut out = format!("\n# origin {}", text(origin));
     if !overridden.is_empty() {
@@ -67,7 +62,7 @@ pub fn steps(steps: &[Step]) -> String {
     let mut rows = Vec::new();
     for Step { sign, kind, name, origin, changes, detaches } in steps {
         let about = match name {
-            Some(name) => format!("{sign} {} {name}", maybe(kind.as_deref().map(file_word))),
+            Some(name) => format!("{sign} {} {name}", maybe(kind.as_deref().map(text))),
             None => format!("{sign} switch"),
         };
         let about = text(about);

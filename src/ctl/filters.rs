@@ -254,7 +254,7 @@ fn groups(client: &mut Client) -> Result<Vec<ShownGroup>, Failure> {
     let mut entries = client.list(&GetConfig {}, |part| part.entries)?;
     entries.retain(|entry| entry.unused.is_none());
     let all = check::settings(&entries);
-    let found = entries.iter().filter(|entry| entry.kind == Kind::Group.word());
+    let found = entries.iter().filter(|entry| entry.kind == Kind::Group.name());
     let shown = found.map(|group| {
         let users = all.iter().filter(|one| one.names_group(&group.name));
         ShownGroup {

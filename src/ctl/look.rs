@@ -264,6 +264,6 @@ pub fn wait(
 /// Returns the ports of one kind, or all ports without a kind, for `port list` and `tap list`.
 pub(crate) fn of_kind(client: &mut Client, kind: Option<Kind>) -> Result<Vec<Port>, Failure> {
     let mut all = ports(client)?;
-    all.retain(|port| kind.is_none_or(|kind| port.kind == kind.word()));
+    all.retain(|port| kind.is_none_or(|kind| port.kind == kind.name()));
     Ok(all)
 }

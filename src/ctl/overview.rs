@@ -289,7 +289,7 @@ mod tests {
         let busy = Rate { frames: 1_000.0, bytes: 125_000.0, drops: 0.0 };
         Line {
             name: name.to_owned(),
-            kind: "vm".to_owned(),
+            kind: "port".to_owned(),
             state,
             address: Some("52:54:00:00:00:01".to_owned()),
             addresses: 3,
@@ -328,7 +328,7 @@ mod tests {
             .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
             .collect();
         let of = |name: &str, state: &str| {
-            format!("{name} vm {state} 52:54:00:00:00:01 +2 1.00 K 1.00 M - - 12, 2 days ago")
+            format!("{name} port {state} 52:54:00:00:00:01 +2 1.00 K 1.00 M - - 12, 2 days ago")
         };
         assert_eq!(
             lines,

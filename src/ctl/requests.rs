@@ -14,7 +14,7 @@ pub fn delete(
     kind: Option<Kind>,
     if_exists: bool,
 ) -> Result<Deleted, Failure> {
-    let (name, kind) = (name.to_owned(), kind.map(|kind| kind.word().to_owned()));
+    let (name, kind) = (name.to_owned(), kind.map(|kind| kind.name().to_owned()));
     match client.call(&Delete { name, kind }) {
         Err(failure) if if_exists && failure.is("NoSuchPort") => Ok(Deleted::default()),
         answer => answer,
@@ -41,7 +41,7 @@ pub(crate) fn new_port(
     transient: bool,
 ) -> Result<Add, Failure> {
     let keys = EntryKeys(parameters(("name", name), settings)?);
-    let (kind, may_exist) = (Some(kind.word().to_owned()), Some(may_exist));
+    let (kind, may_exist) = (Some(kind.name().to_owned()), Some(may_exist));
     Ok(Add { kind, may_exist, transient: transient.then_some(true), keys })
 }
 
@@ -51,7 +51,7 @@ pub fn changed(kind: Kind, name: &str, settings: &[String]) -> Result<Set, Failu
     let (unset, given): (Vec<&String>, Vec<&String>) = settings.iter().partition(is_unset);
     let unset = unset.iter().map(|setting| setting.trim_end_matches('=').to_owned()).collect();
     let keys = LiveKeys(parameters(("name", name), given)?);
-    Ok(Set { kind: Some(kind.word().to_owned()), unset: Some(unset), keys })
+    Ok(Set { kind: Some(kind.name().to_owned()), unset: Some(unset), keys })
 }
 
 /// Returns `KEY=VALUE …` as parameters of varlink: a key has `_` for each `-`, an integer key has a

@@ -181,7 +181,7 @@ fn shown(kinds: &[Kind]) -> impl Iterator<Item = &'static Key> {
 
 /// Returns the kind of a port; the kind of virtual machines for a word of a later version.
 fn kind(port: &Port) -> Kind {
-    Kind::of_word(&port.kind).unwrap_or(Kind::Port)
+    Kind::named(&port.kind).unwrap_or(Kind::Port)
 }
 
 /// Returns the value of a port's key, whether a string or a number.

@@ -142,8 +142,7 @@ impl StartError {
 
     /// Returns the error about a port of any kind.
     fn of(port: &Port, error: PortError) -> StartError {
-        let kind = if port.interface().is_some() { port.kind_name() } else { "port" };
-        StartError::Port(kind, port.name.clone(), error)
+        StartError::Port(port.kind_name(), port.name.clone(), error)
     }
 }
 

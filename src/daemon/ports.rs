@@ -151,7 +151,7 @@ impl Daemon {
         let id = self.free_number(&settings.name)?;
         let ports = self.view.ports.present();
         let (most, noun) = settings.kind.most();
-        let kind = settings.kind.word();
+        let kind = settings.kind.name();
         if ports.iter().filter(|port| port.kind_name() == kind).count() >= most {
             return Err(PortError::Many(most, noun));
         }

@@ -92,7 +92,7 @@ fn metrics_are_the_counters() {
         }
     }
     assert_eq!(value(&text, "vioswitch_port_up{port=\"p0\"}"), Some(1.0));
-    assert_eq!(value(&text, "vioswitch_ports{kind=\"vm\"}"), Some(2.0));
+    assert_eq!(value(&text, "vioswitch_ports{kind=\"port\"}"), Some(2.0));
     let busy = value(&text, "vioswitch_worker_busy_seconds_total{worker=\"0\"}");
     assert!(busy.is_some_and(|busy| busy < 1_000.0), "{busy:?}");
     let started = value(&text, "process_start_time_seconds").expect("a start");

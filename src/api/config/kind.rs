@@ -19,7 +19,7 @@ macro_rules! kinds {
             /// Kinds of ports.
             pub const PORTS: [Kind; [$(Kind::$port),*].len()] = [$(Kind::$port),*];
             /// Kinds that may have several entries.
-            pub(crate) const NAMED: [Kind; Kind::ALL.len() - 1] =
+            pub const NAMED: [Kind; Kind::ALL.len() - 1] =
                 [$(Kind::$port,)* $(Kind::$other,)*];
         }
     };
@@ -120,15 +120,5 @@ impl Kind {
     /// Returns the kind of entries with this name.
     pub fn named(name: &str) -> Option<Kind> {
         Kind::NAMED.into_iter().find(|kind| kind.name() == name)
-    }
-
-    /// Returns the word for the kind on the control socket: `vm` for the port of a virtual machine.
-    pub fn word(self) -> &'static str {
-        if self == Kind::Port { "vm" } else { self.name() }
-    }
-
-    /// Returns the kind of entries for which the control socket has this word.
-    pub fn of_word(word: &str) -> Option<Kind> {
-        Kind::NAMED.into_iter().find(|kind| kind.word() == word)
     }
 }

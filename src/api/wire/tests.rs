@@ -166,9 +166,9 @@ fn description() -> String {
     let enumerations = enumerations! {
         /// Kind of a port: for a virtual machine, a TAP interface of the host, an interface that
         /// bypasses the host's network stack, or a process at the other end of a stream.
-        Kind = Kind::PORTS.map(Kind::word);
+        Kind = Kind::PORTS.map(Kind::name);
         /// Kind of an entry: a port of a kind, a mirror, a filter, or a group of addresses.
-        EntryKind = Kind::NAMED.map(Kind::word);
+        EntryKind = Kind::NAMED.map(Kind::name);
         /// Origin of a port: the configuration, which is files and the command line; Add, to stay
         /// or for as long as the process; or a socket in the directory of ports by plug.
         Origin = ["config", "kept", "transient", "plug"];

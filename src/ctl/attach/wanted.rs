@@ -78,7 +78,7 @@ impl VmPort {
             client.call(&GetPort { name: name.to_owned() })?;
             return Err(Failure::refused(format!("port '{name}' is being removed")));
         };
-        if entry.kind != Kind::Port.word() {
+        if entry.kind != Kind::Port.name() {
             let what = match entry.kind.as_str() {
                 "stream" => "a stream: QEMU's -netdev stream takes its socket",
                 "vduse" => "a VDUSE device: the kernel's driver is behind it",

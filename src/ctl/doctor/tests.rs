@@ -40,7 +40,7 @@ fn read<T: serde::de::DeserializeOwned>(value: Value) -> T {
 
 fn guest() -> Port {
     let shown = json!({
-        "name": "vm1", "kind": "vm", "origin": "config", "state": "attached", "queues": 2,
+        "name": "vm1", "kind": "port", "origin": "config", "state": "attached", "queues": 2,
         "mtu": 1500, "front_end": {"pid": 4711, "uid": 64055}, "learn_refused": 0,
         "in": {"frames": 10, "drops": {}}, "out": {"frames": 10, "drops": {"no_buffer": 1}},
     });
@@ -128,7 +128,7 @@ const OF_SWITCH: [Fault; 10] = [
     ("program-replaced", |facts| facts.daemon.replaced = true),
     ("config-bad", |facts| facts.reload = Some(Err("line 3".to_owned()))),
     ("config-differs", |facts| {
-        facts.reload = Some(Ok(vec![read(json!({"sign": "+", "kind": "vm", "name": "vm2"}))]));
+        facts.reload = Some(Ok(vec![read(json!({"sign": "+", "kind": "port", "name": "vm2"}))]));
     }),
     ("reload-unconfirmed", |facts| {
         facts.status.unconfirmed = read(json!({"seconds": 9, "pid": 4711, "uid": 0}));

@@ -50,7 +50,7 @@ pub(crate) fn settings(entries: &[ConfigEntry]) -> Vec<Settings> {
             let words = key.values.iter();
             given.extend(words.map(|word| (key.key.clone(), Value::Word(word.clone()))));
         }
-        Settings::parse(Kind::of_word(kind)?, given).ok()
+        Settings::parse(Kind::named(kind)?, given).ok()
     });
     parsed.collect()
 }

@@ -12,7 +12,6 @@ use super::plan::{self, File, Manager, Plan};
 use super::store::Store;
 use super::{dnsmasq, files};
 use crate::client::Client;
-use crate::config::file_word;
 use crate::failure::Failure;
 use crate::output::say;
 use crate::output::text;
@@ -120,7 +119,7 @@ fn ready(plan: &Plan) -> Result<(), Failure> {
 fn free(client: &mut Client, plan: &Plan) -> Result<(), Failure> {
     for entry in client.list(&GetConfig {}, |part| part.entries)? {
         let same = value(&entry.keys, "ifname") == Some(&plan.interface());
-        let (kind, name) = (file_word(&entry.kind), text(&entry.name));
+        let (kind, name) = (text(&entry.kind), text(&entry.name));
         if same == (name == plan.name) {
             continue;
         }

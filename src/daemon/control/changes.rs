@@ -262,11 +262,10 @@ fn reply(number: Option<PortId>, settings: &Settings) -> Added {
 
 /// Returns the kind of this word; without a word, the kind of virtual machines.
 fn named(kind: Option<String>) -> Result<Kind, Fault> {
-    let word = kind.unwrap_or_else(|| Kind::Port.word().to_owned());
-    Kind::of_word(&word).ok_or_else(|| {
-        let text = "kind must be vm, tap, xdp, stream, vduse, mirror, filter or group".to_owned();
-        wrong("kind", text, &word)
-    })
+    let word = kind.unwrap_or_else(|| Kind::Port.name().to_owned());
+    let names = || Kind::NAMED.map(Kind::name).join(", ");
+    Kind::named(&word)
+        .ok_or_else(|| wrong("kind", format!("kind must be one of {}", names()), &word))
 }
 
 /// Returns a key that changes, and when the change takes effect.

@@ -235,7 +235,7 @@ impl Switch {
         let View { ports, fdb, workers, .. } = &self.view;
         let ports = ports.present();
         let count =
-            |kind: Kind| ports.iter().filter(|port| port.kind_name() == kind.word()).count();
+            |kind: Kind| ports.iter().filter(|port| port.kind_name() == kind.name()).count();
         let unconfirmed = self.unconfirmed();
         let daemon = self.daemon();
         let all = daemon.degradations();

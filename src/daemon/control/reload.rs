@@ -65,7 +65,7 @@ impl Switch {
         let desired = daemon.desired();
         let told = |entry: &Entry, overridden: Vec<String>, unused: Option<String>| {
             let Entry { settings, origin, .. } = entry;
-            let (kind, name) = (settings.kind.word().to_owned(), settings.name.clone());
+            let (kind, name) = (settings.kind.name().to_owned(), settings.name.clone());
             let (origin, keys) = (origin.name().to_owned(), keys(settings.words()));
             ConfigEntry { kind, name, origin, keys, overridden, unused }
         };
@@ -173,7 +173,7 @@ impl Switch {
             Step::Template(_) => (Some("template"), Some("plug".to_owned()), None),
             _ => match step.entry() {
                 Some(Entry { settings, origin, .. }) => {
-                    (Some(settings.kind.word()), Some(settings.name.clone()), Some(*origin))
+                    (Some(settings.kind.name()), Some(settings.name.clone()), Some(*origin))
                 }
                 None => (None, None, None),
             },

@@ -11,7 +11,7 @@ use std::fmt::Write;
 use crate::degraded::Code;
 use crate::filters::RulePlace;
 use crate::{Daemon, View};
-use api::config::{Entry, Key};
+use api::config::{Entry, Key, Kind};
 use api::diagnosis::Finding;
 use base::limits::{FDB_MAX_ENTRIES, MAX_GROUPS, METRICS_RULES, METRICS_SERIES_A_PORT};
 use base::stats::{
@@ -317,7 +317,8 @@ fn switch(view: &View, health: &Health) -> String {
     let started = [(String::new(), format!("{:.3}", view.started_micros as f64 / 1e6))];
     say("process_start_time_seconds", "When the process started, in seconds since 1970.", &started);
     let table = view.ports.present();
-    let kinds = ["vm", "tap", "xdp", "stream", "vduse"].map(|kind| {
+    let kinds = Kind::PORTS.map(|kind| {
+        let kind = kind.name();
         let count = table.iter().filter(|port| port.kind_name() == kind).count();
         (format!("{{kind=\"{kind}\"}}"), count.to_string())
     });

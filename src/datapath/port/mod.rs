@@ -256,11 +256,11 @@ impl Port {
         }
     }
 
-    /// Returns the name of the endpoint's kind, for clients.
+    /// Returns the name of the kind of the port's entry in the configuration.
     pub fn kind_name(&self) -> &'static str {
         match &self.endpoint {
             Endpoint::Guest(guest) if guest.is_vduse() => "vduse",
-            Endpoint::Guest(_) => "vm",
+            Endpoint::Guest(_) => "port",
             Endpoint::Device(device) => match device.backend {
                 Backend::Tap(_) => "tap",
                 Backend::Xdp(..) => "xdp",

@@ -97,8 +97,8 @@ fn an_empty_switch_gets_its_ports_later() {
     let table = lab.done(&["port", "list"]);
     let rows: Vec<Vec<&str>> =
         table.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!(rows[1], ["b", "vm", "transient", "listening", "2", "-", "0", "-"]);
-    assert_eq!(rows[2], ["a", "vm", "transient", "listening", "1", "9000", "0", "-"]);
+    assert_eq!(rows[1], ["b", "port", "transient", "listening", "2", "-", "0", "-"]);
+    assert_eq!(rows[2], ["a", "port", "transient", "listening", "1", "9000", "0", "-"]);
     assert!(lab.done(&["status"]).contains("\nhealth:     healthy\n"));
     assert!(lab.done(&["stats"]).contains("WORKER  FRAMES"));
     let socket = lab.socket("b.sock");

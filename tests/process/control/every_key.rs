@@ -128,7 +128,7 @@ fn check(lab: &Lab, kind: Kind, name: &str, keys: &[(&str, &str)]) {
     let shown = lab.json(&[word, "show", name]);
     let text = lab.done(&[word, "show", name]);
     let config = entry(&lab.done(&["config", "show"]), kind, name);
-    assert_eq!(shown["port"]["kind"], kind.word());
+    assert_eq!(shown["port"]["kind"], kind.name());
     for (key, value) in keys {
         let known = kind.key(key).unwrap_or_else(|| panic!("{kind} has no key {key}"));
         assert_ne!(known.default(kind), *value, "{key} of a {kind} has its default");

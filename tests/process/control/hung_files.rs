@@ -202,7 +202,7 @@ fn a_port_that_is_added_where_no_file_answers_holds_up_nobody() {
         };
         // It is silent when the socket is opened, or before, when the path is followed.
         for (kind, name, file) in
-            [("vm", "a", "sock"), ("stream", "b", "deep/sock"), ("vm", "c", "deep/sock")]
+            [("port", "a", "sock"), ("stream", "b", "deep/sock"), ("port", "c", "deep/sock")]
         {
             let path = directory.join(file);
             let mut client = lab.client();

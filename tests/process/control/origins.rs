@@ -101,14 +101,14 @@ fn a_mirror_that_may_exist_must_be_the_same() {
     lab.d.stop();
 }
 
-/// The control socket has one word for what is behind a port of a virtual machine.
+/// The control socket has the words of the configuration for kinds.
 #[test]
 fn the_kind_of_an_answer_is_a_kind_of_a_request() {
     let lab = Lab::new(1, &[]);
     let mut client = lab.client();
     let kind = client.call("GetPort", serde_json::json!({"name": "p0"}));
     let kind = kind["parameters"]["port"]["kind"].clone();
-    assert_eq!(kind, "vm");
+    assert_eq!(kind, "port");
     let mut call = |method: &str, name: &str| {
         client.call(method, serde_json::json!({"kind": kind, "name": name}))["error"].clone()
     };
@@ -117,9 +117,9 @@ fn the_kind_of_an_answer_is_a_kind_of_a_request() {
     }
     assert_eq!(lab.json(&["config", "show"])["entries"][0]["kind"], kind);
     assert!(lab.done(&["config", "show"]).contains("[[port]]\nname = \"p0\""));
-    let set = serde_json::json!({"kind": "port", "name": "p0"});
+    let set = serde_json::json!({"kind": "vm", "name": "p0"});
     let refused = lab.client().call("Set", set);
-    let wanted = "kind must be vm, tap, xdp, stream, vduse, mirror, filter or group";
+    let wanted = "kind must be one of port, tap, xdp, stream, vduse, mirror, filter, group";
     assert_eq!(refused["parameters"]["wanted"], wanted, "{refused}");
     lab.d.stop();
 }

@@ -214,7 +214,7 @@ fn a_label_is_in_lists_details_events_and_metrics() {
     );
     let metrics = lab.done(&["metrics"]);
     for (port, label) in [("p0", "tenant 7"), ("vm2", "a \\\"b\\\\c")] {
-        let info = format!("vioswitch_port_info{{port=\"{port}\",kind=\"vm\",");
+        let info = format!("vioswitch_port_info{{port=\"{port}\",kind=\"port\",");
         let line = metrics.lines().find(|line| line.starts_with(&info)).expect("info");
         assert!(line.contains(&format!(",label=\"{label}\"")), "{line}");
     }
