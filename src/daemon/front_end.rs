@@ -18,7 +18,7 @@ use datapath::port::{FrontEnd, Port};
 use datapath::vhost_user::codec::{Connection, WireError};
 use datapath::vhost_user::session::{End, Session};
 use datapath::vhost_user::socket::{
-    Access, Connector, Datagrams, Inherited, Listener, Opened, Place, SocketError, inherit,
+    Access, BoundFile, Connector, Datagrams, Inherited, Listener, Opened, SocketError, inherit,
 };
 use sys::eventfd::is_readable;
 use sys::poll::{self, Interest, Wake};
@@ -43,8 +43,8 @@ pub(crate) enum Acceptor {
 /// The file of a listening socket that this process made.
 #[derive(Debug)]
 pub struct SocketFile {
-    /// Place of the file.
-    pub(crate) place: Place,
+    /// The file and its identity.
+    pub(crate) bound: BoundFile,
     /// True if the file stays when the socket is closed; otherwise the listener removes the file.
     pub(crate) stays: bool,
 }
@@ -98,11 +98,11 @@ impl Acceptor {
     pub(crate) fn file(&self) -> Option<SocketFile> {
         match self {
             Acceptor::Listener(listener) => Some(SocketFile {
-                place: listener.made()?.clone(),
+                bound: listener.made()?.clone(),
                 stays: !listener.removes_file(),
             }),
             Acceptor::Datagrams(source) => {
-                Some(SocketFile { place: source.file()?.clone(), stays: false })
+                Some(SocketFile { bound: source.file()?.clone(), stays: false })
             }
             _ => None,
         }

@@ -28,7 +28,7 @@ use super::received::{Kept, Received, read};
 use super::state;
 use api::config::{Config, Endpoint, Entry, Kind, MetricsSocket};
 use datapath::port::PortTable;
-use datapath::vhost_user::socket::{self, Identity, Place};
+use datapath::vhost_user::socket::{self, BoundFile, Identity};
 use switch::Entry as Address;
 use switch::filter::Connections;
 use sys::inherited::{self, Passed};
@@ -151,7 +151,7 @@ impl Handover {
 
     /// Removes the socket file of a port that is gone for good, and has the service manager discard
     /// the socket.
-    pub(crate) fn discard_socket(&self, file: &Place) {
+    pub(crate) fn discard_socket(&self, file: &BoundFile) {
         file.remove();
         self.discard(&[listener_name(file.identity())]);
     }

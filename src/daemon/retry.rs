@@ -23,7 +23,7 @@ use api::config::Endpoint;
 use base::limits::{REMOVE_TICK, RETRY_IDLE_TICK, RETRY_STOP_TIMEOUT, RETRY_TICK};
 use datapath::events::What;
 use datapath::port::Port;
-use datapath::vhost_user::socket::Place;
+use datapath::vhost_user::socket::BoundFile;
 use datapath::worker::Workers;
 use sys::notify::notify;
 use sys::sandbox;
@@ -295,7 +295,7 @@ impl Retrier {
     }
 
     /// Drops what was opened for a port.
-    fn let_go(&self, port: &Port, file: Option<Place>) {
+    fn let_go(&self, port: &Port, file: Option<BoundFile>) {
         file.iter().for_each(|file| self.handover.discard_socket(file));
         uplink::detach(port, &self.workers, &self.handover);
     }

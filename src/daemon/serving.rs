@@ -19,7 +19,7 @@ use api::config::{self, Entry};
 use base::frame::MacAddr;
 use base::limits::SESSION_STACK_BYTES;
 use datapath::port::{Endpoint, GuestPort, Port};
-use datapath::vhost_user::socket::{Place, SocketError};
+use datapath::vhost_user::socket::{BoundFile, SocketError};
 use datapath::worker::Workers;
 use switch::Fdb;
 use sys::vduse::VduseError;
@@ -91,8 +91,8 @@ impl Opened {
 
     /// Returns the socket's file, if this process made the file and it stays when the socket is
     /// closed.
-    pub(crate) fn file_that_stays(&self) -> Option<Place> {
-        self.file().filter(|file| file.stays).map(|file| file.place)
+    pub(crate) fn file_that_stays(&self) -> Option<BoundFile> {
+        self.file().filter(|file| file.stays).map(|file| file.bound)
     }
 }
 
@@ -165,8 +165,8 @@ impl Serving {
     }
 
     /// Returns the socket's file, if the file stays when the thread ends.
-    pub(crate) fn file(&self) -> Option<&Place> {
-        self.file.as_ref().filter(|file| file.stays).map(|file| &file.place)
+    pub(crate) fn file(&self) -> Option<&BoundFile> {
+        self.file.as_ref().filter(|file| file.stays).map(|file| &file.bound)
     }
 
     /// Tells the port's thread to end.
@@ -208,7 +208,7 @@ impl Serving {
     /// Removes the socket's file in place of the thread, which did not end in time. The socket
     /// still listens, so no other daemon has replaced the file.
     pub(super) fn remove_file(&self) {
-        self.file.iter().filter(|file| !file.stays).for_each(|file| file.place.remove());
+        self.file.iter().filter(|file| !file.stays).for_each(|file| file.bound.remove());
     }
 
     /// True if the port's thread has ended, or the port has no thread.

@@ -61,7 +61,7 @@ pub struct Listener {
     path: Option<PathBuf>,
     /// The socket's file, if this daemon or its predecessor made the file. `goes`: the listener
     /// removes the file on drop; it does not if another process holds the socket too.
-    made: Option<Place>,
+    made: Option<BoundFile>,
     goes: bool,
     /// Time at which a failing accept was last logged: at most one line a second.
     warned: Option<Instant>,
@@ -69,12 +69,12 @@ pub struct Listener {
 
 /// A socket's file, with the identity by which the file is recognised.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct BoundFile {
     path: PathBuf,
     identity: Identity,
 }
 
-impl Place {
+impl BoundFile {
     /// Returns device and inode of the socket's file.
     pub fn identity(&self) -> Identity {
         self.identity
@@ -121,7 +121,7 @@ impl Listener {
             file.grant(Access { mode, group }, path)?;
         }
         let mut listener = Listener::new(fd, Some(path));
-        listener.made = made.map(|(identity, _)| Place { path: path.to_owned(), identity });
+        listener.made = made.map(|(identity, _)| BoundFile { path: path.to_owned(), identity });
         Ok(listener)
     }
 
@@ -132,7 +132,7 @@ impl Listener {
     }
 
     /// Returns the socket's file; `None` if neither this daemon nor its predecessor made the file.
-    pub fn made(&self) -> Option<&Place> {
+    pub fn made(&self) -> Option<&BoundFile> {
         self.made.as_ref()
     }
 
@@ -198,7 +198,7 @@ fn bind_socket(
     path: &Path,
     access: Access,
     prepare: impl FnOnce() -> io::Result<()>,
-) -> Result<Place, SocketError> {
+) -> Result<BoundFile, SocketError> {
     check_path(path)?;
     let directory = Directory::open(path)?;
     clear_stale(path)?;
@@ -209,7 +209,7 @@ fn bind_socket(
     handle.grant(access, path)?;
     prepare().map_err(failed("listen on", path))?;
     match fs::hard_link(&place.socket, path) {
-        Ok(()) => Ok(Place { path: path.to_owned(), identity: handle.identity }),
+        Ok(()) => Ok(BoundFile { path: path.to_owned(), identity: handle.identity }),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             Err(SocketError::InUse(path.to_owned(), None))
         }

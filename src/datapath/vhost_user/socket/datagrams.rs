@@ -22,7 +22,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::private_dir::SocketFile;
 use super::{
-    Access, Place, SocketError, bind_socket, check_path, clear_stale, failed, pause_anyhow,
+    Access, BoundFile, SocketError, bind_socket, check_path, clear_stale, failed, pause_anyhow,
 };
 use crate::guard::disposal::{self, Guarded};
 use crate::port::FrontEnd;
@@ -47,7 +47,7 @@ pub struct Datagrams {
     path: PathBuf,
     side: Side,
     /// The socket's file, as long as the socket is open.
-    file: Option<Place>,
+    file: Option<BoundFile>,
     warned: Option<Instant>,
     /// The last failure to connect that was logged; an equal failure is not logged again.
     told: String,
@@ -154,7 +154,7 @@ impl Datagrams {
     }
 
     /// Returns the file of the present socket, which goes with this value.
-    pub fn file(&self) -> Option<&Place> {
+    pub fn file(&self) -> Option<&BoundFile> {
         self.file.as_ref()
     }
 
@@ -277,11 +277,11 @@ impl Drop for Datagrams {
 }
 
 /// Binds a socket to `path` itself, which the peer reads from the socket's datagrams.
-fn bind_own(socket: BorrowedFd<'_>, path: &Path, mode: u32) -> Result<Place, SocketError> {
+fn bind_own(socket: BorrowedFd<'_>, path: &Path, mode: u32) -> Result<BoundFile, SocketError> {
     clear_stale(path)?;
     unix_socket::bind_with_mode(socket, path, mode).map_err(failed("create socket", path))?;
     let identity = SocketFile::open(path).map_err(failed("examine socket", path))?.identity;
-    Ok(Place { path: path.to_owned(), identity })
+    Ok(BoundFile { path: path.to_owned(), identity })
 }
 
 fn prepared(socket: OwnedFd) -> Guarded<UnixDatagram> {
