@@ -5,11 +5,10 @@ use std::process::{Child, Command, Stdio};
 
 use testkit::dgram::{DgramPeer, HELLO};
 use testkit::proc::{Daemon, Dir, wait_for};
-use testkit::traffic;
 use testkit::vm::{Vm, VmConfig, mac_of};
 use testkit::{SOON, skip};
 
-use super::stream::{BROADCAST, FAR, lengths, plain, reaches, traced};
+use super::stream::{FAR, exchange, introduce, lengths, loses_its_frames, reaches, traced};
 
 /// A switch with guests, and a stream at "net" in this directory.
 struct Lab {
@@ -36,28 +35,11 @@ impl Lab {
     }
 }
 
-/// The peer says where it is, after this first datagram.
-fn introduce(vm: &mut Vm, peer: &DgramPeer, first: Option<&[u8]>) {
+/// A peer that says where it is, after this first datagram.
+fn met(vm: &mut Vm, mut peer: DgramPeer, first: Option<&[u8]>) -> DgramPeer {
     first.into_iter().for_each(|first| peer.send(first));
-    peer.send(&plain(BROADCAST, mac_of(FAR), FAR));
-    let came = vm.rx[0].take(1, SOON);
-    assert!(came.len() == 1 && came[0].1[6..12] == mac_of(FAR));
-    let hello = plain(BROADCAST, vm.mac(), vm.cfg.id);
-    vm.tx[0].send_waiting(&hello, SOON);
-    assert_eq!(peer.receive_from(vm.mac(), SOON), Some(hello));
-}
-
-fn exchange(vm: &mut Vm, peer: &DgramPeer, lens: &[usize]) {
-    let id = vm.cfg.id;
-    for (n, &len) in lens.iter().enumerate() {
-        let frame = traced(id, FAR, n, len);
-        vm.tx[0].send_waiting(&frame, SOON);
-        let got = peer.receive_from(vm.mac(), SOON);
-        assert!(got.as_ref() == Some(&frame), "{len} bytes out");
-        let frame = traced(FAR, id, n, len);
-        peer.send(&frame);
-        reaches(vm, &frame);
-    }
+    introduce(vm, &mut peer);
+    peer
 }
 
 /// Also after a restart of the peer, with the handshake and without: the first frame counts.
@@ -67,9 +49,8 @@ fn frames_pass_both_ways_unchanged() {
         let lab = Lab::new(1, "", &["--workers", workers]);
         let mut vm = lab.guest(0);
         for first in [Some(HELLO), None] {
-            let peer = lab.peer();
-            introduce(&mut vm, &peer, first);
-            exchange(&mut vm, &peer, &lengths());
+            let mut peer = met(&mut vm, lab.peer(), first);
+            exchange(&mut vm, &mut peer, &lengths());
         }
         let c = lab.d.counters();
         c.balance();
@@ -138,38 +119,9 @@ fn a_client_finds_its_peer_again_and_again() {
 #[test]
 fn a_peer_that_does_not_read_loses_its_frames() {
     let lab = Lab::new(2, "", &["--workers", "2"]);
-    let (mut one, mut two) = (lab.guest(0), lab.guest(1));
-    let peer = lab.peer();
-    introduce(&mut one, &peer, Some(HELLO));
-    introduce(&mut two, &peer, None);
-    one.rx[0].take(16, std::time::Duration::from_millis(30));
-    const SENT: usize = 3_000;
-    let len = |n: usize| 60 + n * 37 % 9_000;
-    for n in 0..SENT {
-        one.tx[0].send_waiting(&traced(0, FAR, n, len(n)), SOON);
-        if n % 100 == 0 {
-            let frame = traced(0, 1, n, 200);
-            one.tx[0].send_waiting(&frame, SOON);
-            reaches(&mut two, &frame);
-        }
-    }
-    one.tx[0].drain(SOON);
-    let c = lab.d.counters();
-    c.balance();
-    let full = c.sum(Some("net"), "out", "drop.stream_full");
-    assert!(full > 0, "{c:?}");
-    assert_eq!(c.drops(None, "in") + c.drops(None, "out"), full, "{c:?}");
-    let (mut came, mut last) = (0, None);
-    while let Some(frame) = peer.receive_from(mac_of(0), std::time::Duration::from_millis(300)) {
-        if frame[..6] != BROADCAST {
-            let (_, n) = traffic::parse(&frame).expect("a whole frame");
-            assert_eq!(frame.len(), len(n as usize));
-            assert!(last.is_none_or(|last| last < n), "{n} after {last:?}");
-            (came, last) = (came + 1, Some(n));
-        }
-    }
-    assert_eq!(came + full, SENT as u64);
-    exchange(&mut one, &peer, &[60, 9_000]);
+    let mut peer = lab.peer();
+    peer.send(HELLO);
+    loses_its_frames(&lab.d, [lab.guest(0), lab.guest(1)], &mut peer);
     lab.d.stop();
 }
 
@@ -177,12 +129,12 @@ fn a_peer_that_does_not_read_loses_its_frames() {
 #[test]
 fn what_is_no_frame_is_dropped_by_name() {
     let lab = Lab::new(1, "", &[]);
-    let (mut vm, peer) = (lab.guest(0), lab.peer());
-    introduce(&mut vm, &peer, Some(HELLO));
+    let mut vm = lab.guest(0);
+    let mut peer = met(&mut vm, lab.peer(), Some(HELLO));
     for len in [0, 1, 13, 65_558, 69_632, 150_000] {
         peer.send(&vec![0; len]);
     }
-    exchange(&mut vm, &peer, &[60, 65_535]);
+    exchange(&mut vm, &mut peer, &[60, 65_535]);
     let c = lab.d.counters();
     c.balance();
     assert_eq!(c.sum(Some("net"), "in", "drop.too_short"), 3, "{c:?}");

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use testkit::SOON;
 use testkit::counters::Counters;
+use testkit::dgram::DgramPeer;
 use testkit::host::{Host, in_namespace};
 use testkit::packet::{Ask, Kind, Packet, payload, verify};
 use testkit::proc::{Daemon, Dir, wait_for};
@@ -90,8 +91,36 @@ pub(super) fn reaches(vm: &mut Vm, frame: &[u8]) {
     }
 }
 
+/// The other end of a stream.
+pub(super) trait FarEnd {
+    fn send(&mut self, frame: &[u8]);
+
+    /// The next frame from this station.
+    fn receive_from(&mut self, mac: [u8; 6], limit: Duration) -> Option<Vec<u8>>;
+}
+
+impl FarEnd for Peer {
+    fn send(&mut self, frame: &[u8]) {
+        Peer::send(self, frame);
+    }
+
+    fn receive_from(&mut self, mac: [u8; 6], limit: Duration) -> Option<Vec<u8>> {
+        Peer::receive_from(self, mac, limit)
+    }
+}
+
+impl FarEnd for DgramPeer {
+    fn send(&mut self, frame: &[u8]) {
+        DgramPeer::send(self, frame);
+    }
+
+    fn receive_from(&mut self, mac: [u8; 6], limit: Duration) -> Option<Vec<u8>> {
+        DgramPeer::receive_from(self, mac, limit)
+    }
+}
+
 /// Frames of these lengths pass between a guest and a peer, unchanged and in order.
-fn exchange(vm: &mut Vm, peer: &mut Peer, lens: &[usize]) {
+pub(super) fn exchange(vm: &mut Vm, peer: &mut impl FarEnd, lens: &[usize]) {
     let id = vm.cfg.id;
     for (n, &len) in lens.iter().enumerate() {
         let frame = traced(id, FAR, n, len);
@@ -105,7 +134,7 @@ fn exchange(vm: &mut Vm, peer: &mut Peer, lens: &[usize]) {
 }
 
 /// Both sides tell where they are. The peer is the first: nobody knows when it has been let in.
-fn introduce(vm: &mut Vm, peer: &mut Peer) {
+pub(super) fn introduce(vm: &mut Vm, peer: &mut impl FarEnd) {
     peer.send(&plain(BROADCAST, mac_of(FAR), FAR));
     let came = vm.rx[0].take(1, SOON);
     assert!(came.len() == 1 && came[0].1[6..12] == mac_of(FAR));
@@ -218,10 +247,16 @@ fn the_stream_may_be_cut_anywhere() {
 #[test]
 fn a_peer_that_does_not_read_loses_its_frames() {
     let lab = Lab::new(2, &[("net", "")], &["--workers", "2"]);
-    let (mut one, mut two) = (lab.guest(0), lab.guest(1));
     let mut peer = Peer::connect(&lab.path("net"));
-    introduce(&mut one, &mut peer);
-    introduce(&mut two, &mut peer);
+    loses_its_frames(&lab.d, [lab.guest(0), lab.guest(1)], &mut peer);
+    lab.d.stop();
+}
+
+/// The peer at "net" of a switch with these guests does not read for a while.
+pub(super) fn loses_its_frames(d: &Daemon, guests: [Vm; 2], peer: &mut impl FarEnd) {
+    let [mut one, mut two] = guests;
+    introduce(&mut one, peer);
+    introduce(&mut two, peer);
     one.rx[0].take(16, QUIET);
     const SENT: usize = 3_000;
     let len = |n: usize| 60 + n * 37 % 9_000;
@@ -234,7 +269,7 @@ fn a_peer_that_does_not_read_loses_its_frames() {
         }
     }
     one.tx[0].drain(SOON);
-    let c = lab.d.counters();
+    let c = d.counters();
     c.balance();
     let (full, sent) =
         (c.sum(Some("net"), "out", "drop.stream_full"), c.sum(Some("net"), "out", "frames"));
@@ -253,8 +288,8 @@ fn a_peer_that_does_not_read_loses_its_frames() {
     }
     // And the two broadcasts.
     assert_eq!(came + 2, sent, "{full} were refused");
-    exchange(&mut one, &mut peer, &[60, 9_000]);
-    lab.d.stop();
+    assert_eq!(came + full, SENT as u64);
+    exchange(&mut one, peer, &[60, 9_000]);
 }
 
 /// What a guest leaves to its device is done before a frame goes to a stream.

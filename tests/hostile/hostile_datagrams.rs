@@ -4,100 +4,51 @@
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{chown, symlink};
 use std::os::unix::net::UnixDatagram;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use testkit::dgram::{DgramPeer, HELLO};
-use testkit::net::{Job, Net, Sizes};
-use testkit::proc::{Daemon, Dir, wait_for};
+use testkit::net::{Job, Sizes};
+use testkit::proc::wait_for;
 use testkit::traffic::To;
-use testkit::vm::mac_of;
 use testkit::{Rng, SOON, rounds};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
-/// A switch forwards no frame for it, so no guest gets what its checker would not know.
-const RESERVED: [u8; 6] = [1, 0x80, 0xc2, 0, 0, 0];
+use super::hostile_streams::{Lab, RESERVED, frame};
 
-fn frame() -> Vec<u8> {
-    let mut frame = [&RESERVED[..], &mac_of(9), &[0x88, 0xb6]].concat();
-    frame.resize(60, 0);
-    frame
+fn lab(extra: &[&str]) -> Lab {
+    Lab::with_keys(",type=dgram", extra)
 }
 
-/// Two honest guests beside a stream.
-struct Lab {
-    d: Daemon,
-    net: Net,
-    dir: Dir,
+fn peer(lab: &Lab, name: &str) -> DgramPeer {
+    DgramPeer::connect(&lab.at(name), &lab.at("evil"))
 }
 
-impl Lab {
-    fn new(extra: &[&str]) -> Lab {
-        let dir = Dir::new();
-        let socket = dir.path().join("evil");
-        let stream = format!("--stream=evil,socket={},type=dgram", socket.display());
-        let d = Daemon::with(2, &[&[stream.as_str()], extra].concat());
-        let net = Net::connect(&d, 2, |c| c);
-        let mut lab = Lab { d, net, dir };
-        lab.chat(100);
-        lab
-    }
+/// A datagram of a socket with this path, or without one, which the switch may refuse.
+fn knock(lab: &Lab, name: Option<&str>) -> UnixDatagram {
+    let socket = match name {
+        Some(name) => UnixDatagram::bind(lab.at(name)).expect("bind"),
+        None => UnixDatagram::unbound().expect("socket"),
+    };
+    let sent = || socket.send_to(HELLO, lab.at("evil")).is_ok();
+    assert!(wait_for(SOON, sent), "{}", lab.d.log());
+    socket
+}
 
-    fn at(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn peer(&self, name: &str) -> DgramPeer {
-        DgramPeer::connect(&self.at(name), &self.at("evil"))
-    }
-
-    /// A datagram of a socket with this path, or without one, which the switch may refuse.
-    fn knock(&self, name: Option<&str>) -> UnixDatagram {
-        let socket = match name {
-            Some(name) => UnixDatagram::bind(self.at(name)).expect("bind"),
-            None => UnixDatagram::unbound().expect("socket"),
-        };
-        let sent = || socket.send_to(HELLO, self.at("evil")).is_ok();
-        assert!(wait_for(SOON, sent), "{}", self.d.log());
-        socket
-    }
-
-    /// Honest traffic goes on as if nothing were.
-    fn chat(&mut self, frames: u32) {
-        self.net.run(&[
-            Job::new(0, To::Vm(1), frames, Sizes::Range(60, 1514)),
-            Job::new(1, To::Vm(0), frames, Sizes::Range(60, 1514)),
-        ]);
-    }
-
-    fn frames(&self) -> u64 {
-        self.d.counters().sum(Some("evil"), "in", "frames")
-    }
-
-    /// The stream is there for the next one.
-    fn finish(mut self) {
-        let peer = self.peer("honest");
-        let before = self.frames();
-        peer.send(&frame());
-        assert!(wait_for(SOON, || self.frames() > before), "not served\n{}", self.d.log());
-        self.chat(500);
-        self.net.finish();
-        self.d.counters().assert_balanced();
-        drop(self.net);
-        self.d.stop();
-    }
+fn finish(lab: Lab) {
+    let peer = peer(&lab, "honest");
+    lab.serves(|| peer.send(&frame()));
 }
 
 /// Paths that lead to other users' or other programs' sockets, or nowhere.
 #[test]
 fn a_path_of_others_is_not_used() {
-    let mut lab = Lab::new(&[]);
+    let mut lab = lab(&[]);
     let victim = UnixDatagram::bind(lab.at("victim")).expect("bind");
     victim.set_nonblocking(true).expect("option");
-    let _nameless = lab.knock(None);
-    let _gone = lab.knock(Some("gone"));
+    let _nameless = knock(&lab, None);
+    let _gone = knock(&lab, Some("gone"));
     std::fs::remove_file(lab.at("gone")).expect("remove");
-    let _linked = lab.knock(Some("linked"));
+    let _linked = knock(&lab, Some("linked"));
     std::fs::remove_file(lab.at("linked")).expect("remove");
     symlink(lab.at("victim"), lab.at("linked")).expect("link");
     // Sent by root, and the file of somebody else.
@@ -112,13 +63,13 @@ fn a_path_of_others_is_not_used() {
     }
     assert!(!lab.d.log().contains("port evil: connected"), "{}", lab.d.log());
     assert!(lab.d.log().contains("a peer is not served"), "{}", lab.d.log());
-    lab.finish();
+    finish(lab);
 }
 
 /// A flood of datagrams that are refused costs no CPU, and honest traffic nothing.
 #[test]
 fn refused_datagrams_cost_little() {
-    let mut lab = Lab::new(&[]);
+    let mut lab = lab(&[]);
     let flood = UnixDatagram::unbound().expect("socket");
     flood.set_nonblocking(true).expect("option");
     let begun = std::time::Instant::now();
@@ -136,8 +87,8 @@ fn refused_datagrams_cost_little() {
 
 #[test]
 fn garbage_costs_its_sender_alone() {
-    let mut lab = Lab::new(&["--workers", "2"]);
-    let (mut rng, peer) = (Rng::new(7), lab.peer("vm"));
+    let mut lab = lab(&["--workers", "2"]);
+    let (mut rng, peer) = (Rng::new(7), peer(&lab, "vm"));
     peer.send(HELLO);
     for _ in 0..rounds(500, 3_000, 30_000) {
         let mut bytes: Vec<u8> = (0..rng.below(2_000)).map(|_| rng.next() as u8).collect();
@@ -148,15 +99,15 @@ fn garbage_costs_its_sender_alone() {
     assert_eq!(c.drops(Some("p0"), "in") + c.drops(Some("p1"), "in"), 0, "{c:?}");
     lab.chat(100);
     drop(peer);
-    lab.finish();
+    finish(lab);
 }
 
 /// While a peer is served the kernel refuses others; nothing is left of those who come and go.
 #[test]
 fn nothing_is_left_of_those_who_come_and_go() {
-    let lab = Lab::new(&[]);
+    let lab = lab(&[]);
     let visit = || {
-        let peer = lab.peer("vm");
+        let peer = peer(&lab, "vm");
         let before = lab.frames();
         peer.send(&frame());
         assert!(wait_for(SOON, || lab.frames() > before), "{}", lab.d.log());
@@ -173,5 +124,5 @@ fn nothing_is_left_of_those_who_come_and_go() {
     (0..rounds(5, 20, 100)).for_each(|_| visit());
     let settled = || lab.d.settled_usage().fds <= before.fds;
     assert!(wait_for(SOON, settled), "{before:?} {:?}", lab.d.usage());
-    lab.finish();
+    finish(lab);
 }

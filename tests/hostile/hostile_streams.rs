@@ -17,25 +17,30 @@ use testkit::{Rng, rounds};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 /// A switch forwards no frame for it, so no guest gets what its checker would not know.
-const RESERVED: [u8; 6] = [1, 0x80, 0xc2, 0, 0, 0];
+pub(super) const RESERVED: [u8; 6] = [1, 0x80, 0xc2, 0, 0, 0];
 
-fn frame() -> Vec<u8> {
+pub(super) fn frame() -> Vec<u8> {
     let mut frame = [&RESERVED[..], &mac_of(9), &[0x88, 0xb6]].concat();
     frame.resize(60, 0);
     frame
 }
 
-/// Two honest guests beside a stream.
-struct Lab {
-    d: Daemon,
-    net: Net,
+/// Two honest guests beside the stream "evil".
+pub(super) struct Lab {
+    pub(super) d: Daemon,
+    pub(super) net: Net,
     dir: Dir,
 }
 
 impl Lab {
     fn new(extra: &[&str]) -> Lab {
+        Lab::with_keys("", extra)
+    }
+
+    /// The stream has these keys more.
+    pub(super) fn with_keys(keys: &str, extra: &[&str]) -> Lab {
         let dir = Dir::new();
-        let stream = format!("--stream=evil,socket={}", dir.path().join("evil").display());
+        let stream = format!("--stream=evil,socket={}{keys}", dir.path().join("evil").display());
         let d = Daemon::with(2, &[&[stream.as_str()], extra].concat());
         let net = Net::connect(&d, 2, |c| c);
         let mut lab = Lab { d, net, dir };
@@ -44,33 +49,35 @@ impl Lab {
     }
 
     fn path(&self) -> PathBuf {
-        self.dir.path().join("evil")
+        self.at("evil")
+    }
+
+    pub(super) fn at(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
     }
 
     /// Honest traffic goes on as if nothing were.
-    fn chat(&mut self, frames: u32) {
+    pub(super) fn chat(&mut self, frames: u32) {
         self.net.run(&[
             Job::new(0, To::Vm(1), frames, Sizes::Range(60, 1514)),
             Job::new(1, To::Vm(0), frames, Sizes::Range(60, 1514)),
         ]);
     }
 
-    /// The stream is there for the next one.
-    fn serves(&mut self) {
-        let mut peer = Peer::connect(&self.path());
-        let before = self.frames();
-        peer.send(&frame());
-        let d = &self.d;
-        let came = || d.counters().sum(Some("evil"), "in", "frames") > before;
-        assert!(wait_for(SOON, came), "not served\n{}", d.log());
-    }
-
-    fn frames(&self) -> u64 {
+    pub(super) fn frames(&self) -> u64 {
         self.d.counters().sum(Some("evil"), "in", "frames")
     }
 
-    fn finish(mut self) {
-        self.serves();
+    fn finish(self) {
+        let mut peer = Peer::connect(&self.path());
+        self.serves(|| peer.send(&frame()));
+    }
+
+    /// The stream is there for the next peer, which sends a frame, and the guests go on.
+    pub(super) fn serves(mut self, send: impl FnOnce()) {
+        let before = self.frames();
+        send();
+        assert!(wait_for(SOON, || self.frames() > before), "not served\n{}", self.d.log());
         self.chat(500);
         self.net.finish();
         self.d.counters().assert_balanced();

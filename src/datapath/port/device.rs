@@ -10,6 +10,7 @@
 
 mod backend;
 pub mod datagrams;
+pub mod link;
 mod segments;
 pub mod stream;
 mod together;

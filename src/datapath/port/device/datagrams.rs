@@ -5,20 +5,19 @@
 //! * A datagram that the socket or the peer's queue has no room for is dropped at once, together
 //!   with the rest of the batch: the peer's queue is short (net.unix.max_dgram_qlen).
 //! * The kernel sends a datagram whole or not at all, so workers write without a lock.
-//! * The kernel does not report that the peer has left; the port's thread asks ([`Link`]).
-//! * Descriptors, and waiters of the peer's socket, are treated as a [`stream`](super::stream)'s.
+//! * The kernel does not report that the peer has left; the port's thread asks ([`Link::look`]).
 
 use std::fmt;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use super::link::{End, Link, PeerState, frame_of};
 use super::lock;
-use super::stream::{End, Link, frame_of};
 use crate::guard::SignalCost;
-use crate::guard::disposal::{self, Guarded};
+use crate::guard::disposal::Guarded;
 use base::frame::{VNET_HDR_LEN, VnetHdr};
 use base::limits::{DATAGRAM_PEER_LOOK, MAX_FRAME_LEN, STREAM_READS};
 use sys::frame_io::{FrameBatch, FrameIo, Transfer};
@@ -42,11 +41,7 @@ pub struct DatagramLink {
     first: Mutex<Vec<u8>>,
     /// The socket may hold the first frame, or datagrams that others sent before it was connected.
     is_new: AtomicBool,
-    end: OnceLock<End>,
-    /// Received descriptors, for a thread that may wait for their closing.
-    strays: Mutex<Vec<OwnedFd>>,
-    /// Cost of the port's peers, present and earlier.
-    cost: Arc<SignalCost>,
+    peer: PeerState,
 }
 
 impl DatagramLink {
@@ -63,26 +58,8 @@ impl DatagramLink {
             address,
             first: Mutex::new(first),
             is_new: AtomicBool::new(true),
-            end: OnceLock::new(),
-            strays: Mutex::default(),
-            cost,
+            peer: PeerState::new(cost),
         }
-    }
-
-    /// Ends the link. Only the first reason is kept.
-    #[cold]
-    fn over(&self, why: End) -> Transfer {
-        let _ = self.end.set(why);
-        Transfer::Gone
-    }
-
-    /// Uses the socket. A peer that makes the use expensive has to wait, or is disconnected.
-    fn measured<T>(&self, work: impl FnOnce() -> T) -> T {
-        let (done, is_harmful) = self.cost.measured(work);
-        if is_harmful {
-            self.over(End::Waiters);
-        }
-        done
     }
 
     /// Converts an error of the socket; `full` stands for a want of room or memory.
@@ -92,11 +69,11 @@ impl DatagramLink {
             Some(libc::ENOBUFS | libc::ENOMEM) => full,
             Some(libc::EMSGSIZE) => Transfer::Rejected(libc::EMSGSIZE),
             Some(libc::ECONNREFUSED | libc::ECONNRESET | libc::ENOTCONN | libc::ENOENT) => {
-                self.over(End::Left)
+                self.peer.over(End::Left)
             }
             // The peer has connected its socket to another socket, or has shut the socket down.
-            Some(libc::EPERM | libc::EPIPE) => self.over(End::Left),
-            errno => self.over(End::Failed(errno.unwrap_or(libc::EIO))),
+            Some(libc::EPERM | libc::EPIPE) => self.peer.over(End::Left),
+            errno => self.peer.over(End::Failed(errno.unwrap_or(libc::EIO))),
         }
     }
 
@@ -104,7 +81,7 @@ impl DatagramLink {
         if frame.len() > MAX_FRAME_LEN as usize {
             return Transfer::Rejected(libc::EMSGSIZE);
         }
-        match self.measured(|| scm::send(self.socket.as_fd(), frame)) {
+        match self.peer.measured(|| scm::send(self.socket.as_fd(), frame)) {
             Ok(bytes) => Transfer::Done(VNET_HDR_LEN + bytes),
             Err(error) => self.failed(error.raw_os_error(), Transfer::NoBuffers),
         }
@@ -114,7 +91,7 @@ impl DatagramLink {
     /// another sender.
     fn receive(&self, buffer: &mut [u8]) -> Result<Option<usize>, Transfer> {
         let (mut files, mut is_others) = (Vec::new(), false);
-        let received = self.measured(|| match self.is_new.load(Ordering::Relaxed) {
+        let received = self.peer.measured(|| match self.is_new.load(Ordering::Relaxed) {
             false => scm::receive(self.socket.as_fd(), buffer, &mut files),
             true => {
                 scm::receive_from(self.socket.as_fd(), buffer, &mut files).map(|(got, sender)| {
@@ -125,11 +102,11 @@ impl DatagramLink {
         });
         let has_files = !files.is_empty();
         if has_files {
-            lock(&self.strays).append(&mut files);
+            self.peer.keep(files);
         }
         match received {
             Ok(_) if is_others => Ok(None),
-            Ok(got) if has_files || got.files_lost => Err(self.over(End::Descriptors)),
+            Ok(got) if has_files || got.files_lost => Err(self.peer.over(End::Descriptors)),
             Ok(got) if got.truncated => Err(Transfer::Rejected(libc::EMSGSIZE)),
             Ok(got) => Ok(Some(got.bytes)),
             Err(error) => {
@@ -157,21 +134,14 @@ impl DatagramLink {
 
 impl Link for DatagramLink {
     fn end(&self) -> Option<&End> {
-        self.end.get()
+        self.peer.end()
     }
 
     fn look(&self) -> Option<Duration> {
         if !self.address.is_alive() {
-            self.over(End::Left);
+            self.peer.over(End::Left);
         }
         Some(DATAGRAM_PEER_LOOK)
-    }
-}
-
-impl Drop for DatagramLink {
-    fn drop(&mut self) {
-        let strays = self.strays.get_mut().unwrap_or_else(PoisonError::into_inner);
-        disposal::close(std::mem::take(strays));
     }
 }
 
@@ -183,10 +153,10 @@ impl AsRawFd for DatagramLink {
 
 impl FrameIo for DatagramLink {
     fn flush(&self, batch: &mut FrameBatch) {
-        let mut is_full = self.cost.pauses();
+        let mut is_full = self.peer.pauses();
         for at in 0..batch.len() {
             // A frame without room is dropped: its batch entry gets no answer.
-            let sent = match self.end.get() {
+            let sent = match self.peer.end() {
                 Some(_) => Transfer::Gone,
                 None if is_full => continue,
                 None => self.send(frame_of(batch, at)),
@@ -199,10 +169,10 @@ impl FrameIo for DatagramLink {
     }
 
     fn read(&self, buffer: &mut [u8]) -> Transfer {
-        if self.end.get().is_some() {
+        if self.peer.end().is_some() {
             return Transfer::Gone;
         }
-        if self.cost.pauses() {
+        if self.peer.pauses() {
             return Transfer::NoBuffers;
         }
         let (header, rest) = buffer.split_at_mut(VNET_HDR_LEN.min(buffer.len()));

@@ -11,75 +11,24 @@
 //! * Several workers write, one at a time. A worker that finds another worker writing leaves its
 //!   frames with that worker. So a writer that loses its CPU, as a writer that wakes the peer often
 //!   does, costs no frame.
-//! * A worker never closes descriptors that arrive with the bytes, because the last close of a file
-//!   may never return ([`crate::guard::disposal`]). Descriptors end the connection.
-//! * A read or write wakes all waiters of the socket's other end, in the worker's time. This time
-//!   is measured and charged to the port, like the time of a guest's signals ([`SignalCost`]).
+//! * Descriptors that arrive with the bytes end the connection.
 
-use std::fmt;
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
+use super::link::{End, Link, PeerState, frame_of};
 use super::lock;
 use crate::guard::SignalCost;
-use crate::guard::disposal::{self, Guarded};
-use base::frame::stream::{BadLength, Packer, Unpacker};
+use crate::guard::disposal::Guarded;
+use base::frame::stream::{Packer, Unpacker};
 use base::frame::{VNET_HDR_LEN, VnetHdr};
 use base::limits::{MAX_FRAME_LEN, STREAM_LOCK_NANOS, STREAM_READS, STREAM_ROUNDS};
 use sys::clock;
 use sys::frame_io::{FrameBatch, FrameIo, Transfer};
 use sys::scm;
-
-/// Why a connection has ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum End {
-    /// The peer left, between two frames.
-    Left,
-    /// The peer left with part of a frame missing.
-    Torn,
-    /// The peer sent an invalid length, so frames cannot be separated.
-    Length(BadLength),
-    /// The peer sent descriptors, which no frame has.
-    Descriptors,
-    /// Too many waiters watch the socket: each read or write wakes them, and delays other ports.
-    Waiters,
-    /// The socket failed with this errno.
-    Failed(i32),
-}
-
-impl End {
-    /// True if the peer harmed others.
-    pub fn is_harmful(&self) -> bool {
-        *self == End::Waiters
-    }
-}
-
-impl fmt::Display for End {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            End::Left => f.write_str("it left"),
-            End::Torn => f.write_str("it left in the middle of a frame"),
-            End::Length(length) => length.fmt(f),
-            End::Descriptors => f.write_str("it sends descriptors"),
-            End::Waiters => f.write_str("its socket has too many waiters"),
-            End::Failed(errno) => io::Error::from_raw_os_error(*errno).fmt(f),
-        }
-    }
-}
-
-/// A link with a peer, which the port's thread watches.
-pub trait Link: FrameIo {
-    /// Returns why the link has ended, if it has.
-    fn end(&self) -> Option<&End>;
-
-    /// Ends the link if the peer has left without notice. Returns the time until the next look;
-    /// `None` if the kernel reports that the peer has left.
-    fn look(&self) -> Option<Duration>;
-}
 
 /// Frames that are left for the writing worker.
 #[derive(Debug, Default)]
@@ -104,11 +53,7 @@ pub struct Connection {
     /// `output` or `waiting` has frames. Set before the socket is written, so that the thread that
     /// gets the event for room finds the frames.
     sending: AtomicBool,
-    end: OnceLock<End>,
-    /// Received descriptors, for a thread that may wait for their closing.
-    strays: Mutex<Vec<OwnedFd>>,
-    /// Cost of the port's peers, present and earlier.
-    cost: Arc<SignalCost>,
+    peer: PeerState,
 }
 
 impl Connection {
@@ -120,26 +65,8 @@ impl Connection {
             output: Mutex::default(),
             waiting: Mutex::default(),
             sending: AtomicBool::new(false),
-            end: OnceLock::new(),
-            strays: Mutex::default(),
-            cost,
+            peer: PeerState::new(cost),
         }
-    }
-
-    /// Ends the connection. Only the first reason is kept.
-    #[cold]
-    fn over(&self, why: End) -> Transfer {
-        let _ = self.end.set(why);
-        Transfer::Gone
-    }
-
-    /// Uses the socket. A peer that makes the use expensive has to wait, or is disconnected.
-    fn measured<T>(&self, work: impl FnOnce() -> T) -> T {
-        let (done, is_harmful) = self.cost.measured(work);
-        if is_harmful {
-            self.over(End::Waiters);
-        }
-        done
     }
 
     /// Returns the right to write, if no worker has it.
@@ -166,7 +93,7 @@ impl Connection {
     /// Ends the connection after a panic, which may have left a part of a frame.
     #[cold]
     fn mend<'a>(&self, poisoned: PoisonError<MutexGuard<'a, Packer>>) -> MutexGuard<'a, Packer> {
-        self.over(End::Failed(libc::EIO));
+        self.peer.over(End::Failed(libc::EIO));
         poisoned.into_inner()
     }
 
@@ -175,13 +102,13 @@ impl Connection {
     fn flush(&self, mut output: MutexGuard<'_, Packer>) -> Transfer {
         for round in 0.. {
             while !output.is_empty() {
-                match self.measured(|| scm::send(self.socket.as_fd(), output.rest())) {
+                match self.peer.measured(|| scm::send(self.socket.as_fd(), output.rest())) {
                     Ok(bytes) => output.sent(bytes),
                     Err(error) => match error.raw_os_error() {
                         Some(libc::EAGAIN | libc::EINTR) => return Transfer::WouldBlock,
                         Some(libc::ENOBUFS | libc::ENOMEM) => return Transfer::NoBuffers,
-                        Some(libc::EPIPE | libc::ECONNRESET) => return self.over(End::Left),
-                        errno => return self.over(End::Failed(errno.unwrap_or(libc::EIO))),
+                        Some(libc::EPIPE | libc::ECONNRESET) => return self.peer.over(End::Left),
+                        errno => return self.peer.over(End::Failed(errno.unwrap_or(libc::EIO))),
                     },
                 }
             }
@@ -194,7 +121,7 @@ impl Connection {
                 drop(output);
                 break;
             }
-            if self.cost.pauses() {
+            if self.peer.pauses() {
                 return Transfer::WouldBlock;
             }
             std::mem::swap(&mut *output, &mut waiting.frames);
@@ -206,7 +133,7 @@ impl Connection {
     /// Leaves frames of a batch for sending, from the `first`-th frame on, as far as there is room.
     /// Sends them unless another worker writes. Returns the index of the next frame.
     fn send(&self, batch: &mut FrameBatch, first: usize) -> usize {
-        if self.cost.pauses() {
+        if self.peer.pauses() {
             return batch.len();
         }
         let mut waiting = lock(&self.waiting);
@@ -243,15 +170,15 @@ impl Connection {
     fn fill(&self, input: &mut Unpacker) -> Result<(), Transfer> {
         let mut files = Vec::new();
         let received =
-            self.measured(|| scm::receive(self.socket.as_fd(), input.room(), &mut files));
+            self.peer.measured(|| scm::receive(self.socket.as_fd(), input.room(), &mut files));
         if !files.is_empty() {
-            lock(&self.strays).append(&mut files);
-            return Err(self.over(End::Descriptors));
+            self.peer.keep(files);
+            return Err(self.peer.over(End::Descriptors));
         }
         match received {
-            Ok(received) if received.files_lost => Err(self.over(End::Descriptors)),
+            Ok(received) if received.files_lost => Err(self.peer.over(End::Descriptors)),
             Ok(received) if received.bytes == 0 => {
-                Err(self.over(if input.is_torn() { End::Torn } else { End::Left }))
+                Err(self.peer.over(if input.is_torn() { End::Torn } else { End::Left }))
             }
             Ok(received) => {
                 input.filled(received.bytes);
@@ -261,8 +188,8 @@ impl Connection {
                 Some(libc::EAGAIN) => Transfer::WouldBlock,
                 // Bytes that have arrived already bring no event of their own.
                 Some(libc::EINTR | libc::ENOBUFS | libc::ENOMEM) => Transfer::NoBuffers,
-                Some(libc::ECONNRESET) => self.over(End::Left),
-                errno => self.over(End::Failed(errno.unwrap_or(libc::EIO))),
+                Some(libc::ECONNRESET) => self.peer.over(End::Left),
+                errno => self.peer.over(End::Failed(errno.unwrap_or(libc::EIO))),
             }),
         }
     }
@@ -270,18 +197,11 @@ impl Connection {
 
 impl Link for Connection {
     fn end(&self) -> Option<&End> {
-        self.end.get()
+        self.peer.end()
     }
 
     fn look(&self) -> Option<Duration> {
         None
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        let strays = self.strays.get_mut().unwrap_or_else(PoisonError::into_inner);
-        disposal::close(std::mem::take(strays));
     }
 }
 
@@ -291,16 +211,11 @@ impl AsRawFd for Connection {
     }
 }
 
-/// Returns the `index`-th frame of a batch without its header.
-pub(super) fn frame_of(batch: &FrameBatch, index: usize) -> &[u8] {
-    batch.frame(index).get(VNET_HDR_LEN..).unwrap_or_default()
-}
-
 impl FrameIo for Connection {
     fn flush(&self, batch: &mut FrameBatch) {
         let mut at = 0;
         while at < batch.len() {
-            if self.end.get().is_some() {
+            if self.peer.end().is_some() {
                 batch.answer(at, Transfer::Gone);
             } else if frame_of(batch, at).len() > MAX_FRAME_LEN as usize {
                 batch.answer(at, Transfer::Rejected(libc::EMSGSIZE));
@@ -313,10 +228,10 @@ impl FrameIo for Connection {
     }
 
     fn read(&self, buffer: &mut [u8]) -> Transfer {
-        if self.end.get().is_some() {
+        if self.peer.end().is_some() {
             return Transfer::Gone;
         }
-        if self.cost.pauses() {
+        if self.peer.pauses() {
             return Transfer::NoBuffers;
         }
         let mut missed = false;
@@ -331,7 +246,7 @@ impl FrameIo for Connection {
                     return Transfer::Done(header.len() + n);
                 }
                 Ok(None) => {}
-                Err(length) => return self.over(End::Length(length)),
+                Err(length) => return self.peer.over(End::Length(length)),
             }
             if reads == STREAM_READS {
                 break;

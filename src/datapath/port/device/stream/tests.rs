@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use super::*;
+use base::frame::stream::BadLength;
 use base::limits::{MAX_FRAME_LEN, MAX_STREAM_FRAME_LEN};
 
 fn pair() -> (Connection, UnixStream) {
@@ -240,7 +241,7 @@ fn descriptors_are_kept_for_whoever_closes_them() {
     drop(writer);
     assert_eq!(read_all(&connection), (Vec::new(), Transfer::Gone));
     assert_eq!(connection.end(), Some(&End::Descriptors));
-    assert_eq!(lock(&connection.strays).len(), 2);
+    assert_eq!(lock(&connection.peer.strays).len(), 2);
     drop(connection);
     assert_eq!(reader.read(&mut [0]).unwrap(), 0, "none is left");
 }
@@ -261,17 +262,17 @@ fn descriptors_are_refused_where_the_kernel_can() {
 #[test]
 fn a_peer_whose_socket_is_expensive_has_to_wait_and_goes() {
     let (connection, _far) = pair();
-    assert!(!connection.cost.pauses());
-    connection.cost.watch(clock::cycles());
+    assert!(!connection.peer.cost.pauses());
+    connection.peer.cost.watch(clock::cycles());
     let now = clock::cycles();
-    assert!(!connection.cost.record(100_000, clock::cycles_in(100_000_000), now));
-    assert!(connection.cost.pauses());
+    assert!(!connection.peer.cost.record(100_000, clock::cycles_in(100_000_000), now));
+    assert!(connection.peer.cost.pauses());
     assert_eq!(write(&connection, &[0; 88]), Transfer::WouldBlock);
     assert_eq!(connection.read(&mut [0; 100]), Transfer::NoBuffers);
     // The cost that was found on one connection counts for the next connection.
     let (near, _far) = UnixStream::pair().unwrap();
-    assert!(Connection::new(near, Arc::clone(&connection.cost)).cost.pauses());
-    connection.over(End::Waiters);
+    assert!(Connection::new(near, Arc::clone(&connection.peer.cost)).peer.cost.pauses());
+    connection.peer.over(End::Waiters);
     assert!(connection.end().unwrap().is_harmful());
     assert_eq!(write(&connection, &[0; 88]), Transfer::Gone);
 }

@@ -8,7 +8,7 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use super::*;
 use crate::port::device::datagrams::DatagramLink;
-use crate::port::device::stream::{End, Link};
+use crate::port::device::link::{End, Link};
 use base::frame::VNET_HDR_LEN;
 use sys::frame_io::{FrameBatch, FrameIo, Transfer};
 
