@@ -93,14 +93,10 @@ pub fn status(status: &Status) -> String {
         ("pid", status.pid.to_string()),
         ("uptime", span(status.uptime)),
         ("workers", status.workers.to_string()),
-        ("ports", status.ports.to_string()),
-        ("taps", status.taps.to_string()),
-        ("xdps", status.xdps.to_string()),
-        ("streams", status.streams.to_string()),
-        ("vduses", status.vduses.to_string()),
-        ("addresses", status.addresses.to_string()),
-        ("changes", kept),
     ];
+    let counts = Kind::PORTS.map(|kind| (kind.count_name(), status.counts.of(kind).to_string()));
+    told.extend(counts);
+    told.extend([("addresses", status.addresses.to_string()), ("changes", kept)]);
     told.extend(status.tap_writes.iter().map(|group| ("uplink io", uplink_io(group))));
     let latency = Some(&status.latency).filter(|latency| !latency.is_empty());
     told.extend(latency.map(|latency| ("latency", text(latency))));

@@ -221,7 +221,7 @@ impl Desired {
         let others = others.filter(|other| other.name != *name);
         let same = others.clone().filter(|other| other.kind == *kind).count();
         let ports = others.filter(|other| other.kind.is_port()).count();
-        if same >= kind.most().0 || kind.is_port() && ports >= MAX_PORTS {
+        if same >= kind.most() || kind.is_port() && ports >= MAX_PORTS {
             let text = "there are too many ports, taps or streams";
             return Err(NoEffect::Settings(text.to_owned()));
         }

@@ -10,6 +10,7 @@ use super::uplink::UplinkError;
 use api::config::{Kind, Settings};
 use base::frame::MacAddr;
 use base::limits::{MAX_PLUG_PORTS, MAX_PLUG_PORTS_A_USER, SOCKET_OPENS};
+use base::words::counted;
 use datapath::port::table::Full;
 use datapath::vhost_user::session::Exhausted;
 use datapath::vhost_user::socket::SocketError;
@@ -31,8 +32,8 @@ pub enum PortError {
     #[error(transparent)]
     Full(#[from] Full),
     /// The switch has as many ports of this kind as the limit permits.
-    #[error("there are {0} {1} already")]
-    Many(usize, &'static str),
+    #[error("there are {} already", counted(.0.most(), .0.noun()))]
+    Many(Kind),
     /// The switch has as many ports by plug as the limit permits.
     #[error("there are {MAX_PLUG_PORTS} ports by plug already")]
     ManyPlugged,

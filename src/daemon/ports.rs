@@ -96,10 +96,9 @@ impl Daemon {
             return Err(PortError::Exists);
         }
         self.desired.check_mirror(settings).map_err(PortError::Mirror)?;
-        let (most, noun) = settings.kind.most();
         let same = |other: &&Entry| other.settings.kind == settings.kind;
-        if self.desired.entries().values().filter(same).count() >= most {
-            return Err(PortError::Many(most, noun));
+        if self.desired.entries().values().filter(same).count() >= settings.kind.most() {
+            return Err(PortError::Many(settings.kind));
         }
         self.edit(|desired| add_to(desired, &entry), |daemon| daemon.reconcile_port(name))
     }
@@ -150,10 +149,9 @@ impl Daemon {
         let settings = &entry.settings;
         let id = self.free_number(&settings.name)?;
         let ports = self.view.ports.present();
-        let (most, noun) = settings.kind.most();
-        let kind = settings.kind.name();
-        if ports.iter().filter(|port| port.kind_name() == kind).count() >= most {
-            return Err(PortError::Many(most, noun));
+        let kind = settings.kind;
+        if ports.iter().filter(|port| port.kind_name() == kind.name()).count() >= kind.most() {
+            return Err(PortError::Many(kind));
         }
         drop(ports);
         let port = self.put(id, settings, socket.take())?;

@@ -77,11 +77,10 @@ impl Config {
 }
 
 /// Returns numbers of ports by kind in words; only ports and TAPs if there are none.
-pub fn summary([ports, taps, xdps, streams, vduses]: [usize; 5]) -> String {
-    let mut all = vec![counted(ports, "port"), counted(taps, "tap")];
-    let others = [(xdps, "xdp uplink"), (streams, "stream"), (vduses, "vduse device")];
-    all.extend(others.iter().filter(|(n, _)| *n > 0).map(|(n, noun)| counted(*n, noun)));
-    all.join(", ")
+pub fn summary(counts: [usize; Kind::PORTS.len()]) -> String {
+    let all = Kind::PORTS.into_iter().zip(counts);
+    let told = all.filter(|(kind, count)| *count > 0 || matches!(kind, Kind::Port | Kind::Tap));
+    told.map(|(kind, count)| counted(count, kind.noun())).collect::<Vec<_>>().join(", ")
 }
 
 /// Who gave a port its settings.

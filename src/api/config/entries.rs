@@ -16,6 +16,7 @@ use super::rulebook::Rulebook;
 use super::scalars::Scalars;
 use super::validate::{Checked, Validated};
 use base::limits;
+use base::words::counted;
 use switch::mirror::{Mirror, conflict as conflict_of_mirrors};
 
 /// Returns a complaint for each value that is claimed twice, and for each number of entries above a
@@ -44,10 +45,11 @@ pub(super) fn conflicts(checked: &Validated, places: Places<'_>) -> Vec<Complain
     }
     complaints.append(&mut mirrored_mirrors(&checked.entries));
     for kind in Kind::NAMED.into_iter().filter(|kind| *kind != Kind::Port) {
-        let (most, noun) = kind.most();
+        let most = kind.most();
         let mut all = checked.entries.iter().filter(|entry| entry.settings.kind == kind);
         if let Some(entry) = all.nth(most) {
-            complaints.push(Complaint::new(&entry.at, format!("more than {most} {noun}")));
+            let text = format!("more than {}", counted(most, kind.noun()));
+            complaints.push(Complaint::new(&entry.at, text));
         }
     }
     complaints

@@ -24,7 +24,7 @@ macro_rules! kinds {
         }
     };
     (@all $($(#[$about:meta])* $kind:ident {
-        $name:literal, $most:expr, $plural:literal, $form:literal, $help:literal $(,)?
+        $name:literal, $most:expr, $noun:literal, $form:literal, $help:literal $(,)?
     })*) => {
         base::words! {
             /// Kind of an entry, with the name of the tables in a file and of the option.
@@ -36,11 +36,27 @@ macro_rules! kinds {
         }
 
         impl Kind {
-            /// Returns the largest number of entries of the kind, and their noun.
-            pub fn most(self) -> (usize, &'static str) {
+            /// Returns the largest number of entries of the kind.
+            pub fn most(self) -> usize {
                 match self {
-                    $(Kind::$kind => ($most, $plural),)*
-                    Kind::Template => (1, "templates"),
+                    $(Kind::$kind => $most,)*
+                    Kind::Template => 1,
+                }
+            }
+
+            /// Returns the noun for an entry of the kind.
+            pub const fn noun(self) -> &'static str {
+                match self {
+                    $(Kind::$kind => $noun,)*
+                    Kind::Template => "template",
+                }
+            }
+
+            /// Returns the name of the count of entries of the kind on the control socket.
+            pub const fn count_name(self) -> &'static str {
+                match self {
+                    $(Kind::$kind => concat!($name, "s"),)*
+                    Kind::Template => "templates",
                 }
             }
 
@@ -56,36 +72,36 @@ macro_rules! kinds {
     };
 }
 
-// Name, largest number of entries, their noun, form and help of the option.
+// Name, largest number of entries, noun of an entry, form and help of the option.
 kinds! {
     ports {
         /// Port of a virtual machine.
         Port {
-            "port", limits::MAX_PORTS, "ports", "NAME,socket=PATH[,KEY=VALUE]...",
+            "port", limits::MAX_PORTS, "port", "NAME,socket=PATH[,KEY=VALUE]...",
             "Add a port for a virtual machine; repeatable\n\n{keys}\n\nWrite a comma inside a \
              value twice. The option replaces the whole entry of the same kind\nand name in the \
              file.",
         }
         /// TAP: a network interface that the host makes for the switch.
         Tap {
-            "tap", limits::MAX_TAPS, "taps", "NAME,ifname=IFNAME[,KEY=VALUE]...",
+            "tap", limits::MAX_TAPS, "tap", "NAME,ifname=IFNAME[,KEY=VALUE]...",
             "Add a TAP interface as an uplink; repeatable\n\n{keys}",
         }
         /// XDP uplink: a network interface that bypasses the host's network stack.
         Xdp {
-            "xdp", limits::MAX_XDPS, "xdp uplinks", "NAME,ifname=IFNAME[,KEY=VALUE]...",
+            "xdp", limits::MAX_XDPS, "xdp uplink", "NAME,ifname=IFNAME[,KEY=VALUE]...",
             "Add an interface of the host as an uplink that bypasses the host's network stack \
              (AF_XDP);\nrepeatable\n\n{keys}",
         }
         /// Stream: a process that speaks QEMU's `-netdev stream`.
         Stream {
-            "stream", limits::MAX_STREAMS, "streams", "NAME,socket=PATH[,KEY=VALUE]...",
+            "stream", limits::MAX_STREAMS, "stream", "NAME,socket=PATH[,KEY=VALUE]...",
             "Add a port for a process that speaks QEMU's -netdev stream over a Unix socket, such \
              as\npasst; repeatable\n\n{keys}",
         }
         /// VDUSE device: an interface of the host or a container.
         Vduse {
-            "vduse", limits::MAX_VDUSES, "vduse devices", "NAME,ifname=IFNAME[,KEY=VALUE]...",
+            "vduse", limits::MAX_VDUSES, "vduse device", "NAME,ifname=IFNAME[,KEY=VALUE]...",
             "Add an interface of the host or a container, whose rings the switch serves like a \
              virtual\nmachine's (VDUSE); repeatable\n\n{keys}",
         }
@@ -93,18 +109,18 @@ kinds! {
     others {
         /// Mirror: frames of one port are copied to another port.
         Mirror {
-            "mirror", limits::MAX_MIRRORS, "mirrors", "NAME,from=PORT,to=PORT[,KEY=VALUE]...",
+            "mirror", limits::MAX_MIRRORS, "mirror", "NAME,from=PORT,to=PORT[,KEY=VALUE]...",
             "Add a mirror, which copies frames of one port to another; repeatable\n\n{keys}",
         }
         /// Filter: rules about packets.
         Filter {
-            "filter", limits::MAX_FILTERS, "filters", "NAME[,KEY=VALUE]...",
+            "filter", limits::MAX_FILTERS, "filter", "NAME[,KEY=VALUE]...",
             "Add a filter: rules about the packets of ports that name the filter in filter=; \
              repeatable\n\n{keys}",
         }
         /// Group: addresses that rules name.
         Group {
-            "group", limits::MAX_FILTERS, "groups", "NAME[,KEY=VALUE]...",
+            "group", limits::MAX_FILTERS, "group", "NAME[,KEY=VALUE]...",
             "Add a group: addresses that rules of filters name as group:NAME; \
              repeatable\n\n{keys}",
         }

@@ -15,7 +15,7 @@ use super::tests::{Fields, Varlink, body, item, lines, method, named};
 use super::types::{
     Address, Change, Clients, ConfigEntry, ConfigKey, Connection, Degradation, DropReason,
     EntryKeys, Event, Filter, Finding, GroupPort, Instruction, LiveKeys, Mirror, Packet, Plug,
-    Port, Ring, Sandbox, Session, Socket, Step, TapWrites, Unconfirmed, Worker,
+    Port, PortCounts, Ring, Sandbox, Session, Socket, Step, TapWrites, Unconfirmed, Worker,
 };
 
 /// Description of a method.
@@ -59,8 +59,8 @@ methods! {
     /// the directory of kept changes; without a directory all changes are transient. latency: as
     /// configured. sandbox: null without a sandbox.
     GetStatus {} -> Status {
-        version: String, pid: u32, uptime: u64, workers: usize, ports: usize, taps: usize,
-        xdps: usize, streams: usize, vduses: usize, addresses: usize, events: u64,
+        version: String, pid: u32, uptime: u64, workers: usize,
+        #[serde(flatten)] counts: PortCounts, addresses: usize, events: u64,
         degraded: Vec<String>, degradations: Vec<Degradation>, unconfirmed: Option<Unconfirmed>,
         plug: Option<Plug>, config: Option<String>, state_dir: Option<String>, clients: Clients,
         latency: String, tap_writes: Vec<TapWrites>, sandbox: Option<Sandbox>,

@@ -6,7 +6,7 @@ use serde_json::Number;
 use testkit::manual::hold;
 
 use super::methods::declared;
-use super::types::{EntryKeys, GroupRole, LiveKeys, ShownKeys, answered, given};
+use super::types::{EntryKeys, GroupRole, LiveKeys, PortCounts, ShownKeys, answered, given};
 use crate::config::{Effect, KEYS, Key, Kind};
 use crate::diagnosis::Level;
 use base::stats::{Direction, PortState as State};
@@ -89,6 +89,16 @@ fn is_live(key: &Key) -> bool {
     let kinds = Kind::NAMED.iter().filter(|kind| **kind != Kind::Mirror);
     let mut all = kinds.flat_map(|kind| kind.live_keys());
     all.any(|live| live.name == key.name)
+}
+
+impl Varlink for PortCounts {
+    fn varlink() -> String {
+        "[string]int".to_owned()
+    }
+
+    fn field(_name: &str) -> String {
+        Kind::PORTS.map(|kind| format!("  {}: int,\n", kind.count_name())).concat()
+    }
 }
 
 /// Keys of an entry among the fields of a struct.

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::Parameters;
 use super::interface::structs;
 #[cfg(test)]
 use super::tests::{Fields, Varlink, body, item, lines, named};
-use crate::config::Effect;
+use crate::config::{Effect, Kind};
 use crate::diagnosis::Level;
 use base::stats::{Direction, PortState as State};
 
@@ -208,6 +209,18 @@ structs! { answered [serde(default)]
 structs! { given [allow(missing_docs)]
     /// An instruction of classic BPF, as in struct sock_filter.
     Instruction { code: u16, jt: u8, jf: u8, k: u32 }
+}
+
+/// Numbers of ports by kind.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PortCounts(pub Parameters);
+
+impl PortCounts {
+    /// Returns the number of ports of a kind.
+    pub fn of(&self, kind: Kind) -> u64 {
+        self.0.get(kind.count_name()).and_then(Value::as_u64).unwrap_or_default()
+    }
 }
 
 /// Settings of a port that lists and details show, by their keys.

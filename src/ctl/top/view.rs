@@ -7,6 +7,7 @@ use ratatui::style::{Modifier, Style, Stylize};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row as TableRow, Table, TableState};
 
+use api::config::Kind;
 use api::wire::State;
 use base::words::counted;
 
@@ -108,8 +109,8 @@ fn heading(model: &Model, width: u16) -> Vec<Line<'static>> {
     let mut first = vec![
         format!("vioswitch {}", status.version),
         format!("up {}", span(status.uptime)),
-        counted(status.ports, "port"),
-        counted(status.taps, "tap"),
+        counted(status.counts.of(Kind::Port), "port"),
+        counted(status.counts.of(Kind::Tap), "tap"),
         counted(status.addresses, "address"),
     ];
     let mut style = Style::new().bold();

@@ -23,8 +23,8 @@ use crate::desired::NotAssigned;
 use crate::{Daemon, PortError, Removal, View};
 use api::config::{self, Kind, nearest};
 use api::wire::{
-    self, Fault, Flushed, OnePort, Parameters, Request, SERVICE, SWITCH, ServiceError, Status,
-    SwitchError, Workers, clip,
+    self, Fault, Flushed, OnePort, Parameters, PortCounts, Request, SERVICE, SWITCH, ServiceError,
+    Status, SwitchError, Workers, clip,
 };
 use base::limits::{CONTROL_ADDRESSES_A_REPLY, CONTROL_PORTS_A_REPLY, MAX_VLAN};
 use datapath::port::{Port, PortTable};
@@ -234,8 +234,10 @@ impl Switch {
     fn status(&self) -> Status {
         let View { ports, fdb, workers, .. } = &self.view;
         let ports = ports.present();
-        let count =
-            |kind: Kind| ports.iter().filter(|port| port.kind_name() == kind.name()).count();
+        let counts = Kind::PORTS.into_iter().map(|kind| {
+            let count = ports.iter().filter(|port| port.kind_name() == kind.name()).count();
+            (kind.count_name().to_owned(), count.into())
+        });
         let unconfirmed = self.unconfirmed();
         let daemon = self.daemon();
         let all = daemon.degradations();
@@ -244,11 +246,7 @@ impl Switch {
             pid: std::process::id(),
             uptime: self.started.elapsed().as_secs(),
             workers: workers.handles().len(),
-            ports: count(Kind::Port),
-            taps: count(Kind::Tap),
-            xdps: count(Kind::Xdp),
-            streams: count(Kind::Stream),
-            vduses: count(Kind::Vduse),
+            counts: PortCounts(counts.collect()),
             addresses: fdb.len(),
             events: self.view.events.last(),
             degraded: show::degraded(&all),

@@ -28,8 +28,7 @@ fn example(key: &Key, kind: Kind) -> String {
         Kind::Mirror if key.name == "name" => ("watch", ":01\""),
         Kind::Filter if key.name == "name" => ("web", ":01\""),
         Kind::Group if key.name == "name" => ("dns", ":01\""),
-        Kind::Mirror | Kind::Filter | Kind::Group => ("vm1", ":01\""),
-        Kind::Port | Kind::Template => ("vm1", ":01\""),
+        _ => ("vm1", ":01\""),
     };
     let example = key.example.replace("vm1", name).replace(":01\"", address);
     match kind {
