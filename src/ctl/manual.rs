@@ -36,9 +36,8 @@ The command run exits with QEMU's status.
 .SH ENVIRONMENT
 .TP
 .B VIOSWITCH_CONTROL
-Path of the control socket; the option
-.B \\-\\-control
-overrides this variable.
+Default of
+.BR \\-\\-control .
 .SH FILES
 .TP
 .I /run/vioswitch/control.sock
