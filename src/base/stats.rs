@@ -245,7 +245,7 @@ counters! {
         learn_refused
             "Frames whose source was not learned because of a limit.",
         learn_static
-            "Frames whose source was not learned because it is static on another port.",
+            "Frames whose source was not learned because the address is static on another port.",
         learn_held
             "Frames whose source was not learned because the address flaps and is held elsewhere.",
         learn_busy

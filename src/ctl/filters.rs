@@ -96,10 +96,10 @@ pub(crate) struct New {
     /// {keys}
     #[arg(value_name = "KEY=VALUE")]
     settings: Vec<String>,
-    /// Succeed if there is one with these settings
+    /// Succeed if the entry exists with these settings
     #[arg(long)]
     may_exist: bool,
-    /// Delete it at the next start of the switch
+    /// Delete the entry at the next start of the switch
     #[arg(long)]
     transient: bool,
 }
