@@ -51,7 +51,8 @@ pub const CONNECTION_SLOTS: u32 = 2;
 /// Tuning: shards of the table, of which each has a lock for new connections.
 pub const CONNECTION_SHARDS: usize = 64;
 
-/// Tuning: attempts of a worker to take a shard's lock: as long as a running holder has it.
+/// Tuning: attempts of a worker to take a shard's lock, as long as a running holder has it, or to
+/// take from a list without a lock.
 pub const CONNECTION_LOCK_ATTEMPTS: u32 = 256;
 
 /// Tuning: connections that a full list of half-open or ended ones gives up at once, so that the

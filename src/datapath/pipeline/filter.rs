@@ -258,8 +258,8 @@ impl Filters {
             && let Some(plain) = Plain::read(&frame.snapshot, frame.len as usize, sum_at)
         {
             let key = plain.key(gate.port, vlan, *direction);
-            let sought = gate.connections.seek(key, plain.event);
-            gate.connections.prefetch(&sought, prefetch::read);
+            let mut sought = gate.connections.seek(key, plain.event);
+            gate.connections.prefetch(&mut sought, prefetch::read);
             self.plain.note(index, &sought);
         } else {
             self.fetch_other(burst, index, judge);
@@ -275,7 +275,7 @@ impl Filters {
             && let Some(packet) = self.packets.get(index)
             && let Some((key, event)) = packet.key(gate.port, *direction)
         {
-            gate.connections.prefetch(&gate.connections.seek(key, event), prefetch::read);
+            gate.connections.prefetch(&mut gate.connections.seek(key, event), prefetch::read);
         }
     }
 

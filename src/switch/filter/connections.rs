@@ -24,6 +24,7 @@ mod key;
 mod listing;
 mod page;
 mod quota;
+mod ring;
 mod slots;
 mod state;
 mod word;
@@ -33,8 +34,8 @@ use std::sync::{PoisonError, TryLockError};
 use super::super::fdb::Tick;
 use super::super::sync::{AtomicU64, Mutex, MutexGuard, Ordering, spin_loop};
 use base::limits::{
-    CONNECTION_LOCK_ATTEMPTS, CONNECTION_SHARDS, CONNECTION_SLOTS, CONNECTIONS_EVICTED,
-    HALF_OPEN_LOOKS, STREAM_AFTER_SECONDS,
+    CONNECTION_LOCK_ATTEMPTS, CONNECTION_SHARDS, CONNECTION_SLOTS, HALF_OPEN_LOOKS,
+    STREAM_AFTER_SECONDS,
 };
 pub use config::ConnectionsConfig;
 #[cfg(test)]
@@ -44,6 +45,7 @@ use hash::KeyHash;
 pub use key::{Key, Parts, Place};
 pub use listing::Connection;
 use quota::{List, Quota};
+use ring::Oldest;
 pub use slots::SlotRef;
 use slots::{Found, Home, Owner, Slots, Vacancy};
 use state::Step;
@@ -117,11 +119,14 @@ pub struct Sought {
     /// What the packet does to the connection's state.
     pub event: Event,
     home: Home,
+    /// The slot that probably has the connection's entry.
+    slot: Option<usize>,
 }
 
 impl Sought {
     /// Fills an array before packets are read.
-    pub const NONE: Sought = Sought { key: Key::NONE, event: Event::Datagram, home: Home::NONE };
+    pub const NONE: Sought =
+        Sought { key: Key::NONE, event: Event::Datagram, home: Home::NONE, slot: None };
 }
 
 /// Where [`Connections::pass`] has found no connection, for [`Connections::open`].
@@ -211,21 +216,29 @@ impl Connections {
     #[inline]
     pub fn seek(&self, key: Key, event: Event) -> Sought {
         let home = self.home(&key);
-        Sought { key, event, home }
+        Sought { key, event, home, slot: None }
     }
 
-    /// Calls `read` with the memory that [`Connections::pass`] reads first. The caller prefetches
-    /// for the packets behind the one that it judges, so that the cache misses overlap.
-    #[inline]
-    pub fn prefetch(&self, sought: &Sought, read: impl Fn(*const u8)) {
-        self.slots.lines(&sought.home).for_each(read);
+    /// Looks where a packet's connection probably is, and calls `read` with the memory that
+    /// [`Connections::pass`] or [`Connections::open`] uses. The caller prefetches for the packets
+    /// behind the one that it judges, so that the cache misses overlap.
+    #[inline(always)]
+    pub fn prefetch(&self, sought: &mut Sought, read: impl Fn(*const u8)) {
+        let (slot, near) = self.slots.look(&sought.home);
+        sought.slot = slot;
+        near.into_iter().for_each(read);
     }
 
     /// Finds a packet's connection and moves its state on. `out`: the VM behind the port sent the
     /// packet.
     #[inline]
     pub fn pass(&self, sought: &Sought, out: bool, now: Tick) -> Seen {
-        let Sought { key, event, home } = sought;
+        let Sought { key, event, home, slot } = sought;
+        if let Some(slot) = *slot
+            && let Some(found) = self.slots.compare(slot, key, now)
+        {
+            return self.advance(found, key, *event, out, now);
+        }
         // Loaded before the search: an entry that the search does not see is not counted.
         let begun = self.shards[home.shard].begun.load(Ordering::Acquire);
         match self.slots.search(home, key, now) {
@@ -269,13 +282,12 @@ impl Connections {
             }
             let first = before.is_out() == out;
             let old = found.owner.is_older(now, STREAM_AFTER_SECONDS);
-            let (state, ending) = (before.state(), before.ending());
-            let after = match state.next(event, first, old, ending) {
+            let (step, ending) = before.state().step(event, first, old, before.ending());
+            let after = match step {
                 Step::To(next) => {
                     // An abort is no reply.
                     let replies = !first && !event.is_abort();
-                    next_word(before, next, replies, key.protocol(), now)
-                        .with_ending(state.ending(next, event, first, ending))
+                    next_word(before, next, replies, key.protocol(), now).with_ending(ending)
                 }
                 Step::Ignored => return Seen::Known(self.known(found, before)),
                 Step::Invalid => return Seen::Invalid,
@@ -297,8 +309,7 @@ impl Connections {
         Seen::Known(self.known(found, found.word))
     }
 
-    /// Adds a connection that this packet has ended to its port's list of ended connections. The
-    /// connection is not listed while another thread keeps the list, and then times out.
+    /// Adds a connection that this packet has ended to its port's list of ended connections.
     #[inline]
     fn note_end(&self, port: u16, slot: usize, before: Word, after: Word) {
         if after.state().is_over() && !before.state().is_over() {
@@ -307,26 +318,24 @@ impl Connections {
     }
 
     /// Adds a connection to a list of those that make room for others; if the list is full, removes
-    /// the list's oldest connections. False if another thread keeps the list.
-    #[cold]
+    /// the list's oldest connections. False if the port has no lists.
+    #[inline]
     fn list(&self, port: u16, list: List, slot: SlotRef) -> bool {
         let pushed = self.quota.push(port, list, slot);
-        if let Ok(Some(oldest)) = pushed {
+        if let Some(Some(oldest)) = &pushed {
             self.evict_all(port, oldest);
         }
-        pushed.is_ok()
+        pushed.is_some()
     }
 
     /// Removes the listed connections of a port as [`Connections::evict`] does, but not those that
     /// a forged RST may have ended: a forger could fill the list. The words are in memory that was
     /// not used for long: all are read before one is needed.
-    #[cold]
-    fn evict_all(&self, port: u16, listed: [SlotRef; CONNECTIONS_EVICTED]) {
-        let words = listed.map(|slot| self.slots.word(slot.slot()));
-        let ports =
-            std::array::from_fn::<_, CONNECTIONS_EVICTED, _>(|n| self.port_of(listed[n], words[n]));
-        for ((slot, word), of) in listed.iter().zip(words).zip(ports) {
-            if of == Some(port) && !word.may_go_on() {
+    #[inline(never)]
+    fn evict_all(&self, port: u16, listed: &Oldest) {
+        let words = listed.map(|slot| slot.map(|slot| (slot, self.slots.word(slot.slot()))));
+        for (slot, word) in words.into_iter().flatten() {
+            if self.port_of(slot, word) == Some(port) && !word.may_go_on() {
                 self.remove(port, slot.slot(), word);
             }
         }
@@ -343,13 +352,12 @@ impl Connections {
     /// `word`; `None` if the slot has another connection.
     fn port_of(&self, slot: SlotRef, word: Word) -> Option<u16> {
         let goes = slot.is(word) && word.is_used() && !word.is_assured();
-        let entry = goes.then(|| self.slots.entry(slot.slot(), word))?;
-        entry.map(|(key, _)| key.port())
+        goes.then(|| self.slots.port(slot.slot(), word))?
     }
 
     /// Removes a connection whose word is still `word`.
     fn remove(&self, port: u16, slot: usize, word: Word) -> bool {
-        let removed = self.slots.exchange(slot, word, word.cleared()).is_ok();
+        let removed = self.slots.remove(slot, word);
         if removed {
             self.quota.give_back(port);
         }
@@ -365,7 +373,7 @@ impl Connections {
         (rule, generation): (u16, u32),
         now: Tick,
     ) -> Opened {
-        let Sought { key, event, home } = sought;
+        let Sought { key, event, home, .. } = sought;
         let Some(state) = State::first(*event) else { return Opened::Invalid };
         let Some(_guard) = self.lock_briefly(home.shard) else { return Opened::Busy };
         let port = key.port();
@@ -393,7 +401,7 @@ impl Connections {
         let version = self.write(slot, sought, owner, (out, state, deadline));
         let slot = SlotRef::new(slot, version);
         if !self.list(port, List::HalfOpen, slot) {
-            // A half-open connection that is not listed could not make room for others.
+            // A half-open connection could not make room for others.
             self.end(key, slot);
             return Opened::Busy;
         }

@@ -69,6 +69,14 @@ macro_rules! atomic {
                 self.count().fetch_add(value, order)
             }
 
+            pub fn fetch_and(&self, value: $number, order: Ordering) -> $number {
+                self.count().fetch_and(value, order)
+            }
+
+            pub fn fetch_or(&self, value: $number, order: Ordering) -> $number {
+                self.count().fetch_or(value, order)
+            }
+
             pub fn fetch_sub(&self, value: $number, order: Ordering) -> $number {
                 self.count().fetch_sub(value, order)
             }

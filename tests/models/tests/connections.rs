@@ -155,3 +155,25 @@ fn making_room_meets_the_answer() {
         assert_consistent(&table);
     });
 }
+
+/// Two workers list connections in a full list: each takes other connections, which are counted
+/// once, and the new ones stay.
+#[test]
+fn a_full_list_meets_two_workers() {
+    model(|| {
+        let table = table();
+        open(&table, 1, Segment::Syn);
+        open(&table, 2, Segment::Syn);
+        let other = {
+            let table = Arc::clone(&table);
+            thread::spawn(move || open(&table, 3, Segment::Syn))
+        };
+        let opened = [open(&table, 4, Segment::Syn), other.join().unwrap()];
+        assert_consistent(&table);
+        let left = table.entries(None, NOW);
+        for (n, opened) in [(4, opened[0]), (3, opened[1])] {
+            let stays = left.iter().any(|entry| entry.parts.remote.port == n);
+            assert_eq!(stays, opened == Opened::New, "{n} {opened:?}");
+        }
+    });
+}

@@ -36,6 +36,9 @@ impl Connections {
 
     /// Returns the connection of a slot, unless the connection has timed out.
     pub(super) fn entry(&self, slot: usize, now: Tick) -> Option<Connection> {
+        if !self.slots.has_tag(slot) {
+            return None;
+        }
         let word = self.slots.word(slot);
         if !word.is_used() || word.is_expired(now) {
             return None;
@@ -91,7 +94,7 @@ impl Connections {
         wanted: impl Fn(&Key) -> bool,
         when: impl Fn(&dyn Fn(Tick) -> bool) -> bool,
     ) -> bool {
-        loop {
+        while self.slots.has_tag(slot) {
             let word = self.slots.word(slot);
             if !word.is_used() || !when(&|now| word.is_expired(now)) {
                 return false;
@@ -104,5 +107,6 @@ impl Connections {
                 return true;
             }
         }
+        false
     }
 }

@@ -1,15 +1,10 @@
-//! Size limits of the table: of the whole and of a port; and each port's list of connections that
+//! Size limits of the table: of the whole and of a port; and each port's lists of connections that
 //! make room for others.
 
-use std::collections::VecDeque;
-use std::sync::{OnceLock, TryLockError};
-
-use super::super::super::sync::{AtomicU32, Mutex, Ordering, spin_loop};
+use super::super::super::sync::{AtomicU32, Ordering};
 use super::config::ConnectionsConfig;
+use super::ring::{Oldest, Ring};
 use super::slots::SlotRef;
-use base::limits::{CONNECTION_LOCK_ATTEMPTS, CONNECTIONS_EVICTED, MAX_HALF_OPEN_PER_PORT};
-
-const _: () = assert!(CONNECTIONS_EVICTED < MAX_HALF_OPEN_PER_PORT);
 
 /// Counts of connections.
 pub(super) struct Quota {
@@ -23,20 +18,12 @@ pub(super) struct Quota {
 /// Connections of one port.
 struct PortQuota {
     count: AtomicU32,
-    /// Connections that are half-open, or were when they were listed; the oldest first.
-    half_open: Fifo,
+    /// Connections that are half-open, or were when they were listed; the oldest first. The same
+    /// slot is in the list twice if a second connection got it.
+    half_open: Ring,
     /// Connections that have ended.
-    ended: Fifo,
+    ended: Ring,
 }
-
-/// A bounded list of entries, the oldest first. The same slot is in the list twice if a second
-/// connection got it. The memory is allocated before the port's first frame.
-#[derive(Default)]
-struct Fifo(OnceLock<Mutex<VecDeque<SlotRef>>>);
-
-/// Another thread keeps a list locked, or the port has no lists.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Locked;
 
 /// The lists of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,8 +36,8 @@ impl Quota {
     pub(super) fn new(config: &ConnectionsConfig) -> Quota {
         let port = || PortQuota {
             count: AtomicU32::new(0),
-            half_open: Fifo::default(),
-            ended: Fifo::default(),
+            half_open: Ring::default(),
+            ended: Ring::default(),
         };
         Quota {
             total: AtomicU32::new(0),
@@ -95,14 +82,14 @@ impl Quota {
 
     /// Allocates the lists of a port. A control thread calls this before the port's first frame.
     pub(super) fn prepare(&self, port: u16) {
-        for list in [List::HalfOpen, List::Ended] {
-            if let Some(Fifo(list)) = self.list(port, list) {
-                list.get_or_init(|| Mutex::new(VecDeque::with_capacity(MAX_HALF_OPEN_PER_PORT)));
-            }
-        }
+        [List::HalfOpen, List::Ended]
+            .iter()
+            .filter_map(|l| self.list(port, *l))
+            .for_each(Ring::prepare);
     }
 
-    fn list(&self, port: u16, list: List) -> Option<&Fifo> {
+    #[inline(always)]
+    fn list(&self, port: u16, list: List) -> Option<&Ring> {
         let quota = self.ports.get(usize::from(port))?;
         Some(match list {
             List::HalfOpen => &quota.half_open,
@@ -111,44 +98,15 @@ impl Quota {
     }
 
     /// Adds a slot to a list of a port. If the list was full, removes its oldest slots and returns
-    /// them: the caller removes these connections. An error if another thread keeps the list
-    /// locked.
-    pub(super) fn push(
-        &self,
-        port: u16,
-        list: List,
-        slot: SlotRef,
-    ) -> Result<Option<[SlotRef; CONNECTIONS_EVICTED]>, Locked> {
-        let pushed = self.list(port, list).ok_or(Locked)?.with(|slots| {
-            let is_full = slots.len() == MAX_HALF_OPEN_PER_PORT;
-            let oldest = is_full.then(|| {
-                let mut oldest = slots.drain(..CONNECTIONS_EVICTED);
-                std::array::from_fn(|_| oldest.next().unwrap_or(slot))
-            });
-            slots.push_back(slot);
-            oldest
-        });
-        pushed.ok_or(Locked)
+    /// them: the caller removes these connections. The outer `None`: the port has no lists.
+    #[inline(always)]
+    pub(super) fn push(&self, port: u16, list: List, slot: SlotRef) -> Option<Option<Oldest>> {
+        self.list(port, list)?.push(slot)
     }
 
     /// Removes the oldest slot from a list of a port.
     pub(super) fn pop(&self, port: u16, list: List) -> Option<SlotRef> {
-        self.list(port, list)?.with(VecDeque::pop_front)?
-    }
-}
-
-impl Fifo {
-    /// Calls `work` with the list, if the list is allocated and no other thread keeps it for long.
-    fn with<T>(&self, work: impl FnOnce(&mut VecDeque<SlotRef>) -> T) -> Option<T> {
-        let list = self.0.get()?;
-        for _ in 0..CONNECTION_LOCK_ATTEMPTS {
-            match list.try_lock() {
-                Ok(mut slots) => return Some(work(&mut slots)),
-                Err(TryLockError::Poisoned(poison)) => return Some(work(&mut poison.into_inner())),
-                Err(TryLockError::WouldBlock) => spin_loop(),
-            }
-        }
-        None
+        self.list(port, list)?.pop()
     }
 }
 

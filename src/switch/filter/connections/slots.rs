@@ -1,24 +1,36 @@
 //! Storage of the table: buckets of eight slots.
 //!
-//! A bucket is 56 words, seven cache lines: the words of eight slots, then for each slot the key
-//! and its owner. The allocator returns zeroed memory, which has no pages until an entry is
-//! written.
+//! A slot is a cache line: the word of its connection, the key, and the owner. Beside the slots is
+//! a word of tags for each bucket: a byte of the hash for each used slot, 0 for an unused one (B.
+//! Fan et al., "MemC3", NSDI 2013). A search reads the tags, and then only slots with the tag of
+//! the key. The allocator returns zeroed memory, which has no pages until an entry is written.
+//!
+//! A slot's tag is set before the slot's word says that it is used, and cleared after: the thread
+//! that has removed the connection clears the tag, and only a slot without a tag is given to
+//! another connection.
 
 use super::super::super::fdb::Tick;
 use super::super::super::sync::{AtomicU64, Ordering, fence};
 use super::key::{KEY_WORDS, Key};
 use super::state::State;
-use super::word::Word;
+use super::word::{VERSION_BITS, Word};
 
-/// Slots in a bucket.
-pub(super) const BUCKET_SLOTS: usize = 8;
-/// Words of a slot beside its state: the key and the owner.
-const SLOT_WORDS: usize = KEY_WORDS + 1;
-const BUCKET_WORDS: usize = BUCKET_SLOTS * (1 + SLOT_WORDS);
-/// Words of a cache line.
-const LINE: usize = 8;
+/// Slots in a bucket: as many as a word has bytes.
+pub(super) const BUCKET_SLOTS: usize = size_of::<u64>();
+/// Words of a slot, a cache line; the last one is not used.
+const SLOT_WORDS: usize = 8;
+/// Place of the owner among the words of a slot: behind its word and the key.
+const OWNER: usize = 1 + KEY_WORDS;
+const _: () = assert!(OWNER < SLOT_WORDS);
 /// Bits of a hash that choose the second bucket begin here.
 const SECOND_SHIFT: u32 = 24;
+/// Bits of a hash that are the tag begin here.
+const TAG_SHIFT: u32 = 57;
+/// Bits of a reference to an entry: the version, then the slot.
+const SLOT_SHIFT: u32 = 32;
+/// The lowest and the highest bit of each byte; a tag has its highest bit set.
+const LOWEST: u64 = 0x0101_0101_0101_0101;
+const HIGHEST: u64 = LOWEST << 7;
 
 /// An entry: its slot, and the version of the slot at the moment of the look.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,16 +38,34 @@ pub struct SlotRef(u64);
 
 impl SlotRef {
     pub(super) fn new(slot: usize, version: u64) -> SlotRef {
-        SlotRef((slot as u64) << 32 | version)
+        SlotRef((slot as u64) << SLOT_SHIFT | version)
     }
 
+    #[inline(always)]
     pub(super) fn slot(self) -> usize {
-        (self.0 >> 32) as usize
+        (self.0 >> SLOT_SHIFT) as usize
     }
 
     /// True if the slot has the same connection, by its word.
+    #[inline(always)]
     pub(super) fn is(self, word: Word) -> bool {
-        self.0 as u32 == word.version() as u32
+        u64::from(self.0 as u32) == word.version()
+    }
+
+    /// Laps of a ring that the bits between version and slot can tell apart.
+    pub(super) const LAPS: u64 = 1 << (SLOT_SHIFT - VERSION_BITS);
+
+    /// Returns the entry's bits with those of a lap.
+    #[inline(always)]
+    pub(super) fn in_lap(self, lap: u64) -> u64 {
+        self.0 | lap << VERSION_BITS
+    }
+
+    /// Returns the entry of [`SlotRef::in_lap`] if the lap is this one.
+    #[inline(always)]
+    pub(super) fn of_lap(bits: u64, lap: u64) -> Option<SlotRef> {
+        let slot = SlotRef(bits & !((SlotRef::LAPS - 1) << VERSION_BITS));
+        (slot.in_lap(lap) == bits).then_some(slot)
     }
 }
 
@@ -71,16 +101,16 @@ impl Owner {
     }
 }
 
-/// Place of a connection: its shard, two buckets, and the fingerprint.
+/// Place of a connection: its shard, two buckets, and the tag, in each byte of the word.
 #[derive(Clone, Copy)]
 pub(super) struct Home {
     pub(super) shard: usize,
     buckets: [usize; 2],
-    fingerprint: u64,
+    tag: u64,
 }
 
 impl Home {
-    pub(super) const NONE: Home = Home { shard: 0, buckets: [0; 2], fingerprint: 0 };
+    pub(super) const NONE: Home = Home { shard: 0, buckets: [0; 2], tag: 0 };
 }
 
 /// An entry of a key, with its word and owner at the moment of the look.
@@ -94,8 +124,8 @@ pub(super) struct Found {
 /// The unused slots of a key's buckets, as a search for the key saw them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Vacancy {
-    /// Bits of the unused slots of both buckets.
-    unused: [u8; 2],
+    /// The highest bits of the bytes of unused slots, of both buckets.
+    unused: [u64; 2],
     /// The search has compared no other slot: an entry that has timed out could have the key.
     is_sure: bool,
 }
@@ -113,19 +143,20 @@ pub(super) struct Slots {
     /// Buckets of a shard, a power of two.
     buckets: usize,
     words: Vec<AtomicU64>,
+    /// The tags of each bucket.
+    tags: Vec<AtomicU64>,
 }
 
 impl Slots {
     /// Makes empty buckets with room for `slots`, in so many shards, a power of two.
     pub(super) fn new(slots: usize, shards: usize) -> Slots {
         let buckets = slots.div_ceil(BUCKET_SLOTS * shards).next_power_of_two();
-        let length = buckets * shards * BUCKET_WORDS + LINE;
-        // The allocator gets zeroed pages from the kernel, and no page is touched before its first
-        // use; likewise in the forwarding table.
-        let words: Vec<AtomicU64> = vec![0u64; length].into_iter().map(AtomicU64::new).collect();
-        let skip = words.as_ptr().addr().wrapping_neg() % (LINE * 8) / size_of::<AtomicU64>();
+        let slots = buckets * shards * BUCKET_SLOTS;
+        let (words, tags) = (zeroed((slots + 1) * SLOT_WORDS), zeroed(buckets * shards));
+        let line = SLOT_WORDS * size_of::<u64>();
+        let skip = words.as_ptr().addr().wrapping_neg() % line / size_of::<AtomicU64>();
         // A model's atomics are larger than a word.
-        Slots { skip: skip.min(LINE - 1), shards, buckets, words }
+        Slots { skip: skip.min(SLOT_WORDS - 1), shards, buckets, words, tags }
     }
 
     /// Returns the number of slots.
@@ -142,7 +173,7 @@ impl Slots {
         Home {
             shard,
             buckets: [first + (bits & mask), first + (second & mask)],
-            fingerprint: Word::fingerprint(hash),
+            tag: ((hash >> TAG_SHIFT) * LOWEST) | HIGHEST,
         }
     }
 
@@ -151,15 +182,15 @@ impl Slots {
         &self.words[self.skip + index]
     }
 
+    /// Returns the words of a slot.
     #[inline(always)]
-    fn state(&self, slot: usize) -> &AtomicU64 {
-        self.at(slot / BUCKET_SLOTS * BUCKET_WORDS + slot % BUCKET_SLOTS)
+    fn slot(&self, slot: usize) -> Option<&[AtomicU64; SLOT_WORDS]> {
+        self.words.get(self.skip + slot * SLOT_WORDS..)?.first_chunk()
     }
 
-    /// Returns the first word of a slot's key.
     #[inline(always)]
-    fn body(slot: usize) -> usize {
-        slot / BUCKET_SLOTS * BUCKET_WORDS + BUCKET_SLOTS + slot % BUCKET_SLOTS * SLOT_WORDS
+    fn state(&self, slot: usize) -> &AtomicU64 {
+        self.at(slot * SLOT_WORDS)
     }
 
     #[inline(always)]
@@ -168,30 +199,55 @@ impl Slots {
     }
 
     /// Returns the key of a slot. The caller has the shard's lock, or compares the slot's word.
-    #[inline(always)]
     pub(super) fn key(&self, slot: usize) -> Key {
-        let body = Slots::body(slot);
-        Key(std::array::from_fn(|n| self.at(body + n).load(Ordering::Relaxed)))
+        let key = slot * SLOT_WORDS + 1;
+        Key(std::array::from_fn(|n| self.at(key + n).load(Ordering::Relaxed)))
     }
 
     /// Returns key and owner of a slot whose word was `word`; `None` if the slot has got another
     /// connection.
     pub(super) fn entry(&self, slot: usize, word: Word) -> Option<(Key, Owner)> {
-        let entry = (self.key(slot), self.owner(slot));
+        let owner = self.at(slot * SLOT_WORDS + OWNER).load(Ordering::Relaxed);
+        let entry = (self.key(slot), Owner::from_bits(owner));
         fence(Ordering::Acquire);
         Word(self.state(slot).load(Ordering::Relaxed)).is_same(word).then_some(entry)
     }
 
-    fn owner(&self, slot: usize) -> Owner {
-        let owner = self.at(Slots::body(slot) + KEY_WORDS);
-        Owner::from_bits(owner.load(Ordering::Relaxed))
+    /// Returns the port of a slot's connection whose word was `word`; `None` if the slot has got
+    /// another connection.
+    #[inline(always)]
+    pub(super) fn port(&self, slot: usize, word: Word) -> Option<u16> {
+        let last = self.at(slot * SLOT_WORDS + KEY_WORDS).load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        let is_same = Word(self.state(slot).load(Ordering::Relaxed)).is_same(word);
+        is_same.then_some(Key([0, 0, 0, 0, last]).port())
     }
 
-    /// Returns the addresses of the words of both buckets.
     #[inline(always)]
-    pub(super) fn lines(&self, home: &Home) -> impl Iterator<Item = *const u8> {
-        let words = |bucket: usize| self.words.get(self.skip + bucket * BUCKET_WORDS);
-        home.buckets.into_iter().filter_map(words).map(|word| std::ptr::from_ref(word).cast())
+    fn tags(&self, bucket: usize) -> u64 {
+        self.tags.get(bucket).map_or(0, |tags| tags.load(Ordering::Acquire))
+    }
+
+    /// True if the slot has a tag: other slots have no connection.
+    #[inline]
+    pub(super) fn has_tag(&self, slot: usize) -> bool {
+        self.tags(slot / BUCKET_SLOTS) & byte(slot) != 0
+    }
+
+    /// Returns the first slot that may have a key's entry, and the address of that slot, or of the
+    /// slot that the key would get.
+    #[inline(always)]
+    pub(super) fn look(&self, home: &Home) -> (Option<usize>, Option<*const u8>) {
+        let tags = home.buckets.map(|bucket| self.tags(bucket));
+        let [first, second] = tags.map(|tags| equal_bytes(tags, home.tag));
+        let slot = match (first, second) {
+            (0, 0) => None,
+            (0, bits) => Some(home.slot(1, bits)),
+            (bits, _) => Some(home.slot(0, bits)),
+        };
+        let near = slot.or_else(|| emptier(home, tags.map(|tags| !tags & HIGHEST)));
+        let address = |slot| Some(std::ptr::from_ref(self.slot(slot)?).cast());
+        (slot, near.and_then(address))
     }
 
     /// Finds the entry of a key.
@@ -204,37 +260,37 @@ impl Slots {
     #[inline]
     pub(super) fn search(&self, home: &Home, key: &Key, now: Tick) -> Result<Found, Vacancy> {
         let mut vacancy = Vacancy { unused: [0; 2], is_sure: true };
-        for (bucket, unused) in home.buckets.iter().zip(&mut vacancy.unused) {
-            let first = self.skip + bucket * BUCKET_WORDS;
-            let states = self.words.get(first..).and_then(<[_]>::first_chunk::<BUCKET_SLOTS>);
-            let Some(states) = states else { return Err(Vacancy::UNKNOWN) };
-            for (n, state) in states.iter().enumerate() {
-                let word = Word(state.load(Ordering::Relaxed));
-                *unused |= u8::from(!word.is_used()) << n;
-                if word.has(home.fingerprint) {
-                    if let Some(found) = self.compare(bucket * BUCKET_SLOTS + n, home, key, now) {
-                        return Ok(found);
-                    }
-                    vacancy.is_sure = false;
+        for (n, unused) in vacancy.unused.iter_mut().enumerate() {
+            let tags = self.tags(home.buckets[n]);
+            *unused = !tags & HIGHEST;
+            let mut equal = equal_bytes(tags, home.tag);
+            while equal != 0 {
+                if let Some(found) = self.compare(home.slot(n, equal), key, now) {
+                    return Ok(found);
                 }
+                vacancy.is_sure = false;
+                equal &= equal - 1;
             }
         }
         Err(vacancy)
     }
 
     /// Returns the entry of a slot if it has this key and has not timed out.
-    #[inline(never)]
-    fn compare(&self, slot: usize, home: &Home, key: &Key, now: Tick) -> Option<Found> {
-        let word = self.word(slot);
-        if !word.has(home.fingerprint) || word.is_expired(now) {
+    #[inline]
+    pub(super) fn compare(&self, slot: usize, key: &Key, now: Tick) -> Option<Found> {
+        let [state, words @ .., owner, _] = self.slot(slot)?;
+        let word = Word(state.load(Ordering::Acquire));
+        if !word.is_used() || word.is_expired(now) {
             return None;
         }
-        let (found, owner) = (self.key(slot), self.owner(slot));
+        let pairs = words.iter().zip(&key.0);
+        let differs = pairs.fold(0, |bits, (a, b)| bits | (a.load(Ordering::Relaxed) ^ b));
+        let owner = Owner::from_bits(owner.load(Ordering::Relaxed));
         // The key was read between two looks at the word: if a writer had changed a part of the key
         // that was read, this look would show the writer's version.
         fence(Ordering::Acquire);
-        let again = Word(self.state(slot).load(Ordering::Relaxed));
-        (found == *key && again.is_same(word)).then_some(Found { slot, word: again, owner })
+        let again = Word(state.load(Ordering::Relaxed));
+        (differs == 0 && again.is_same(word)).then_some(Found { slot, word: again, owner })
     }
 
     /// Replaces a word unless it is no longer `before`; the error is the word.
@@ -245,13 +301,20 @@ impl Slots {
         exchanged.map(|_| ()).map_err(Word)
     }
 
+    /// Removes the connection of a slot whose word is still `word`; false if it is not.
+    #[inline]
+    pub(super) fn remove(&self, slot: usize, word: Word) -> bool {
+        let is_removed = self.exchange(slot, word, word.cleared()).is_ok();
+        if is_removed && let Some(tags) = self.tags.get(slot / BUCKET_SLOTS) {
+            // Until here the slot's tag keeps the slot from another connection.
+            tags.fetch_and(!byte(slot), Ordering::Release);
+        }
+        is_removed
+    }
+
     /// Returns an unused slot of the emptier bucket.
     pub(super) fn free(&self, home: &Home) -> Option<usize> {
-        let unused = home.buckets.map(|bucket| {
-            let slots = (0..BUCKET_SLOTS).map(|n| self.word(bucket * BUCKET_SLOTS + n));
-            slots.enumerate().fold(0, |bits, (n, word)| bits | u8::from(!word.is_used()) << n)
-        });
-        emptier(home, unused)
+        emptier(home, home.buckets.map(|bucket| !self.tags(bucket) & HIGHEST))
     }
 
     /// Returns an unused slot of the emptier bucket, by a search for a key without an entry; the
@@ -278,23 +341,26 @@ impl Slots {
         owner: Owner,
         (out, state, deadline): (bool, State, Tick),
     ) -> u64 {
-        let before = self.word(slot);
-        let word = before.begin(home.fingerprint, out, state, deadline);
-        // The version changes before the key: see `compare`.
-        self.state(slot).store(before.claimed().0, Ordering::Relaxed);
-        fence(Ordering::Release);
-        let body = Slots::body(slot);
-        for (n, part) in key.0.iter().enumerate() {
-            self.at(body + n).store(*part, Ordering::Relaxed);
+        let Some([at, words @ .., of, _]) = self.slot(slot) else { return 0 };
+        let before = Word(at.load(Ordering::Acquire));
+        let word = before.begin(out, state, deadline);
+        if let Some(tags) = self.tags.get(slot / BUCKET_SLOTS) {
+            tags.fetch_or(home.tag & byte(slot), Ordering::Relaxed);
         }
-        self.at(body + KEY_WORDS).store(owner.to_bits(), Ordering::Relaxed);
-        self.state(slot).store(word.0, Ordering::Release);
+        // The version changes before the key: see `compare`.
+        at.store(before.claimed().0, Ordering::Relaxed);
+        fence(Ordering::Release);
+        for (place, part) in words.iter().zip(&key.0) {
+            place.store(*part, Ordering::Relaxed);
+        }
+        of.store(owner.to_bits(), Ordering::Relaxed);
+        at.store(word.0, Ordering::Release);
         word.version()
     }
 
     /// Changes rule and generation of an entry, unless its slot has got another owner.
     pub(super) fn renew(&self, slot: SlotRef, from: (u16, u32), (rule, generation): (u16, u32)) {
-        let owner = self.at(Slots::body(slot.slot()) + KEY_WORDS);
+        let owner = self.at(slot.slot() * SLOT_WORDS + OWNER);
         let bits = owner.load(Ordering::Relaxed);
         let before = Owner::from_bits(bits);
         if (before.rule, before.generation) == from && slot.is(self.word(slot.slot())) {
@@ -306,11 +372,39 @@ impl Slots {
     }
 }
 
+impl Home {
+    /// Returns the slot of bucket 0 or 1 whose byte has the lowest bit that is set.
+    #[inline(always)]
+    fn slot(&self, n: usize, bits: u64) -> usize {
+        self.buckets[n] * BUCKET_SLOTS + bits.trailing_zeros() as usize / 8
+    }
+}
+
+/// Allocates words of zero. The allocator gets zeroed pages from the kernel, and no page is touched
+/// before its first use; likewise in the forwarding table.
+fn zeroed(len: usize) -> Vec<AtomicU64> {
+    vec![0u64; len].into_iter().map(AtomicU64::new).collect()
+}
+
+/// Returns the bits of a slot's tag among the tags of its bucket.
+#[inline(always)]
+fn byte(slot: usize) -> u64 {
+    0xff << (slot % BUCKET_SLOTS * 8)
+}
+
+/// Returns the highest bits of the bytes that are equal to those of `tag`. A byte above an equal
+/// one may be taken for equal.
+#[inline(always)]
+fn equal_bytes(tags: u64, tag: u64) -> u64 {
+    let differ = tags ^ tag;
+    differ.wrapping_sub(LOWEST) & !differ & HIGHEST
+}
+
 /// Returns the first unused slot of the bucket that has more of these.
-#[inline]
-fn emptier(home: &Home, unused: [u8; 2]) -> Option<usize> {
+#[inline(always)]
+fn emptier(home: &Home, unused: [u64; 2]) -> Option<usize> {
     let [one, other] = unused;
     let n = usize::from(one.count_ones() < other.count_ones());
     let bits = unused[n];
-    (bits != 0).then(|| home.buckets[n] * BUCKET_SLOTS + bits.trailing_zeros() as usize)
+    (bits != 0).then(|| home.slot(n, bits))
 }

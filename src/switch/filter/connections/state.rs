@@ -160,6 +160,38 @@ pub enum Step {
     Again,
 }
 
+/// Segments by number.
+const SEGMENTS: [Segment; 5] =
+    [Segment::Syn, Segment::SynAck, Segment::Fin, Segment::Ack, Segment::Rst];
+
+const TCP_PLACES: usize = SEGMENTS.len() * STATES.len() * 8;
+
+/// Answers to all segments of TCP, by [`tcp_place`].
+static TCP_STEPS: [(Step, Ending); TCP_PLACES] = {
+    let mut steps = [(Step::Invalid, Ending { by_first: false, was_open: false }); TCP_PLACES];
+    let mut n = 0;
+    while n < steps.len() {
+        let (segment, state) = (SEGMENTS[n / 8 / STATES.len()], STATES[n / 8 % STATES.len()]);
+        let first = n & 4 != 0;
+        let before = Ending { by_first: n & 2 != 0, was_open: n & 1 != 0 };
+        let step = state.next_tcp(segment, first, before);
+        steps[n] = match step {
+            Step::To(next) => (step, state.ending(next, segment, first, before)),
+            _ => (step, before),
+        };
+        n += 1;
+    }
+    steps
+};
+
+/// Returns the place of an answer in [`TCP_STEPS`].
+#[inline(always)]
+fn tcp_place(segment: Segment, state: State, first: bool, ending: Ending) -> usize {
+    let bits =
+        usize::from(first) * 4 + usize::from(ending.by_first) * 2 + usize::from(ending.was_open);
+    (segment as usize * STATES.len() + state as usize) * 8 + bits
+}
+
 impl State {
     /// Returns the state of a number below 16.
     #[inline(always)]
@@ -230,14 +262,14 @@ impl State {
         }
     }
 
-    /// Returns the answer to a packet. `first`: the packet is from the end that sent the first one.
-    /// `old`: the connection has existed for [`base::limits::STREAM_AFTER_SECONDS`]. `ending` is
-    /// what [`State::ending`] returned for the packets before.
+    /// Returns the answer to a packet, and how the connection has ended by then. `first`: the
+    /// packet is from the end that sent the first one. `old`: the connection has existed for
+    /// [`base::limits::STREAM_AFTER_SECONDS`]. `ending` is what the call for the packet before
+    /// returned.
     #[inline]
-    pub fn next(self, event: Event, first: bool, old: bool, ending: Ending) -> Step {
-        match event {
-            Event::Tcp(Segment::Ack) if self == State::Established => Step::To(self),
-            Event::Tcp(segment) => self.next_tcp(segment, first, ending),
+    pub fn step(self, event: Event, first: bool, old: bool, ending: Ending) -> (Step, Ending) {
+        let step = match event {
+            Event::Tcp(segment) => return TCP_STEPS[tcp_place(segment, self, first, ending)],
             Event::Sctp(chunk) => self.next_sctp(chunk, first),
             Event::Request => Step::To(self),
             Event::Reply => Step::To(State::Replied),
@@ -247,16 +279,16 @@ impl State {
                 State::Stream => State::Stream,
                 _ => State::Replied,
             }),
-        }
+        };
+        (step, ending)
     }
 
-    /// Returns how a connection in this state ends by a packet that moves it to `next`; `before` if
-    /// the packet ends nothing.
-    #[inline]
-    pub fn ending(self, next: State, event: Event, first: bool, before: Ending) -> Ending {
+    /// Returns how a connection in this state ends by a segment that moves it to `next`; `before`
+    /// if the segment ends nothing.
+    const fn ending(self, next: State, segment: Segment, first: bool, before: Ending) -> Ending {
         use State::{CloseWait, Closed, Established, FinWait, LastAck, TimeWait};
-        match event {
-            Event::Tcp(Segment::Rst) if next == Closed => Ending {
+        match (segment, next) {
+            (Segment::Rst, Closed) => Ending {
                 by_first: first,
                 was_open: match self {
                     Closed => before.was_open,
@@ -264,14 +296,12 @@ impl State {
                     _ => false,
                 },
             },
-            Event::Tcp(Segment::Fin) if next == FinWait => {
-                Ending { by_first: first, was_open: false }
-            }
+            (Segment::Fin, FinWait) => Ending { by_first: first, was_open: false },
             _ => before,
         }
     }
 
-    fn next_tcp(self, segment: Segment, first: bool, ending: Ending) -> Step {
+    const fn next_tcp(self, segment: Segment, first: bool, ending: Ending) -> Step {
         use State::{
             CloseWait, Closed, Established, FinWait, LastAck, SynReceived, SynSent, SynSent2,
             TimeWait,

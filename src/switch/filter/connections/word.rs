@@ -1,5 +1,5 @@
 //! The state of one connection in one atomic word: whether the slot is used, state, flags, the tick
-//! at which the connection times out, a fingerprint of the key, and a version.
+//! at which the connection times out, and a version.
 //! The version changes whenever another connection gets the slot. A reader compares the key's words
 //! and then loads this word again: if the version is equal, the key belongs to the first word. A
 //! change of the word is an exchange, which fails if the slot has got another connection meanwhile.
@@ -7,9 +7,7 @@
 use super::super::super::fdb::Tick;
 use super::state::{Ending, State};
 
-/// Bits of a fingerprint.
-const FINGERPRINT_BITS: u32 = 10;
-const VERSION_BITS: u32 = 12;
+pub(super) const VERSION_BITS: u32 = 22;
 
 const USED: u64 = 1;
 /// The VM behind the port sent the first packet.
@@ -23,12 +21,10 @@ const ENDED_BY_FIRST: u64 = 1 << 4;
 /// A RST has ended a connection whose handshake was complete.
 const WAS_OPEN: u64 = 1 << 5;
 const STATE_SHIFT: u32 = 6;
-const FINGERPRINT_SHIFT: u32 = 10;
-const VERSION_SHIFT: u32 = FINGERPRINT_SHIFT + FINGERPRINT_BITS;
+const VERSION_SHIFT: u32 = 10;
 const DEADLINE_SHIFT: u32 = 32;
 
 const STATE_MASK: u64 = 0xf << STATE_SHIFT;
-const FINGERPRINT_MASK: u64 = ((1 << FINGERPRINT_BITS) - 1) << FINGERPRINT_SHIFT;
 const VERSION_MASK: u64 = ((1 << VERSION_BITS) - 1) << VERSION_SHIFT;
 const DEADLINE_MASK: u64 = u64::MAX << DEADLINE_SHIFT;
 const _: () = assert!(VERSION_SHIFT + VERSION_BITS == DEADLINE_SHIFT);
@@ -39,9 +35,8 @@ pub(super) struct Word(pub(super) u64);
 
 impl Word {
     /// Returns the word of a connection that begins in a slot whose word was `self`.
-    pub(super) fn begin(self, fingerprint: u64, out: bool, state: State, deadline: Tick) -> Word {
-        Word(self.claimed().0 | USED | if out { OUT } else { 0 } | fingerprint)
-            .with(state, deadline)
+    pub(super) fn begin(self, out: bool, state: State, deadline: Tick) -> Word {
+        Word(self.claimed().0 | USED | if out { OUT } else { 0 }).with(state, deadline)
     }
 
     /// Returns the word of a slot that is being given to another connection.
@@ -52,18 +47,6 @@ impl Word {
     /// Returns the word of the slot without its connection.
     pub(super) fn cleared(self) -> Word {
         Word(self.0 & VERSION_MASK)
-    }
-
-    /// Returns the fingerprint of a hash, in its place.
-    #[inline(always)]
-    pub(super) fn fingerprint(hash: u64) -> u64 {
-        hash >> (64 - FINGERPRINT_BITS) << FINGERPRINT_SHIFT
-    }
-
-    /// True if the slot is used by a connection with this fingerprint.
-    #[inline(always)]
-    pub(super) fn has(self, fingerprint: u64) -> bool {
-        self.0 & (FINGERPRINT_MASK | USED) == fingerprint | USED
     }
 
     #[inline(always)]
