@@ -22,6 +22,7 @@ mod dump;
 mod hash;
 mod key;
 mod listing;
+mod moves;
 mod page;
 mod quota;
 mod ring;
@@ -44,6 +45,7 @@ pub use dump::{Damaged, FORMAT_VERSION, Orphans};
 use hash::KeyHash;
 pub use key::{Key, Parts, Place};
 pub use listing::Connection;
+use moves::Move;
 use quota::{List, Quota};
 use ring::Oldest;
 pub use slots::SlotRef;
@@ -273,7 +275,29 @@ impl Connections {
     }
 
     #[inline]
-    fn advance(&self, mut found: Found, key: &Key, event: Event, out: bool, now: Tick) -> Seen {
+    fn advance(&self, found: Found, key: &Key, event: Event, out: bool, now: Tick) -> Seen {
+        if let Event::Tcp(segment) = event
+            && let before = found.word
+            && let Some((done, after)) = Move::of(segment, before.is_out() == out, before, now)
+            && (after == before || self.slots.exchange(found.slot, before, after).is_ok())
+        {
+            if done.ends {
+                self.list(key.port(), List::Ended, SlotRef::new(found.slot, after.version()));
+            }
+            return self.passed(found, after);
+        }
+        self.advance_slowly(found, key, event, out, now)
+    }
+
+    #[inline(never)]
+    fn advance_slowly(
+        &self,
+        mut found: Found,
+        key: &Key,
+        event: Event,
+        out: bool,
+        now: Tick,
+    ) -> Seen {
         for _ in 0..EXCHANGES {
             let before = found.word;
             if before.is_forgotten() && !event.is_abort() {
@@ -499,10 +523,12 @@ pub(super) fn after(now: Tick, seconds: u32) -> Tick {
 fn next_word(before: Word, state: State, replies: bool, protocol: u8, now: Tick) -> Word {
     let word = if replies { before.replied() } else { before };
     let word = word.with(state, after(now, state.seconds(protocol, word.is_replied())));
-    match state {
-        State::Established | State::Association | State::Stream => word.assured(word.is_replied()),
-        _ if state.is_over() => word.assured(false),
-        _ => word,
+    if state.is_open() {
+        word.assured(word.is_replied())
+    } else if state.is_over() {
+        word.assured(false)
+    } else {
+        word
     }
 }
 

@@ -301,7 +301,8 @@ impl FlowMemo {
         let Some(epoch) = self.epoch else { return };
         let ports = word(snapshot, 34);
         let (flags, least) = match event {
-            Event::Tcp(Segment::Ack) => ((FLAGS, ACK), TCP_END),
+            // Data leaves an open connection as it is, like an ACK without data.
+            Event::Tcp(Segment::Ack | Segment::Data) => ((FLAGS, ACK), TCP_END),
             Event::Datagram => ((0, 0), UDP_END),
             _ => return,
         };

@@ -26,7 +26,7 @@ use testkit::ring::Seg;
 use testkit::rx::RxConfig;
 use testkit::shares::{SIZE, receive};
 use testkit::vm::{Vm, VmConfig};
-use victim::{AT_ONCE, Forged, Victim, comes_to_rest, send_once};
+use victim::{AT_ONCE, CONNECTIONS, Forged, Victim, comes_to_rest, send_once};
 
 /// Numbers of the guests.
 const FORGER: u8 = 2;
@@ -158,9 +158,14 @@ impl Stage {
         assert_eq!(self.sent(row) - before, u64::from(SIZE), "{}", row.what);
     }
 
-    /// V1's connections go on, and another begins and closes.
+    /// V1's connections go on and are open, and another begins and closes.
     fn goes_on(&mut self, row: &Row) {
         self.victim.goes_on();
+        let told = self.victim.all_told();
+        let own = format!(" 10.8.0.{PEER}:");
+        let open =
+            told.lines().filter(|line| line.contains(&own) && line.contains(" established "));
+        assert_eq!(open.count(), 2 * usize::from(CONNECTIONS), "{}: {told}", row.what);
         let port = self.victim.begins_and_closes();
         let told = self.victim.told(port);
         assert!(told.contains(" time-wait "), "{}: {told}", row.what);

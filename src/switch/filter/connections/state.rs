@@ -8,6 +8,9 @@
 //!   sends nothing more. The connection is open again then.
 //! * An ACK of the end that sent the SYN opens the connection, as an ACK without a connection does:
 //!   behind a forged RST and a forged SYN the real connection goes on. Linux drops the ACK.
+//! * Data from the end that seemed to send a FIN proves likewise that the FIN was forged, while the
+//!   other end has sent no FIN. If the data was only sent again, the FIN of the other end follows,
+//!   and counts as the second one.
 //! * A FIN that the same end repeats changes nothing, nor does a RST: a burst that goes back to its
 //!   ring repeats both. Linux forgets a connection that ends by a RST before any answer; here only
 //!   the RST belongs to such a connection.
@@ -50,8 +53,10 @@ pub enum Segment {
     SynAck,
     /// FIN and ACK.
     Fin,
-    /// ACK.
+    /// ACK without data.
     Ack,
+    /// ACK with data.
+    Data,
     /// RST, with ACK or not.
     Rst,
 }
@@ -118,7 +123,7 @@ pub enum State {
 }
 
 /// States by number.
-const STATES: [State; 16] = [
+pub(super) const STATES: [State; 16] = [
     State::SynSent,
     State::SynSent2,
     State::SynReceived,
@@ -142,7 +147,8 @@ const STATES: [State; 16] = [
 pub struct Ending {
     /// The end that sent the first packet has sent the first FIN, or the last RST.
     pub by_first: bool,
-    /// The handshake was complete when the last RST came.
+    /// The handshake was complete when the last RST came. Of an open connection: data came after
+    /// the first FIN, from its seeming sender.
     pub was_open: bool,
 }
 
@@ -161,47 +167,24 @@ pub enum Step {
 }
 
 /// Segments by number.
-const SEGMENTS: [Segment; 5] =
-    [Segment::Syn, Segment::SynAck, Segment::Fin, Segment::Ack, Segment::Rst];
-
-const TCP_PLACES: usize = SEGMENTS.len() * STATES.len() * 8;
-
-/// Answers to all segments of TCP, by [`tcp_place`].
-static TCP_STEPS: [(Step, Ending); TCP_PLACES] = {
-    let mut steps = [(Step::Invalid, Ending { by_first: false, was_open: false }); TCP_PLACES];
-    let mut n = 0;
-    while n < steps.len() {
-        let (segment, state) = (SEGMENTS[n / 8 / STATES.len()], STATES[n / 8 % STATES.len()]);
-        let first = n & 4 != 0;
-        let before = Ending { by_first: n & 2 != 0, was_open: n & 1 != 0 };
-        let step = state.next_tcp(segment, first, before);
-        steps[n] = match step {
-            Step::To(next) => (step, state.ending(next, segment, first, before)),
-            _ => (step, before),
-        };
-        n += 1;
-    }
-    steps
-};
-
-/// Returns the place of an answer in [`TCP_STEPS`].
-#[inline(always)]
-fn tcp_place(segment: Segment, state: State, first: bool, ending: Ending) -> usize {
-    let bits =
-        usize::from(first) * 4 + usize::from(ending.by_first) * 2 + usize::from(ending.was_open);
-    (segment as usize * STATES.len() + state as usize) * 8 + bits
-}
+pub(super) const SEGMENTS: [Segment; 6] =
+    [Segment::Syn, Segment::SynAck, Segment::Fin, Segment::Ack, Segment::Data, Segment::Rst];
 
 impl State {
     /// Returns the state of a number below 16.
     #[inline(always)]
-    pub fn from_bits(bits: u64) -> State {
+    pub const fn from_bits(bits: u64) -> State {
         STATES[bits as usize % STATES.len()]
     }
 
     /// True if the connection has ended.
-    pub fn is_over(self) -> bool {
+    pub const fn is_over(self) -> bool {
         matches!(self, State::TimeWait | State::Closed | State::Shutdown)
+    }
+
+    /// True if the connection is open: it makes no room for others once both ends have sent.
+    pub const fn is_open(self) -> bool {
+        matches!(self, State::Established | State::Association | State::Stream)
     }
 
     /// Returns the name that Linux's conntrack gives the state, in lower case.
@@ -227,7 +210,7 @@ impl State {
 
     /// Returns the time-out in seconds; `replied`: a packet of each end was seen.
     #[inline]
-    pub fn seconds(self, protocol: u8, replied: bool) -> u32 {
+    pub const fn seconds(self, protocol: u8, replied: bool) -> u32 {
         match self {
             State::SynSent | State::SynSent2 => TCP_SYN_SENT_SECONDS,
             State::SynReceived => TCP_SYN_RECEIVED_SECONDS,
@@ -241,7 +224,7 @@ impl State {
             State::CookieWait | State::CookieEchoed | State::Shutdown => SCTP_HANDSHAKE_SECONDS,
             State::Association => SCTP_ESTABLISHED_SECONDS,
             State::Unreplied | State::Replied | State::Stream => match protocol {
-                UDP if self == State::Stream => DATAGRAM_STREAM_SECONDS,
+                UDP if matches!(self, State::Stream) => DATAGRAM_STREAM_SECONDS,
                 UDP | ICMP | ICMPV6 | SCTP => DATAGRAM_SECONDS,
                 _ => OTHER_PROTOCOL_SECONDS,
             },
@@ -253,7 +236,7 @@ impl State {
     pub fn first(event: Event) -> Option<State> {
         match event {
             Event::Tcp(Segment::Syn) => Some(State::SynSent),
-            Event::Tcp(Segment::Ack) => Some(State::Established),
+            Event::Tcp(Segment::Ack | Segment::Data) => Some(State::Established),
             Event::Sctp(chunk::INIT) => Some(State::CookieWait),
             Event::Sctp(chunk::HEARTBEAT) | Event::Request | Event::Datagram => {
                 Some(State::Unreplied)
@@ -269,7 +252,7 @@ impl State {
     #[inline]
     pub fn step(self, event: Event, first: bool, old: bool, ending: Ending) -> (Step, Ending) {
         let step = match event {
-            Event::Tcp(segment) => return TCP_STEPS[tcp_place(segment, self, first, ending)],
+            Event::Tcp(segment) => return self.step_tcp(segment, first, ending),
             Event::Sctp(chunk) => self.next_sctp(chunk, first),
             Event::Request => Step::To(self),
             Event::Reply => Step::To(State::Replied),
@@ -281,6 +264,20 @@ impl State {
             }),
         };
         (step, ending)
+    }
+
+    /// Returns what [`State::step`] returns for a segment of TCP.
+    pub(super) const fn step_tcp(
+        self,
+        segment: Segment,
+        first: bool,
+        ending: Ending,
+    ) -> (Step, Ending) {
+        let step = self.next_tcp(segment, first, ending);
+        match step {
+            Step::To(next) => (step, self.ending(next, segment, first, ending)),
+            _ => (step, ending),
+        }
     }
 
     /// Returns how a connection in this state ends by a segment that moves it to `next`; `before`
@@ -297,6 +294,12 @@ impl State {
                 },
             },
             (Segment::Fin, FinWait) => Ending { by_first: first, was_open: false },
+            (Segment::Data, Established) if matches!(self, FinWait | CloseWait) => {
+                Ending { by_first: before.by_first, was_open: true }
+            }
+            (Segment::Ack | Segment::Data, Established) if matches!(self, Closed) => {
+                Ending { by_first: false, was_open: false }
+            }
             _ => before,
         }
     }
@@ -305,6 +308,14 @@ impl State {
         use State::{
             CloseWait, Closed, Established, FinWait, LastAck, SynReceived, SynSent, SynSent2,
             TimeWait,
+        };
+        let segment = match (segment, self) {
+            // The FIN was forged: see the head of the file.
+            (Segment::Data, FinWait | CloseWait) if first == ending.by_first => {
+                return Step::To(Established);
+            }
+            (Segment::Data, _) => Segment::Ack,
+            _ => segment,
         };
         match (segment, self) {
             (Segment::Rst, _) => Step::To(Closed),
@@ -319,6 +330,10 @@ impl State {
             (Segment::SynAck, SynSent) => Step::To(SynReceived),
             (Segment::SynAck, _) => Step::Ignored,
             (Segment::Fin, SynSent | SynSent2) => Step::Invalid,
+            // A FIN of the other end came before, and data after that FIN.
+            (Segment::Fin, Established) if ending.was_open && first != ending.by_first => {
+                Step::To(LastAck)
+            }
             (Segment::Fin, SynReceived | Established) => Step::To(FinWait),
             // The FIN again.
             (Segment::Fin, FinWait | CloseWait) if first == ending.by_first => Step::To(self),
@@ -334,7 +349,7 @@ impl State {
             (Segment::Ack, Closed) if ending.was_open && first == ending.by_first => {
                 Step::To(Established)
             }
-            (Segment::Fin | Segment::Ack, _) => Step::To(self),
+            (Segment::Fin | Segment::Ack | Segment::Data, _) => Step::To(self),
         }
     }
 

@@ -13,14 +13,16 @@ const USED: u64 = 1;
 /// The VM behind the port sent the first packet.
 const OUT: u64 = 1 << 1;
 /// Both ends have sent packets.
-const REPLIED: u64 = 1 << 2;
+pub(super) const REPLIED: u64 = 1 << 2;
 /// The connection does not make room for others.
-const ASSURED: u64 = 1 << 3;
+pub(super) const ASSURED: u64 = 1 << 3;
 /// The end that sent the first packet has sent the first FIN, or the last RST.
 const ENDED_BY_FIRST: u64 = 1 << 4;
 /// A RST has ended a connection whose handshake was complete.
 const WAS_OPEN: u64 = 1 << 5;
 const STATE_SHIFT: u32 = 6;
+/// What the word says about the end of the connection begins here; the state follows.
+pub(super) const ENDING_SHIFT: u32 = 4;
 const VERSION_SHIFT: u32 = 10;
 const DEADLINE_SHIFT: u32 = 32;
 
@@ -71,7 +73,7 @@ impl Word {
     }
 
     #[inline(always)]
-    pub(super) fn state(self) -> State {
+    pub(super) const fn state(self) -> State {
         State::from_bits((self.0 & STATE_MASK) >> STATE_SHIFT)
     }
 
@@ -110,19 +112,23 @@ impl Word {
     }
 
     #[inline(always)]
-    pub(super) fn with(self, state: State, deadline: Tick) -> Word {
-        let rest = self.0 & !(STATE_MASK | DEADLINE_MASK);
-        let deadline = u64::from(deadline.to_bits()) << DEADLINE_SHIFT;
-        Word(rest | (state as u64) << STATE_SHIFT | deadline)
+    pub(super) const fn with(self, state: State, deadline: Tick) -> Word {
+        Word(self.0 & !STATE_MASK | (state as u64) << STATE_SHIFT).until(deadline)
+    }
+
+    /// Returns the word with another time-out.
+    #[inline(always)]
+    pub(super) const fn until(self, deadline: Tick) -> Word {
+        Word(self.0 & !DEADLINE_MASK | (deadline.to_bits() as u64) << DEADLINE_SHIFT)
     }
 
     /// Returns what the word says about the end of the connection.
     #[inline(always)]
-    pub(super) fn ending(self) -> Ending {
+    pub(super) const fn ending(self) -> Ending {
         Ending { by_first: self.0 & ENDED_BY_FIRST != 0, was_open: self.0 & WAS_OPEN != 0 }
     }
 
-    pub(super) fn with_ending(self, ending: Ending) -> Word {
+    pub(super) const fn with_ending(self, ending: Ending) -> Word {
         let by_first = if ending.by_first { ENDED_BY_FIRST } else { 0 };
         let was_open = if ending.was_open { WAS_OPEN } else { 0 };
         Word(self.0 & !(ENDED_BY_FIRST | WAS_OPEN) | by_first | was_open)

@@ -49,7 +49,8 @@ impl Plain {
         let (event, header, read) = match protocol {
             TCP => {
                 let header = usize::from(snapshot[46] >> 4) * 4;
-                (Event::Tcp(segment(snapshot[47])?), header.max(TCP_HEADER), TCP_END)
+                let segment = segment(snapshot[47], L4 + header < end)?;
+                (Event::Tcp(segment), header.max(TCP_HEADER), TCP_END)
             }
             UDP => (Event::Datagram, UDP_HEADER, UDP_END),
             _ => return None,

@@ -105,10 +105,11 @@ const fn read_flags(flags: u8) -> Option<Segment> {
     }
 }
 
-/// Returns the segment that has these flags; `None` if they have no meaning.
+/// Returns the segment that has these flags and data or not; `None` if the flags have no meaning.
 #[inline(always)]
-pub(super) fn segment(flags: u8) -> Option<Segment> {
-    SEGMENTS[usize::from(flags) % SEGMENTS.len()]
+pub(super) fn segment(flags: u8, has_data: bool) -> Option<Segment> {
+    let segment = SEGMENTS[usize::from(flags) % SEGMENTS.len()];
+    if has_data && segment == Some(Segment::Ack) { Some(Segment::Data) } else { segment }
 }
 
 #[inline(always)]
@@ -118,7 +119,7 @@ fn tcp(headers: &Headers<'_>, at: usize) -> Result<Content, Unread> {
         return Err(Unread::Bad);
     }
     let flags = headers.u8(at + 13)?;
-    let segment = segment(flags).ok_or(Unread::Bad)?;
+    let segment = segment(flags, at + len < headers.len).ok_or(Unread::Bad)?;
     Ok(Content::Tcp(ends(headers, at)?, segment))
 }
 

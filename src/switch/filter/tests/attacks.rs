@@ -53,6 +53,60 @@ fn forged_packets_of_a_connection_begin_no_other() {
     }
 }
 
+/// Returns a segment with a byte of data.
+fn data(mut segment: Vec<u8>) -> Vec<u8> {
+    segment.push(7);
+    let len = u16::try_from(segment.len() - 14).expect("a short packet");
+    segment[16..18].copy_from_slice(&len.to_be_bytes());
+    segment
+}
+
+/// After a forged FIN the first data of its seeming sender opens the connection again, in which the
+/// other end has acknowledged the FIN or has not. A real FIN's sender acknowledges, no more.
+#[test]
+fn a_forged_fin_stops_no_connection_that_goes_on() {
+    for answers in 0..3 {
+        let mut port = Port::new(&["out accept tcp"]);
+        assert!(port.passes(&from_vm(9, SYN), Out) && port.passes(&to_vm(9, SYN | ACK), In));
+        assert!(port.passes(&from_vm(9, ACK), Out));
+        assert!(port.passes(&to_vm(9, FIN | ACK), In));
+        for _ in 0..answers {
+            assert!(port.passes(&data(from_vm(9, ACK)), Out) && port.passes(&to_vm(9, ACK), In));
+        }
+        assert!(port.passes(&data(to_vm(9, ACK)), In));
+        port.wait(86_400);
+        assert!(port.passes(&to_vm(9, ACK), In), "{answers}");
+    }
+}
+
+/// Data that is sent again after a real FIN does not keep a connection that both ends close.
+#[test]
+fn data_that_is_sent_again_ends_with_its_connection() {
+    let mut port = Port::new(&["out accept tcp"]);
+    assert!(port.passes(&from_vm(9, SYN), Out) && port.passes(&to_vm(9, SYN | ACK), In));
+    assert!(port.passes(&from_vm(9, ACK), Out) && port.passes(&to_vm(9, FIN | ACK), In));
+    assert!(port.passes(&data(to_vm(9, ACK)), In) && port.passes(&from_vm(9, FIN | ACK), Out));
+    assert!(port.passes(&to_vm(9, ACK), In));
+    assert_eq!(port.connections.entries(None, port.now)[0].state.name(), "time-wait");
+    port.wait(130);
+    assert!(!port.passes(&to_vm(9, ACK), In));
+}
+
+/// Data that one end sends after the FIN of the other end keeps a half-closed connection, and not
+/// for longer than Linux does.
+#[test]
+fn a_real_fin_ends_a_connection() {
+    let mut port = Port::new(&["out accept tcp"]);
+    assert!(port.passes(&from_vm(9, SYN), Out) && port.passes(&to_vm(9, SYN | ACK), In));
+    assert!(port.passes(&from_vm(9, ACK), Out) && port.passes(&from_vm(9, FIN | ACK), Out));
+    for _ in 0..3 {
+        port.wait(50);
+        assert!(port.passes(&data(to_vm(9, ACK)), In) && port.passes(&from_vm(9, ACK), Out));
+    }
+    port.wait(70);
+    assert!(!port.passes(&to_vm(9, ACK), In));
+}
+
 fn at(port: &mut Port, bits: u32) {
     port.now = Tick::from_bits(bits);
 }

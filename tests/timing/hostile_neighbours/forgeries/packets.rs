@@ -34,9 +34,18 @@ pub fn udp(from: End, to: End) -> Vec<u8> {
 }
 
 pub fn tcp(from: End, to: End, flags: u8) -> Vec<u8> {
+    segment(from, to, flags, &[])
+}
+
+/// Makes a segment with an ACK and data.
+pub fn data(from: End, to: End) -> Vec<u8> {
+    segment(from, to, ACK, &[0xda; 4])
+}
+
+fn segment(from: End, to: End, flags: u8, data: &[u8]) -> Vec<u8> {
     let [source, target] = [from.1, to.1].map(u16::to_be_bytes);
     let rest = [0, 0, 0, 1, 0, 0, 0, 1, 0x50, flags, 0xff, 0xff, 0, 0, 0, 0];
-    ip(from, to, 6, [1, 0], &[&source[..], &target, &rest].concat())
+    ip(from, to, 6, [1, 0], &[&source[..], &target, &rest, data].concat())
 }
 
 /// Makes an echo request (kind 8) or reply (kind 0) with identifier 7.

@@ -73,7 +73,7 @@ fn alike(n: u16) -> Vec<u8> {
     udp(([10, (n >> 8) as u8, 0, 0], n << 8 | 1), at(V1, 5_000))
 }
 
-pub const ROWS: [Row; 15] = [
+pub const ROWS: [Row; 16] = [
     row("answers of V1's peer to V2", V2, |n| answer(V2, n), NONE),
     row("answers of V1's peer at V2's port", V2, |n| answer(V1, n), NONE),
     Row { sender: Sender::Guarded, ..row("answers, guarded", V1, |n| answer(V1, n), NONE) },
@@ -126,6 +126,12 @@ pub const ROWS: [Row; 15] = [
             let theirs = at(PEER, THEIRS + n / 2 % CONNECTIONS);
             tcp(theirs, at(V1, 80), [RST, SYN][usize::from(n % 2)])
         },
+        ALL,
+    ),
+    row(
+        "FIN into the peer's connections",
+        V1,
+        |n| tcp(at(PEER, THEIRS + n % CONNECTIONS), at(V1, 80), FIN),
         ALL,
     ),
     Row { changes: true, ..row("answers to V2, while rules change", V2, |n| answer(V2, n), NONE) },

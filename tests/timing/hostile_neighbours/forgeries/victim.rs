@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use super::packets::{
-    ACK, End, FIN, MORE, SYN, SYN_ACK, at, datagram, framed, ip, number_of, ping, tcp, udp,
+    ACK, End, FIN, MORE, SYN, SYN_ACK, at, data, datagram, framed, ip, number_of, ping, tcp, udp,
 };
 use super::{PEER, V1};
 use testkit::hostile::raw_avail_idx;
@@ -65,6 +65,12 @@ pub struct Victim {
 fn segment(from: By, [own, theirs]: [u16; 2], flags: u8) -> Vec<u8> {
     let (own, theirs) = (at(V1, own), at(PEER, theirs));
     if from == Guest { tcp(own, theirs, flags) } else { tcp(theirs, own, flags) }
+}
+
+/// Data between the guest's connection at `own` and the peer, from either.
+fn data_of(from: By, [own, theirs]: [u16; 2]) -> Vec<u8> {
+    let (own, theirs) = (at(V1, own), at(PEER, theirs));
+    if from == Guest { data(own, theirs) } else { data(theirs, own) }
 }
 
 impl Victim {
@@ -137,8 +143,8 @@ impl Victim {
     pub fn goes_on(&mut self) {
         let [guest, peer]: [End; 2] = [at(V1, 7_000), at(PEER, 53)];
         for from in [Peer, Guest] {
-            let own = (0..CONNECTIONS).map(|n| segment(from, [OWN + n, 22], ACK));
-            let theirs = (0..CONNECTIONS).map(|n| segment(from, [80, THEIRS + n], ACK));
+            let own = (0..CONNECTIONS).map(|n| data_of(from, [OWN + n, 22]));
+            let theirs = (0..CONNECTIONS).map(|n| data_of(from, [80, THEIRS + n]));
             self.all_pass(from, &own.chain(theirs).collect::<Vec<_>>());
         }
         self.all_pass(Guest, &[udp(guest, peer), ping(guest, peer, 8)]);
@@ -149,13 +155,17 @@ impl Victim {
 
     /// What the switch tells of a connection that the guest has begun.
     pub fn told(&self, port: u16) -> String {
+        let (told, end) = (self.all_told(), format!("10.8.0.{V1}:{port} "));
+        told.lines().find(|line| line.contains(&end)).unwrap_or("no connection").to_owned()
+    }
+
+    /// What the switch tells of all connections.
+    pub fn all_told(&self) -> String {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vioswitchctl"));
         let output = command.arg("--control").arg(&self.control).args(["connections", "show"]);
         let output = output.output().expect("vioswitchctl");
         assert!(output.status.success(), "{output:?}");
-        let told = String::from_utf8_lossy(&output.stdout).into_owned();
-        let end = format!("10.8.0.{V1}:{port} ");
-        told.lines().find(|line| line.contains(&end)).unwrap_or("no connection").to_owned()
+        String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
     /// Takes what came, forged frames among them.
