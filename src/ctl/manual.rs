@@ -85,6 +85,16 @@ fn the_page_is_made_from_the_command_line() {
     hold_page("docs/man/vioswitchctl.8", &text);
 }
 
+/// Entries of each kind have commands.
+#[test]
+fn each_kind_has_commands() {
+    let command = args::command();
+    for kind in Kind::NAMED {
+        let group = command.find_subcommand(kind.name()).unwrap_or_else(|| panic!("no {kind}"));
+        assert!(group.has_subcommands(), "{kind}");
+    }
+}
+
 /// Returns the groups with the commands of `port`, each for ports of one kind.
 fn as_port() -> Vec<&'static str> {
     Kind::PORTS.iter().filter(|kind| **kind != Kind::Port).map(|kind| kind.name()).collect()
