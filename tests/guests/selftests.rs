@@ -56,6 +56,12 @@ fn vduse_devices_give_the_host_and_a_container_interfaces() {
 
 #[test]
 #[ignore = "full"]
+fn a_restart_costs_a_stream_between_vduse_devices_one_time_out_at_most() {
+    passes("vduse-restart.sh", 5);
+}
+
+#[test]
+#[ignore = "full"]
 fn apparmor_rules_of_the_package_open_the_sockets_of_ports_alone() {
     passes("apparmor.sh", 8);
 }

@@ -238,8 +238,7 @@ is_placed_by_process() {
     return $status
 }
 
-# A stream goes on over a restart. How many time-outs that costs depends on the time that an emulated
-# guest takes for the start.
+# A stream goes on over a restart. vduse-restart.sh counts time-outs.
 restarts_under_a_stream() {
     local stream
     web iperf3 -s -1 -D

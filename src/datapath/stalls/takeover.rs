@@ -200,10 +200,15 @@ impl Takeovers {
     }
 
     /// Suspends the rings of ports whose memory a stuck thread touches, whether or not a reserve
-    /// relieves the thread: the next thread there would get stuck, too.
+    /// relieves the thread: the next thread there would get stuck, too. Rings of a VDUSE device go
+    /// on: only a slow machine makes a thread wait there, and suspended rings lose frames.
     fn suspend(&self, takeover: &Takeover, at: [u32; 2], worker: usize) {
         let present = self.ports.present();
-        let guest = |id| present.shared(id).and_then(|port| Some((port, port.as_guest()?)));
+        // The kernel's memory blocks no thread that touches it next.
+        let guest = |id| {
+            let port = present.shared(id)?;
+            Some((port, port.as_guest().filter(|guest| !guest.is_vduse())?))
+        };
         let alone = named(at).count() == 1;
         let whose = if alone { "its memory" } else { "its memory or another port" };
         let mut suspended = lock(&takeover.suspended);
