@@ -5,6 +5,7 @@
 
 mod arguments;
 mod child;
+mod reservation;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -22,6 +23,7 @@ use crate::qemu::{self, Version};
 use crate::requests::{delete, new_port};
 use crate::values::DEFAULT_CONTROL;
 use child::Signals;
+use reservation::Reservation;
 
 /// Longest time that this program waits for a restarting switch to delete the port.
 const RESTART: Duration = Duration::from_secs(10);
@@ -74,6 +76,7 @@ impl Run {
             Failure::usage(text)
         })?;
         let mut client = Client::connect(control)?;
+        let _reservation = Reservation::of(&self.name, control)?;
         // The program catches signals before the port exists, because a signal would leave the port
         // behind.
         let signals = Signals::catch()?;

@@ -85,6 +85,29 @@ fn a_signal_comes_to_qemu_once() {
     lab.d.stop();
 }
 
+/// A machine has no front-end before QEMU connects: a second one does not share its port.
+#[test]
+fn a_port_has_one_machine_at_a_time() {
+    let lab = Lab::new(0, &[]);
+    let machine = Machine::new(&lab);
+    let qemu = machine.0.display().to_string();
+    let mut first = Command::new(env!("CARGO_BIN_EXE_vioswitchctl"));
+    first.arg("--control").arg(&lab.path).args(["run", "vm1", "--", &qemu]);
+    let mut first = first.spawn().expect("vioswitchctl");
+    machine.waits_for(1);
+    let (status, told) = lab.fails(&["run", "vm1", "--", &qemu]);
+    assert_eq!(status, 1, "{told}");
+    assert!(
+        told.contains(&format!("port 'vm1' is of a machine that pid {} runs", first.id())),
+        "{told}"
+    );
+    assert_eq!(machine.log().len(), 1, "a second machine began");
+    assert!(sys::kill(first.id(), TERM));
+    assert_eq!(ends_within(&mut first, LOST).expect("its end").code(), Some(7));
+    assert_eq!(ports(&lab), "");
+    lab.d.stop();
+}
+
 /// Passes one client's calls on to the switch. The client is interrupted when a port was added,
 /// before it hears of that.
 fn interrupting(lab: &Lab, client: mpsc::Receiver<u32>) -> PathBuf {
