@@ -241,6 +241,7 @@ counters! {
     PortStats {
         attaches "Front-ends that connected.",
         session_errors "Sessions that ended with an error; see the log.",
+        peers_refused "Refused peers of a datagram stream; see the log.",
         rings_broken "Rings ignored because the driver broke a rule; see the log.",
         learn_refused
             "Frames whose source was not learned because of a limit.",

@@ -40,7 +40,7 @@ pub fn serve(port: &Port, mut acceptor: Acceptor, workers: &Workers, stop: &Even
     run_again_after_panic(&format!("port {}: its thread", port.name), stopped, || {
         // Releases the connection that a panic left.
         release::<Connection>(device, None);
-        while let Some(peer) = meet(&mut acceptor, stop) {
+        while let Some(peer) = meet(&mut acceptor, port, stop) {
             let cost = || Arc::clone(&device.cost);
             let pause = match peer {
                 Peer::Stream(socket, peer) => {
@@ -73,9 +73,10 @@ enum Peer {
 }
 
 /// Waits for the next peer; `None` once `stop` is set.
-fn meet(acceptor: &mut Acceptor, stop: &EventFd) -> Option<Peer> {
+fn meet(acceptor: &mut Acceptor, port: &Port, stop: &EventFd) -> Option<Peer> {
     if let Acceptor::Datagrams(source) = acceptor {
-        return source.meet(stop).map(Box::new).map(Peer::Datagrams);
+        let met = source.meet(stop, &port.stats.peers_refused);
+        return met.map(Box::new).map(Peer::Datagrams);
     }
     match acceptor.meet(stop) {
         Opened::Connection(socket, peer) => Some(Peer::Stream(socket, peer)),

@@ -76,6 +76,16 @@ pub(super) const DONT_SYNC: AtFlags = AtFlags::from_bits_retain(0x4000);
 const TMPFS: u32 = libc::TMPFS_MAGIC as u32;
 const HUGETLBFS: u32 = libc::HUGETLBFS_MAGIC as u32;
 
+/// File systems whose files are a server's: FUSE, NFS, CIFS, SMB, 9P, Ceph and AFS (statfs(2)).
+const OF_SERVERS: [u32; 7] =
+    [0x6573_5546, 0x6969, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997, 0x00c3_6400, 0x5346_414f];
+
+/// Returns true for a file of a server, for which the kernel may wait. Asks the server.
+pub fn has_server(fd: impl AsFd) -> io::Result<bool> {
+    // As in `examine`.
+    Ok(OF_SERVERS.contains(&(fstatfs(fd)?.f_type as u32)))
+}
+
 /// Returns true for a regular file, from the kernel's cached data: the server of a file system
 /// (FUSE, NFS) is not asked.
 pub fn is_regular(fd: impl AsFd) -> bool {

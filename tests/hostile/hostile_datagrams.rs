@@ -10,7 +10,7 @@ use testkit::dgram::{DgramPeer, HELLO};
 use testkit::net::{Job, Sizes};
 use testkit::proc::wait_for;
 use testkit::traffic::To;
-use testkit::{Rng, SOON, rounds};
+use testkit::{Rng, SOON, rounds, silent, skip};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use super::hostile_streams::{Lab, RESERVED, frame};
@@ -32,6 +32,12 @@ fn knock(lab: &Lab, name: Option<&str>) -> UnixDatagram {
     let sent = || socket.send_to(HELLO, lab.at("evil")).is_ok();
     assert!(wait_for(SOON, sent), "{}", lab.d.log());
     socket
+}
+
+/// All datagrams of peers that are not served are counted.
+fn is_refused(lab: &Lab, count: u64) {
+    let counted = || lab.d.counters().get("evil", "peers_refused");
+    assert!(wait_for(SOON, || counted() == count), "{} counted", counted());
 }
 
 fn finish(lab: Lab) {
@@ -61,10 +67,43 @@ fn a_path_of_others_is_not_used() {
     for socket in [&victim, &foreign] {
         assert!(socket.recv(&mut [0; 2_000]).is_err(), "a frame reached it");
     }
-    let refused = wait_for(SOON, || lab.d.log().contains("a peer is not served"));
-    assert!(refused, "{}", lab.d.log());
+    is_refused(&lab, 4);
+    assert!(lab.d.log().contains("a peer is not served"), "{}", lab.d.log());
     assert!(!lab.d.log().contains("port evil: connected"), "{}", lab.d.log());
     finish(lab);
+}
+
+/// The file system of a peer's path never answers: the next peer is served all the same.
+#[test]
+fn a_path_of_a_server_that_never_answers_holds_up_nobody() {
+    let (paths, mounted) = std::sync::mpsc::channel();
+    let test = move || {
+        if !silent::own_mounts() {
+            return skip("needs mounts of its own");
+        }
+        let lab = lab(&[]);
+        std::fs::create_dir(lab.at("far")).expect("create");
+        let Some(server) = silent::mount(&lab.at("far"), 0, libc::S_IFDIR) else {
+            return skip("FUSE cannot be mounted");
+        };
+        paths.send((lab.at("far/peer"), lab.at("evil"))).expect("somebody listens");
+        is_refused(&lab, 1);
+        let first = peer(&lab, "first");
+        lab.takes(|| first.send(&frame()));
+        drop(first);
+        // The directory is removed at the end.
+        silent::unmount(&lab.at("far"));
+        drop(server);
+        finish(lab);
+    };
+    let test = std::thread::spawn(test);
+    // The peer lacks the mount, and so has a socket there.
+    let _peer = mounted.recv().map(|(path, evil)| {
+        let peer = UnixDatagram::bind(path).expect("bind");
+        peer.send_to(HELLO, evil).expect("send");
+        peer
+    });
+    test.join().expect("what is told above");
 }
 
 /// A flood of datagrams that are refused costs no CPU, and honest traffic nothing.

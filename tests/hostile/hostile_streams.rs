@@ -73,11 +73,16 @@ impl Lab {
         self.serves(|| peer.send(&frame()));
     }
 
-    /// The stream is there for the next peer, which sends a frame, and the guests go on.
-    pub(super) fn serves(mut self, send: impl FnOnce()) {
+    /// A peer that sends a frame is served.
+    pub(super) fn takes(&self, send: impl FnOnce()) {
         let before = self.frames();
         send();
         assert!(wait_for(SOON, || self.frames() > before), "not served\n{}", self.d.log());
+    }
+
+    /// The stream is there for the next peer, which sends a frame, and the guests go on.
+    pub(super) fn serves(mut self, send: impl FnOnce()) {
+        self.takes(send);
         self.chat(500);
         self.net.finish();
         self.d.counters().assert_balanced();

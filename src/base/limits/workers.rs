@@ -229,6 +229,10 @@ pub const SUSPICION: std::time::Duration = std::time::Duration::from_secs(60);
 /// Front-ends remembered whose memory blocked a worker once.
 pub const MAX_SUSPECTS: usize = 16;
 
+/// Tuning: threads of one stream that open sockets of peers, one for each path. Only threads whose
+/// file system never answers stay for long; with all of them the stream has no further peer.
+pub const PEER_OPEN_THREADS: usize = 4;
+
 /// Tuning: time between two looks whether the peer of a `type=dgram` stream has left. The kernel
 /// reports a peer that has left only to a sender, and refuses a VM that starts again meanwhile. A
 /// look takes some 10 µs.

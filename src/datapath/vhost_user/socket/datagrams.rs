@@ -7,6 +7,9 @@
 //!   process's view of the file system. So the file is opened once, without following a link, and
 //!   must belong to the user who sent the datagram, whom the kernel names. The socket is connected
 //!   to the opened file.
+//! - The path may lead to the file system of a server that never answers (FUSE, NFS). So another
+//!   thread opens the file, for a limited time, and a file of such a server is refused: the kernel
+//!   could ask the server again at every look at the peer.
 //! - A connected socket receives from its peer alone: the kernel refuses other senders. Datagrams
 //!   that others sent before are recognised by their senders' paths.
 //! - Each peer gets a new socket: what an earlier peer left unread in a socket may carry
@@ -16,6 +19,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::EventFd;
@@ -29,9 +33,13 @@ use crate::port::FrontEnd;
 use crate::port::device::datagrams::PeerSocket;
 use base::limits::{
     ACCEPT_RETRY_MIN, CONNECT_RETRY_MAX, CONNECT_RETRY_MIN, DEFAULT_SOCKET_MODE, MAX_FRAME_LEN,
+    PEER_OPEN_THREADS, SOCKET_OPEN_TIMEOUT,
 };
+use base::stats::Counter;
+use sys::blocking::{Blocking, NotBegun};
 use sys::poll::{Interest, Wake, wait};
 use sys::scm::{self, Sender};
+use sys::waker::Waker;
 use sys::{fs, unix_socket};
 
 /// The datagram with which a side that connects may begin; not a frame.
@@ -49,10 +57,20 @@ pub struct Datagrams {
     /// The socket's file, as long as the socket is open.
     file: Option<BoundFile>,
     warned: Option<Instant>,
+    /// The threads that open peers' sockets.
+    opens: Opens,
     /// The last failure to connect that was logged; an equal failure is not logged again.
     told: String,
     /// Pause before the next attempt after a failure.
     delay: Duration,
+}
+
+/// The threads that open peers' sockets.
+#[derive(Debug)]
+struct Opens {
+    threads: Blocking,
+    /// Nobody sleeps there: the port's thread waits for the result itself.
+    waker: Arc<Waker>,
 }
 
 #[derive(Debug)]
@@ -94,17 +112,30 @@ impl PeerSocket for PeerAddress {
 
 impl PeerAddress {
     /// Opens the socket that a datagram came from.
-    fn of(sender: Sender) -> Result<(PeerAddress, FrontEnd), Refusal> {
+    fn of(sender: Sender, opens: &Opens) -> Result<(PeerAddress, FrontEnd), Refusal> {
         let path = sender.path.filter(|path| path.is_absolute()).ok_or(Refusal::NoPath)?;
         let sent = sender.credentials.ok_or(Refusal::Owner(path.clone()))?;
-        let cannot = |error| Refusal::Io(path.clone(), error);
-        let file = SocketFile::open(&path).map_err(cannot)?;
+        let file = opens.open(&path)?;
         // Users without a number here have one number in common.
         let is_known = sent.uid != fs::overflow_user();
         if file.owner != sent.uid || !is_known {
             return Err(Refusal::Owner(path));
         }
         Ok((PeerAddress { path, file }, FrontEnd { pid: sent.pid, uid: sent.uid }))
+    }
+}
+
+impl Opens {
+    /// Opens a peer's socket, and waits for the socket's file system for a limited time.
+    fn open(&self, path: &Path) -> Result<SocketFile, Refusal> {
+        let (end, own) = (Instant::now() + SOCKET_OPEN_TIMEOUT, path.to_owned());
+        let opened = self.threads.run(path, &self.waker, end, move || SocketFile::open_local(&own));
+        match opened {
+            Ok(opened) => opened.map_err(|error| Refusal::Io(path.to_owned(), error)),
+            Err(NotBegun::Thread(error)) => Err(Refusal::Call(error)),
+            Err(NotBegun::Busy) => Err(Refusal::Silent(path.to_owned())),
+            Err(NotBegun::Full) => Err(Refusal::ManySilent),
+        }
     }
 }
 
@@ -117,6 +148,10 @@ enum Refusal {
     Owner(PathBuf),
     #[error("its first datagram has descriptors, or is too long")]
     NoFrame,
+    #[error("the file system of its path {0:?} does not answer")]
+    Silent(PathBuf),
+    #[error("the file systems of {PEER_OPEN_THREADS} earlier peers' paths do not answer")]
+    ManySilent,
     #[error("cannot reach {0:?}: {1}")]
     Io(PathBuf, io::Error),
     #[error("{0}")]
@@ -128,7 +163,7 @@ enum Refusal {
 impl Datagrams {
     /// Makes the socket at `path` to which peers send.
     pub fn bind(path: &Path, access: Access) -> Result<Datagrams, SocketError> {
-        let mut datagrams = Datagrams::new(path, Side::Server(access, None));
+        let mut datagrams = Datagrams::new(path, Side::Server(access, None))?;
         let socket = datagrams.open(access)?;
         datagrams.side = Side::Server(access, Some(socket));
         Ok(datagrams)
@@ -136,21 +171,24 @@ impl Datagrams {
 
     /// Makes the source of a peer that receives at `path`, which need not exist yet.
     pub fn to(path: &Path) -> Result<Datagrams, SocketError> {
-        let datagrams = Datagrams::new(path, Side::Client);
+        let datagrams = Datagrams::new(path, Side::Client)?;
         check_path(path).and_then(|()| check_path(&datagrams.own_path()))?;
         Ok(datagrams)
     }
 
-    fn new(path: &Path, side: Side) -> Datagrams {
+    fn new(path: &Path, side: Side) -> io::Result<Datagrams> {
         let path = path.to_owned();
-        Datagrams {
+        let opens =
+            Opens { threads: Blocking::new(PEER_OPEN_THREADS), waker: Arc::new(Waker::new()?) };
+        Ok(Datagrams {
             path,
             side,
             file: None,
             warned: None,
+            opens,
             told: String::new(),
             delay: CONNECT_RETRY_MIN,
-        }
+        })
     }
 
     /// Returns the file of the present socket, which goes with this value.
@@ -164,8 +202,9 @@ impl Datagrams {
         path.into()
     }
 
-    /// Waits for the next peer; `None` once `stop` is set. Waits out every failure.
-    pub fn meet(&mut self, stop: &EventFd) -> Option<Met> {
+    /// Waits for the next peer; `None` once `stop` is set. Waits out every failure, and counts the
+    /// peers that the switch refuses in `refused`.
+    pub fn meet(&mut self, stop: &EventFd, refused: &Counter) -> Option<Met> {
         loop {
             let pause = match self.attempt(stop) {
                 Ok(met) => {
@@ -175,6 +214,7 @@ impl Datagrams {
                 }
                 // One datagram after the other is refused, and the senders wait meanwhile.
                 Err(refusal) if self.is_ready() => {
+                    refused.add_shared(1);
                     self.warn(&refusal);
                     ACCEPT_RETRY_MIN
                 }
@@ -205,7 +245,7 @@ impl Datagrams {
             Some(socket) => socket,
             None => self.open(access)?,
         };
-        match receive(&socket, stop) {
+        match receive(&socket, &self.opens, stop) {
             Ok(Some((peer, address, first))) => {
                 Ok(Some(Met { socket: prepared(socket), peer, address, first }))
             }
@@ -292,6 +332,7 @@ fn prepared(socket: OwnedFd) -> Guarded<UnixDatagram> {
 /// Waits for a datagram, and connects the socket to the sender; `None` once `stop` is set.
 fn receive(
     socket: &OwnedFd,
+    opens: &Opens,
     stop: &EventFd,
 ) -> Result<Option<(FrontEnd, PeerAddress, Vec<u8>)>, Refusal> {
     if wait(socket.as_fd(), Interest::Read, stop, None)? == Wake::Stop {
@@ -303,7 +344,7 @@ fn receive(
         disposal::close(files);
         return Err(Refusal::NoFrame);
     }
-    let (address, peer) = PeerAddress::of(sender)?;
+    let (address, peer) = PeerAddress::of(sender, opens)?;
     unix_socket::connect_datagrams(socket.as_fd(), &address.file.path())
         .map_err(|error| Refusal::Io(address.path.clone(), error))?;
     bytes.truncate(received.bytes);

@@ -106,6 +106,16 @@ impl SocketFile {
         Ok(SocketFile { handle, identity: (found.dev(), found.ino()), owner: found.uid() })
     }
 
+    /// Opens the socket's file as [`open`](Self::open) does; fails on a file of a server, such as
+    /// of FUSE or NFS, for which the kernel may wait at each use. The call itself may wait.
+    pub(super) fn open_local(path: &Path) -> io::Result<SocketFile> {
+        let file = SocketFile::open(path)?;
+        match sys::fs::has_server(&file.handle)? {
+            true => Err(io::Error::other("its file system waits for a server")),
+            false => Ok(file),
+        }
+    }
+
     /// Returns a path to the file, wherever its own path leads by now.
     pub(super) fn path(&self) -> PathBuf {
         by_handle(&self.handle)

@@ -39,7 +39,8 @@ impl Lab {
     }
 
     fn link(&mut self) -> DatagramLink {
-        let met = self.source.meet(&EventFd::new(libc::EFD_NONBLOCK).unwrap()).unwrap();
+        let stop = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        let met = self.source.meet(&stop, &Counter::default()).unwrap();
         DatagramLink::new(met.socket, Box::new(met.address), met.first, Arc::default())
     }
 }

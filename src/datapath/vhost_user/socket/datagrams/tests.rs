@@ -52,7 +52,7 @@ fn a_peer_begins_with_the_handshake_or_a_frame() {
         let lab = Lab::new("begin");
         let mut source = lab.source();
         let peer = lab.peer("vm", first);
-        let met = source.meet(&stop()).unwrap();
+        let met = source.meet(&stop(), &Counter::default()).unwrap();
         assert_eq!(met.first, frame);
         let uid = rustix::process::getuid().as_raw();
         assert_eq!((met.peer.pid, met.peer.uid), (std::process::id() as libc::pid_t, uid));
@@ -93,7 +93,9 @@ fn a_path_that_leads_elsewhere_is_refused() {
         fs::remove_file(lab.at("foreign")).unwrap();
     }
     let _honest = lab.peer("honest", HELLO);
-    let met = source.meet(&stop()).unwrap();
+    let refused = Counter::default();
+    let met = source.meet(&stop(), &refused).unwrap();
+    assert_eq!(refused.get(), 5);
     assert!(met.address.path == lab.at("honest"), "{:?}", met.address);
     for other in [&victim, &linked, &foreign] {
         other.set_nonblocking(true).unwrap();
@@ -111,7 +113,7 @@ fn a_client_has_a_path_and_says_hello() {
     for _ in 0..2 {
         let _ = fs::remove_file(&path);
         let far = UnixDatagram::bind(&path).unwrap();
-        let met = source.meet(&stop()).unwrap();
+        let met = source.meet(&stop(), &Counter::default()).unwrap();
         let mut got = [0; 16];
         let (count, from) = far.recv_from(&mut got).unwrap();
         let own = lab.at("far.vioswitch");
@@ -147,6 +149,7 @@ fn a_stop_ends_the_wait() {
     let lab = Lab::new("stop");
     let (mut source, stop) = (lab.source(), stop());
     stop.write(1).unwrap();
-    assert!(source.meet(&stop).is_none());
-    assert!(Datagrams::to(&lab.at("nowhere")).unwrap().meet(&stop).is_none());
+    assert!(source.meet(&stop, &Counter::default()).is_none());
+    let mut nowhere = Datagrams::to(&lab.at("nowhere")).unwrap();
+    assert!(nowhere.meet(&stop, &Counter::default()).is_none());
 }
