@@ -22,6 +22,8 @@ pub struct Link {
     /// Name of the bridge that the interface is in.
     pub master: Option<String>,
     pub(crate) link_type: String,
+    /// Device of the interface, such as `virtio0`; empty without `-details`.
+    pub(crate) parentdev: String,
     /// Hardware address of the interface.
     pub address: String,
     pub mtu: u64,

@@ -180,6 +180,9 @@ pub enum VduseError {
          dev del {0}"
     )]
     Foreign(String),
+    /// The name is that of a device of another program, which no driver is connected with.
+    #[error("{DIRECTORY}/{0} is a device of another program: choose another name")]
+    Others(String),
     /// The device cannot be separated from the kernel's driver.
     #[error("cannot remove vdpa device {0}: {1}")]
     Remove(String, #[source] NetlinkError),
@@ -258,6 +261,12 @@ impl Device {
         let control = control()?;
         let mut created = create(&control, properties)?;
         let other = if created { None } else { left::difference(properties)? };
+        if other == Some(left::UNCONNECTED)
+            && let Some(device) = Device::left(name)?
+            && !device.may_be_ours()
+        {
+            return Err(VduseError::Others(name.clone()));
+        }
         let mut taken = Device::take(properties);
         let why = match &taken {
             Err(VduseError::Broken(_)) => Some(GIVEN_UP),

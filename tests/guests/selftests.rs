@@ -51,7 +51,7 @@ fn networks_of_two_hosts_share_a_vxlan_interface() {
 #[test]
 #[ignore = "full"]
 fn vduse_devices_give_the_host_and_a_container_interfaces() {
-    passes("vduse.sh", 32);
+    passes("vduse.sh", 35);
 }
 
 #[test]

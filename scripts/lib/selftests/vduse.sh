@@ -302,6 +302,34 @@ leaves_the_devices_of_others() {
     return $status
 }
 
+# A module in use stays. Without virtio_vdpa the interfaces go, and a start of the switch finishes the
+# interfaces that the module makes when it is back.
+outlives_its_modules() {
+    ! rmmod vduse && pings && rmmod virtio_vdpa && ! ip link show sw0 && ctl status \
+        && insmod /mod/virtio_vdpa.ko && kill_daemon TERM && start_daemon \
+        && wait_until ip link show sw0 && give_host_address \
+        && wait_until web ip addr add 192.0.2.2/24 dev eth7 && wait_until pings
+}
+
+# Another program has made the device, and not connected it with the driver yet.
+leaves_an_unconnected_device() {
+    vduse-device theirs && ! ctl vduse add theirs ifname=sw8 2>/tmp/error
+    cat /tmp/error
+    grep -q 'is a device of another program' /tmp/error && [ -e /dev/vduse/theirs ] \
+        && ! ip link show sw8
+}
+
+# Somebody renames and moves the interface, and doctor names the way back.
+leads_back_a_moved_interface() {
+    local command
+    ip link set sw0 down && ip link set sw0 netns web name sw9 && web ip link show sw9 || return 1
+    ctl --json doctor >/tmp/doctor
+    cat /tmp/doctor
+    grep -q '"interface-elsewhere"' /tmp/doctor || return 1
+    command=$(ctl doctor | sed -n '/interface-elsewhere/{n;s/^ *//p}')
+    eval "$command" && give_host_address && wait_until pings && ! ctl doctor | grep elsewhere
+}
+
 is_deleted() {
     ctl vduse del web && ! web ip link show eth7 && [ ! -e /dev/vduse/web ] && ip link show sw0
 }
@@ -341,10 +369,13 @@ check "VLANs, untagged and tagged" knows_vlans
 check "guard stops a foreign address" is_guarded
 check "a container is named by its process" is_placed_by_process
 check "a stream goes on over a restart" restarts_under_a_stream
+check "a moved interface is named with the way back" leads_back_a_moved_interface
 check "a port is deleted under a stream" deleted_under_a_stream
 check "changed keys are in force after a start" takes_changed_keys
 check "an unchanged port stays, a port left out goes" removes_what_is_left_out
 check "devices of others are left alone and named" leaves_the_devices_of_others
+check "modules are kept, or come back" outlives_its_modules
+check "an unconnected device of others is left alone" leaves_an_unconnected_device
 check "a deleted port without a thread leaves no device" deleted_without_a_thread
 check "a deleted port takes its interface along" is_deleted
 [ "$status" -eq 0 ] || cat "$LOG"

@@ -47,6 +47,16 @@ pub struct Port {
     pub huge: Option<u64>,
     /// Directories from the root to the socket's directory, and the socket.
     pub path: Vec<Step>,
+    /// Place of a VDUSE device's interface, if the doctor found the interface.
+    pub found: Option<Found>,
+}
+
+/// The place of a VDUSE device's interface.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Found {
+    pub(crate) ifname: String,
+    /// Network namespace: a name, the number of a process, or empty for the switch's own.
+    pub(crate) netns: String,
 }
 
 /// A process that is a front-end, or wants to be a front-end.

@@ -7,7 +7,7 @@ use api::wire::{DiffConfig, Finding, GetConfig, GetPortDetails, GetStatus};
 
 use super::facts::{Facts, Port};
 use super::findings::is_about;
-use super::{firewall, links, peers, processes};
+use super::{firewall, links, peers, processes, vduse};
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::filters::check;
@@ -33,6 +33,7 @@ pub fn all(client: &mut Client, only: Option<&str>, user: Option<&str>) -> Resul
     if only.is_none() {
         facts.host.devices = processes::vduse_devices(Path::new(processes::VDPA));
     }
+    vduse::look(&processes::other_network(pid), &mut facts);
     if facts.ports.iter().any(Port::is_uplink) {
         let namespace = processes::other_network(pid);
         links::look(&namespace, &mut facts);

@@ -21,6 +21,7 @@ mod processes;
 #[cfg(test)]
 mod tests;
 mod unit;
+mod vduse;
 mod watch;
 
 use std::collections::BTreeSet;
@@ -71,6 +72,7 @@ fn judge(facts: &Facts) -> Vec<Finding> {
             of_uplink::judge_xdp(port, facts, &mut findings);
         } else if matches!(port.shown().kind.as_str(), "stream" | "vduse") {
             of_guest::judge_stream(port, facts, &mut findings);
+            vduse::judge(port, facts.status.pid, &mut findings);
         } else {
             of_guest::judge(port, facts, &mut findings);
         }

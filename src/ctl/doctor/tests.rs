@@ -4,7 +4,7 @@ use api::diagnosis;
 use api::wire::{Region, State, Status};
 use serde_json::json;
 
-use super::facts::{Daemon, Ended, Facts, Forward, Host, Peer, Port, Process, Step, Unit};
+use super::facts::{Daemon, Ended, Facts, Forward, Found, Host, Peer, Port, Process, Step, Unit};
 use super::findings::word;
 use super::*;
 use crate::filters::check;
@@ -58,6 +58,7 @@ fn guest() -> Port {
         keys: [("queues", "2"), ("mtu", "1500"), ("mode", "server")]
             .map(|(key, value)| (key.to_owned(), value.to_owned()))
             .into(),
+        found: None,
         front_end: Some(qemu(",reconnect=1", ",queues=2", ",mq=on,vectors=6")),
         others: Vec::new(),
         huge: None,
@@ -123,7 +124,7 @@ fn memory(facts: &mut Facts) -> &mut Vec<Region> {
 
 type Fault = (&'static str, fn(&mut Facts));
 
-const OF_SWITCH: [Fault; 10] = [
+const OF_SWITCH: [Fault; 11] = [
     ("version-differs", |facts| facts.status.version = "0.9".to_owned()),
     ("program-replaced", |facts| facts.daemon.replaced = true),
     ("config-bad", |facts| facts.reload = Some(Err("line 3".to_owned()))),
@@ -138,6 +139,12 @@ const OF_SWITCH: [Fault; 10] = [
         facts.daemon.unit.as_mut().expect("a unit").overrides.push("/etc/x.conf".to_owned());
     }),
     ("worker-starved", |facts| facts.daemon.waits[0].1 = 30),
+    ("interface-elsewhere", |facts| {
+        let found = Some(Found { ifname: "eth1".to_owned(), netns: String::new() });
+        let mut port = Port { found, ..Port::default() };
+        port.details.port.kind = "vduse".to_owned();
+        facts.ports.push(port);
+    }),
     ("device-left", |facts| facts.host.devices = vec!["vm1".to_owned(), "gone".to_owned()]),
     ("filter-at-odds", |facts| {
         facts.filters.push(check::FilterFault {

@@ -1,6 +1,6 @@
 //! Devices that an earlier process has left: whose a device is, and whether the device can go on.
 
-use super::{NET_DEVICE, Properties, VduseError};
+use super::{Device, NET_DEVICE, Properties, RINGS, Served, VduseError};
 use crate::netlink::NetlinkError;
 use crate::netlink::vdpa::{self, Connected, NetConfig};
 
@@ -8,7 +8,7 @@ use crate::netlink::vdpa::{self, Connected, NetConfig};
 const MARK: u32 = 0x5653;
 /// Why a device is replaced that is connected with no driver: such a device has no interface, and
 /// the kernel does not tell its properties.
-const UNCONNECTED: &str = "an earlier process has not connected the device";
+pub(super) const UNCONNECTED: &str = "an earlier process has not connected the device";
 
 /// Returns the mark by which a switch knows its devices, which is a device's vendor. `number` tells
 /// the switches of a machine apart.
@@ -38,6 +38,17 @@ pub(super) fn difference(wanted: &Properties) -> Result<Option<&'static str>, Vd
     }
     // The kernel tells no configuration until the driver has negotiated features.
     Ok(differs(wanted, device.ring_size, vdpa::config_of(&wanted.name).ok()))
+}
+
+impl Device {
+    /// False if the device has more or fewer rings than the devices of switches: another program
+    /// has made the device, and not connected it yet. The kernel tells nothing else of such a
+    /// device.
+    pub(super) fn may_be_ours(&self) -> bool {
+        let is_missing =
+            |index| self.ring(index).is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL));
+        !is_missing(RINGS - 1) && is_missing(RINGS) || self.is_broken()
+    }
 }
 
 /// Returns the first difference of a device.
