@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use api::wire::GetStatus;
@@ -25,6 +25,7 @@ use super::namespaces;
 use super::place::{Place, same_file};
 use super::programs::{self, Wanted, bound, inside};
 use super::protocol::{ForwardState, KeeperCall, NetworkState, ServiceState, serve};
+use super::routes::Families;
 use super::service::{Log, Service};
 use crate::client::Client;
 use crate::failure::Failure;
@@ -72,6 +73,8 @@ pub(super) struct Keeper {
     /// This program. After an upgrade the kernel has another name for the old program's file.
     own: PathBuf,
     log: Log,
+    /// The host's families at the last look.
+    families: Families,
     holder: Child,
     services: Vec<Service>,
     forwards: Vec<Running>,
@@ -105,6 +108,7 @@ impl Keeper {
             wanted,
             own,
             log,
+            families: Families::of("self"),
             holder,
             services,
             forwards: Vec::new(),
@@ -173,8 +177,9 @@ impl Keeper {
         devices.is_ok_and(|text| text.lines().any(|line| line.trim_start().starts_with(&name)))
     }
 
-    /// Serves until the end. Removes everything if the user asked for that.
-    pub(super) fn run(mut self, listener: UnixListener) -> Result<(), Failure> {
+    /// Serves until the end. Removes everything if the user asked for that, but for the socket of a
+    /// service manager (`is_managed`), which starts the next keeper.
+    pub(super) fn run(mut self, listener: UnixListener, is_managed: bool) -> Result<(), Failure> {
         let own = fs::symlink_metadata(self.place.keeper()).ok();
         let is_own =
             |place: &Place| own.clone().is_some_and(|own| same_file(Ok(own), &place.keeper()));
@@ -193,6 +198,7 @@ impl Keeper {
                     break End::DirectoryLost;
                 }
                 self.ask_present_servers();
+                self.carry_present_families();
                 look = Instant::now() + LOOK;
             }
             if listening && self.answer(&listener) {
@@ -200,12 +206,13 @@ impl Keeper {
             }
         };
         // From now on no command finds this keeper.
-        if is_own(&self.place) {
+        if !is_managed && is_own(&self.place) {
             let _ = fs::remove_file(self.place.keeper());
         }
         drop(listener);
         self.end();
         match end {
+            End::Stop if is_managed => self.place.clear(),
             End::Stop => self.place.remove(),
             End::Signal | End::DirectoryLost => Ok(()),
             End::NamespaceLost => Err(Failure::refused("the namespace was ended".to_owned())),
@@ -223,9 +230,22 @@ impl Keeper {
         if has_own_dns != self.wanted.has_own_dns {
             self.wanted.has_own_dns = has_own_dns;
             self.replace_dnsmasq();
-            let pasta = programs::pasta(self.holder.id(), &self.wanted);
-            self.services[2].replace(bound(pasta), PATIENCE);
+            self.replace_pasta();
         }
+    }
+
+    /// Restarts pasta if the host has got a way out by IPv4 or IPv6 that pasta does not carry.
+    fn carry_present_families(&mut self) {
+        let before = std::mem::replace(&mut self.families, Families::of("self"));
+        let carried = Families::of(&self.holder.id().to_string());
+        if self.families.exceed(before, carried) {
+            self.replace_pasta();
+        }
+    }
+
+    fn replace_pasta(&mut self) {
+        let pasta = programs::pasta(self.holder.id(), &self.wanted);
+        self.services[2].replace(bound(pasta), PATIENCE);
     }
 
     /// Starts dnsmasq anew, which forgets names only so.
@@ -394,9 +414,7 @@ fn drain(pipe: &mut UnixStream) -> bool {
 /// input.
 fn hold(wanted: &Wanted) -> Result<Child, Failure> {
     let words = programs::holder(wanted);
-    let child = Command::new(&words[0])
-        .args(&words[1..])
-        .env("PATH", programs::paths())
+    let child = programs::command(&words[0], &words[1..])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -14,6 +14,7 @@ mod place;
 mod programs;
 mod protocol;
 mod relay;
+mod routes;
 mod service;
 mod start;
 mod status;
@@ -253,15 +254,23 @@ fn stop(place: &Place, force: bool) -> Result<(), Failure> {
     }
     ask(place, &KeeperCall::Stop)?;
     let end = Instant::now() + STOP;
-    while place.directory.exists() && Instant::now() < end {
+    while !has_ended(place)? && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(10));
     }
-    match place.directory.exists() {
-        false => Ok(()),
-        true => {
+    match has_ended(place)? {
+        true => Ok(()),
+        false => {
             let (directory, log) = (place.directory.display(), place.log());
             let text = format!("the network does not end, and {directory} stays");
             Err(Failure::refused(format!("{text}; see {}", log.display())))
         }
     }
+}
+
+/// True if no keeper runs, and no file is left but the socket of a service manager.
+fn has_ended(place: &Place) -> Result<bool, Failure> {
+    if !place.directory.exists() {
+        return Ok(true);
+    }
+    Ok(place.keeper().exists() && place.lock()?.is_some())
 }

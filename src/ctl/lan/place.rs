@@ -154,6 +154,21 @@ impl Place {
             _ => Ok(()),
         }
     }
+
+    /// Removes all that is in the directory but the keeper's socket. The caller has the lock.
+    pub(super) fn clear(&self) -> Result<(), Failure> {
+        let cannot = |error| Failure::users_file("remove files of", &self.directory, &error);
+        for entry in fs::read_dir(&self.directory).map_err(cannot)? {
+            let path = entry.map_err(cannot)?.path();
+            let removed = match path {
+                _ if path == self.keeper() => Ok(()),
+                _ if path.is_dir() => fs::remove_dir_all(&path),
+                _ => fs::remove_file(&path),
+            };
+            removed.map_err(cannot)?;
+        }
+        Ok(())
+    }
 }
 
 /// True if this file is at the path.

@@ -11,6 +11,7 @@
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
+use std::process::Command;
 
 use super::place::Place;
 use crate::network::address::Cidr;
@@ -44,6 +45,10 @@ const INNER_IPV6: &str = "fd78::1/64";
 /// MTU of pasta's interface. Longer packets cost less: pasta makes a system call for each packet.
 const MTU: &str = "65520";
 
+/// Time of a lease: longer than a weekend's sleep of the host. The clocks of the sleeping guests
+/// stand still, and the guests renew their leases hours after the host's clock has ended them.
+const LEASE: &str = "72h";
+
 /// Network between the namespace and pasta, whose addresses guests cannot have.
 pub(super) const OUTER_NETWORK: Cidr =
     Cidr { address: IpAddr::V4(Ipv4Addr::new(169, 254, 78, 0)), len: 24 };
@@ -55,6 +60,14 @@ pub(super) struct Wanted {
     pub(super) host_loopback: bool,
     /// True if the host asks a name server of its own, which the namespace does not reach.
     pub(super) has_own_dns: bool,
+}
+
+/// Returns the command of these words, a program and its arguments. The program does not report to
+/// the service manager of the keeper.
+pub(super) fn command(program: &str, arguments: &[String]) -> Command {
+    let mut command = Command::new(program);
+    command.args(arguments).env("PATH", paths()).env_remove("NOTIFY_SOCKET");
+    command
 }
 
 /// Returns the directories in which programs are sought.
@@ -144,7 +157,7 @@ pub(super) fn dnsmasq(wanted: &Wanted, place: &Place) -> Vec<String> {
     words.extend(owned(&["--domain=lan", "--local=/lan/", "--dhcp-authoritative"]));
     // A guest must not take the name of another machine: names come from `hosts` alone.
     words.push("--dhcp-ignore-names".to_owned());
-    words.push(format!("--dhcp-range={first},{last},{},12h", network.mask()));
+    words.push(format!("--dhcp-range={first},{last},{},{LEASE}", network.mask()));
     words.push(format!("--dhcp-option=option:mtu,{MTU}"));
     words.extend(owned(&["--enable-ra", "--dhcp-range=fd78::,ra-names,64"]));
     words.push(format!("--dhcp-leasefile={}", place.leases().display()));
@@ -190,7 +203,7 @@ mod tests {
         let (with, without) = (wanted(false, true), wanted(false, false));
         let dns = dnsmasq(&with, &place).join(" ");
         assert!(dns.contains("--no-resolv --server=169.254.78.3"), "{dns}");
-        assert!(dns.contains("--dhcp-range=10.78.0.1,10.78.0.254,255.255.255.0,12h"), "{dns}");
+        assert!(dns.contains("--dhcp-range=10.78.0.1,10.78.0.254,255.255.255.0,72h"), "{dns}");
         assert!(pasta(7, &with).join(" ").contains("--dns-forward 169.254.78.3"));
         assert!(dnsmasq(&without, &place).join(" ").contains("--resolv-file=/etc/resolv.conf"));
         assert!(!pasta(7, &without).join(" ").contains("--dns-forward"));

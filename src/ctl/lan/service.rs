@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
@@ -119,9 +119,7 @@ impl Service {
         let (program, arguments) = self.words.split_first().ok_or("no program")?;
         self.lines.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let output = if with_output { Stdio::piped() } else { Stdio::null() };
-        let child = Command::new(program)
-            .args(arguments)
-            .env("PATH", programs::paths())
+        let child = programs::command(program, arguments)
             .stdin(Stdio::piped())
             .stdout(output)
             .stderr(Stdio::piped())

@@ -18,6 +18,8 @@ use super::{StartOptions, ipv4};
 use crate::failure::Failure;
 use crate::network::host::Net;
 use crate::output::say;
+use sys::inherited;
+use sys::notify::notify;
 
 /// Address of the network without `--nat`.
 const DEFAULT_NAT: &str = "10.78.0.1/24";
@@ -168,31 +170,57 @@ pub(super) fn serve(place: Place, options: &StartOptions) -> Result<(), Failure>
             println!("{TAKEN}");
             Ok(())
         }
-        Some(lock) => keep(place, options, lock, report),
+        Some(lock) => keep(place, options, lock, None, report),
     }
 }
 
-/// Keeps the network until a signal ends this process.
+/// Keeps the network until a signal ends this process. A service manager may have made the keeper's
+/// socket, and gets to know that the network is ready.
 pub(super) fn foreground(place: Place, options: &StartOptions) -> Result<(), Failure> {
     examine(options)?;
+    let socket = passed(&place)?;
     place.make()?;
     let taken = || Failure::refused("the network runs already; see vioswitchctl lan status".into());
     let lock = place.lock()?.ok_or_else(taken)?;
-    keep(place, options, lock, |_| {})
+    keep(place, options, lock, socket, |outcome| {
+        if outcome.is_ok()
+            && let Err(error) = notify("READY=1")
+        {
+            say(&format!("cannot tell the service manager: {error}"));
+        }
+    })
+}
+
+/// Returns the keeper's socket of the service manager, if there is one.
+fn passed(place: &Place) -> Result<Option<UnixListener>, Failure> {
+    let Some(passed) = inherited::passed(&[]).into_iter().next() else { return Ok(None) };
+    let (path, socket) = (place.keeper(), UnixListener::from(passed.fd));
+    let address = socket.local_addr().ok();
+    match address.is_some_and(|address| address.as_pathname() == Some(&path)) {
+        true => Ok(Some(socket)),
+        false => {
+            let text = format!("the unit's socket is not {}", path.display());
+            Err(Failure::refused(text))
+        }
+    }
 }
 
 fn keep(
     place: Place,
     options: &StartOptions,
     lock: File,
+    socket: Option<UnixListener>,
     tell: fn(Result<(), &Failure>),
 ) -> Result<(), Failure> {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let nat = options.nat.map_or_else(|| ipv4(DEFAULT_NAT), Ok).map_err(Failure::usage)?;
     let has_own_dns = has_own_dns().unwrap_or(false);
     let wanted = Wanted { nat, host_loopback: options.host_loopback, has_own_dns };
-    let path = place.keeper();
+    let (path, is_managed) = (place.keeper(), socket.is_some());
     let started = Keeper::start(place.clone(), wanted, lock).and_then(|keeper| {
+        if let Some(socket) = socket {
+            return Ok((keeper, socket));
+        }
         // The lock is held: a socket there has no listener.
         let _ = fs::remove_file(&path);
         let bound = UnixListener::bind(&path);
@@ -202,7 +230,7 @@ fn keep(
     match started {
         Ok((keeper, listener)) => {
             tell(Ok(()));
-            keeper.run(listener)
+            keeper.run(listener, is_managed)
         }
         Err(failure) => {
             tell(Err(&failure));

@@ -8,8 +8,10 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
 
+use rustix::process::Signal;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use testkit::host::{in_namespace, ip};
+use testkit::proc::ends_within;
 use testkit::{skip, sys};
 
 use super::*;
@@ -201,6 +203,136 @@ fn a_unit_keeps_the_network_until_the_directory_goes() {
         fs::remove_dir_all(user.place()).expect("remove");
         assert!(wait_for(LOST * 2, || is_gone(&mut unit)));
         assert!(unit.wait().expect("wait").success() && !user.place().exists());
+    });
+}
+
+/// A laptop moves from a network with IPv6 alone to one with both.
+#[test]
+fn a_host_that_gets_ipv4_later_has_a_way_out_by_it() {
+    on_host(|| {
+        let ipv6 = "/proc/sys/net/ipv6/conf/eth0/disable_ipv6";
+        if fs::write(ipv6, "0").is_err() {
+            return skip("needs IPv6");
+        }
+        ip("route del default");
+        ip("addr add 2001:db8::2/64 dev eth0 nodad");
+        ip("-6 route add default via 2001:db8::1");
+        let user = User::new();
+        user.done(&[]);
+        let holder = user.status()["namespace"].clone();
+        let routes = || fs::read_to_string(format!("/proc/{holder}/net/route")).expect("routes");
+        let has_ipv4 = || routes().lines().any(|line| line.starts_with("outside\t00000000\t"));
+        assert!(!has_ipv4(), "{}", routes());
+        ip("route add default via 192.0.2.1");
+        assert!(wait_for(LOST * 2, has_ipv4), "{}\n{}", routes(), user.log());
+    });
+}
+
+/// Runs the service manager of user $1 with the runtime directory $2, and units of $3, in a control
+/// group $4 of its own.
+const MANAGER: &str = r#"
+mkdir -p /run/systemd && mount -t tmpfs none /run/systemd && mkdir /run/systemd/system || exit 77
+mount -t cgroup2 none /sys/fs/cgroup && mkdir -p "/sys/fs/cgroup/$4/user" || exit 77
+echo $$ >"/sys/fs/cgroup/$4/user/cgroup.procs" && chown -R "$1" "/sys/fs/cgroup/$4" || exit 77
+exec unshare --cgroup sh -c 'umount /sys/fs/cgroup || exit 77
+mount -t cgroup2 none /sys/fs/cgroup || exit 77
+exec env -i XDG_RUNTIME_DIR="$2" XDG_CONFIG_HOME="$3" HOME="$3" PATH="$PATH" \
+    setpriv --reuid "$1" --regid "$1" --clear-groups /lib/systemd/systemd --user' sh "$@"
+"#;
+
+/// The service manager of a user.
+struct Manager<'a> {
+    user: &'a User,
+    process: std::process::Child,
+}
+
+impl Manager<'_> {
+    /// Starts the manager with the units of the package, for the programs of the test.
+    fn of(user: &User) -> Option<Manager<'_>> {
+        let units = user.0.path().join("config/systemd/user");
+        fs::create_dir_all(units.join("vioswitch-lan.service.d")).expect("create");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/systemd");
+        for unit in ["vioswitch-lan.socket", "vioswitch-lan.service"] {
+            fs::copy(source.join(unit), units.join(unit)).expect("copy");
+        }
+        let own = user.0.path().display();
+        let path = std::env::var("PATH").expect("PATH");
+        let here = format!(
+            "[Service]\nEnvironment=PATH={own}/bin:{path}\nExecStart=\n\
+             ExecStart={own}/vioswitchctl lan --foreground\n"
+        );
+        fs::write(units.join("vioswitch-lan.service.d/here.conf"), here).expect("write");
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", MANAGER, "sh", &VIEWER.to_string()]);
+        command.arg(user.0.path().join("runtime")).arg(user.0.path().join("config"));
+        command.arg(format!("vioswitch-test-{}", std::process::id()));
+        let mut process = command.spawn().expect("unshare");
+        let manager = |process| Manager { user, process };
+        let answers = || user.program("systemctl").args(["--user", "list-units"]).output();
+        let began = wait_for(LOST, || {
+            answers().is_ok_and(|output| output.status.success())
+                || process.try_wait().is_ok_and(|ended| ended.is_some())
+        });
+        assert!(began, "no manager");
+        match process.try_wait().expect("wait") {
+            Some(status) if status.code() == Some(77) => None,
+            Some(status) => panic!("the manager ended: {status}"),
+            None => Some(manager(process)),
+        }
+    }
+
+    fn ctl(&self, words: &[&str]) -> String {
+        let output = self.user.program("systemctl").arg("--user").args(words).output();
+        let output = output.expect("systemctl");
+        assert!(output.status.success(), "{words:?}: {output:?}\n{}", self.user.log());
+        String::from_utf8(output.stdout).expect("UTF-8").trim().to_owned()
+    }
+
+    /// The process of the unit; 0 if the unit does not run.
+    fn pid(&self) -> u32 {
+        let text = self.ctl(&["show", "--property", "MainPID", "--value", "vioswitch-lan"]);
+        text.parse().expect("a number")
+    }
+}
+
+impl Drop for Manager<'_> {
+    fn drop(&mut self) {
+        sys::kill(self.process.id(), Signal::TERM.as_raw());
+        let _ = ends_within(&mut self.process, LOST);
+        let _ = self.process.kill();
+    }
+}
+
+/// The units of the package, by the user's real service manager.
+#[test]
+fn the_first_command_starts_the_unit_of_systemd() {
+    if !Path::new("/lib/systemd/systemd").exists() {
+        return skip("needs systemd");
+    }
+    on_host(|| {
+        let user = User::new();
+        let Some(manager) = Manager::of(&user) else { return skip("needs cgroup2, and mounts") };
+        manager.ctl(&["start", "vioswitch-lan.socket"]);
+        assert_eq!(manager.pid(), 0, "nobody has asked");
+        let status = user.status();
+        assert_eq!(status["outside"], true, "{status}\n{}", user.log());
+        assert_eq!(user.keeper(), manager.pid());
+        assert_eq!(manager.ctl(&["is-active", "vioswitch-lan.service"]), "active");
+        user.done(&["forward", "8080:vm1:80"]);
+        // A keeper that is killed comes back with what it had.
+        let killed = manager.pid();
+        assert!(sys::kill(killed, Signal::KILL.as_raw()));
+        assert!(wait_for(LOST, || ![0, killed].contains(&manager.pid())), "{}", user.log());
+        assert_eq!(user.status()["forwards"][0]["forward"], "8080:vm1:80");
+        // The socket is the manager's, and is all that is left.
+        user.done(&["stop"]);
+        assert!(wait_for(LOST, || manager.pid() == 0));
+        let left: Vec<_> = fs::read_dir(user.place()).expect("read").flatten().collect();
+        assert_eq!(left.iter().map(|file| file.file_name()).collect::<Vec<_>>(), ["lan.sock"]);
+        assert_eq!(user.status()["forwards"], json!([]));
+        assert_ne!(manager.pid(), 0);
+        manager.ctl(&["stop", "vioswitch-lan.socket", "vioswitch-lan.service"]);
+        assert_eq!(manager.pid(), 0);
     });
 }
 
