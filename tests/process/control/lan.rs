@@ -240,6 +240,14 @@ exec env -i XDG_RUNTIME_DIR="$2" XDG_CONFIG_HOME="$3" HOME="$3" PATH="$PATH" \
     setpriv --reuid "$1" --regid "$1" --clear-groups /lib/systemd/systemd --user' sh "$@"
 "#;
 
+/// Removes the control group $1, with the groups that the manager made there.
+const REMOVE: &str = "mount -t cgroup2 none /sys/fs/cgroup && \
+                      find \"/sys/fs/cgroup/$1\" -depth -type d -exec rmdir {} +";
+
+fn control_group() -> String {
+    format!("vioswitch-test-{}", std::process::id())
+}
+
 /// The service manager of a user.
 struct Manager<'a> {
     user: &'a User,
@@ -265,7 +273,7 @@ impl Manager<'_> {
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-c", MANAGER, "sh", &VIEWER.to_string()]);
         command.arg(user.0.path().join("runtime")).arg(user.0.path().join("config"));
-        command.arg(format!("vioswitch-test-{}", std::process::id()));
+        command.arg(control_group());
         let mut process = command.spawn().expect("unshare");
         let manager = |process| Manager { user, process };
         let answers = || user.program("systemctl").args(["--user", "list-units"]).output();
@@ -300,6 +308,11 @@ impl Drop for Manager<'_> {
         sys::kill(self.process.id(), Signal::TERM.as_raw());
         let _ = ends_within(&mut self.process, LOST);
         let _ = self.process.kill();
+        let _ = self.process.wait();
+        let mut removal = Command::new("unshare");
+        removal.args(["--mount", "sh", "-c", REMOVE, "sh", &control_group()]);
+        let removed = wait_for(LOST, || removal.status().is_ok_and(|status| status.success()));
+        assert!(removed || std::thread::panicking(), "a control group is left");
     }
 }
 
