@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 
@@ -152,6 +153,7 @@ pub trait FrameInbox {
 /// Frames to one device in private memory, each behind its header. No guest can change or unmap the
 /// frames of a batch, and no device waits for a guest's memory.
 pub struct FrameBatch {
+    id: u64,
     bytes: Box<[u8]>,
     /// Offset and length of each frame.
     places: [(usize, usize); BURST_FRAMES],
@@ -164,7 +166,9 @@ pub struct FrameBatch {
 
 impl Default for FrameBatch {
     fn default() -> FrameBatch {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         FrameBatch {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             bytes: vec![0; FRAME_BATCH_BYTES].into_boxed_slice(),
             places: [(0, 0); BURST_FRAMES],
             answers: [None; BURST_FRAMES],
@@ -181,6 +185,18 @@ impl fmt::Debug for FrameBatch {
 }
 
 impl FrameBatch {
+    /// Returns the number of the batch; no other batch of the process ever has this number.
+    #[inline]
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Returns the memory in which all frames of the batch lie, at one address for as long as the
+    /// batch lives.
+    pub(crate) fn memory(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// Removes all frames.
     #[inline]
     pub fn clear(&mut self) {

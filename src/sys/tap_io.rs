@@ -52,6 +52,12 @@ impl TapQueue {
         Ok(())
     }
 
+    /// Returns the ring, locked.
+    #[cfg(test)]
+    pub(super) fn ring(&self) -> std::sync::MutexGuard<'_, TapRing> {
+        self.ring.as_ref().unwrap().lock().unwrap()
+    }
+
     /// Writes each frame by its own system call again.
     pub fn use_no_ring(&mut self) {
         self.ring = None;

@@ -5,6 +5,8 @@
 //! * [`TapRing::submit`] returns when the kernel has completed each frame. The kernel writes to a
 //!   TAP within the submitting call ([`TapRing::new`] tests that), so no write is pending between
 //!   two calls.
+//! * The memory of a batch is registered when the batch first comes ([`RegisteredBatches`]): the
+//!   kernel holds its pages, and a write saves the checks of an address of the process.
 //! * If the kernel refuses the call itself, the frames that it did not take are written by `write`,
 //!   in order, and so are all later frames.
 
@@ -16,10 +18,12 @@ use io_uring::register::Restriction;
 use io_uring::{IoUring, opcode, squeue, types};
 
 use super::frame_io::{FrameBatch, Transfer};
-use base::limits::BURST_FRAMES;
+use base::limits::{BURST_FRAMES, TAP_RING_BATCHES};
 
-/// `IORING_UNREGISTER_FILES`: the only io_uring_register(2) call that stays allowed.
+/// `IORING_UNREGISTER_FILES` and `IORING_REGISTER_BUFFERS_UPDATE`: the io_uring_register(2) calls
+/// that stay allowed.
 const UNREGISTER_FILES: u8 = 3;
+const UPDATE_BUFFERS: u8 = 16;
 /// Bytes that are too short for a frame.
 static NO_FRAME: [u8; 1] = [0];
 
@@ -54,6 +58,7 @@ fn refused(call: &'static str) -> impl Fn(io::Error) -> Refused {
 pub(crate) struct TapRing {
     /// `None` after the kernel refused a call.
     ring: Option<IoUring>,
+    batches: RegisteredBatches,
     why: Option<Refused>,
 }
 
@@ -75,15 +80,18 @@ impl TapRing {
             .map_err(refused("io_uring_setup"))?;
         let submitter = ring.submitter();
         submitter.register_files(&[tap.as_raw_fd()]).map_err(refused("register files"))?;
+        let batches = RegisteredBatches::new(&ring);
         submitter
             .register_restrictions(&mut [
                 Restriction::sqe_op(opcode::Write::CODE),
+                Restriction::sqe_op(opcode::WriteFixed::CODE),
                 Restriction::sqe_flags_required(squeue::Flags::FIXED_FILE.bits()),
                 Restriction::register_op(UNREGISTER_FILES),
+                Restriction::register_op(UPDATE_BUFFERS),
             ])
             .map_err(refused("register restrictions"))?;
         submitter.register_enable_rings().map_err(refused("enable"))?;
-        let mut made = TapRing { ring: Some(ring), why: None };
+        let mut made = TapRing { ring: Some(ring), batches, why: None };
         made.try_out()?;
         Ok(made)
     }
@@ -93,7 +101,7 @@ impl TapRing {
     fn try_out(&mut self) -> Result<(), Refused> {
         let Some(ring) = &mut self.ring else { return Err(Refused::SelfTest) };
         // SAFETY: the byte is static.
-        unsafe { push(ring, [&NO_FRAME[..]].into_iter()) };
+        unsafe { push(ring, [&NO_FRAME[..]].into_iter(), None) };
         ring.submit().map_err(refused("io_uring_enter"))?;
         let answer = ring.completion().next().map(|done| done.result());
         match answer.map(Transfer::from_answer) {
@@ -106,8 +114,9 @@ impl TapRing {
     /// none.
     pub(crate) fn submit(&mut self, batch: &mut FrameBatch) {
         let Some(ring) = &mut self.ring else { return };
+        let registered = self.batches.index_of(ring, batch);
         // SAFETY: the frames stay in the batch until all are completed, or the ring is dropped.
-        unsafe { push(ring, (0..batch.len()).map(|index| batch.frame(index))) };
+        unsafe { push(ring, (0..batch.len()).map(|index| batch.frame(index)), registered) };
         let mut missing = batch.len();
         while missing > 0 {
             let submitted = ring.submit_and_wait(missing);
@@ -139,18 +148,71 @@ impl TapRing {
     }
 }
 
-/// Queues a write of each frame.
+/// The batches whose memory is registered with a ring.
+struct RegisteredBatches {
+    /// [`FrameBatch::id`] of each registered batch, by index of its memory. Not the address of each
+    /// batch: the memory of a later batch may have the same address, and other pages.
+    ids: Vec<u64>,
+    /// Batches that may be registered: 0 if the kernel permits none (before Linux 5.19), and not
+    /// more than are registered after the kernel refused one (`RLIMIT_MEMLOCK`).
+    most: usize,
+}
+
+impl RegisteredBatches {
+    fn new(ring: &IoUring) -> RegisteredBatches {
+        let made = ring.submitter().register_buffers_sparse(TAP_RING_BATCHES as u32);
+        RegisteredBatches { ids: vec![], most: if made.is_ok() { TAP_RING_BATCHES } else { 0 } }
+    }
+
+    /// Returns the index of a batch's memory, which is registered if it was not. `None` if the
+    /// memory cannot be registered.
+    #[inline]
+    fn index_of(&mut self, ring: &IoUring, batch: &FrameBatch) -> Option<u16> {
+        let known = self.ids.iter().position(|&id| id == batch.id());
+        known.or_else(|| self.register(ring, batch)).map(|index| index as u16)
+    }
+
+    #[cold]
+    fn register(&mut self, ring: &IoUring, batch: &FrameBatch) -> Option<usize> {
+        let (index, memory) = (self.ids.len(), batch.memory());
+        if index >= self.most {
+            return None;
+        }
+        let memory =
+            libc::iovec { iov_base: memory.as_ptr().cast_mut().cast(), iov_len: memory.len() };
+        // SAFETY: the memory is mapped now, and the kernel holds its pages from now on. Entries of
+        // this ring read the memory and do not write, and name it only while the batch exists: no
+        // later batch has this id.
+        let made =
+            unsafe { ring.submitter().register_buffers_update(index as u32, &[memory], None) };
+        match made {
+            Ok(()) => self.ids.push(batch.id()),
+            Err(_) => self.most = index,
+        }
+        made.ok().map(|()| index)
+    }
+}
+
+/// Queues a write of each frame. `registered` is the index of the registered memory in which the
+/// frames lie.
 ///
 /// # Safety
 /// The frames' bytes stay until the kernel has completed the writes.
-unsafe fn push<'a>(ring: &mut IoUring, frames: impl Iterator<Item = &'a [u8]>) {
+unsafe fn push<'a>(
+    ring: &mut IoUring,
+    frames: impl Iterator<Item = &'a [u8]>,
+    registered: Option<u16>,
+) {
     let mut submission = ring.submission();
-    for (index, frame) in frames.enumerate() {
-        let write = opcode::Write::new(types::Fixed(0), frame.as_ptr(), frame.len() as u32);
-        let entry = write.build().user_data(index as u64);
+    for (number, frame) in frames.enumerate() {
+        let (tap, at, len) = (types::Fixed(0), frame.as_ptr(), frame.len() as u32);
+        let entry = match registered {
+            Some(index) => opcode::WriteFixed::new(tap, at, len, index).build(),
+            None => opcode::Write::new(tap, at, len).build(),
+        };
         // SAFETY: the caller keeps the bytes. The queue has room: it is as long as a batch, and
         // empty before.
-        let _ = unsafe { submission.push(&entry) };
+        let _ = unsafe { submission.push(&entry.user_data(number as u64)) };
     }
 }
 
@@ -287,6 +349,27 @@ mod tests {
         });
     }
 
+    /// Each batch that is dropped leaves its address to the next one, which has other pages.
+    #[test]
+    fn each_batch_is_written_from_its_own_memory() {
+        testns::run(|| {
+            let (index, queue) = open(true);
+            let host = Packets::open(index, TYPE);
+            let marks_of = |mark| {
+                assert_eq!(write(&queue, &vec![frame(mark, 60); 9]), [Transfer::Done(72); 9]);
+                marks(&host, 9)
+            };
+            let registered = || queue.ring().batches.ids.len();
+            for mark in 0..2 * TAP_RING_BATCHES {
+                assert_eq!(registered(), mark.min(TAP_RING_BATCHES));
+                assert_eq!(marks_of(mark as u8), [mark as u8; 9]);
+            }
+            // Kernels before 5.19, and a process that may lock no more memory.
+            queue.ring().batches = RegisteredBatches { ids: vec![], most: 0 };
+            assert_eq!((marks_of(99), registered()), (vec![99; 9], 0));
+        });
+    }
+
     #[test]
     fn the_ring_can_do_nothing_else() {
         testns::run(|| {
@@ -298,8 +381,9 @@ mod tests {
             for entry in [
                 opcode::Nop::new().build().flags(squeue::Flags::FIXED_FILE),
                 opcode::Close::new(plain).build(),
-                opcode::WriteFixed::new(types::Fixed(0), memory.as_ptr(), 72, 0).build(),
+                opcode::WriteFixed::new(plain, memory.as_ptr(), 72, 0).build(),
                 opcode::Write::new(plain, memory.as_ptr(), 72).build(),
+                opcode::ReadFixed::new(types::Fixed(0), memory.as_ptr().cast_mut(), 72, 0).build(),
             ] {
                 // SAFETY: the memory lives here.
                 unsafe { ring.submission().push(&entry) }.unwrap();
