@@ -526,7 +526,7 @@ fn a_tap_that_is_no_router_gets_all_after_its_link_was_down() {
         assert_eq!(lab.group(GROUP), ["m1", "m2"]);
         let before = lab.d.log().matches("came up").count();
         ip(&format!("link set {UPLINK} down"));
-        assert!(wait_for(SOON, || lab.d.log().contains("went down")), "{}", lab.d.log());
+        assert!(wait_for(SOON, || lab.d.log().contains("is down")), "{}", lab.d.log());
         ip(&format!("link set {UPLINK} up"));
         assert!(wait_for(SOON, || lab.d.log().matches("came up").count() > before));
         assert_eq!(lab.group(GROUP), ["up", "m1", "m2"]);
