@@ -1,5 +1,5 @@
 //! Text for files, clients and people: enumerations whose values have names (`words!`), counts with
-//! their nouns (`2 ports`), sentences with places to fill, and paths quoted for a shell.
+//! their nouns (`2 ports`), sentences with places to fill, and words quoted for a shell.
 
 use std::fmt::Display;
 
@@ -38,12 +38,12 @@ pub fn fill(sentence: &str, value: impl Fn(&str) -> Option<String>) -> String {
     text
 }
 
-/// Returns a path quoted so that a shell reads one word.
-pub fn quote(path: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@%:,".contains(c);
-    match path.chars().all(is_plain) {
-        true => path.to_owned(),
-        false => format!("'{}'", path.replace('\'', "'\\''")),
+/// Returns a path or a name quoted so that a shell reads one word.
+pub fn quote(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@%:,=".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
     }
 }
 
@@ -85,7 +85,7 @@ macro_rules! words {
 
 #[cfg(test)]
 mod tests {
-    use super::counted;
+    use super::{counted, quote};
 
     #[test]
     fn one_thing_is_singular() {
@@ -98,6 +98,21 @@ mod tests {
             (21, "more error", "21 more errors"),
         ] {
             assert_eq!(counted(count, noun), text);
+        }
+    }
+
+    #[test]
+    fn a_shell_reads_a_quoted_word_as_one() {
+        for (word, quoted) in [
+            ("eth0", "eth0"),
+            ("--net=/proc/7/ns/net", "--net=/proc/7/ns/net"),
+            (";reboot;", "';reboot;'"),
+            ("$(id)", "'$(id)'"),
+            ("it's", r"'it'\''s'"),
+            ("~", "'~'"),
+            ("", "''"),
+        ] {
+            assert_eq!(quote(word), quoted);
         }
     }
 }

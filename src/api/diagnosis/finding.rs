@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::facts;
 use base::stats::DropReason;
+use base::words::quote;
 
 base::words! {
     /// Level of a finding.
@@ -97,8 +98,8 @@ impl Finding {
         reason: DropReason,
         cause: String,
     ) -> Finding {
-        let interface = port.link.as_ref().map_or("IFNAME", |link| &link.interface);
-        let command = reason.advice().replace("IFNAME", interface).replace("NAME", &port.name);
+        let interface = port.link.as_ref().map_or("IFNAME".to_owned(), |l| quote(&l.interface));
+        let command = reason.advice().replace("IFNAME", &interface).replace("NAME", &port.name);
         Finding::of(code, port, cause, command)
     }
 

@@ -7,7 +7,7 @@ use super::finding::{
 };
 use super::history::Sender;
 use base::stats::{DropReason, PortState};
-use base::words::counted;
+use base::words::{counted, quote};
 
 /// Frames with offloads in software that are more than an accident of a boot.
 const MANY_FRAMES: u64 = 1_000;
@@ -47,10 +47,11 @@ fn down(port: &Port, link: &Link, facts: &Facts) -> Option<Finding> {
                 0 => String::new(),
                 user => format!(" user {user}"),
             };
+            let dev = quote(interface);
             let command = match is_tap {
                 true => format!(
-                    "ip tuntap add dev {interface} mode tap multi_queue vnet_hdr{user} && ip link \
-                     set {interface} up"
+                    "ip tuntap add dev {dev} mode tap multi_queue vnet_hdr{user} && ip link set \
+                     {dev} up"
                 ),
                 false => format!("make the interface {interface} again, or delete the port"),
             };
@@ -170,7 +171,8 @@ fn bridges(facts: &Facts, found: &mut Vec<Finding>) {
         };
         let bridge = &bridge.name;
         let cause = format!("{interface} and {other}{many} are in one bridge, {bridge}: {harm}");
-        let command = format!("ip link set {other} nomaster, or vioswitchctl tap del NAME");
+        let dev = quote(other);
+        let command = format!("ip link set {dev} nomaster, or vioswitchctl tap del NAME");
         let with = others.iter().map(|(port, _)| port.name.clone()).collect();
         let finding = Finding::of(UPLINKS_IN_ONE_BRIDGE, port, cause, command);
         found.push(Finding { level, with, ..finding });

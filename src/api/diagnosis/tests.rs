@@ -154,6 +154,21 @@ fn each_fault_is_found_by_its_own_code() {
     }
 }
 
+/// The kernel permits nearly all characters in the name of an interface.
+#[test]
+fn the_name_of_an_interface_is_never_a_command() {
+    let commands = |state| {
+        let mut facts = healthy();
+        let link = facts.ports[2].link.as_mut().expect("an uplink");
+        (link.interface, link.state) = (";reboot;".to_owned(), state);
+        judge(&facts)[0].command.clone()
+    };
+    assert_eq!(commands(LinkState::Down), "ip link set ';reboot;' up");
+    let made = commands(LinkState::Gone);
+    assert!(made.starts_with("ip tuntap add dev ';reboot;' mode tap"), "{made}");
+    assert!(made.ends_with("&& ip link set ';reboot;' up"), "{made}");
+}
+
 #[test]
 fn a_finding_names_those_it_is_about() {
     let cause = |at: usize| found(FAULTS[at].1)[0].cause.clone();

@@ -1,6 +1,7 @@
 //! Findings of the doctor, as lines and as JSON.
 
 use api::wire::{self, Finding, Level};
+use base::words::quote;
 use serde_json::Value;
 
 /// True if a finding is about the port `name`.
@@ -55,6 +56,12 @@ impl Findings {
     pub fn fail(&mut self, code: &'static str, port: &str, cause: String, command: &str) {
         self.add(Level::Fail, code, port, cause, command);
     }
+}
+
+/// Returns the words of a command as a reader types the command into a shell. Others may have
+/// chosen names among the words.
+pub(crate) fn typed(words: &[impl AsRef<str>]) -> String {
+    words.iter().map(|word| quote(word.as_ref())).collect::<Vec<_>>().join(" ")
 }
 
 pub fn word(level: Level) -> String {

@@ -37,7 +37,7 @@ use crate::failure::{Failure, start_by_hand};
 use crate::output::Output;
 use crate::values;
 use facts::{Ended, Facts};
-use findings::{Findings, finding_lines, line, shown};
+use findings::{Findings, finding_lines, line, shown, typed};
 
 /// Find faults of the switch, its guests, its uplinks and the host
 ///
@@ -100,7 +100,7 @@ fn judge_ended(failure: &Failure, ended: &Ended, control: &Path) -> Vec<Finding>
         cause += &format!("; its log ends with: {}", said.join(" | "));
     }
     let command = match (state.split(' ').next().unwrap_or_default(), others.first()) {
-        (_, Some(other)) => format!("vioswitchctl --control {other} doctor"),
+        (_, Some(other)) => typed(&["vioswitchctl", "--control", other, "doctor"]),
         ("failed", _) => format!("systemctl status {unit}; journalctl -u {unit}"),
         ("active", _) => format!("--control PATH, as in the configuration of {unit}"),
         _ if !unit.is_empty() => format!("systemctl start {unit}"),

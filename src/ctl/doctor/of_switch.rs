@@ -3,7 +3,7 @@
 use api::wire::Step;
 
 use super::facts::{Facts, Port};
-use super::findings::Findings;
+use super::findings::{Findings, typed};
 use crate::output::text;
 use crate::show;
 
@@ -29,7 +29,7 @@ pub fn left_device(name: &str, findings: &mut Findings) {
         "a switch has made VDUSE device {name}, and this switch has no port of the name: unless \
          another switch serves the device, its interface leads nowhere"
     );
-    findings.warn("device-left", "", cause, &format!("vdpa dev del {name}"));
+    findings.warn("device-left", "", cause, &typed(&["vdpa", "dev", "del", name]));
 }
 
 fn version(facts: &Facts, findings: &mut Findings) {

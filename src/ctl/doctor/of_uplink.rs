@@ -19,8 +19,9 @@
 use api::wire::State;
 
 use super::facts::{Facts, Host, Port};
-use super::findings::Findings;
+use super::findings::{Findings, typed};
 use crate::links::{Link, Qdisc};
+use base::words::quote;
 
 /// Code of the finding that frames come with unfinished checksums to a receiver that cannot finish
 /// them.
@@ -76,8 +77,8 @@ fn unfinished_there(port: &Port, link: &Link, host: &Host, findings: &mut Findin
 /// Returns the command that has an interface finish checksums and segments.
 fn finish(enter: &[String], interface: &str) -> String {
     let words = ["ethtool", "-K", interface, "tx", "off", "txvlan", "off"];
-    let words = enter.iter().map(String::as_str).chain(words);
-    words.collect::<Vec<_>>().join(" ")
+    let words: Vec<&str> = enter.iter().map(String::as_str).chain(words).collect();
+    typed(&words)
 }
 
 /// Checks the interface, its bridge, the other interfaces of the bridge, and the guests' MTUs.
@@ -88,15 +89,15 @@ fn chain(port: &Port, link: &Link, facts: &Facts, findings: &mut Findings) {
     let reached = link.addr_info.iter().any(|address| address.scope != "link");
     if bridge.is_empty() && !reached {
         let cause = format!("its interface {interface} is in no bridge and has no address");
-        let command = format!(
-            "ip link set {interface} master BRIDGE, or ip address add ADDRESS dev {interface}"
-        );
+        let dev = quote(interface);
+        let command =
+            format!("ip link set {dev} master BRIDGE, or ip address add ADDRESS dev {dev}");
         findings.warn("tap-alone", name, cause, &command);
     }
     let is_up = |link: &&Link| link.flags.iter().any(|flag| flag == "UP");
     if facts.host.link(bridge).is_some_and(|bridge| !is_up(&bridge)) {
         let cause = format!("the bridge {bridge} of its interface {interface} is down");
-        findings.fail("bridge-down", name, cause, &format!("ip link set {bridge} up"));
+        findings.fail("bridge-down", name, cause, &format!("ip link set {} up", quote(bridge)));
     }
     let own = link.mtu;
     let beside = facts.host.link(bridge).into_iter().chain(facts.host.members(bridge));
@@ -112,14 +113,15 @@ fn chain(port: &Port, link: &Link, facts: &Facts, findings: &mut Findings) {
         let cause = format!(
             "MTUs differ along the way: {interface} has {own}, {causes}; longer frames are lost"
         );
-        let command = format!("ip link set {interface} mtu NUMBER, and the same for the others");
+        let dev = quote(interface);
+        let command = format!("ip link set {dev} mtu NUMBER, and the same for the others");
         findings.warn("mtu-differs", name, cause, &command);
     }
 }
 
 fn queues(port: &Port, link: &Link, host: &Host, findings: &mut Findings) {
     let (name, interface) = (port.name(), link.ifname.as_str());
-    let tc = |interface: &str| format!("tc qdisc replace dev {interface} root noqueue");
+    let tc = |dev: &str| format!("tc qdisc replace dev {} root noqueue", quote(dev));
     let kind = link.qdisc.as_str();
     if !matches!(kind, "noqueue" | "noop" | "") {
         let cause = format!("{interface} queues for its guests ({kind})");
@@ -178,10 +180,12 @@ fn filter(port: &Port, link: &Link, host: &Host, findings: &mut Findings) {
              firewall the frames of {bridge}"
         );
         let chain = if forward.docker { "DOCKER-USER" } else { "FORWARD" };
+        let unit = quote(&format!("vioswitch-forward@{bridge}"));
+        let bridge = quote(bridge);
         // The unit still works after a restart of the host, and of Docker.
         let command = format!(
-            "systemctl enable --now vioswitch-forward@{bridge}, or without this unit: iptables -I \
-             {chain} -i {bridge} -o {bridge} -j ACCEPT"
+            "systemctl enable --now {unit}, or without this unit: iptables -I {chain} -i {bridge} \
+             -o {bridge} -j ACCEPT"
         );
         findings.fail("forward-drop", port.name(), cause, &command);
     }

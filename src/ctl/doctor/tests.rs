@@ -248,6 +248,19 @@ fn each_fault_is_found_by_its_own_code() {
     }
 }
 
+/// Root of a container names the container's end of a veth pair as he likes.
+#[test]
+fn a_name_of_the_other_end_is_never_a_command() {
+    let mut facts = healthy();
+    facts.ports[1].details.port.kind = "xdp".to_owned();
+    let enter_peer = ["nsenter", "--net=/proc/7/ns/net"].map(str::to_owned).to_vec();
+    let peer = ";reboot;".to_owned();
+    let peer = Peer { peer_leaves_sums: true, peer, enter_peer, ..Peer::default() };
+    facts.host.peers.insert("vio0".to_owned(), peer);
+    let command = "nsenter --net=/proc/7/ns/net ethtool -K ';reboot;' tx off txvlan off";
+    assert_eq!(judge(&facts)[0].command, command);
+}
+
 /// A state that only looks like a fault has no finding.
 #[test]
 fn what_is_meant_so_is_no_finding() {
@@ -411,6 +424,9 @@ fn a_switch_that_ended_is_told_of_with_its_end() {
     let others = vec!["/run/other".to_owned()];
     let elsewhere = Ended { others, ..Ended::default() };
     assert_eq!(told(&elsewhere).command, "vioswitchctl --control /run/other doctor");
+    // Any user chooses the command line of a process.
+    let elsewhere = Ended { others: vec!["/tmp/;reboot;".to_owned()], ..elsewhere };
+    assert_eq!(told(&elsewhere).command, "vioswitchctl --control '/tmp/;reboot;' doctor");
 }
 
 /// Devices outlive their switch.

@@ -6,9 +6,10 @@ use std::fs;
 use std::path::Path;
 
 use super::facts::{Facts, Found, Port};
-use super::findings::Findings;
+use super::findings::{Findings, typed};
 use super::processes::VDPA;
 use crate::links::{self, Link};
+use base::words::quote;
 
 /// Directory of the named network namespaces (ip-netns(8)).
 const NAMESPACES: &str = "/run/netns";
@@ -78,14 +79,17 @@ pub(crate) fn judge(port: &Port, switch: u32, findings: &mut Findings) {
         netns => format!("{} in network namespace {netns}", place.ifname),
     };
     let cause = format!("its interface is {}; configured is {}", told(found), told(&place));
-    let ip = ip_in(&found.netns, &[]).join(" ");
+    let ip = typed(&ip_in(&found.netns, &[]));
     let to = match &*place.netns {
         same if same == found.netns => String::new(),
         "" => format!(" netns {switch}"),
-        netns => format!(" netns {netns}"),
+        netns => format!(" netns {}", quote(netns)),
     };
-    let (is, set) = (&found.ifname, &place.ifname);
-    let command = format!("{ip} link set {is} down; {ip} link set {is}{to} name {set} up");
+    // The other side of the namespace chooses the name, and ip(8) may take it for an option.
+    let dev = if found.ifname.starts_with('-') { "dev " } else { "" };
+    let (is, set) = (quote(&found.ifname), quote(&place.ifname));
+    let set = format!("{dev}{is}{to} name {set} up");
+    let command = format!("{ip} link set {dev}{is} down; {ip} link set {set}");
     findings.warn("interface-elsewhere", port.name(), cause, &command);
 }
 
@@ -119,5 +123,25 @@ mod tests {
         let (_, command) = told(["eth1", "12"], ["eth0", "12"]).unwrap();
         let ip = "nsenter --net=/proc/12/ns/net ip link set eth1";
         assert_eq!(command, format!("{ip} down; {ip} name eth0 up"));
+    }
+
+    /// Root of a container names the interface there as he likes.
+    #[test]
+    fn a_name_is_never_a_command() {
+        for (name, word) in [
+            (";reboot;", "';reboot;'"),
+            ("$(id)", "'$(id)'"),
+            ("a'b", r"'a'\''b'"),
+            ("-force", "dev -force"),
+        ] {
+            let (_, command) = told([name, "12"], ["eth0", "web"]).unwrap();
+            let ip = "nsenter --net=/proc/12/ns/net ip link set";
+            let expected = format!("{ip} {word} down; {ip} {word} netns web name eth0 up");
+            assert_eq!(command, expected);
+        }
+        let (_, command) = told(["eth1", "a b"], ["e;0", "$x"]).unwrap();
+        let expected = "ip -n 'a b' link set eth1 down; ip -n 'a b' link set eth1 netns '$x' name \
+                        'e;0' up";
+        assert_eq!(command, expected);
     }
 }
