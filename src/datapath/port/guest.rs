@@ -119,10 +119,16 @@ impl GuestPort {
         self.interface.is_some()
     }
 
+    /// True if the port's memory may make one thread after another wait. The kernel's memory is
+    /// slow only while the whole machine is.
+    pub(crate) fn may_block(&self) -> bool {
+        !self.is_vduse()
+    }
+
     /// Returns a delay with which the port's memory is to be charged; none if the kernel owns the
-    /// memory, which is slow only while the whole machine is.
+    /// memory.
     pub(crate) fn charged<T>(&self, delay: T) -> Option<T> {
-        (!self.is_vduse()).then_some(delay)
+        self.may_block().then_some(delay)
     }
 
     /// Records the process that is connected to the port's socket, or none.

@@ -11,9 +11,9 @@
 //! * The watchdog finds a thread that is stuck (`guard::presence`), and [`Takeovers::relieve`]
 //!   assigns a *reserve*: a thread that serves the worker's sources, epoll set and notes until the
 //!   worker's own thread is back (in `takeover`; `worker::run` has the two threads' part).
-//! * The rings of the ports whose memory the stuck thread touches are suspended for all workers.
-//!   When the thread is back, the port that caused the delay pays: by a pause, the second time by
-//!   its session.
+//! * The rings of the VMs whose memory the stuck thread touches are suspended for all workers. When
+//!   the thread is back, the port that caused the delay pays: by a pause, the second time by its
+//!   session. The kernel's memory, behind a VDUSE device, blocks no thread: its rings go on.
 
 mod delay;
 mod takeover;

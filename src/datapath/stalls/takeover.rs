@@ -11,12 +11,13 @@
 //! change when it continues. For a moment both threads may work, under the rings' locks like any
 //! two workers.
 //!
-//! The rings of the ports whose memory the stuck thread touches are suspended for all workers;
-//! otherwise each worker would get stuck there. If it is clear which port caused the delay, this
-//! port pays when the delay ends: its rings pause for many times the length of the delay. *Blocked*
-//! time is time in which a thread neither ran, nor waited for a CPU, nor for a disk. A front-end
-//! whose memory blocked threads twice endangers other ports: its session ends, and its port stays
-//! closed for a while.
+//! The rings of the VMs whose memory the stuck thread touches are suspended for all workers;
+//! otherwise each worker would get stuck there. The rings of VDUSE devices, whose memory is the
+//! kernel's, go on; no worker waits for a lock that the stuck thread holds there. If it is clear
+//! which port caused the delay, this port pays when the delay ends: its rings pause for many times
+//! the length of the delay. *Blocked* time is time in which a thread neither ran, nor waited for a
+//! CPU, nor for a disk. A front-end whose memory blocked threads twice endangers other ports: its
+//! session ends, and its port stays closed for a while.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex};
@@ -27,7 +28,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::Stall;
 use crate::guard::{IsStuck, StuckThread};
-use crate::port::{Port, Ports};
+use crate::port::{Port, Ports, Queue};
 use base::limits::{HARMFUL_STALL_NANOS, LOCK_WAIT_STEP, MAX_SUSPECTS, SUSPICION};
 use switch::PortId;
 use sys::threads::lock;
@@ -201,18 +202,24 @@ impl Takeovers {
 
     /// Suspends the rings of ports whose memory a stuck thread touches, whether or not a reserve
     /// relieves the thread: the next thread there would get stuck, too. Rings of a VDUSE device go
-    /// on: only a slow machine makes a thread wait there, and suspended rings lose frames.
+    /// on: only a slow machine makes a thread wait there, and suspended rings lose frames. But the
+    /// stuck thread may hold the lock of a receive ring, for which each worker would wait in vain.
+    /// The locks of transmit rings stay: a transmit ring has one worker, which never takes a lock
+    /// that was given up.
     fn suspend(&self, takeover: &Takeover, at: [u32; 2], worker: usize) {
         let present = self.ports.present();
-        // The kernel's memory blocks no thread that touches it next.
         let guest = |id| {
             let port = present.shared(id)?;
-            Some((port, port.as_guest().filter(|guest| !guest.is_vduse())?))
+            Some((port, port.as_guest()?))
         };
         let alone = named(at).count() == 1;
         let whose = if alone { "its memory" } else { "its memory or another port" };
         let mut suspended = lock(&takeover.suspended);
         for (port, guest) in named(at).filter_map(guest) {
+            if !guest.may_block() {
+                guest.rx.iter().for_each(Queue::give_up_lock);
+                continue;
+            }
             if suspended.iter().any(|before| Arc::ptr_eq(&before.port, port)) {
                 continue;
             }

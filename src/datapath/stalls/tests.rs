@@ -194,19 +194,26 @@ fn a_device_that_holds_a_worker_up_is_not_its_senders_fault() {
     }
 }
 
-/// The kernel's memory blocks nobody, and a suspended ring would lose what others send to it.
+/// The kernel's memory blocks nobody, and a suspended ring would lose what others send to it. But
+/// no worker waits for the lock of a receive ring that the stuck thread may hold, until the lock
+/// has been free.
 #[test]
 fn a_vduse_device_goes_on_while_a_thread_is_stuck_there() {
     let ports = [Port::guest(1, "vm1", 1), Port::vduse(2, "web", "eth0")].map(Arc::new);
     let [vm, web] = ports.each_ref().map(|port| &port.as_guest().unwrap().tx[0]);
+    let receive = &ports[1].as_guest().unwrap().rx[0];
     let wake = || Arc::new(EventFd::new(libc::EFD_NONBLOCK).unwrap());
     let threads: Vec<_> = (0..2).map(|n| Arc::new(Takeover::new(n, wake()))).collect();
     let present = Arc::new(Ports::new(ports.iter().cloned().collect()));
     let takeovers = Takeovers::new(threads.clone(), 1, present);
+    let held = receive.lock();
     takeovers.relieve(0, stuck_at([1, 2]), &|| true);
     assert_eq!((vm.must_not_wait(), web.must_not_wait()), (true, false));
+    assert!(receive.must_not_wait() && receive.lock_soon().is_none());
+    drop(held);
+    assert!(receive.lock_soon().is_some() && !receive.must_not_wait());
     takeovers.resume(&threads[0], || None);
-    assert!(!vm.must_not_wait());
+    assert!(!vm.must_not_wait() && !receive.must_not_wait());
 }
 
 #[test]
