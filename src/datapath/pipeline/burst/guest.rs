@@ -35,8 +35,9 @@ impl Pipeline {
         let Some((port, guest)) = ports.guest(id) else { return Polled::Unavailable };
         let Some(queue) = guest.tx.get(index) else { return Polled::Unavailable };
         let Some(mut state) = queue.lock_for_burst() else {
-            // A stuck thread may hold the lock for long.
-            let stalled = self.relieves || queue.must_not_wait();
+            // A stuck thread may hold the lock for long; no suspension tells so of a ring in memory
+            // that blocks no thread.
+            let stalled = self.relieves || queue.must_not_wait() || !guest.may_block();
             return if stalled { self.retry() } else { Polled::Locked };
         };
         if state.vring.owner != Some(self.worker) {

@@ -181,6 +181,24 @@ fn a_refused_look_is_no_cheap_burst() {
     assert!(lab.stats.bursts.get() == 0 && lab.pipeline.account.quantum() > before);
 }
 
+/// A worker does not spin for the lock of a transmit ring that a stuck thread may hold: a ring of a
+/// VDUSE device is not suspended meanwhile.
+#[test]
+fn a_worker_may_sleep_beside_a_lock_that_a_stuck_thread_holds() {
+    let mut lab = Lab::new();
+    lab.ports = [Port::guest(0, "vm1", 1), Port::vduse(1, "web", "eth0")]
+        .map(Arc::new)
+        .into_iter()
+        .collect();
+    lab.pipeline.begin_turn(lab.cycle, false, false);
+    let mut look = |id: PortId| {
+        let _held = lab.ports[id].as_guest().unwrap().tx[0].lock();
+        lab.pipeline.guest_burst(&lab.ports, id, 0, &lab.stats)
+    };
+    assert_eq!(look(0), Polled::Locked);
+    assert!(matches!(look(1), Polled::RetryAt(_)));
+}
+
 /// Frames that go back to their ring to wait for their receiver cost no rate, nor do the rejected
 /// chains behind these frames.
 #[test]
