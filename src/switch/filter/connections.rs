@@ -51,7 +51,7 @@ use ring::Oldest;
 pub use slots::SlotRef;
 use slots::{Found, Home, Owner, Slots, Vacancy};
 use state::Step;
-pub use state::{Event, Segment, State};
+pub use state::{Ending, Event, Segment, State};
 use word::Word;
 
 /// Exchanges that a packet tries for its connection's word. If an exchange fails, another packet

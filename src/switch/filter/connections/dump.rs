@@ -11,6 +11,9 @@
 //! Numbers are little-endian. The rules of a connection are not written: the first packet asks the
 //! rules of the new process whether the connection may go on. One error makes the reader refuse the
 //! whole table.
+//!
+//! The flags `BY_FIRST` and `WAS_OPEN` came later. A version without them writes zeros there, and
+//! refuses a table with a connection that has one of them: after a downgrade such a table is lost.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +21,7 @@ use super::super::super::fdb::Tick;
 use super::key::{Key, Parts, Place};
 use super::quota::List;
 use super::slots::{Owner, SlotRef};
-use super::state::{Event, State};
+use super::state::{Ending, Event, State};
 use super::{Connection, Connections};
 use base::frame::fold::{PI, fold};
 use base::limits::{MAX_NAME_LEN, MAX_PORTS};
@@ -34,6 +37,8 @@ const ASKS: u8 = 1 << 1;
 const OUT: u8 = 1 << 2;
 const REPLIED: u8 = 1 << 3;
 const ASSURED: u8 = 1 << 4;
+const BY_FIRST: u8 = 1 << 5;
+const WAS_OPEN: u8 = 1 << 6;
 
 /// Connections of names that no port has, or no port has yet.
 #[derive(Debug, Default)]
@@ -150,7 +155,8 @@ impl Connections {
         let owner = Owner::new(0, 0, now);
         self.write(slot, &sought, owner, (entry.out, entry.state, deadline));
         let before = self.slots.word(slot);
-        let after = if entry.replied { before.replied() } else { before }.assured(entry.assured);
+        let after = if entry.replied { before.replied() } else { before };
+        let after = after.assured(entry.assured).with_ending(entry.ending);
         // The exchange fails if a packet has changed the word meanwhile; the packet's word is newer
         // and stays.
         let _ = self.slots.exchange(slot, before, after);
@@ -163,14 +169,21 @@ impl Connections {
 }
 
 fn write(entry: &Connection, bytes: &mut Vec<u8>) {
-    let Connection { parts, state, seconds, out, replied, assured, .. } = entry;
+    let Connection { parts, state, seconds, out, replied, assured, ending, .. } = entry;
     bytes.extend(parts.local.address.to_le_bytes());
     bytes.extend(parts.remote.address.to_le_bytes());
     for number in [parts.local.port, parts.remote.port, parts.vlan] {
         bytes.extend(number.to_le_bytes());
     }
-    let flags =
-        [(parts.v6, V6), (parts.asks, ASKS), (*out, OUT), (*replied, REPLIED), (*assured, ASSURED)];
+    let flags = [
+        (parts.v6, V6),
+        (parts.asks, ASKS),
+        (*out, OUT),
+        (*replied, REPLIED),
+        (*assured, ASSURED),
+        (ending.by_first, BY_FIRST),
+        (ending.was_open, WAS_OPEN),
+    ];
     let flags = flags.iter().fold(0, |all, (is, flag)| if *is { all | flag } else { all });
     bytes.extend([parts.protocol, flags, *state as u8, 0]);
     bytes.extend(Tick::ticks(*seconds).to_le_bytes());
@@ -236,7 +249,7 @@ fn entry(bytes: &[u8; ENTRY]) -> Result<Connection, Damaged> {
     let ticks = u32::from_le_bytes(take(&mut rest)?);
     let has = |flag: u8| flags & flag != 0;
     let widths = has(V6) || (local | remote) >> 32 == 0;
-    if !widths || vlan > 0xfff || state > 15 || zero != 0 || flags >= ASSURED << 1 {
+    if !widths || vlan > 0xfff || state > 15 || zero != 0 || flags >= WAS_OPEN << 1 {
         return Err(wrong);
     }
     let state = State::from_bits(state.into());
@@ -257,6 +270,7 @@ fn entry(bytes: &[u8; ENTRY]) -> Result<Connection, Damaged> {
         out: has(OUT),
         replied: has(REPLIED),
         assured: has(ASSURED),
+        ending: Ending { by_first: has(BY_FIRST), was_open: has(WAS_OPEN) },
         rule: 0,
         generation: 0,
     })

@@ -3,7 +3,7 @@
 use super::super::super::fdb::Tick;
 use super::key::Parts;
 use super::slots::BUCKET_SLOTS;
-use super::state::State;
+use super::state::{Ending, State};
 use super::{Connections, Key};
 use base::limits::CONNECTION_SWEEP_BUCKETS;
 
@@ -22,6 +22,8 @@ pub struct Connection {
     pub replied: bool,
     /// The connection does not make room for others.
     pub assured: bool,
+    /// Which end has ended the connection, and how far the connection had come.
+    pub ending: Ending,
     /// The rule by which the connection began …
     pub rule: u16,
     /// … among the rules of this generation.
@@ -52,6 +54,7 @@ impl Connections {
             out: word.is_out(),
             replied: word.is_replied(),
             assured: word.is_assured(),
+            ending: word.ending(),
             rule: owner.rule,
             generation: owner.generation,
         })

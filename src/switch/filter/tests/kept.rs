@@ -1,6 +1,7 @@
 //! What one process hands to the next: the same connections, or nothing.
 
 use super::super::connections::{Connections, Damaged};
+use super::attacks::data;
 use super::*;
 
 fn filled() -> Port {
@@ -125,6 +126,39 @@ fn connections_wait_for_a_port_that_comes_later() {
         all.iter().any(|one| one.parts.protocol == 17)
     };
     assert!(of_udp(29) && !of_udp(31));
+}
+
+/// The next process knows which end has sent a FIN or a RST: what proves that the segment was
+/// forged opens the connection again, and nothing else does.
+#[test]
+fn a_connection_that_ends_goes_on_in_another_table() {
+    let (vm, peer) = (("10.0.0.1", 4000), ("10.0.0.2", 80));
+    let ends = |direction| if direction == Out { (vm, peer) } else { (peer, vm) };
+    let segment = |direction, flags| tcp(ends(direction).0, ends(direction).1, flags);
+    let (fin, rst) = (FIN | ACK, RST);
+    for (ends, flags, next, state) in [
+        (Out, fin, Out, "established"),
+        (Out, fin, In, "close-wait"),
+        (In, fin, In, "established"),
+        (In, fin, Out, "close-wait"),
+        (Out, rst, Out, "established"),
+        (Out, rst, In, "closed"),
+        (In, rst, In, "established"),
+        (In, rst, Out, "closed"),
+    ] {
+        let port = Port::new(&["in accept", "out accept"]);
+        for (direction, flags) in [(Out, SYN), (In, SYN | ACK), (Out, ACK), (ends, flags)] {
+            assert!(port.passes(&segment(direction, flags), direction));
+        }
+        let (table, now) = (another(), port.now);
+        assert_eq!(load(&table, &port.connections.dump(now, name), now, number), Ok(1));
+        let port = Port { connections: table, ..port };
+        let gate = Gate { port: 2, ..port.gate() };
+        let frame = data(segment(next, ACK));
+        assert_eq!(gate.judge(&parse(&frame), next, now).refused, None);
+        let found = port.connections.entries(None, now);
+        assert_eq!((found.len(), found[0].state.name()), (1, state), "{flags:x} {next:?}");
+    }
 }
 
 #[test]
