@@ -11,7 +11,7 @@
 use std::sync::OnceLock;
 
 use super::super::super::sync::{AtomicU64, Ordering};
-use super::slots::SlotRef;
+use super::slots::{SlotRef, zeroed};
 use base::limits::{CONNECTION_LOCK_ATTEMPTS, CONNECTIONS_EVICTED, MAX_HALF_OPEN_PER_PORT};
 
 /// Places of a ring: those of a full list, and some for workers that add at once.
@@ -26,7 +26,7 @@ pub(super) type Oldest = [Option<SlotRef>; CONNECTIONS_EVICTED];
 pub(super) struct Ring(OnceLock<Places>);
 
 struct Places {
-    places: Box<[AtomicU64]>,
+    places: Vec<AtomicU64>,
     /// Connections that were added.
     added: AtomicU64,
     /// Connections that were taken.
@@ -37,7 +37,7 @@ impl Ring {
     /// Allocates the list.
     pub(super) fn prepare(&self) {
         self.0.get_or_init(|| Places {
-            places: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
+            places: zeroed(PLACES),
             added: AtomicU64::new(0),
             taken: AtomicU64::new(0),
         });

@@ -382,7 +382,7 @@ impl Home {
 
 /// Allocates words of zero. The allocator gets zeroed pages from the kernel, and no page is touched
 /// before its first use; likewise in the forwarding table.
-fn zeroed(len: usize) -> Vec<AtomicU64> {
+pub(super) fn zeroed(len: usize) -> Vec<AtomicU64> {
     vec![0u64; len].into_iter().map(AtomicU64::new).collect()
 }
 
