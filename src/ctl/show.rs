@@ -274,6 +274,7 @@ pub fn port(port: &Port) -> Vec<(&'static str, String)> {
     told.extend([
         ("attaches", port.attaches.to_string()),
         ("session_errors", port.session_errors.to_string()),
+        ("peers_refused", port.peers_refused.to_string()),
         ("rings_broken", port.rings_broken.to_string()),
         ("learn_refused", port.learn_refused.to_string()),
         ("panics", port.panics.to_string()),

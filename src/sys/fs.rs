@@ -76,9 +76,20 @@ pub(super) const DONT_SYNC: AtFlags = AtFlags::from_bits_retain(0x4000);
 const TMPFS: u32 = libc::TMPFS_MAGIC as u32;
 const HUGETLBFS: u32 = libc::HUGETLBFS_MAGIC as u32;
 
-/// File systems whose files are a server's: FUSE, NFS, CIFS, SMB, 9P, Ceph and AFS (statfs(2)).
-const OF_SERVERS: [u32; 7] =
-    [0x6573_5546, 0x6969, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997, 0x00c3_6400, 0x5346_414f];
+/// File systems whose files are a server's: FUSE, NFS, CIFS, SMB, 9P, Ceph, the AFS of OpenAFS and
+/// of Linux, Coda and OCFS2 (statfs(2), `linux/magic.h`).
+const OF_SERVERS: [u32; 10] = [
+    0x6573_5546,
+    0x6969,
+    0xff53_4d42,
+    0xfe53_4d42,
+    0x0102_1997,
+    0x00c3_6400,
+    0x5346_414f,
+    0x6b41_4653,
+    0x7375_7245,
+    0x7461_636f,
+];
 
 /// Returns true for a file of a server, for which the kernel may wait. Asks the server.
 pub fn has_server(fd: impl AsFd) -> io::Result<bool> {

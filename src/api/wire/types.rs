@@ -61,8 +61,8 @@ structs! { answered [serde(default)]
         offloads: Vec<String>, send_offloads: Vec<String>,
         #[serde(flatten)] keys: ShownKeys,
         pending: Vec<Change>, addresses: usize, dropped_from: Vec<Sender>,
-        r#in: Traffic, out: Traffic, attaches: u64, session_errors: u64, rings_broken: u64,
-        learn_refused: u64, panics: u64,
+        r#in: Traffic, out: Traffic, attaches: u64, session_errors: u64, peers_refused: u64,
+        rings_broken: u64, learn_refused: u64, panics: u64,
     }
     /// A port's socket: path, permissions in octal digits, owner and group, which are missing while
     /// the file does not exist. answers: false if the file system did not answer for a second;

@@ -15,6 +15,8 @@ use crate::failure::Failure;
 const REQUEST: Duration = Duration::from_millis(500);
 /// Longest wait for an answer: the keeper may be stopping programs.
 const PATIENCE: Duration = Duration::from_secs(15);
+/// Longest wait for the state: the request may start the keeper, by the socket of the user's unit.
+const START_PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "call", rename_all = "snake_case")]
@@ -81,7 +83,8 @@ pub(super) fn ask(place: &Place, request: &KeeperCall) -> Result<Option<NetworkS
     let silent = |error: io::Error| {
         let log = place.log();
         Failure::refused(format!(
-            "the network's keeper does not answer ({error}); see {}",
+            "the network's keeper does not answer ({error}); see {}, or journalctl --user -u \
+             vioswitch-lan",
             log.display()
         ))
     };
@@ -100,9 +103,13 @@ pub(super) fn ask(place: &Place, request: &KeeperCall) -> Result<Option<NetworkS
 
 /// Sends a request, and waits for the answer.
 fn converse(mut socket: UnixStream, request: &KeeperCall) -> io::Result<NetworkState> {
+    let patience = match request {
+        KeeperCall::Status => START_PATIENCE,
+        _ => PATIENCE,
+    };
     socket.set_nonblocking(false)?;
-    socket.set_write_timeout(Some(PATIENCE))?;
+    socket.set_write_timeout(Some(patience))?;
     writeln!(socket, "{}", serde_json::to_string(request)?)?;
-    let line = Lines::new(socket).next(Instant::now() + PATIENCE)?;
+    let line = Lines::new(socket).next(Instant::now() + patience)?;
     Ok(serde_json::from_str(&line)?)
 }

@@ -69,7 +69,8 @@ fn check(answer: NetworkState, options: &StartOptions) -> Result<NetworkState, F
     match has_nat && has_loopback {
         true => Ok(answer),
         false => {
-            let text = "the network runs with other options; to stop it: vioswitchctl lan stop";
+            let text = "the network runs with other options; to stop it: vioswitchctl lan stop; \
+                        options of the unit: systemctl --user edit vioswitch-lan";
             Err(Failure::refused(text.to_owned()))
         }
     }

@@ -17,7 +17,7 @@ use crate::show;
 
 /// Returns the state of the network, with the ports of the switch and the leases.
 pub(super) fn look(place: &Place, answer: NetworkState) -> Result<Output, Failure> {
-    let ports = match ports(place) {
+    let ports = match ports(place, Some(Kind::Port)) {
         Ok(ports) => Some(ports),
         // The switch restarts; the keeper knows the rest.
         Err(failure) if failure.is_absence() => None,
@@ -96,18 +96,18 @@ fn mac_of(place: &Place, name: &str, lease: Option<&Lease>) -> Option<String> {
     noted.or_else(|| lease.map(|lease| lease.mac.clone()))
 }
 
-/// Returns the ports of virtual machines. A failure says nothing about other switches.
-fn ports(place: &Place) -> Result<Vec<Port>, Failure> {
+/// Returns the ports, if given of one kind. A failure says nothing about other switches.
+fn ports(place: &Place, kind: Option<Kind>) -> Result<Vec<Port>, Failure> {
     let client = Client::connect(&place.control());
     let silent = |failure: Failure| match failure.is_absence() {
         true => failure.told_as(|_| "the switch does not answer".to_owned()),
         false => failure,
     };
-    client.and_then(|mut client| look::of_kind(&mut client, Some(Kind::Port))).map_err(silent)
+    client.and_then(|mut client| look::of_kind(&mut client, kind)).map_err(silent)
 }
 
-/// Returns the ports with a front-end.
+/// Returns the ports of all kinds with a front-end.
 pub(super) fn attached(place: &Place) -> Result<Vec<String>, Failure> {
-    let used = ports(place)?.into_iter().filter(|port| port.front_end.is_some());
+    let used = ports(place, None)?.into_iter().filter(|port| port.front_end.is_some());
     Ok(used.map(|port| port.name).collect())
 }

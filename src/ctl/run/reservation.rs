@@ -71,16 +71,15 @@ mod tests {
     #[test]
     fn a_name_is_reserved_once_for_each_switch() {
         let (switch, other) = (std::env::temp_dir(), Path::new("/"));
-        let reserved = Reservation::of("reserved-by-a-test", &switch).unwrap();
-        let refused = Reservation::of("reserved-by-a-test", &switch).unwrap_err().text;
         let pid = std::process::id();
-        assert!(
-            refused.contains(&format!("'reserved-by-a-test' is of a machine that pid {pid} runs")),
-            "{refused}"
-        );
-        Reservation::of("another-by-a-test", &switch).unwrap();
-        Reservation::of("reserved-by-a-test", other).unwrap();
+        let name = format!("test-{pid}");
+        let reserved = Reservation::of(&name, &switch).unwrap();
+        let refused = Reservation::of(&name, &switch).unwrap_err().text;
+        let expected = format!("'{name}' is of a machine that pid {pid} runs");
+        assert!(refused.contains(&expected), "{refused}");
+        Reservation::of(&format!("other-{pid}"), &switch).unwrap();
+        Reservation::of(&name, other).unwrap();
         drop(reserved);
-        Reservation::of("reserved-by-a-test", &switch).unwrap();
+        Reservation::of(&name, &switch).unwrap();
     }
 }

@@ -56,6 +56,7 @@ pub fn port(port: &Port, fdb: &Fdb, samples: &Samples) -> wire::Port {
         out: output,
         attaches: stats.attaches.get(),
         session_errors: stats.session_errors.get(),
+        peers_refused: stats.peers_refused.get(),
         rings_broken: stats.rings_broken.get(),
         learn_refused: stats.learn_refused.get(),
         panics: stats.panics.get(),

@@ -202,7 +202,7 @@ pub fn same_keys(value: &Value, expected: &[&str], optional: &[&str]) {
 }
 
 /// What is always told of a port.
-const PORT: [&str; 25] = [
+const PORT: [&str; 26] = [
     "name",
     "number",
     "kind",
@@ -225,6 +225,7 @@ const PORT: [&str; 25] = [
     "out",
     "attaches",
     "session_errors",
+    "peers_refused",
     "rings_broken",
     "learn_refused",
     "panics",

@@ -240,8 +240,10 @@ exec env -i XDG_RUNTIME_DIR="$2" XDG_CONFIG_HOME="$3" HOME="$3" PATH="$PATH" \
     setpriv --reuid "$1" --regid "$1" --clear-groups /lib/systemd/systemd --user' sh "$@"
 "#;
 
-/// Removes the control group $1, with the groups that the manager made there.
-const REMOVE: &str = "mount -t cgroup2 none /sys/fs/cgroup && \
+/// Removes the control group $1, with the groups that the manager made there. There is none if the
+/// manager could not start.
+const REMOVE: &str = "mount -t cgroup2 none /sys/fs/cgroup || exit 0; \
+                      [ ! -d \"/sys/fs/cgroup/$1\" ] || \
                       find \"/sys/fs/cgroup/$1\" -depth -type d -exec rmdir {} +";
 
 fn control_group() -> String {
@@ -274,18 +276,17 @@ impl Manager<'_> {
         command.args(["--mount", "sh", "-c", MANAGER, "sh", &VIEWER.to_string()]);
         command.arg(user.0.path().join("runtime")).arg(user.0.path().join("config"));
         command.arg(control_group());
-        let mut process = command.spawn().expect("unshare");
-        let manager = |process| Manager { user, process };
+        let mut manager = Manager { user, process: command.spawn().expect("unshare") };
         let answers = || user.program("systemctl").args(["--user", "list-units"]).output();
         let began = wait_for(LOST, || {
             answers().is_ok_and(|output| output.status.success())
-                || process.try_wait().is_ok_and(|ended| ended.is_some())
+                || manager.process.try_wait().is_ok_and(|ended| ended.is_some())
         });
         assert!(began, "no manager");
-        match process.try_wait().expect("wait") {
+        match manager.process.try_wait().expect("wait") {
             Some(status) if status.code() == Some(77) => None,
             Some(status) => panic!("the manager ended: {status}"),
-            None => Some(manager(process)),
+            None => Some(manager),
         }
     }
 
