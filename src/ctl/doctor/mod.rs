@@ -24,6 +24,7 @@ mod unit;
 mod vduse;
 mod watch;
 
+use base::words::quote;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
@@ -37,7 +38,7 @@ use crate::failure::{Failure, start_by_hand};
 use crate::output::Output;
 use crate::values;
 use facts::{Ended, Facts};
-use findings::{Findings, finding_lines, line, shown, typed};
+use findings::{Findings, finding_lines, line, shown};
 
 /// Find faults of the switch, its guests, its uplinks and the host
 ///
@@ -100,7 +101,7 @@ fn judge_ended(failure: &Failure, ended: &Ended, control: &Path) -> Vec<Finding>
         cause += &format!("; its log ends with: {}", said.join(" | "));
     }
     let command = match (state.split(' ').next().unwrap_or_default(), others.first()) {
-        (_, Some(other)) => typed(&["vioswitchctl", "--control", other, "doctor"]),
+        (_, Some(other)) => format!("vioswitchctl --control {} doctor", quote(other)),
         ("failed", _) => format!("systemctl status {unit}; journalctl -u {unit}"),
         ("active", _) => format!("--control PATH, as in the configuration of {unit}"),
         _ if !unit.is_empty() => format!("systemctl start {unit}"),

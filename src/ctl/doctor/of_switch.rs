@@ -1,9 +1,10 @@
 //! Faults of the switch itself: as a whole, as a process, and by its configuration.
 
 use api::wire::Step;
+use base::words::quote;
 
 use super::facts::{Facts, Port};
-use super::findings::{Findings, typed};
+use super::findings::Findings;
 use crate::output::text;
 use crate::show;
 
@@ -29,7 +30,7 @@ pub fn left_device(name: &str, findings: &mut Findings) {
         "a switch has made VDUSE device {name}, and this switch has no port of the name: unless \
          another switch serves the device, its interface leads nowhere"
     );
-    findings.warn("device-left", "", cause, &typed(&["vdpa", "dev", "del", name]));
+    findings.warn("device-left", "", cause, &format!("vdpa dev del {}", quote(name)));
 }
 
 fn version(facts: &Facts, findings: &mut Findings) {

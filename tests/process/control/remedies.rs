@@ -139,7 +139,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("or vioswitchctl fdb del {mac}", "control::findings"),
     ("vioswitchctl fdb add {mac} NAME, the right port", "control::findings"),
     ("vioswitchd --cpus LIST", "parsed only: CPUs of its own are the host's"),
-    ("vioswitchctl --control {other} doctor", "another switch of this user, whose path is any"),
+    ("vioswitchctl --control {} doctor", "another switch of this user, whose path is any"),
     ("vioswitchctl port reset {name}", "control::kept"),
     ("vioswitchctl filter add {name} default-in", "parsed only: a file that lost a filter"),
     ("vioswitchctl group add {name} addresses=", "parsed only: a file that lost a group"),

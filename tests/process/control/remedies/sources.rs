@@ -55,9 +55,10 @@ pub fn commands(text: &str) -> Vec<String> {
 }
 
 /// Values for what the program fills in where the name alone says what that is.
-const VALUES: [(&str, &str); 27] = [
+const VALUES: [(&str, &str); 28] = [
     ("interface", "dummy9"),
     ("other", "dummy9"),
+    ("dev", "dummy9"),
     ("nic", "dummy9"),
     ("tap", "dummy9"),
     ("own", "/etc/vm9.toml"),
