@@ -21,7 +21,7 @@ const ENDED_BY_FIRST: u64 = 1 << 4;
 /// A RST has ended a connection whose handshake was complete.
 const WAS_OPEN: u64 = 1 << 5;
 const STATE_SHIFT: u32 = 6;
-/// What the word says about the end of the connection begins here; the state follows.
+/// Lowest bit of the two bits of [`Ending`]; the bits of the connection's state lie above.
 pub(super) const ENDING_SHIFT: u32 = 4;
 const VERSION_SHIFT: u32 = 10;
 const DEADLINE_SHIFT: u32 = 32;
